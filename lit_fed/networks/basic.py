@@ -1,0 +1,156 @@
+"""Small classification networks for quick runs, tests and baselines.
+
+All of them split the same way, because methods that distil features or treat the head apart rely on it:
+``forward(x) == head(forward_features(x))``.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from itertools import pairwise
+
+from torch import Tensor, nn
+
+from lit_fed.errors import ConfigError
+
+
+class ClassificationNetwork(nn.Module, ABC):
+    """A body that yields flat features and a linear head.
+
+    Args:
+        num_features: Length d of the feature vector.
+        num_classes: Length of the output, at least 1.
+
+    Raises:
+        ConfigError: If there are no features or no classes.
+    """
+
+    def __init__(self, num_features: int, num_classes: int) -> None:
+        super().__init__()
+        if num_classes < 1 or num_features < 1:
+            raise ConfigError(
+                f"network {type(self).__name__}: num_classes is {num_classes} and the features number {num_features}; "
+                "give at least 1 class and an input_shape without zeros"
+            )
+        self.num_features = num_features
+        self.head = nn.Linear(num_features, num_classes)
+
+    @abstractmethod
+    def forward_features(self, x: Tensor) -> Tensor:
+        """The features of a batch: (B, *input_shape) to (B, d)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The logits of a batch: (B, *input_shape) to (B, num_classes)."""
+        logits: Tensor = self.head(self.forward_features(x))
+        return logits
+
+
+class SmallCNN(ClassificationNetwork):
+    """Two 3×3 convolutions, each with ReLU and 2×2 max pooling, then a linear head; for images of 8×8 to 32×32.
+
+    The second convolution has ``2 * width`` channels; the features are its flattened map, so
+    ``d = 2 * width * (H // 4) * (W // 4)``.
+
+    Args:
+        num_classes: Length of the output.
+        in_channels: Channels of the images.
+        width: Channels of the first convolution.
+        input_shape: Channels, height and width of the images; height and width at least 4 pixels.
+
+    Raises:
+        ConfigError: If the image is too small or its channels are not `in_channels`.
+    """
+
+    def __init__(
+        self, num_classes: int = 10, in_channels: int = 1, width: int = 16, input_shape: Sequence[int] = (1, 8, 8)
+    ) -> None:
+        shape = tuple(input_shape)
+        if len(shape) != 3 or min(shape[1:]) < 4:
+            raise ConfigError(f"network SmallCNN: input_shape is {shape}; give (channels, height, width), at least 4×4")
+        if shape[0] != in_channels:
+            raise ConfigError(
+                f"network SmallCNN: in_channels is {in_channels}, but input_shape {shape} has {shape[0]} channels; "
+                "make them agree"
+            )
+        if width < 1:
+            raise ConfigError(f"network SmallCNN: width is {width}; give at least 1")
+        super().__init__(2 * width * (shape[1] // 4) * (shape[2] // 4), num_classes)
+        self.body = nn.Sequential(
+            nn.Conv2d(in_channels, width, kernel_size=3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(width, 2 * width, kernel_size=3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+        )
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """The features of a batch: (B, in_channels, H, W) to (B, d)."""
+        flat: Tensor = self.body(x)
+        return flat
+
+
+class MLP(ClassificationNetwork):
+    """Fully connected hidden layers with ReLU on the flattened input, then a linear head.
+
+    Args:
+        num_classes: Length of the output.
+        in_channels: First entry of an input shape (channels, height, width).
+        input_shape: Shape of one example, of any number of dimensions.
+        hidden: Widths of the hidden layers; the last one is the feature length d.
+
+    Raises:
+        ConfigError: If a layer has no units or the input's channels are not `in_channels`.
+    """
+
+    def __init__(
+        self, num_classes: int, in_channels: int, input_shape: Sequence[int], hidden: Sequence[int] = (64,)
+    ) -> None:
+        widths = [_flat_size(type(self).__name__, in_channels, input_shape), *hidden]
+        if min(widths) < 1:
+            raise ConfigError(f"network {type(self).__name__}: hidden is {tuple(hidden)}; give widths of at least 1")
+        super().__init__(widths[-1], num_classes)
+        layers: list[nn.Module] = [nn.Flatten()]
+        for width_in, width_out in pairwise(widths):
+            layers += [nn.Linear(width_in, width_out), nn.ReLU()]
+        self.body = nn.Sequential(*layers)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """The features of a batch: (B, *input_shape) to (B, d)."""
+        flat: Tensor = self.body(x)
+        return flat
+
+
+class Logistic(ClassificationNetwork):
+    """Multinomial logistic regression: the features are the flattened input.
+
+    Args:
+        num_classes: Length of the output.
+        in_channels: First entry of an input shape (channels, height, width).
+        input_shape: Shape of one example, of any number of dimensions.
+
+    Raises:
+        ConfigError: If the input's channels are not `in_channels`.
+    """
+
+    def __init__(self, num_classes: int, in_channels: int, input_shape: Sequence[int]) -> None:
+        super().__init__(_flat_size(type(self).__name__, in_channels, input_shape), num_classes)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """The features of a batch: (B, *input_shape) to (B, d)."""
+        return x.flatten(1)
+
+
+def _flat_size(network: str, in_channels: int, input_shape: Sequence[int]) -> int:
+    shape = tuple(input_shape)
+    if not shape or min(shape) < 1:
+        raise ConfigError(f"network {network}: input_shape is {shape}; give the shape of one example")
+    if len(shape) == 3 and shape[0] != in_channels:  # only an image's first dimension is its channels
+        raise ConfigError(
+            f"network {network}: in_channels is {in_channels}, but input_shape {shape} has {shape[0]} channels; "
+            "make them agree"
+        )
+    return math.prod(shape)
