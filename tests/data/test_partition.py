@@ -1,0 +1,224 @@
+"""Partitions: every sample once, the published splits, and errors that say what to change."""
+
+from __future__ import annotations
+
+import gc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from lit_fed.data.csr import CSR, sha256_of
+from lit_fed.data.label_skew import ClassesPerClient, Dirichlet, Shards
+from lit_fed.data.partition import IID, MatchedTestSplit, Natural, Partition
+from lit_fed.errors import ConfigError
+
+labels_of_4 = hnp.arrays(np.int64, st.integers(40, 200), elements=st.integers(0, 3))
+seeds = st.integers(0, 2**31)
+
+
+def assert_each_once(csr: CSR, num_samples: int) -> None:
+    assert sorted(csr.indices.tolist()) == list(range(num_samples))
+    assert csr.offsets[0] == 0
+    assert csr.offsets[-1] == num_samples
+
+
+@given(labels_of_4, st.integers(1, 20), seeds)
+def test_iid_uses_every_sample_once_in_equal_parts(labels, num_clients, seed):
+    csr = IID()(labels, num_clients, seed)
+    assert_each_once(csr, len(labels))
+    assert csr.sizes.max() - csr.sizes.min() <= 1
+
+
+@given(labels_of_4, st.integers(1, 3), seeds)
+def test_dirichlet_uses_every_sample_once(labels, num_clients, seed):
+    csr = Dirichlet(alpha=1.0, min_samples=1)(labels, num_clients, seed)
+    assert_each_once(csr, len(labels))
+    assert csr.sizes.min() >= 1
+
+
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(0, 5), seeds)
+def test_shards_use_every_sample_once_and_each_client_holds_its_shards(num_clients_over_4, s, extra, seed):
+    num_clients, num_classes = 4 * num_clients_over_4, 4
+    shards_per_class = s * num_clients // num_classes
+    labels = np.repeat(np.arange(num_classes), 3 * shards_per_class + extra)
+    partition = Shards(s)
+    csr = partition(labels, num_clients, seed)
+    assert_each_once(csr, len(labels))
+    assert (np.count_nonzero(csr.histogram(labels, num_classes), axis=1) <= s).all()
+    test_labels = np.repeat(np.arange(num_classes), 2 * shards_per_class)
+    test = partition.split_test(csr, labels, test_labels, seed)
+    assert_each_once(test, len(test_labels))
+    # The same class rows: 3 training samples (and a little) against 2 test samples a shard.
+    if extra == 0:
+        np.testing.assert_array_equal(csr.histogram(labels, 4) * 2, test.histogram(test_labels, 4) * 3)
+
+
+def test_a_shard_is_a_contiguous_chunk_of_its_class():
+    labels = np.arange(400) % 4  # class c holds c, c + 4, c + 8, …
+    csr = Shards(2)(labels, 20, seed=3)  # 2·20/4 = 10 shards of 100/10 = 10 samples a class
+    for client_id in range(20):
+        for label in range(4):
+            positions = np.flatnonzero(labels[csr[client_id]] == label)
+            ranks = np.sort(csr[client_id][positions] // 4)
+            assert len(ranks) in (0, 10, 20)
+            for first in range(0, len(ranks), 10):
+                assert ranks[first] % 10 == 0
+                np.testing.assert_array_equal(ranks[first : first + 10], np.arange(ranks[first], ranks[first] + 10))
+
+
+@given(labels_of_4, st.integers(1, 12), st.integers(1, 4), seeds)
+def test_classes_per_client_uses_samples_at_most_once_and_k_classes(labels, num_clients, k, seed):
+    labels = np.concatenate([labels, np.repeat(np.arange(4), 12)])  # enough of every class for 12 clients
+    csr = ClassesPerClient(k)(labels, num_clients, seed)
+    assert len(np.unique(csr.indices)) == len(csr.indices)
+    held = csr.histogram(labels, 4) > 0
+    assert (held.sum(axis=1) == k).all()
+    assert held.sum(axis=0).max() - held.sum(axis=0).min() <= 1
+    # Every sample of a class that somebody holds is used.
+    np.testing.assert_array_equal(csr.histogram(labels, 4).sum(0), np.bincount(labels, minlength=4) * held.any(axis=0))
+
+
+def test_classes_per_client_with_independent_draws_may_share_samples():
+    labels = np.repeat(np.arange(4), 50)
+    csr = ClassesPerClient(k=3, samples_per_client=100)(labels, 20, seed=0)  # 20·100 > 200
+    assert (csr.sizes == 100).all()
+    for client_id in range(20):
+        assert len(np.unique(csr[client_id])) == 100
+        # 100 over 3 classes: 34, 33, 33
+        assert sorted(np.bincount(labels[csr[client_id]], minlength=4)) == [0, 33, 33, 34]
+
+
+def test_natural_follows_the_ids():
+    ids = np.array([2, 0, 1, 0, 2, 2])
+    csr = Natural()(np.zeros(6, dtype=np.int64), 3, 0, ids)
+    assert [csr[k].tolist() for k in range(3)] == [[1, 3], [2], [0, 4, 5]]
+    test = Natural().split_test(csr, np.zeros(6, dtype=np.int64), np.zeros(3, dtype=np.int64), 0, np.array([1, 1, 7]))
+    assert [test[k].tolist() for k in range(3)] == [[], [0, 1], []]
+
+
+@pytest.mark.parametrize(
+    ("num_classes", "alpha", "sizes", "smallest", "largest", "std", "tries"),
+    [  # The splits that the authors of FedDr+ ship, computed independently of this package.
+        (10, 0.1, [573, 489, 700, 471, 968, 743], 14, 1595, 364.6, 13),
+        (10, 0.3, [828, 584, 332, 628, 286, 413], 133, 1083, 194.8, 1),
+        (100, 0.05, [519, 306, 426, 547, 506, 430], 130, 768, 104.6, 1),
+        (100, 0.1, [500, 507, 455, 516, 519, 480], 232, 655, 80.5, 1),
+    ],
+)
+def test_dirichlet_gives_the_published_splits(num_classes, alpha, sizes, smallest, largest, std, tries):
+    labels = np.repeat(np.arange(num_classes), 50000 // num_classes)
+    csr = Dirichlet(alpha, max_retries=tries)(labels, 100, seed=0)
+    assert csr.sizes[:6].tolist() == sizes
+    assert (csr.sizes.min(), csr.sizes.max()) == (smallest, largest)
+    assert csr.sizes.std() == pytest.approx(std, abs=0.05)
+    assert_each_once(csr, 50000)
+    if tries > 1:
+        with pytest.raises(ConfigError, match=r"raise partition\.alpha"):
+            Dirichlet(alpha, max_retries=tries - 1)(labels, 100, seed=0)
+
+
+@given(labels_of_4, seeds)
+def test_matched_test_split_takes_the_smaller_count_of_each_class(labels, seed):
+    test_labels = np.repeat(np.arange(4), [3, 0, 50, 10])
+    csr = Dirichlet(0.5, min_samples=1)(labels, 3, seed)
+    split = Dirichlet(0.5).split_test(csr, labels, test_labels, seed)
+    for client_id in range(3):
+        held = np.bincount(labels[csr[client_id]], minlength=4)
+        expected = np.minimum(held, [3, 0, 50, 10])
+        np.testing.assert_array_equal(np.bincount(test_labels[split[client_id]], minlength=4), expected)
+        assert len(np.unique(split[client_id])) == len(split[client_id])
+        np.testing.assert_array_equal(split[client_id], split[client_id])
+
+
+def test_iid_test_parts_are_disjoint_and_equal():
+    labels = np.zeros(100, dtype=np.int64)
+    split = IID().split_test(IID()(labels, 10, 0), labels, np.zeros(50, dtype=np.int64), 0)
+    assert_each_once(split, 50)
+    assert (split.sizes == 5).all()
+
+
+@pytest.mark.parametrize("partition", [IID(), Shards(2), Dirichlet(1.0, min_samples=1), ClassesPerClient(2)])
+def test_a_partition_is_a_function_of_the_seed(partition: Partition):
+    labels = np.arange(800) % 4
+    np.random.seed(1)  # noqa: NPY002 - the global state must not matter
+    first = partition(labels, 8, seed=5)
+    np.random.seed(2)  # noqa: NPY002
+    again, other = partition(labels, 8, seed=5), partition(labels, 8, seed=6)
+    arrays = (first.indices, first.offsets)
+    assert sha256_of(arrays) == sha256_of((again.indices, again.offsets))
+    assert sha256_of(arrays) != sha256_of((other.indices, other.offsets))
+
+
+@given(labels_of_4, st.integers(1, 30), seeds)
+def test_hold_out_keeps_every_sample_once(labels, num_clients, seed):
+    csr = IID()(labels, num_clients, seed)
+    first, second, rest = csr.hold_out((0.2, 0.5), np.random.default_rng(seed))
+    assert sorted([*first.indices, *second.indices, *rest.indices]) == list(range(len(labels)))
+    for client_id in range(num_clients):
+        n = csr.size(client_id)
+        assert first.size(client_id) == n // 5
+        assert second.size(client_id) == n // 2
+        parts = [set(part[client_id].tolist()) for part in (first, second, rest)]
+        assert set.union(*parts) == set(csr[client_id].tolist())
+
+
+@pytest.mark.parametrize("partition", [IID(), Dirichlet(100.0, min_samples=1), Shards(1), ClassesPerClient(1)])
+def test_100_000_clients_keep_no_object_each(partition: Partition):
+    labels = np.arange(400_000) % 10
+    if isinstance(partition, Dirichlet):
+        labels = np.arange(4_000_000) % 10
+    gc.collect()
+    before = len(gc.get_objects())
+    csr = partition(labels, 100_000, 0)
+    split = partition.split_test(csr, labels, np.arange(1000) % 10, 0)
+    gc.collect()
+    assert len(gc.get_objects()) - before < 1000
+    assert len(csr) == len(split) == 100_000
+    assert csr[99_999].base is csr.indices  # a view
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Dirichlet(alpha=0.0), "Dirichlet.alpha is 0.0"),
+        (lambda: Dirichlet(alpha=float("nan")), "Dirichlet.alpha is nan"),
+        (lambda: Dirichlet(min_samples=0), "min_samples is 0"),
+        (lambda: Dirichlet(max_retries=0), "max_retries is 0"),
+        (lambda: Shards(0), "shards_per_client is 0"),
+        (lambda: ClassesPerClient(0), "ClassesPerClient.k is 0"),
+        (lambda: ClassesPerClient(3, samples_per_client=2), "at least k = 3"),
+        (lambda: IID()(np.zeros(5, dtype=np.int64), 6, 0), "5 training samples cannot be shared among 6 clients"),
+        (lambda: IID()(np.zeros(5, dtype=np.int64), 0, 0), "num_clients is 0"),
+        (lambda: IID()(np.array([0, -2, 1]), 1, 0), "label -2 of sample 1"),
+        (lambda: Shards(2)(np.arange(30) % 3, 4, 0), "2 × 4 = 8 is no multiple of the 3 classes"),
+        (lambda: Shards(2)(np.arange(10) % 2, 8, 0), "class 0 has 5 training samples"),
+        (lambda: Dirichlet(0.5)(np.arange(50) % 2, 10, 0), "cannot give 10 clients 10 samples"),
+        (lambda: Dirichlet(0.5)(np.arange(500) % 2, 2, -1), "seed is -1"),
+        (lambda: ClassesPerClient(3)(np.arange(50) % 2, 2, 0), "only 2 classes"),
+        (lambda: ClassesPerClient(2)(np.arange(10) % 2, 6, 0), "class 0 has 5 training samples for the 6"),
+        (lambda: ClassesPerClient(2, 20)(np.arange(10) % 2, 2, 0), "a client is to draw 10"),
+        (lambda: Natural()(np.zeros(5, dtype=np.int64), 2, 0), "names the client of each sample"),
+        (lambda: Natural()(np.zeros(3, dtype=np.int64), 3, 0, np.array([0, 0, 2])), "client 1 has no training samples"),
+        (lambda: IID()(np.zeros(5, dtype=np.int64), 2, 0)[2], "client 2 does not exist"),
+        (lambda: IID()(np.zeros(5, dtype=np.int64), 2, 0)[-1], "client -1 does not exist"),
+    ],
+)
+def test_errors_say_what_is_wrong(build, message):
+    with pytest.raises(ConfigError) as error:
+        build()
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@settings(max_examples=20)
+@given(seeds)
+def test_matched_split_of_one_client_does_not_depend_on_the_others(seed):
+    labels, test_labels = np.arange(40) % 4, np.arange(40) % 4
+    csr = IID()(labels, 4, seed)
+    forwards = MatchedTestSplit(csr, labels, test_labels, seed)
+    backwards = MatchedTestSplit(csr, labels, test_labels, seed)
+    first = [forwards[k].tolist() for k in range(4)]
+    assert first == [backwards[k].tolist() for k in reversed(range(4))][::-1]
