@@ -1,0 +1,126 @@
+"""Batches from data that live in memory as one tensor on the device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from lit_fed.data.transforms import RandomTransform
+
+Batch = tuple[Tensor, Tensor]
+
+# Several batches are fetched and transformed in one go, up to this many values (32 MB of float32): a device then spends
+# its time on training steps and not on starting many small operations. The values do not depend on it.
+_CHUNK_VALUES = 2**23
+
+
+class Loader(Protocol):
+    """What a data module hands out: an iterable of batches that can be iterated any number of times."""
+
+    num_samples: int
+    """Samples in one iteration."""
+
+    def __iter__(self) -> Iterator[Batch]: ...
+
+    def __len__(self) -> int:
+        """Batches in one iteration."""
+        ...
+
+
+class TensorLoader:
+    """Iterates over chosen rows of a tensor in batches; cheap enough to be made anew for every client in every round.
+
+    With a generator every iteration is shuffled, drawing on from it: all random numbers of an epoch at once, moved to
+    the device together with the order of the samples. Without one the order is that of `indices`.
+
+    Args:
+        inputs: All samples, shape (N, …), on any device; never changed.
+        targets: What comes with them, shape (N, …), on the same device.
+        indices: The rows to iterate over, int64 on the CPU, shape (n,).
+        batch_size: Samples per batch; the last batch may be smaller.
+        generator: A CPU generator to shuffle and augment with.
+        augmentation: Random transform of the stored samples; needs a generator.
+        normalize: Applied last, such as `Normalize`.
+        drop_last: Leave out the last batch where it is smaller than the others; data that do not fill a single batch
+            are kept, for a client that never trains is no client.
+        values_per_sample: How many values a sample has after `normalize`, where that differs from before (resizing).
+    """
+
+    __slots__ = (
+        "_augmentation",
+        "_generator",
+        "_indices",
+        "_inputs",
+        "_normalize",
+        "_targets",
+        "_values_per_sample",
+        "batch_size",
+        "drop_last",
+        "num_samples",
+    )
+
+    def __init__(
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        indices: Tensor,
+        batch_size: int,
+        generator: torch.Generator | None = None,
+        augmentation: RandomTransform | None = None,
+        normalize: Callable[[Tensor], Tensor] | None = None,
+        drop_last: bool = False,
+        values_per_sample: int = 0,
+    ) -> None:
+        self._inputs, self._targets, self._indices = inputs, targets, indices
+        self._generator, self._augmentation, self._normalize = generator, augmentation, normalize
+        self._values_per_sample = values_per_sample
+        self.batch_size, self.drop_last = batch_size, drop_last
+        count = len(indices)
+        self.num_samples = count - count % batch_size if drop_last and count > batch_size else count
+
+    def __len__(self) -> int:
+        return -(-self.num_samples // self.batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """One pass over the samples in (x, y) batches."""
+        if self.num_samples == 0:
+            return
+        size, inputs = self.batch_size, self._inputs
+        order, draws = self._plan()
+        per_sample = max(self._values_per_sample, math.prod(inputs.shape[1:]))
+        chunk = size * max(1, _CHUNK_VALUES // (per_sample * size))
+        for start in range(0, len(order), chunk):
+            chosen = order[start : start + chunk]
+            x = inputs.index_select(0, chosen)
+            y = self._targets.index_select(0, chosen)
+            if draws is not None and self._augmentation is not None:
+                x = self._augmentation.apply(x, draws[:, start : start + chunk])
+            if self._normalize is not None:
+                x = self._normalize(x)
+            if len(chosen) <= size:
+                yield x, y
+            else:
+                yield from zip(torch.split(x, size), torch.split(y, size), strict=True)
+
+    def _plan(self) -> tuple[Tensor, Tensor | None]:
+        """The epoch's order of rows and its augmentation's random numbers, on the data's device."""
+        indices, generator = self._indices, self._generator
+        if generator is None:
+            return _move(indices[: self.num_samples], self._inputs.device), None
+        order = indices[torch.randperm(len(indices), generator=generator)[: self.num_samples]]
+        if self._augmentation is None:
+            return _move(order, self._inputs.device), None
+        draws = self._augmentation.draw(self.num_samples, generator)
+        plan = _move(torch.cat([order.unsqueeze(0), draws]), self._inputs.device)
+        return plan[0], plan[1:]
+
+
+def _move(tensor: Tensor, device: torch.device) -> Tensor:
+    """To the device without making the host wait for the work that is queued there."""
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
