@@ -1,0 +1,53 @@
+"""Populations of clients: data sets, the partitions that cut them, and the loaders that feed the clients."""
+
+from lit_fed.data.array_file import ArrayFile
+from lit_fed.data.base import FederatedDataModule, Population
+from lit_fed.data.client_folders import ClientFolders
+from lit_fed.data.csr import CSR, ClientIndices
+from lit_fed.data.dataset_module import DatasetModule, Datasets
+from lit_fed.data.digits import Digits
+from lit_fed.data.in_memory import Arrays, ImageDataModule, TensorDataModule
+from lit_fed.data.label_skew import ClassesPerClient, Dirichlet, Shards
+from lit_fed.data.partition import IID, Natural, Partition
+from lit_fed.data.tensor_loader import Loader, TensorLoader
+from lit_fed.data.torchvision_sets import CIFAR10, CIFAR100, FashionMNIST
+from lit_fed.data.transforms import (
+    Augmentation,
+    Normalize,
+    RandomCrop,
+    RandomHorizontalFlip,
+    RandomTransform,
+    Resize,
+)
+
+__all__ = [
+    "CIFAR10",
+    "CIFAR100",
+    "CSR",
+    "IID",
+    "ArrayFile",
+    "Arrays",
+    "Augmentation",
+    "ClassesPerClient",
+    "ClientFolders",
+    "ClientIndices",
+    "DatasetModule",
+    "Datasets",
+    "Digits",
+    "Dirichlet",
+    "FashionMNIST",
+    "FederatedDataModule",
+    "ImageDataModule",
+    "Loader",
+    "Natural",
+    "Normalize",
+    "Partition",
+    "Population",
+    "RandomCrop",
+    "RandomHorizontalFlip",
+    "RandomTransform",
+    "Resize",
+    "Shards",
+    "TensorDataModule",
+    "TensorLoader",
+]

@@ -1,0 +1,187 @@
+"""Any data set in one NumPy archive."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_fed.data.in_memory import Arrays, ImageDataModule, channels_first
+from lit_fed.errors import ConfigError
+
+_KEYS = ("x_train", "y_train", "x_test", "y_test")
+
+
+class ArrayFile(ImageDataModule):
+    """One ``.npz`` file with ``x_train y_train x_test y_test`` and, where clients are natural, ``client_*``.
+
+    Inputs are images, N×H×W or N×H×W×C, windows N×C×L or feature vectors N×F; a three-dimensional array is images where
+    it holds bytes and windows where it holds floating-point numbers. Labels are integers from 0. ``client_train`` and
+    ``client_test`` are any integers, and clients are numbered in their order. Nothing pickled is ever read. Bytes are
+    scaled to [0, 1]; floating-point values are used as they are.
+
+    Args:
+        path: The file; none given means ``<root>/<name>.npz``.
+        name: The file's name without ending, in `root`.
+        num_classes: The number of classes; none given means the largest training label + 1.
+        crop_padding: Train on random crops after padding with so many zeros on every side; 0 for none. Images only.
+        horizontal_flip: Train on randomly mirrored images.
+        image_size: Scale images to this many pixels a side; none given keeps their size.
+        mean: Per channel, subtracted after scaling; goes with `std`.
+        std: Per channel, divided by.
+        kwargs: The population's settings, see `FederatedDataModule`.
+
+    Raises:
+        ConfigError: The file is missing or damaged, or its arrays do not fit together.
+    """
+
+    def __init__(
+        self,
+        path: str | None = None,
+        name: str | None = None,
+        num_classes: int | None = None,
+        crop_padding: int = 0,
+        horizontal_flip: bool = False,
+        image_size: int | None = None,
+        mean: list[float] | None = None,
+        std: list[float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            crop_padding=crop_padding,
+            horizontal_flip=horizontal_flip,
+            image_size=image_size,
+            mean=mean,
+            std=std,
+            **kwargs,
+        )
+        if (path is None) == (name is None):
+            raise ConfigError(
+                "ArrayFile needs either data.path, the .npz file, or data.name, a file's name in data.root"
+            )
+        self._path = Path(path) if path is not None else Path(self.root) / f"{name}.npz"
+        if num_classes is not None and num_classes < 1:
+            raise ConfigError(f"data.num_classes is {num_classes}: there must be at least 1 class")
+        self._num_classes = num_classes
+        self._header: tuple[tuple[int, ...], np.dtype[Any]] | None = None
+        self._wants_images = crop_padding > 0 or horizontal_flip or image_size is not None
+
+    @property
+    def num_classes(self) -> int:
+        """The number of classes, from the setting or the file's training labels."""
+        if self._num_classes is None:
+            labels = self._read("y_train")["y_train"]
+            self._num_classes = 1 + int(labels.max(initial=0)) if labels.dtype.kind in "iu" else 1
+        return self._num_classes
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """The shape of one input, from the file's header alone."""
+        shape, dtype = self._x_header()
+        if len(shape) == 4:
+            return (shape[3], shape[1], shape[2])
+        if len(shape) == 3 and dtype == np.uint8:
+            return (1, *shape[1:])
+        if len(shape) in (2, 3):
+            return shape[1:]
+        raise ConfigError(
+            f"{self._path}: x_train has shape {shape}; it must be N×H×W or N×H×W×C (images), N×C×L (windows) or N×F"
+        )
+
+    def own_clients(self) -> int | None:
+        """How many clients ``client_train`` names."""
+        if "client_train" not in self._members():
+            return None
+        return len(np.unique(self._read("client_train")["client_train"]))
+
+    def load_arrays(self) -> Arrays:
+        """See `TensorDataModule.load_arrays`."""
+        shape = self.stored_shape
+        if self._wants_images and len(shape) != 3:
+            raise ConfigError(
+                f"{self._path} holds no images (one input has shape {shape}): "
+                "data.crop_padding, data.horizontal_flip and data.image_size do not apply"
+            )
+        clients = [key for key in ("client_train", "client_test") if key in self._members()]
+        arrays = self._read(*_KEYS, *clients)
+        for key in ("x_train", "x_test"):
+            if arrays[key].dtype.kind not in "uif" or arrays[key].dtype == np.uint16:
+                raise ConfigError(f"{self._path}: {key} holds {arrays[key].dtype}; it must be uint8 or floating point")
+            if arrays[key].shape[1:] != arrays["x_train"].shape[1:]:
+                raise ConfigError(f"{self._path}: inputs of x_test and x_train differ in shape: they must match")
+        for split in ("train", "test"):
+            key = f"client_{split}"
+            if key in arrays and arrays[key].shape != arrays[f"y_{split}"].shape:
+                raise ConfigError(f"{self._path}: {key} and y_{split} differ in length: give one client per sample")
+        ranks = _ranks(arrays.get("client_train"), arrays.get("client_test"))
+        x_train, x_test = (
+            channels_first(arrays[key]) if len(shape) == 3 else arrays[key] for key in ("x_train", "x_test")
+        )
+        return Arrays(x_train, arrays["y_train"], x_test, arrays["y_test"], *ranks, source=str(self._path))
+
+    @property
+    def max_value(self) -> float:
+        """Bytes are scaled to [0, 1], other numbers are taken as they are."""
+        return 255.0 if self._x_header()[1] == np.uint8 else 1.0
+
+    def _x_header(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """Shape and type of ``x_train``, without reading the values."""
+        if self._header is None:
+            self._members()
+            try:
+                with zipfile.ZipFile(self._path) as archive, archive.open("x_train.npy") as member:
+                    self._header = _npy_header(member)
+            except (KeyError, ValueError, zipfile.BadZipFile) as error:
+                raise ConfigError(f"{self._path}: x_train cannot be read ({error}): write the file anew") from error
+        return self._header
+
+    def _members(self) -> list[str]:
+        """The keys of the file, after checking that it can be used."""
+        if not self._path.is_file():
+            raise ConfigError(
+                f"{self._path} does not exist: set data.path, or data.root and data.name, to an .npz file with the "
+                f"keys {', '.join(_KEYS)}"
+            )
+        try:
+            with zipfile.ZipFile(self._path) as archive:
+                keys = [name.removesuffix(".npy") for name in archive.namelist()]
+        except zipfile.BadZipFile as error:
+            raise ConfigError(f"{self._path} is no .npz file ({error}): write it with numpy.savez") from error
+        missing = [key for key in _KEYS if key not in keys]
+        if missing:
+            raise ConfigError(f"{self._path} lacks {', '.join(missing)}; it has {', '.join(keys) or 'nothing'}")
+        return keys
+
+    def _read(self, *keys: str) -> dict[str, NDArray[Any]]:
+        self._members()
+        try:
+            with np.load(self._path, allow_pickle=False) as archive:
+                return {key: archive[key] for key in keys}
+        except (ValueError, OSError, zipfile.BadZipFile, EOFError) as error:
+            reason = str(error).splitlines()[0]
+            raise ConfigError(
+                f"{self._path} cannot be read ({reason}): save plain number arrays with numpy.savez"
+            ) from error
+
+
+def _npy_header(member: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    version = np.lib.format.read_magic(member)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(member)
+    return tuple(shape), dtype
+
+
+def _ranks(
+    train: NDArray[Any] | None, test: NDArray[Any] | None
+) -> tuple[NDArray[np.int64] | None, NDArray[np.int64] | None]:
+    """Number the clients from 0 in the order of their ids; test samples of other clients get −1."""
+    if train is None:
+        return None, None
+    ids, ranks = np.unique(train, return_inverse=True)
+    if test is None:
+        return ranks.astype(np.int64), None
+    found = np.searchsorted(ids, test).clip(max=len(ids) - 1)
+    return ranks.astype(np.int64), np.where(ids[found] == test, found, -1).astype(np.int64)

@@ -1,0 +1,215 @@
+"""Your own images: a folder per client."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from lit_fed.data.csr import CSR, IntArray
+from lit_fed.data.dataset_module import DatasetModule, Datasets
+from lit_fed.data.in_memory import image_augmentation
+from lit_fed.data.partition import Natural, Partition
+from lit_fed.data.transforms import Augmentation, Normalize
+from lit_fed.errors import ConfigError
+from lit_fed.seeding import numpy_generator
+
+ENDINGS = (".png", ".jpg", ".jpeg", ".webp")
+
+
+class _Scan(NamedTuple):
+    """What lies in the folders."""
+
+    clients: list[str]
+    classes: list[str]
+    paths: list[str]
+    labels: IntArray
+    owners: IntArray
+    is_test: IntArray | None
+
+
+class ClientFolders(DatasetModule):
+    """Images in ``<root>/<client>/<class>/*.png``, or split in ``<root>/<client>/{train,test}/<class>/*.png``.
+
+    Clients and classes are numbered in the alphabetical order of their folders; the classes of all clients together
+    are the classes. PNG, JPEG and WebP are decoded and resized by the workers, normalised on the device.
+
+    Args:
+        root: The folder that holds the clients' folders.
+        partition: How clients come about; none given means the folders, `Natural`.
+        test_fraction: Share of each client's images to test on, where the folders do not say.
+        image_size: Images are resized to this many pixels a side.
+        grayscale: Decode to one channel and not to three.
+        crop_padding: Train on random crops after padding with so many zeros on every side; 0 for none.
+        horizontal_flip: Train on randomly mirrored images.
+        mean: Per channel, of pixels scaled to [0, 1].
+        std: Per channel.
+        kwargs: The population's settings, see `FederatedDataModule`, and `num_workers`, see `DatasetModule`.
+
+    Raises:
+        ConfigError: There are no such folders or no images in them.
+    """
+
+    def __init__(
+        self,
+        root: str = "data",
+        partition: Partition | None = None,
+        test_fraction: float = 0.2,
+        image_size: int = 32,
+        grayscale: bool = False,
+        crop_padding: int = 0,
+        horizontal_flip: bool = False,
+        mean: list[float] | None = None,
+        std: list[float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(root=root, partition=Natural() if partition is None else partition, **kwargs)
+        if not 0 < test_fraction < 1:
+            raise ConfigError(f"data.test_fraction is {test_fraction}: it must be above 0 and below 1")
+        if image_size < 1:
+            raise ConfigError(f"data.image_size is {image_size}: it must be at least 1 pixel")
+        if (mean is None) != (std is None):
+            raise ConfigError("data.mean and data.std belong together: give both or neither")
+        self.test_fraction, self.grayscale = test_fraction, grayscale
+        self._side = image_size
+        self._augmentation = image_augmentation(crop_padding, horizontal_flip)
+        self._normalize = Normalize(mean or (0.0,), std or (1.0,))
+        if self._normalize.num_channels not in (1, self.input_shape[0]):
+            raise ConfigError(f"data.mean has {self._normalize.num_channels} values: give one, or one per channel")
+        self._scan_result: _Scan | None = None
+
+    @property
+    def num_classes(self) -> int:
+        """The number of different class folders."""
+        return len(self._scan.classes)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """(channels, image_size, image_size)."""
+        return (1 if self.grayscale else 3, self._side, self._side)
+
+    def own_clients(self) -> int:
+        """The number of client folders."""
+        return len(self._scan.clients)
+
+    def finish_batch(self, inputs: Any) -> Any:
+        """Normalise."""
+        return self._normalize(inputs)
+
+    def build_datasets(self) -> Datasets:
+        """See `DatasetModule.build_datasets`."""
+        scan = self._scan
+        is_test = self._draw_test(scan) if scan.is_test is None else scan.is_test.astype(bool)
+        parts = {}
+        for name, chosen, augmentation in (
+            ("train", ~is_test, self._augmentation),
+            ("plain", ~is_test, None),
+            ("test", is_test, None),
+        ):
+            positions = np.flatnonzero(chosen).tolist()
+            paths, labels = [scan.paths[i] for i in positions], scan.labels[chosen].tolist()
+            parts[name] = _ImageFiles(paths, labels, self._side, self.grayscale, augmentation)
+        for name, chosen, remedy in (
+            ("training", ~is_test, "lower data.test_fraction"),
+            ("test", is_test, "raise data.test_fraction"),
+        ):
+            if not chosen.any():
+                raise ConfigError(f"{self.root} has no {name} images: add some or {remedy}")
+        return Datasets(
+            parts["train"],
+            scan.labels[~is_test],
+            parts["test"],
+            scan.labels[is_test],
+            parts["plain"],
+            scan.owners[~is_test],
+            scan.owners[is_test],
+            source=self.root,
+        )
+
+    @property
+    def _scan(self) -> _Scan:
+        if self._scan_result is None:
+            self._scan_result = _scan(Path(self.root))
+        return self._scan_result
+
+    def _draw_test(self, scan: _Scan) -> Any:
+        everything = CSR.from_owners(np.arange(len(scan.labels)), scan.owners, len(scan.clients))
+        generator = numpy_generator(self.seed, "client-folders", "test")
+        test, _ = everything.hold_out((self.test_fraction,), generator)
+        is_test = np.zeros(len(scan.labels), dtype=bool)
+        is_test[test.indices] = True
+        return is_test
+
+
+class _ImageFiles(Dataset[tuple[Tensor, int]]):
+    """Decoded images and their labels."""
+
+    def __init__(
+        self, paths: list[str], labels: list[int], side: int, grayscale: bool, augmentation: Augmentation | None
+    ) -> None:
+        self._paths, self._labels, self._side, self._grayscale = paths, labels, side, grayscale
+        self._augmentation = augmentation
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        from torchvision.io import ImageReadMode, decode_image  # takes a second, which other data sets are spared
+        from torchvision.transforms.v2 import functional
+
+        path = self._paths[index]
+        try:
+            image = decode_image(path, ImageReadMode.GRAY if self._grayscale else ImageReadMode.RGB)
+        except (RuntimeError, ValueError) as error:
+            reason = (str(error) or "unknown format").splitlines()[0]
+            raise ConfigError(f"{path} cannot be decoded ({reason}): remove or replace it") from error
+        image = functional.resize(image, [self._side, self._side], antialias=True)
+        if self._augmentation is not None:
+            draws = self._augmentation.draw(1, torch.default_generator)  # seeded for this very sample
+            image = self._augmentation.apply(image.unsqueeze(0), draws).squeeze(0)
+        return image, self._labels[index]
+
+
+def _scan(root: Path) -> _Scan:
+    """List the images, in an order that does not depend on the file system."""
+    if not root.is_dir():
+        raise ConfigError(f"{root} is no folder: set data.root to the folder that holds one folder per client")
+    clients = _folders(root)
+    if not clients:
+        raise ConfigError(f"{root} holds no client folders: put images in {root}/<client>/<class>/")
+    split_by_folder = {client.name: bool(_folders(client)) and _split_names(client) for client in clients}
+    if len(set(split_by_folder.values())) > 1:
+        odd = min(split_by_folder, key=lambda name: split_by_folder[name])
+        raise ConfigError(f"{root / odd} has no train and test folders while others have: use one layout for all")
+    is_split = next(iter(split_by_folder.values()))
+    found: list[tuple[str, int, str, bool]] = []
+    for owner, client in enumerate(clients):
+        parts = [(client / name, name == "test") for name in ("train", "test")] if is_split else [(client, False)]
+        for folder, is_test in parts:
+            for class_folder in _folders(folder) if folder.is_dir() else []:
+                files = sorted(str(file) for file in class_folder.iterdir() if file.suffix.lower() in ENDINGS)
+                found += [(file, owner, class_folder.name, is_test) for file in files]
+    if not found:
+        raise ConfigError(f"{root} holds no images: put {', '.join(ENDINGS)} files in {root}/<client>/<class>/")
+    classes = sorted({name for _, _, name, _ in found})
+    number = {name: label for label, name in enumerate(classes)}
+    return _Scan(
+        [client.name for client in clients],
+        classes,
+        [path for path, _, _, _ in found],
+        np.array([number[name] for _, _, name, _ in found], dtype=np.int64),
+        np.array([owner for _, owner, _, _ in found], dtype=np.int64),
+        np.array([is_test for _, _, _, is_test in found], dtype=np.int64) if is_split else None,
+    )
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def _split_names(client: Path) -> bool:
+    return {path.name for path in _folders(client)} <= {"train", "test"}

@@ -1,0 +1,143 @@
+"""Bring any map-style data set."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from lit_fed.data.base import FederatedDataModule, Population, Split
+from lit_fed.data.csr import IntArray
+from lit_fed.data.worker_loader import WorkerLoader, WorkerPool
+from lit_fed.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Datasets:
+    """Map-style data sets of (x, y), and the labels without which nothing can be cut.
+
+    Args:
+        train: Training samples, with their random transforms.
+        train_labels: Their classes, counted from 0, shape (n,).
+        test: Test samples.
+        test_labels: Their classes, shape (m,).
+        train_plain: The training samples without random transforms, for validation, calibration and public sets; None
+            takes `train` for those as well.
+        train_clients: The data set's own client of each training sample, counted from 0, shape (n,).
+        test_clients: The same for the test samples.
+        source: Where the data are from, for error messages.
+    """
+
+    train: Dataset[Any]
+    train_labels: IntArray
+    test: Dataset[Any]
+    test_labels: IntArray
+    train_plain: Dataset[Any] | None = None
+    train_clients: IntArray | None = None
+    test_clients: IntArray | None = None
+    source: str = "the data set"
+
+
+class DatasetModule(FederatedDataModule):
+    """Any map-style ``torch.utils.data.Dataset``, cut into clients and prepared by shared worker processes.
+
+    To bring your own, implement `build_datasets`, `num_classes` and `input_shape`::
+
+        class Flowers(DatasetModule):
+            num_classes = 102
+            input_shape = (3, 224, 224)
+
+            def build_datasets(self) -> Datasets:
+                train = torchvision.datasets.Flowers102(self.root, "train", transform=...)
+                test = torchvision.datasets.Flowers102(self.root, "test", transform=...)
+                return Datasets(train, np.array(train._labels), test, np.array(test._labels))
+
+    Transforms may draw from Python's, NumPy's or torch's global generators: every sample comes with a seed, so the
+    result does not depend on `num_workers`. A loader's iteration ends before the next one begins, except that one
+    training loader and one other may run side by side.
+
+    Args:
+        num_workers: Processes that prepare samples, shared by all clients; 0 prepares them in the training process.
+        kwargs: The population's settings, see `FederatedDataModule`.
+    """
+
+    def __init__(self, num_workers: int = 0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if num_workers < 0:
+            raise ConfigError(f"data.num_workers is {num_workers}: it must be 0 or more processes")
+        self.num_workers = num_workers
+        self._parts: dict[str, Dataset[Any]] = {}
+        self._pools: dict[bool, WorkerPool] = {}
+        self._device = torch.device("cpu")
+
+    @abstractmethod
+    def build_datasets(self) -> Datasets:
+        """Open the data set; called once."""
+
+    def finish_batch(self, inputs: Any) -> Any:
+        """Deterministic work on the inputs of a batch that is better done on the device, such as normalising."""
+        return inputs
+
+    def population(self) -> Population:
+        """See `FederatedDataModule.population`."""
+        datasets = self.build_datasets()
+        plain = datasets.train if datasets.train_plain is None else datasets.train_plain
+        self._parts = {"train": datasets.train, "plain": plain, "test": datasets.test}
+        return Population(
+            datasets.train_labels, datasets.test_labels, datasets.train_clients, datasets.test_clients, datasets.source
+        )
+
+    def move_to(self, device: torch.device) -> None:
+        """Batches go to this device from now on."""
+        self._device = torch.device(device)
+        self._pools.clear()
+
+    def teardown(self, stage: str) -> None:
+        """End the worker processes; the next iteration would start them again."""
+        self._pools.clear()
+
+    def make_loader(
+        self,
+        split: Split,
+        indices: IntArray,
+        *,
+        batch_size: int,
+        generator: torch.Generator | None = None,
+        training: bool = False,
+    ) -> WorkerLoader:
+        """See `FederatedDataModule.make_loader`."""
+        part = "plain" if split == "train" and not training else split
+        return WorkerLoader(
+            self._pool(training),
+            part,
+            indices,
+            batch_size,
+            generator,
+            self.finish_batch,
+            self._device,
+            drop_last=training and self.drop_last,
+        )
+
+    def make_public_loader(
+        self, indices: IntArray, *, batch_size: int, generator: torch.Generator | None
+    ) -> WorkerLoader:
+        """See `FederatedDataModule.make_public_loader`; labels do not leave the workers."""
+        return WorkerLoader(
+            self._pool(training=False),
+            "plain",
+            indices,
+            batch_size,
+            generator,
+            self.finish_batch,
+            self._device,
+            unlabeled=True,
+        )
+
+    def _pool(self, training: bool) -> WorkerPool:
+        """The workers for training, or those for everything else."""
+        if training not in self._pools:
+            self._pools[training] = WorkerPool(self._parts, self.num_workers, self._device.type == "cuda")
+        return self._pools[training]

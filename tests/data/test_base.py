@@ -1,0 +1,267 @@
+"""The population: splits that do not overlap, loaders that keep their promises, and a plain Trainer."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import lightning
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lit_fed.data import (
+    IID,
+    Arrays,
+    ClassesPerClient,
+    Digits,
+    Dirichlet,
+    FederatedDataModule,
+    Natural,
+    Shards,
+    TensorDataModule,
+)
+from lit_fed.errors import ConfigError
+
+
+class Numbered(TensorDataModule):
+    """Inputs that are their own index; test inputs count on from 10,000,000."""
+
+    num_classes = 4
+    input_shape = (1,)
+
+    def __init__(self, count: int = 400, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.count = count
+
+    def load_arrays(self) -> Arrays:
+        x_train, x_test = np.arange(self.count)[:, None], 10_000_000 + np.arange(100)[:, None]
+        clients = np.arange(self.count) % 5
+        return Arrays(x_train, np.arange(self.count) % 4, x_test, np.arange(100) % 4, clients, source="numbers.npz")
+
+
+def ready(module: FederatedDataModule) -> Any:
+    module.prepare_data()
+    module.setup("fit")
+    return module
+
+
+def inputs_of(loader: Any) -> list[int]:
+    return [int(value) for x, _ in loader for value in x.flatten()]
+
+
+@settings(max_examples=30)
+@given(
+    st.sampled_from([IID(), Dirichlet(1.0, min_samples=1), Shards(2), Natural(), ClassesPerClient(2)]),
+    st.floats(0, 0.5),
+    st.floats(0, 0.4),
+    st.integers(0, 80),
+    st.integers(0, 1000),
+)
+def test_train_validation_calibration_and_public_sets_do_not_overlap(partition, val, calibration, public, seed):
+    num_clients = 5 if isinstance(partition, Natural) else 8
+    if isinstance(partition, (Shards, ClassesPerClient)):
+        public = min(public, 40)  # every class must remain large enough
+    data = ready(
+        Numbered(
+            num_clients=num_clients,
+            partition=partition,
+            val_fraction=val,
+            calibration_fraction=calibration,
+            public_size=public,
+            seed=seed,
+        )
+    )
+    seen: list[int] = []
+    for client_id in range(num_clients):
+        train = inputs_of(data.train_loader(client_id, torch.Generator()))
+        assert len(train) == data.num_samples(client_id) > 0
+        seen += train
+        if data.has_val:
+            seen += inputs_of(data.val_loader(client_id))
+        if data.has_calibration:
+            seen += inputs_of(data.calibration_loader(client_id))
+    if data.has_public:
+        seen += inputs_of(data.public_loader())
+    if data.has_val:
+        assert sorted(inputs_of(data.val_loader())) == sorted(
+            value for k in range(num_clients) for value in inputs_of(data.val_loader(k))
+        )
+    assert sorted(seen) == list(range(400))
+
+
+def test_targets_belong_to_their_inputs():
+    data = ready(Numbered(num_clients=4, val_fraction=0.1, calibration_fraction=0.1))
+    loaders = [data.train_loader(1, torch.Generator()), data.val_loader(), data.calibration_loader(2)]
+    for loader in [*loaders, data.test_loader(), data.test_loader(3)]:
+        for x, y in loader:
+            assert torch.equal(x[:, 0] % 4, y)  # 10,000,000 is a multiple of 4
+
+
+def test_the_public_loader_yields_positions_and_reaches_no_labels():
+    data = ready(Numbered(num_clients=4, public_size=60, batch_size=7, test_batch_size=25))
+    fixed = data.public_loader()
+    assert (len(fixed), fixed.num_samples) == (3, 60)
+    indices = torch.cat([index for _, index in fixed])
+    assert torch.equal(indices, torch.arange(60))
+    assert indices.dtype == torch.int64
+    order = inputs_of(fixed)
+    for x, index in data.public_loader(torch.Generator().manual_seed(1)):
+        assert [order[i] for i in index] == x[:, 0].tolist()
+    stored = [getattr(fixed, slot) for slot in fixed.__slots__]
+    tensors = [value for value in stored if isinstance(value, torch.Tensor)]
+    # Inputs of the public samples alone, positions, positions: nothing else is held.
+    assert [tuple(tensor.shape) for tensor in tensors] == [(60,), (60, 1), (60,)]
+    assert all(torch.equal(tensor.flatten(), torch.arange(60)) for tensor in tensors if tensor.ndim == 1)
+
+
+def test_everything_is_a_function_of_the_seed():
+    settings_ = {"num_clients": 8, "val_fraction": 0.2, "public_size": 40, "partition": Dirichlet(0.5, min_samples=1)}
+    records = [ready(Numbered(seed=seed, **settings_)).partition_record() for seed in (0, 0, 1)]
+    assert records[0] == records[1]
+    assert records[0]["sha256"] != records[2]["sha256"]
+
+
+def test_the_record_lists_training_indices_and_histograms():
+    data = ready(Numbered(num_clients=5, partition=Natural(), val_fraction=0.25))
+    record = data.partition_record()
+    assert len(record["sha256"]) == 64
+    assert list(record["clients"]) == list(range(5))
+    for client_id, entry in record["clients"].items():
+        assert sorted(entry["indices"]) == sorted(inputs_of(data.train_loader(client_id, torch.Generator())))
+        # Client k holds the 80 numbers that leave k when divided by 5, 60 after a quarter is held out.
+        assert all(index % 5 == client_id for index in entry["indices"])
+        assert len(entry["indices"]) == sum(entry["histogram"]) == 60
+        assert entry["histogram"] == np.bincount([i % 4 for i in entry["indices"]], minlength=4).tolist()
+    np.testing.assert_array_equal(data.class_histogram(), [e["histogram"] for e in record["clients"].values()])
+    json.dumps(record)
+
+
+def test_subsets_are_random_choices_of_the_asked_size():
+    data = ready(Numbered(num_clients=4, max_train_samples=100, max_test_samples=20))
+    pooled, test = inputs_of(data.train_dataloader()), inputs_of(data.test_loader())
+    assert len(set(pooled)) == 100
+    assert len(set(test)) == 20
+    assert pooled != list(range(100))
+    for client_id in range(4):
+        assert set(inputs_of(data.test_loader(client_id))) <= set(test)
+
+
+def test_setup_is_idempotent_and_required():
+    data = Numbered(num_clients=4)
+    with pytest.raises(RuntimeError, match=r"call setup\(\) first"):
+        data.num_samples(0)
+    record = ready(data).partition_record()
+    data.setup("test")
+    assert data.partition_record() == record
+
+
+def test_drop_last_concerns_training_only():
+    data = ready(Numbered(num_clients=4, batch_size=30, drop_last=True, test_batch_size=30))
+    assert data.train_loader(0, torch.Generator()).num_samples == 90  # of 100
+    assert data.test_loader().num_samples == 100
+
+
+def test_100_000_clients_cost_no_more_per_call_than_ten():
+    data = ready(Numbered(count=400_000, num_clients=100_000, calibration_fraction=0.25))
+    assert data.num_clients == 100_000
+    generator = torch.Generator()
+
+    def per_call() -> float:
+        start = time.perf_counter()
+        for client_id in range(99_000, 99_200):
+            data.train_loader(client_id, generator)
+            data.num_samples(client_id)
+        return (time.perf_counter() - start) / 200
+
+    # Anything that walks over 100,000 clients takes a millisecond at least; a stall must not fail the test.
+    assert min(per_call() for _ in range(5)) < 2e-4
+    assert [data.num_samples(k) for k in (0, 99_999)] == [3, 3]  # 4 less ⌊0.25·4⌋
+    assert len(inputs_of(data.calibration_loader(99_999))) == 1
+    assert sum(len(y) for _, y in data.test_loader(99_999)) <= 4
+
+
+class Line(lightning.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(64, 10)
+        self.seen = 0
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x, y = batch
+        self.seen += len(y)
+        return torch.nn.functional.cross_entropy(self.layer(x.flatten(1)), y)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val", self.layer(batch[0].flatten(1)).sum())
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("count", float(len(batch[1])), reduce_fx="sum")
+
+    def predict_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return self.layer(batch[0].flatten(1))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+@pytest.mark.parametrize("val_fraction", [0.0, 0.1])
+def test_a_plain_trainer_sees_the_pooled_data(val_fraction, tmp_path):
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = lightning.Trainer(
+        max_epochs=1, accelerator="cpu", default_root_dir=tmp_path, enable_model_summary=False, **quiet
+    )
+    data, model = Digits(num_clients=5, batch_size=64, val_fraction=val_fraction), Line()
+    trainer.fit(model, datamodule=data)
+    assert model.seen == sum(data.num_samples(k) for k in range(5))
+    assert trainer.test(model, datamodule=data, verbose=False)[0]["count"] == data.test_loader().num_samples
+    assert len(torch.cat(trainer.predict(model, datamodule=data))) == data.test_loader().num_samples
+
+
+class Mislabeled(Numbered):
+    num_classes = 3
+
+
+class Uneven(Numbered):
+    def load_arrays(self) -> Arrays:
+        return Arrays(
+            np.zeros((5, 1)), np.zeros(4, dtype=int), np.zeros((1, 1)), np.zeros(1, dtype=int), source="a.npz"
+        )
+
+
+class FloatLabels(Numbered):
+    def load_arrays(self) -> Arrays:
+        return Arrays(np.zeros((5, 1)), np.zeros(5), np.zeros((1, 1)), np.zeros(1), source="a.npz")
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Numbered(batch_size=0), "data.batch_size is 0"),
+        (lambda: Numbered(test_batch_size=0), "data.test_batch_size is 0"),
+        (lambda: Numbered(val_fraction=1.0), "data.val_fraction is 1.0"),
+        (lambda: Numbered(calibration_fraction=-0.1), "data.calibration_fraction is -0.1"),
+        (lambda: Numbered(val_fraction=0.5, calibration_fraction=0.5), "leave nothing"),
+        (lambda: Numbered(num_clients=0), "data.num_clients is 0"),
+        (lambda: Numbered(public_size=-1), "data.public_size is -1"),
+        (lambda: Numbered(max_train_samples=0), "data.max_train_samples is 0"),
+        (lambda: ready(Numbered(public_size=400)), "data.public_size 400 leaves none of the 400"),
+        (lambda: ready(Numbered(num_clients=401)), "400 training samples cannot be shared among 401"),
+        (lambda: ready(Mislabeled()), "training labels of numbers.npz: label 3 of sample 3 is not in 0 … 2"),
+        (lambda: ready(Uneven()), "a.npz: 5 train samples but 4 labels"),
+        (lambda: ready(FloatLabels()), "training labels of a.npz: expected a list of integers"),
+        (lambda: ready(Numbered()).val_loader(), "set data.val_fraction"),
+        (lambda: ready(Numbered()).calibration_loader(0), "set data.calibration_fraction"),
+        (lambda: ready(Numbered()).public_loader(), "set data.public_size"),
+        (lambda: ready(Numbered()).train_loader(10, torch.Generator()), "client 10 does not exist"),
+        (lambda: ready(Numbered()).test_loader(-1), "client -1 does not exist"),
+    ],
+)
+def test_errors_say_what_is_wrong(build, message):
+    with pytest.raises(ConfigError) as error:
+        build()
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
