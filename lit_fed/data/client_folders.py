@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -158,15 +159,14 @@ class _ImageFiles(Dataset[tuple[Tensor, int]]):
         return len(self._paths)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        from torchvision.io import ImageReadMode, decode_image  # takes a second, which other data sets are spared
-        from torchvision.transforms.v2 import functional
+        from torchvision.transforms.v2 import functional  # takes a second, which other data sets are spared
 
         path = self._paths[index]
         try:
-            image = decode_image(path, ImageReadMode.GRAY if self._grayscale else ImageReadMode.RGB)
-        except (RuntimeError, ValueError) as error:
-            reason = (str(error) or "unknown format").splitlines()[0]
-            raise ConfigError(f"{path} cannot be decoded ({reason}): remove or replace it") from error
+            with Image.open(path) as file:
+                image = functional.pil_to_tensor(file.convert("L" if self._grayscale else "RGB"))
+        except (OSError, ValueError, Image.DecompressionBombError) as error:
+            raise ConfigError(f"{path} cannot be decoded: remove or replace it") from error
         image = functional.resize(image, [self._side, self._side], antialias=True)
         if self._augmentation is not None:
             draws = self._augmentation.draw(1, torch.default_generator)  # seeded for this very sample

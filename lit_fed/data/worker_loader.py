@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from lit_fed.data.csr import IntArray
+from lit_fed.errors import ConfigError
 from lit_fed.seeding import derive_seed
 
 
@@ -82,12 +83,19 @@ class WorkerPool:
         self._iterations += 1
         mine = self._iterations
         self._plan.keys = keys
-        for batch in self._loader:
+        for batch in self._prepared():
             yield batch
             if mine != self._iterations:
                 raise RuntimeError(
                     "two loaders that share their workers were iterated at the same time: finish one before the other"
                 )
+
+    def _prepared(self) -> Iterator[Any]:
+        try:
+            yield from self._loader
+        except ConfigError as error:
+            # From a worker it comes wrapped in that process's traceback; the user's line is the last one.
+            raise ConfigError(str(error).strip().splitlines()[-1].split("ConfigError: ")[-1]) from error
 
 
 class _Plan(Sampler[list[Key]]):
