@@ -9,8 +9,10 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lit_fed.data.csr import CSR
 from lit_fed.data.in_memory import Arrays, ImageDataModule, channels_first
 from lit_fed.errors import ConfigError
+from lit_fed.seeding import numpy_generator
 
 _KEYS = ("x_train", "y_train", "x_test", "y_test")
 
@@ -26,12 +28,15 @@ class ArrayFile(ImageDataModule):
     Args:
         path: The file; none given means ``<root>/<name>.npz``.
         name: The file's name without ending, in `root`.
+        test_fraction: Join the file's training and test samples and hold out this share of every client's to test on
+            (of every class's where the file names no clients); none given keeps the file's split.
         num_classes: The number of classes; none given means the largest training label + 1.
         crop_padding: Train on random crops after padding with so many zeros on every side; 0 for none. Images only.
         horizontal_flip: Train on randomly mirrored images.
         image_size: Scale images to this many pixels a side; none given keeps their size.
         mean: Per channel, subtracted after scaling; goes with `std`.
         std: Per channel, divided by.
+        max_value: What stands for 1 in the stored values; none given means 255 for bytes and 1 for other numbers.
         kwargs: The population's settings, see `FederatedDataModule`.
 
     Raises:
@@ -42,12 +47,14 @@ class ArrayFile(ImageDataModule):
         self,
         path: str | None = None,
         name: str | None = None,
+        test_fraction: float | None = None,
         num_classes: int | None = None,
         crop_padding: int = 0,
         horizontal_flip: bool = False,
         image_size: int | None = None,
         mean: list[float] | None = None,
         std: list[float] | None = None,
+        max_value: float | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(
@@ -56,6 +63,7 @@ class ArrayFile(ImageDataModule):
             image_size=image_size,
             mean=mean,
             std=std,
+            max_value=1.0 if max_value is None else max_value,
             **kwargs,
         )
         if (path is None) == (name is None):
@@ -63,6 +71,10 @@ class ArrayFile(ImageDataModule):
                 "ArrayFile needs either data.path, the .npz file, or data.name, a file's name in data.root"
             )
         self._path = Path(path) if path is not None else Path(self.root) / f"{name}.npz"
+        if test_fraction is not None and not 0 < test_fraction < 1:
+            raise ConfigError(f"data.test_fraction is {test_fraction}: it must be above 0 and below 1, or null")
+        self.test_fraction = test_fraction
+        self._max_value_given = max_value
         if num_classes is not None and num_classes < 1:
             raise ConfigError(f"data.num_classes is {num_classes}: there must be at least 1 class")
         self._num_classes = num_classes
@@ -92,10 +104,11 @@ class ArrayFile(ImageDataModule):
         )
 
     def own_clients(self) -> int | None:
-        """How many clients ``client_train`` names."""
-        if "client_train" not in self._members():
+        """How many clients ``client_train`` names, and ``client_test`` where the two are joined."""
+        keys = ["client_train"] if self.test_fraction is None else ["client_train", "client_test"]
+        if not set(keys) <= set(self._members()):
             return None
-        return len(np.unique(self._read("client_train")["client_train"]))
+        return len(np.unique(np.concatenate(list(self._read(*keys).values()))))
 
     def load_arrays(self) -> Arrays:
         """See `TensorDataModule.load_arrays`."""
@@ -116,15 +129,33 @@ class ArrayFile(ImageDataModule):
             key = f"client_{split}"
             if key in arrays and arrays[key].shape != arrays[f"y_{split}"].shape:
                 raise ConfigError(f"{self._path}: {key} and y_{split} differ in length: give one client per sample")
+        if self.test_fraction is not None:
+            arrays = self._split_anew(arrays)
         ranks = _ranks(arrays.get("client_train"), arrays.get("client_test"))
         x_train, x_test = (
             channels_first(arrays[key]) if len(shape) == 3 else arrays[key] for key in ("x_train", "x_test")
         )
         return Arrays(x_train, arrays["y_train"], x_test, arrays["y_test"], *ranks, source=str(self._path))
 
+    def _split_anew(self, arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Join both splits, and hold out the same share of every client, or of every class."""
+        if ("client_train" in arrays) != ("client_test" in arrays):
+            raise ConfigError(
+                f"{self._path} names clients for one split only: data.test_fraction needs client_train and client_test"
+            )
+        kinds = [key.removesuffix("_train") for key in arrays if key.endswith("_train")]
+        joined = {kind: np.concatenate([arrays[f"{kind}_train"], arrays[f"{kind}_test"]]) for kind in kinds}
+        _, groups = np.unique(joined.get("client", joined["y"]), return_inverse=True)
+        rows = CSR.from_owners(np.arange(len(groups)), groups, int(groups.max()) + 1)
+        test, train = rows.hold_out((self.test_fraction or 0.0,), numpy_generator(self.seed, "array-file", "test"))
+        chosen = {"train": np.sort(train.indices), "test": np.sort(test.indices)}
+        return {f"{kind}_{split}": joined[kind][at] for kind in kinds for split, at in chosen.items()}
+
     @property
     def max_value(self) -> float:
-        """Bytes are scaled to [0, 1], other numbers are taken as they are."""
+        """What stands for 1: the setting, or 255 for bytes and 1 for other numbers."""
+        if self._max_value_given is not None:
+            return self._max_value_given
         return 255.0 if self._x_header()[1] == np.uint8 else 1.0
 
     def _x_header(self) -> tuple[tuple[int, ...], np.dtype[Any]]:

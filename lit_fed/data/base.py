@@ -208,6 +208,11 @@ class FederatedDataModule(LightningDataModule, ABC):
         population = self.population()
         train_labels = _checked(population.train_labels, self.num_classes, f"training labels of {population.source}")
         test_labels = _checked(population.test_labels, self.num_classes, f"test labels of {population.source}")
+        for own, labels in ((population.train_clients, train_labels), (population.test_clients, test_labels)):
+            if own is not None and len(own) != len(labels):
+                raise ConfigError(
+                    f"{population.source}: {len(own)} client ids for {len(labels)} samples: give one each"
+                )
         pool = self._subset(len(train_labels), self.max_train_samples, "train")
         public, pool = self._take_public(pool)
         own = population.train_clients

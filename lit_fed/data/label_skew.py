@@ -108,8 +108,8 @@ class Dirichlet(Partition):
         max_retries: How many times to draw before giving up.
 
     Note:
-        Draws come from NumPy's legacy ``RandomState(seed)``, so that seed 0 gives exactly the published splits of
-        FedDr+ for CIFAR-10 and CIFAR-100 sorted as theirs; seeds must be below 2**32.
+        Draws come from NumPy's legacy ``RandomState(seed)``, so that seed 0 gives the client sizes of the
+        splits that FedDr+'s authors ship for CIFAR-10 and CIFAR-100; seeds must be below 2**32.
     """
 
     def __init__(self, alpha: float = 0.5, min_samples: int = 10, max_retries: int = 1000) -> None:

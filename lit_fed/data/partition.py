@@ -142,7 +142,8 @@ class Natural(Partition):
     """The data set's own clients: the writer, the phone, the person who recorded the sample.
 
     With fewer `num_clients` than the data set has, its first clients are used. Test samples follow the data set's own
-    client of each test sample where it tells it, otherwise the default of `Partition.split_test`.
+    client of each test sample. Where it does not tell, or where no client has any because the test samples are from
+    other clients (UCI-HAR's official split), the default of `Partition.split_test` takes over.
     """
 
     def assign(self, labels: IntArray, num_clients: int, seed: int, client_ids: IntArray | None) -> CSR:
@@ -175,9 +176,12 @@ class Natural(Partition):
         test_client_ids: IntArray | None = None,
     ) -> ClientIndices:
         """See `Partition.split_test`."""
-        if test_client_ids is None:
-            return super().split_test(train, train_labels, test_labels, seed)
-        return CSR.from_owners(np.arange(len(test_labels)), np.asarray(test_client_ids, dtype=np.int64), len(train))
+        if test_client_ids is not None:
+            owners = np.asarray(test_client_ids, dtype=np.int64)
+            split = CSR.from_owners(np.arange(len(test_labels)), owners, len(train))
+            if len(split.indices):
+                return split
+        return super().split_test(train, train_labels, test_labels, seed)
 
 
 def class_index(labels: IntArray, num_classes: int) -> CSR:

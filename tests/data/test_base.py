@@ -232,6 +232,12 @@ class Uneven(Numbered):
         )
 
 
+class OddClients(Numbered):
+    def load_arrays(self) -> Arrays:
+        x, y = np.zeros((5, 1)), np.zeros(5, dtype=int)
+        return Arrays(x, y, x, y, np.zeros(3, dtype=int), source="a.npz")
+
+
 class FloatLabels(Numbered):
     def load_arrays(self) -> Arrays:
         return Arrays(np.zeros((5, 1)), np.zeros(5), np.zeros((1, 1)), np.zeros(1), source="a.npz")
@@ -252,6 +258,7 @@ class FloatLabels(Numbered):
         (lambda: ready(Numbered(num_clients=401)), "400 training samples cannot be shared among 401"),
         (lambda: ready(Mislabeled()), "training labels of numbers.npz: label 3 of sample 3 is not in 0 … 2"),
         (lambda: ready(Uneven()), "a.npz: 5 train samples but 4 labels"),
+        (lambda: ready(OddClients()), "a.npz: 3 client ids for 5 samples"),
         (lambda: ready(FloatLabels()), "training labels of a.npz: expected a list of integers"),
         (lambda: ready(Numbered()).val_loader(), "set data.val_fraction"),
         (lambda: ready(Numbered()).calibration_loader(0), "set data.calibration_fraction"),

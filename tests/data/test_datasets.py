@@ -192,6 +192,40 @@ def test_an_archive_of_windows_with_natural_clients(tmp_path):
     assert data.test_loader().num_samples == 6
 
 
+def test_what_stands_for_one_can_be_told(tmp_path):
+    path = write_archive(tmp_path / "a.npz", x_test=np.full((6, 4, 4), 8, dtype=np.uint8))
+    x, _ = everything(ready(ArrayFile(path=str(path), num_clients=2, max_value=16.0)).test_loader())
+    assert (x == 0.5).all()
+
+
+def test_people_who_are_only_tested_become_clients_where_the_splits_are_joined(tmp_path):
+    # Four people with six windows each: two to train on, two others to test on, as in UCI-HAR.
+    windows = np.arange(24, dtype=np.float16).reshape(24, 1, 1)
+    path = write_archive(
+        tmp_path / "har.npz",
+        x_train=windows[:12],
+        x_test=windows[12:],
+        y_test=np.arange(12) % 3,
+        client_train=np.repeat([1, 3], 6),
+        client_test=np.repeat([2, 4], 6),
+    )
+    official = ready(ArrayFile(path=str(path), partition=Natural()))
+    assert official.num_clients == 2
+    # Nobody has test samples of their own: two of each class match what a client trains on.
+    _, y = everything(official.test_loader(0))
+    assert sorted(y.tolist()) == [0, 0, 1, 1, 2, 2]
+    joined = ready(ArrayFile(path=str(path), partition=Natural(), test_fraction=0.34))
+    assert joined.num_clients == 4
+    first_of = {0: 0, 1: 12, 2: 6, 3: 18}  # the order of the people, not of the files
+    for client_id, first in first_of.items():
+        train, test = (
+            everything(loader)[0].flatten().tolist()
+            for loader in (joined.train_loader(client_id, torch.Generator()), joined.test_loader(client_id))
+        )
+        assert (len(train), len(test)) == (4, 2)  # ⌊0.34·6⌋ = 2
+        assert sorted(train + test) == list(range(first, first + 6))
+
+
 def test_an_archive_of_feature_vectors(tmp_path):
     x = np.eye(12, 5)
     data = ArrayFile(path=str(write_archive(tmp_path / "a.npz", x_train=x, x_test=x[:6])), num_clients=3)
@@ -219,6 +253,8 @@ def test_fewer_natural_clients_are_the_first_ones(tmp_path):
         ({"x_train": np.zeros(12)}, {}, "x_train has shape (12,)"),
         ({"x_train": np.array(["a"] * 12).reshape(12, 1)}, {}, "must be uint8 or floating point"),
         ({"client_train": np.arange(3)}, {}, "client_train and y_train differ in length"),
+        ({"client_train": np.arange(12)}, {"test_fraction": 0.5}, "for one split only"),
+        ({}, {"test_fraction": 1.0}, "data.test_fraction is 1.0"),
         ({}, {"partition": Natural()}, "names the client of each sample"),
         ({"x_train": np.zeros((12, 3, 4)), "x_test": np.zeros((6, 3, 4))}, {"crop_padding": 2}, "holds no images"),
         ({}, {"mean": [0.5] * 3, "std": [0.5] * 3}, "data.mean has 3 values, but inputs have 1 channels"),

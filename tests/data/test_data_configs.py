@@ -1,0 +1,71 @@
+"""Every configuration of a data set parses, and those that need no files give batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from jsonargparse import ArgumentParser
+
+from lit_fed.data import ClassesPerClient, Digits, Dirichlet, FederatedDataModule, Natural, Shards
+
+FOLDER = Path(__file__).parents[2] / "configs" / "data"
+CONFIGS = sorted(FOLDER.glob("*.yaml"))
+
+
+def parser() -> ArgumentParser:
+    result = ArgumentParser(exit_on_error=False)
+    result.add_argument("--config", action="config")
+    result.add_subclass_arguments(FederatedDataModule, "data")
+    return result
+
+
+def parse(*arguments: str) -> Any:
+    reader = parser()
+    instantiate = getattr(reader, "instantiate", None) or reader.instantiate_classes  # its name before 4.49
+    return instantiate(reader.parse_args(list(arguments))).data
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_configuration_parses_and_says_what_it_is(path):
+    data = parse("--config", str(path))
+    assert isinstance(data, FederatedDataModule)
+    assert path.read_text(encoding="utf-8").startswith("# ")
+    if data.root != "data" and "data/" not in data.root:
+        pytest.fail("a configuration reads below data/, so that --data.init_args.root is all that must be given")
+    resolved = parser().dump(parser().parse_args(["--config", str(path)]))
+    again = parser().parse_string(resolved)
+    assert parser().dump(again) == resolved
+    if isinstance(data, Digits):
+        data.setup()
+        x, y = next(iter(data.train_loader(0, torch.Generator())))
+        assert x.shape[1:] == data.input_shape
+        assert y.dtype == torch.int64
+        assert data.test_loader(0).num_samples > 0
+
+
+def test_there_is_a_configuration_for_each_data_set():
+    assert len(CONFIGS) == 10
+
+
+def test_short_names_and_single_settings():
+    data = parse(
+        "--data", "Digits", "--data.num_clients", "4", "--data.partition", "Dirichlet", "--data.partition.alpha", "2"
+    )
+    assert isinstance(data.partition, Dirichlet)
+    assert (data.num_clients, data.partition.alpha) == (4, 2.0)
+    for partition, cls in (("Shards", Shards), ("ClassesPerClient", ClassesPerClient), ("Natural", Natural)):
+        assert isinstance(parse("--data", "Digits", "--data.partition", partition).partition, cls)
+
+
+@pytest.mark.parametrize("option", ["--data.num_client", "--data.partition.alfa"])
+def test_unknown_settings_fail(option):
+    with pytest.raises(Exception, match=r"alfa|num_client"):
+        parse("--data", "Digits", "--data.partition", "Dirichlet", option, "4")
+
+
+def test_what_the_model_is_built_from_is_known_before_the_data_are_read():
+    data = parse("--config", str(FOLDER / "cifar100_lda.yaml"))
+    assert (data.num_classes, data.in_channels, data.image_size, data.num_clients) == (100, 3, 32, 100)
