@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
+from torchvision.transforms.v2 import functional
 
 from lit_fed.data.csr import CSR, IntArray
 from lit_fed.data.dataset_module import DatasetModule, Datasets
@@ -159,8 +160,6 @@ class _ImageFiles(Dataset[tuple[Tensor, int]]):
         return len(self._paths)
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        from torchvision.transforms.v2 import functional  # takes a second, which other data sets are spared
-
         path = self._paths[index]
         try:
             with Image.open(path) as file:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from torchvision import datasets
 
 from lit_fed.data.in_memory import Arrays, ImageDataModule, channels_first
 from lit_fed.errors import ConfigError
@@ -15,12 +15,9 @@ from lit_fed.errors import ConfigError
 class _TorchvisionModule(ImageDataModule):
     """A data set that torchvision can read and fetch."""
 
+    reader: ClassVar[type[Any]]
     folder: ClassVar[str]
     files: ClassVar[tuple[str, ...]]
-
-    @abstractmethod
-    def reader(self) -> type[Any]:
-        """The torchvision class; imported when asked for, which takes a second."""
 
     def prepare_data(self) -> None:
         """Fetch the files where `download` is set and they are missing.
@@ -32,7 +29,7 @@ class _TorchvisionModule(ImageDataModule):
             return
         for train in (True, False):
             try:
-                self.reader()(self.root, train=train, download=True)
+                self.reader(self.root, train=train, download=True)
             except (OSError, RuntimeError) as error:
                 raise ConfigError(f"the download failed ({_first_line(error)}); {self._advice()}") from error
 
@@ -41,8 +38,8 @@ class _TorchvisionModule(ImageDataModule):
         arrays: list[Any] = []
         for train in (True, False):
             try:
-                split = self.reader()(self.root, train=train, download=False)
-            except (OSError, RuntimeError) as error:
+                split = self.reader(self.root, train=train, download=False)
+            except (OSError, RuntimeError, ValueError, AssertionError) as error:
                 raise ConfigError(f"files are missing or damaged ({_first_line(error)}); {self._advice()}") from error
             arrays += [channels_first(np.asarray(split.data)), np.asarray(split.targets, dtype=np.int64)]
         x_train, y_train, x_test, y_test = arrays
@@ -72,6 +69,7 @@ class FashionMNIST(_TorchvisionModule):
         kwargs: The population's settings, see `FederatedDataModule`.
     """
 
+    reader = datasets.FashionMNIST
     num_classes = 10
     stored_shape = (1, 28, 28)
     folder = "FashionMNIST/raw"
@@ -102,12 +100,6 @@ class FashionMNIST(_TorchvisionModule):
             **kwargs,
         )
 
-    def reader(self) -> type[Any]:
-        """The class in torchvision."""
-        from torchvision import datasets
-
-        return datasets.FashionMNIST  # type: ignore[no-any-return]
-
 
 class CIFAR10(_TorchvisionModule):
     """CIFAR-10: 50,000 training and 10,000 test photographs, 32×32 RGB, 10 classes.
@@ -128,6 +120,7 @@ class CIFAR10(_TorchvisionModule):
         kwargs: The population's settings, see `FederatedDataModule`.
     """
 
+    reader = datasets.CIFAR10
     num_classes = 10
     stored_shape = (3, 32, 32)
     folder = "cifar-10-batches-py"
@@ -161,12 +154,6 @@ class CIFAR10(_TorchvisionModule):
             **kwargs,
         )
 
-    def reader(self) -> type[Any]:
-        """The class in torchvision."""
-        from torchvision import datasets
-
-        return datasets.CIFAR10  # type: ignore[no-any-return]
-
 
 class CIFAR100(_TorchvisionModule):
     """CIFAR-100: 50,000 training and 10,000 test photographs, 32×32 RGB, 100 classes.
@@ -186,6 +173,7 @@ class CIFAR100(_TorchvisionModule):
         kwargs: The population's settings, see `FederatedDataModule`.
     """
 
+    reader = datasets.CIFAR100
     num_classes = 100
     stored_shape = (3, 32, 32)
     folder = "cifar-100-python"
@@ -210,12 +198,6 @@ class CIFAR100(_TorchvisionModule):
             std=std,
             **kwargs,
         )
-
-    def reader(self) -> type[Any]:
-        """The class in torchvision."""
-        from torchvision import datasets
-
-        return datasets.CIFAR100  # type: ignore[no-any-return]
 
 
 def _first_line(error: BaseException) -> str:

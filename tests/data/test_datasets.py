@@ -107,7 +107,7 @@ def write_cifar(root: Path, reader: Any, label_key: str, num_classes: int, monke
 )
 def test_cifar_reads_the_published_files(cls, label_key, mean, std, count, tmp_path, monkeypatch):
     data = cls(root=str(tmp_path), num_clients=2, crop_padding=4, horizontal_flip=True, val_fraction=0.5)
-    rows = write_cifar(tmp_path, data.reader(), label_key, data.num_classes, monkeypatch)
+    rows = write_cifar(tmp_path, data.reader, label_key, data.num_classes, monkeypatch)
     assert data.input_shape == (3, 32, 32)
     x, y = everything(ready(data).test_loader())
     pixels = rows.reshape(20, 3, 32, 32) / 255
