@@ -1,0 +1,181 @@
+"""What clients keep between rounds.
+
+A state written in round r goes to a file of its own, ``<key>.r<r>.pt``; the run's checkpoint holds the index that says
+which version of each client is current. A run killed at any moment therefore finds, with its last checkpoint, exactly
+the client states of that moment: a newer file that no index names is never read. A round costs what its cohort
+writes, whatever the population.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from lit_fed.errors import CheckpointError
+from lit_fed.payload import ClientUpdate
+from lit_fed.strategy import Workers
+
+State = dict[str, Tensor]
+Key = int | str
+
+
+class ClientStore:
+    """Versioned per-client tensors, in memory or on disk.
+
+    Args:
+        mode: ``memory`` keeps the current states of this process in RAM besides their files, ``disk`` only the files.
+
+    Note:
+        With several processes the folder must be visible to all of them, as Lightning's checkpoints must: a client
+        may run on another process next time.
+    """
+
+    def __init__(self, mode: Literal["memory", "disk"] = "memory") -> None:
+        self.mode = mode
+        self.directory: Path | None = None
+        self.round_idx = 0
+        self._index: dict[str, int] = {}
+        self._cache: dict[str, tuple[int, State]] = {}
+        self._changed: dict[str, int | None] = {}
+        self._superseded: list[tuple[str, int]] = []
+
+    def open(self, directory: Path) -> None:
+        """Use a folder for the files; it is made with the first state."""
+        self.directory = directory
+
+    def get(self, key: Key) -> State | None:
+        """The current state, None where there is none. Its tensors must not be changed."""
+        name = str(key)
+        version = self._index.get(name)
+        if version is None:
+            return None
+        cached = self._cache.get(name)
+        if cached is not None and cached[0] == version:
+            return cached[1]
+        path = self._path(name, version)
+        try:
+            state: State = torch.load(path, weights_only=True, map_location="cpu")
+        except (OSError, RuntimeError, EOFError) as error:
+            raise CheckpointError(f"the state of client {name} cannot be read from {path}: {error}") from error
+        if self.mode == "memory":
+            self._cache[name] = (version, state)
+        return state
+
+    def put(self, key: Key, state: Mapping[str, Tensor]) -> None:
+        """Write a state of this round; it becomes current with `commit`."""
+        name = str(key)
+        kept = {entry: tensor.detach().to("cpu", copy=True) for entry, tensor in state.items()}
+        write_atomically(kept, self._path(name, self.round_idx), durable=False)
+        if self.mode == "memory":
+            self._cache[name] = (self.round_idx, kept)
+        self._changed[name] = self.round_idx
+
+    def drop(self, key: Key) -> None:
+        """Forget a state; it is gone with `commit`."""
+        self._changed[str(key)] = None
+
+    def put_update(self, update: ClientUpdate) -> None:
+        """Keep a late update until `pop_update` in a later round."""
+        weight = torch.tensor(float(update.weight), dtype=torch.float64)
+        self.put(f"late-{update.client_id}", {"weight": weight} | {f"/{n}": t for n, t in update.payload.items()})
+
+    def pop_update(self, client_id: int, device: torch.device) -> ClientUpdate | None:
+        """Take out a late update, None where the client sent none."""
+        state = self.get(f"late-{client_id}")
+        if state is None:
+            return None
+        self.drop(f"late-{client_id}")
+        payload = {name[1:]: tensor.to(device) for name, tensor in state.items() if name != "weight"}
+        return ClientUpdate(client_id, payload, float(state["weight"]))
+
+    def commit(self, workers: Workers, next_round: int) -> None:
+        """Make this round's changes current on every process."""
+        changes = [change for part in workers.gather(self._changed) for change in part.items()]
+        for name, version in sorted(changes, key=lambda change: change[1] is not None):  # drops, then what is new
+            before = self._index.pop(name, None)
+            if before is not None and before != version:
+                self._superseded.append((name, before))
+            if version is not None:
+                self._index[name] = version
+        self._changed = {}
+        self.round_idx = next_round
+
+    def state_dict(self) -> dict[str, int]:
+        """The index: which version of each key is current."""
+        return dict(self._index)
+
+    def load_state_dict(self, index: Mapping[str, int], round_idx: int) -> None:
+        """Go back to an index."""
+        self._index = dict(index)
+        self._cache, self._changed, self._superseded = {}, {}, []
+        self.round_idx = round_idx
+
+    def find_leftovers(self) -> None:
+        """Note the files that no index names, such as those of a round that was killed, for collection."""
+        self._superseded = [entry for entry in self._versions() if self._index.get(entry[0]) != entry[1]]
+
+    def adopt(self, directory: Path) -> None:
+        """Copy the current states from another run's folder; called on one process."""
+        for name, version in self._index.items():
+            self._path(name, version).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(directory / f"{name}.r{version}.pt", self._path(name, version))
+
+    def collect_garbage(self, kept: Iterable[Mapping[str, int]], delete: bool) -> None:
+        """Forget superseded versions that no kept checkpoint names; call it after a checkpoint.
+
+        Args:
+            kept: The indices of the checkpoints that are kept.
+            delete: Also delete the files; for one process.
+        """
+        indices = list(kept)
+        remaining = []
+        for name, version in self._superseded:
+            if any(index.get(name) == version for index in indices):
+                remaining.append((name, version))
+            elif delete:
+                self._path(name, version).unlink(missing_ok=True)
+        self._superseded = remaining
+
+    def _versions(self) -> Iterator[tuple[str, int]]:
+        for path in self.directory.glob("*.r*.pt") if self.directory is not None else ():
+            name, _, version = path.name.removesuffix(".pt").rpartition(".r")
+            if version.isdigit() and not name.startswith("."):
+                yield name, int(version)
+
+    def _path(self, name: str, version: int) -> Path:
+        if self.directory is None:
+            raise CheckpointError("clients keep state, but the run has no folder; set trainer.default_root_dir")
+        return self.directory / f"{name}.r{version}.pt"
+
+
+def write_atomically(content: Any, path: Path, durable: bool = True) -> None:
+    """Save tensors and primitives to a temporary file and rename it into place.
+
+    Args:
+        content: What ``torch.load(..., weights_only=True)`` can read back.
+        path: The final name; what was there survives any failure.
+        durable: Also wait until the bytes are on the disk, so that a power cut loses nothing.
+
+    Raises:
+        CheckpointError: If the disk is full or the folder cannot be written.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(temporary, "wb") as file:
+            torch.save(content, file)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    except (OSError, RuntimeError) as error:
+        temporary.unlink(missing_ok=True)
+        before = f"; the previous {path.name} is intact" if path.exists() else ""
+        reason = error.__cause__ or error.__context__ or error
+        raise CheckpointError(f"cannot write {path}: {' '.join(str(reason).split())}{before}") from error
