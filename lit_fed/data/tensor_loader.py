@@ -82,6 +82,11 @@ class TensorLoader:
         count = len(indices)
         self.num_samples = count - count % batch_size if drop_last and count > batch_size else count
 
+    @property
+    def device(self) -> torch.device:
+        """Where the batches are made."""
+        return self._inputs.device
+
     def __len__(self) -> int:
         return -(-self.num_samples // self.batch_size)
 
@@ -111,7 +116,7 @@ class TensorLoader:
         indices, generator = self._indices, self._generator
         if generator is None:
             return _move(indices[: self.num_samples], self._inputs.device), None
-        order = indices[torch.randperm(len(indices), generator=generator)[: self.num_samples]]
+        order = indices.index_select(0, torch.randperm(len(indices), generator=generator)[: self.num_samples])
         if self._augmentation is None:
             return _move(order, self._inputs.device), None
         draws = self._augmentation.draw(self.num_samples, generator)
