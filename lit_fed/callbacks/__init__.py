@@ -1,0 +1,28 @@
+"""Listeners of a run."""
+
+from lit_fed.callbacks.base import Callback, RoundRecord
+from lit_fed.callbacks.checkpoint import Checkpoint
+from lit_fed.callbacks.dashboard import Dashboard
+from lit_fed.callbacks.early_stopping import EarlyStopping
+from lit_fed.callbacks.progress import Progress
+from lit_fed.callbacks.recorder import Recorder
+
+__all__ = [
+    "Callback",
+    "Checkpoint",
+    "Dashboard",
+    "EarlyStopping",
+    "Progress",
+    "Recorder",
+    "RoundRecord",
+    "default_callbacks",
+]
+
+
+def default_callbacks(given: list[Callback], progress: bool, checkpoints: bool) -> list[Callback]:
+    """Add the default listeners that were not given, and put the checkpoint last."""
+    defaults: list[Callback] = [Recorder(), Dashboard()]
+    defaults += [Progress()] if progress else []
+    defaults += [Checkpoint()] if checkpoints else []
+    missing = [default for default in defaults if not any(isinstance(have, type(default)) for have in given)]
+    return sorted([*given, *missing], key=lambda callback: isinstance(callback, Checkpoint))

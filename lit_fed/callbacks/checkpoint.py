@@ -1,0 +1,132 @@
+"""Writes the run's checkpoints."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from lit_fed.callbacks.base import Callback, RoundRecord
+from lit_fed.callbacks.early_stopping import improves, unknown_metric
+from lit_fed.checkpoint import read_checkpoint
+from lit_fed.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from lit_fed.trainer import FederatedTrainer
+
+_USUAL = ("global/acc", "global/loss", "clients/acc_mean", "clients/loss_mean")
+
+
+class Checkpoint(Callback):
+    """``last.ckpt`` every round, ``best.ckpt`` on a metric, and the last few rounds.
+
+    It runs after every other callback, so what they wrote for a round is on disk before the round's checkpoint is.
+
+    Args:
+        monitor: The metric that names the best round; ``auto`` takes the first of ``global/acc``, ``global/loss``,
+            ``clients/acc_mean`` and ``clients/loss_mean`` that the run reports, null writes no ``best.ckpt``.
+        mode: ``max``, ``min``, or ``auto``: the smallest where the name says loss, else the largest.
+        keep_last: Also keep this many rounds as ``round=<r>.ckpt``.
+        every_n_rounds: Write only every so many rounds, and after the last.
+
+    Raises:
+        ConfigError: For a negative ``keep_last``, or ``every_n_rounds`` below 1.
+    """
+
+    def __init__(
+        self,
+        monitor: str | None = "auto",
+        mode: Literal["auto", "max", "min"] = "auto",
+        keep_last: int = 0,
+        every_n_rounds: int = 1,
+    ) -> None:
+        if keep_last < 0 or every_n_rounds < 1:
+            raise ConfigError("Checkpoint needs keep_last of at least 0 and every_n_rounds of at least 1")
+        self.monitor = monitor
+        self.mode = mode
+        self.keep_last = keep_last
+        self.every_n_rounds = every_n_rounds
+        self.best: float | None = None
+        self.best_round = -1
+        self._kept: dict[str, dict[str, int]] = {}  # file name -> the client states it needs
+
+    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+        """Learn what earlier checkpoints of this run need, and finish what a killed process left half done."""
+        folder = self._folder(trainer)
+        if trainer.fabric.is_global_zero and trainer.start_round:
+            last = folder / "last.ckpt"
+            if last.is_file() and self.best_round == trainer.start_round - 1:
+                _link(last, folder / "best.ckpt")
+            for path in folder.glob("*.ckpt"):
+                self._kept[path.name] = read_checkpoint(path)["clients"]
+
+    def on_round_end(self, trainer: FederatedTrainer, record: RoundRecord) -> None:
+        """Write what is due."""
+        monitor = self._monitored(record)
+        improved = monitor is not None and improves(record.metrics[monitor], self.best, self._direction(monitor))
+        if monitor is not None and improved:
+            self.best, self.best_round = record.metrics[monitor], record.round_idx
+        last_round = record.round_idx + 1 == trainer.max_rounds or trainer.should_stop
+        if not (improved or last_round or (record.round_idx + 1) % self.every_n_rounds == 0):
+            return
+        folder = self._folder(trainer)
+        trainer.save_checkpoint(folder / "last.ckpt")
+        assert trainer.federation is not None
+        index = trainer.federation.store.state_dict()
+        names = ["last.ckpt", *(["best.ckpt"] if improved else [])]
+        names += [f"round={record.round_idx}.ckpt"] if self.keep_last else []
+        if trainer.fabric.is_global_zero:
+            for name in names[1:]:
+                _link(folder / "last.ckpt", folder / name)
+            self._kept |= dict.fromkeys(names, index)
+            self._drop_old_rounds(folder)
+        trainer.federation.store.collect_garbage(self._kept.values(), delete=trainer.fabric.is_global_zero)
+
+    def _monitored(self, record: RoundRecord) -> str | None:
+        """The metric to judge this round by, None where there is none."""
+        if self.monitor == "auto":
+            return next((name for name in _USUAL if name in record.metrics), None)
+        if self.monitor is None or "time/eval_s" not in record.metrics:
+            return None
+        if self.monitor not in record.metrics:
+            raise ConfigError(unknown_metric("Checkpoint", self.monitor, record))
+        return self.monitor
+
+    def _direction(self, monitor: str) -> Literal["max", "min"]:
+        if self.mode == "auto":
+            return "min" if "loss" in monitor else "max"
+        return self.mode
+
+    def _drop_old_rounds(self, folder: Path) -> None:
+        rounds = sorted((n for n in self._kept if n.startswith("round=")), key=lambda n: int(n[6:].split(".")[0]))
+        for name in rounds[: len(rounds) - self.keep_last] if self.keep_last else []:
+            (folder / name).unlink(missing_ok=True)
+            del self._kept[name]
+
+    def _folder(self, trainer: FederatedTrainer) -> Path:
+        assert trainer.log_dir is not None
+        return trainer.log_dir / "checkpoints"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Which round is best."""
+        return {"best": self.best, "best_round": self.best_round}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        self.best, self.best_round = state["best"], state["best_round"]
+
+
+def _link(source: Path, target: Path) -> None:
+    """Give a file a second name, atomically; a copy where the file system has no links."""
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        os.link(source, temporary)
+    except OSError:
+        try:
+            shutil.copyfile(source, temporary)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise CheckpointError(f"cannot write {target}: {error}") from error
+    temporary.replace(target)

@@ -1,0 +1,239 @@
+"""What a run writes to its loggers: every metric of every round, and for TensorBoard histograms and pictures too."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import yaml
+from lightning import LightningModule
+from lightning.pytorch.loggers import TensorBoardLogger
+from numpy.typing import NDArray
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from torch import Tensor
+from torch.utils.tensorboard import SummaryWriter
+from torch.utils.tensorboard.summary import hparams
+
+from lit_fed.callbacks.base import Callback, RoundRecord
+from lit_fed.callbacks.pictures import even_subset, participation_map, partition_picture, predictions_picture, render
+from lit_fed.errors import ConfigError
+from lit_fed.metrics.ledger import ClientRow
+
+if TYPE_CHECKING:
+    from lit_fed.federation import Federation
+    from lit_fed.trainer import FederatedTrainer
+
+_HISTOGRAMS = {"test": "clients", "personal": "personal", "unseen": "unseen"}  # stage of a row: protocol in tags
+_HPARAM_METRICS = ("global/acc", "global/loss", "clients/acc_mean")
+_MOST_IMAGES = 16
+
+
+class Dashboard(Callback):
+    """Writes metrics to every logger, and histograms, pictures and hyperparameters to TensorBoard.
+
+    Everything of a round is on disk when `on_round_end` returns, before the round's checkpoint is written: a process
+    that is killed afterwards has lost nothing. What a killed process wrote beyond the checkpoint is dropped, by
+    TensorBoard's readers, when the run is resumed.
+
+    Args:
+        picture_every: Draw the participation map every so many rounds; 0 for only at the end.
+
+    Raises:
+        ConfigError: If `picture_every` is negative.
+    """
+
+    def __init__(self, picture_every: int = 0) -> None:
+        if picture_every < 0:
+            raise ConfigError(f"Dashboard.picture_every is {picture_every}; give a number of rounds, or 0 for the end")
+        self.picture_every = picture_every
+        self._mapped_round = -1
+
+    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+        """Drop what a killed process wrote; in a new run folder write what is known before the first round."""
+        self._mapped_round = -1
+        writers = _writers(trainer)
+        for writer in writers:
+            start_session(writer, trainer.start_round)
+        if writers and not _continues(trainer):
+            for writer in writers:
+                _add_hparams(writer, trainer.config)
+            if trainer.federation is not None:
+                picture = render(partition_picture(trainer.federation.data.class_histogram()))
+                _add_picture(writers, "pictures/partition", picture, trainer.start_round)
+        _flush(trainer)
+
+    def on_round_end(self, trainer: FederatedTrainer, record: RoundRecord) -> None:
+        """Write the round's metrics and histograms, and see them to the disk."""
+        if not trainer.fabric.is_global_zero:
+            return
+        for logger in trainer.loggers:
+            logger.log_metrics(record.metrics, step=record.round_idx)
+        if writers := _writers(trainer):
+            for tag, values in _values_over_clients(record.rows).items():
+                for writer in writers:
+                    _add_histogram(writer, tag, values, record.round_idx)
+            if self.picture_every and (record.round_idx + 1) % self.picture_every == 0:
+                self._draw_participation(trainer, writers, record.round_idx)
+        _flush(trainer)
+
+    def on_fit_end(self, trainer: FederatedTrainer) -> None:
+        """Draw the participation map and sample predictions, and close the loggers."""
+        if (writers := _writers(trainer)) and trainer.federation is not None and trainer.next_round:
+            last = trainer.next_round - 1
+            if self._mapped_round != last:
+                self._draw_participation(trainer, writers, last)
+            picture = _sample_predictions(trainer.federation)
+            if picture is not None:
+                _add_picture(writers, "pictures/predictions", picture, last)
+        _close(trainer, "success")
+
+    def on_exception(self, trainer: FederatedTrainer, error: BaseException) -> None:
+        """Close the loggers, so that nothing that was logged is lost."""
+        _close(trainer, "failed")
+
+    def _draw_participation(self, trainer: FederatedTrainer, writers: list[SummaryWriter], round_idx: int) -> None:
+        if trainer.federation is None:
+            return
+        participation = trainer.federation.participation
+        figure = participation_map(
+            participation.plan, round_idx + 1, participation.num_clients, participation.nominal_cohort_size
+        )
+        _add_picture(writers, "pictures/participation", render(figure), round_idx)
+        self._mapped_round = round_idx
+
+
+def start_session(writer: SummaryWriter, round_idx: int) -> None:
+    """Make TensorBoard's readers forget what older event files of the folder say of this round and later ones.
+
+    These are the two events of ``SummaryWriter(purge_step=…)``, which only works for a writer that is not open yet.
+    A fresh run needs them as well: the web page's reader takes the first start in a folder for the run's own, and
+    forgets rounds only from the second start on.
+
+    Args:
+        writer: The writer of the new event file, before its first summary.
+        round_idx: The first round to forget.
+    """
+    file_writer = writer._get_file_writer()
+    file_writer.add_event(Event(step=round_idx, file_version="brain.Event:2"))
+    file_writer.add_event(Event(step=round_idx, session_log=SessionLog(status=SessionLog.START)))
+
+
+def flatten(config: Any, prefix: str = "") -> dict[str, str | float | int]:
+    """A nested configuration as numbers and strings by dotted name; what is null is left out."""
+    if isinstance(config, Mapping):
+        entries: Iterable[tuple[Any, Any]] = config.items()
+    elif isinstance(config, list) and any(isinstance(entry, Mapping | list) for entry in config):
+        entries = enumerate(config)
+    else:
+        if config is None or not prefix:
+            return {}
+        # TensorBoard would show a bool as 1.0, and takes no lists.
+        plain = isinstance(config, int | float | str) and not isinstance(config, bool)
+        return {prefix: config if plain else json.dumps(config, default=str)}
+    flat: dict[str, str | float | int] = {}
+    for key, value in entries:
+        flat |= flatten(value, f"{prefix}.{key}" if prefix else str(key))
+    return flat
+
+
+def _continues(trainer: FederatedTrainer) -> bool:
+    """Whether the run folder has events of an earlier process; a checkpoint may also be the start of a new folder."""
+    before, now = trainer.resumed_from, trainer.log_dir
+    return trainer.start_round > 0 and (before is None or now is None or before.resolve() == now.resolve())
+
+
+def _add_hparams(writer: SummaryWriter, config: str) -> None:
+    params = flatten(yaml.safe_load(config) if config else {})
+    if not params:
+        return
+    file_writer = writer._get_file_writer()
+    # Not `SummaryWriter.add_hparams`, which adds a scalar at step 0 for every metric, in a folder of its own.
+    for summary in hparams(params, dict.fromkeys(_HPARAM_METRICS, 0.0)):
+        file_writer.add_summary(summary)
+
+
+def _writers(trainer: FederatedTrainer) -> list[SummaryWriter]:
+    if not trainer.fabric.is_global_zero:
+        return []
+    return [logger.experiment for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
+
+
+def _flush(trainer: FederatedTrainer) -> None:
+    """Hand everything logged to the operating system, which keeps it when the process is killed."""
+    if not trainer.fabric.is_global_zero:
+        return
+    for logger in trainer.loggers:
+        if isinstance(logger, TensorBoardLogger):
+            logger.experiment.flush()
+        else:
+            logger.save()
+
+
+def _close(trainer: FederatedTrainer, status: str) -> None:
+    if not trainer.fabric.is_global_zero:
+        return
+    for logger in trainer.loggers:
+        if isinstance(logger, TensorBoardLogger):
+            logger.experiment.close()  # `finalize` would also write an empty hparams.yaml; ours is config.yaml
+        else:
+            logger.finalize(status)
+
+
+def _values_over_clients(rows: Iterable[ClientRow]) -> dict[str, NDArray[np.float64]]:
+    """Finite accuracies and losses of clients by tag, such as ``clients/acc``; scalars end in ``_mean`` and so on."""
+    values: dict[str, list[float]] = {}
+    for row in rows:
+        if row.metric in ("acc", "loss") and row.stage in _HISTOGRAMS and math.isfinite(row.value):
+            values.setdefault(f"{_HISTOGRAMS[row.stage]}/{row.metric}", []).append(row.value)
+    return {tag: np.asarray(column) for tag, column in values.items()}
+
+
+def _add_histogram(writer: SummaryWriter, tag: str, values: NDArray[np.float64], round_idx: int) -> None:
+    if tag.endswith("/acc") and values.min() >= 0 and values.max() <= 1:
+        # The writer's own bins grow by 10 % each: between 0.9 and 1 there would be one.
+        writer.add_histogram(tag, values, round_idx, bins=np.linspace(0, 1, 51))
+    else:
+        writer.add_histogram(tag, values, round_idx)
+
+
+def _add_picture(writers: list[SummaryWriter], tag: str, picture: NDArray[np.uint8], round_idx: int) -> None:
+    for writer in writers:
+        writer.add_image(tag, picture, round_idx, dataformats="HWC")
+
+
+def _sample_predictions(federation: Federation) -> NDArray[np.uint8] | None:
+    """Some test images with the global model's classes; None where there is no such model, or data are no images."""
+    module, state = federation.module, federation.algorithm.global_state()
+    shape = federation.data.input_shape
+    has_step = type(module).predict_step is not LightningModule.predict_step
+    if not state or not has_step or len(shape) != 3 or shape[0] not in (1, 3):
+        return None
+    batch = next(iter(federation.data.test_loader()), None)
+    if not isinstance(batch, list | tuple) or len(batch) != 2 or batch[1].ndim != 1:
+        return None
+    chosen = torch.from_numpy(even_subset(len(batch[1]), _MOST_IMAGES)).to(batch[1].device)
+    images, labels = batch[0][chosen], batch[1][chosen]
+    with module.preserved():
+        module.load_tensors(state)
+        output = next(iter(federation.loop.predict([(images, labels)])))
+    classes = _classes(output, len(labels), federation.data.num_classes)
+    if classes is None:
+        return None
+    return render(predictions_picture(images.float().cpu().numpy(), classes, labels.tolist()))
+
+
+def _classes(output: Any, count: int, num_classes: int) -> list[int] | None:
+    """Predicted classes from scores, shape (n, num_classes), or classes, shape (n,), bare or in a dictionary."""
+    candidates = output.values() if isinstance(output, Mapping) else [output]
+    tensors = [value for value in candidates if isinstance(value, Tensor)]
+    for tensor in tensors:
+        if tensor.shape == (count, num_classes):
+            return [int(entry) for entry in tensor.argmax(dim=1).tolist()]
+    for tensor in tensors:
+        if tensor.shape == (count,) and not tensor.is_floating_point():
+            return [int(entry) for entry in tensor.tolist()]
+    return None

@@ -1,0 +1,193 @@
+"""Pictures for TensorBoard, drawn without a display and without pyplot's global state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_fed.participation import Fate, Participant
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_MOST_CLIENTS = 200  # on one axis; more could not be told apart
+_MOST_CLASSES = 200
+_MOST_BINS = 400
+_MOST_PARTICIPANTS = 200_000  # whose fates a map works out, 0.5 to 3 s; of more, only some rounds are looked at
+
+# From least to most worth noticing; the position is the value in a map, 0 stands for "not selected".
+_FATES = (Fate.ON_TIME, Fate.LATE, Fate.LOST_AFTER, Fate.LOST_BEFORE)
+_FATE_COLORS = {
+    "not selected": "#ededed",
+    "on time": "#2a7fba",
+    "late, arrives a round later": "#f2b134",
+    "lost after training": "#d1495b",
+    "lost before training": "#5b2a6e",
+}
+
+
+def even_subset(count: int, most: int) -> NDArray[np.int64]:
+    """At most `most` of ``0 … count − 1``, evenly spread, the first and the last among them."""
+    if count <= most:
+        return np.arange(count, dtype=np.int64)
+    return np.round(np.linspace(0, count - 1, most)).astype(np.int64)
+
+
+def partition_picture(histogram: NDArray[np.int64]) -> Figure:
+    """How many samples of each class each client has.
+
+    Args:
+        histogram: Training samples per client and class, shape (num_clients, num_classes).
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    num_clients, num_classes = histogram.shape
+    clients, classes = even_subset(num_clients, _MOST_CLIENTS), even_subset(num_classes, _MOST_CLASSES)
+    figure, axes = _figure()
+    # White stands for "none at all", which a colour scale alone would not tell from "few".
+    shown = histogram[np.ix_(clients, classes)].T
+    image = axes.imshow(
+        np.ma.masked_equal(shown, 0),
+        aspect="auto",
+        origin="lower",
+        cmap="viridis_r",
+        interpolation="nearest",
+        vmin=1,
+        vmax=max(2, int(shown.max(initial=0))),
+    )
+    bar = figure.colorbar(image, ax=axes, label="training samples (white: none)", pad=0.02)
+    bar.ax.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    _label(axes.xaxis, clients, "client")
+    _label(axes.yaxis, classes, "class")
+    title = f"Who has what: {int(histogram.sum()):,} training samples, {_counted(num_clients, len(clients), 'client')}"
+    if len(classes) < num_classes:
+        title += f", {_counted(num_classes, len(classes), 'class')}"
+    axes.set_title(title)
+    return figure
+
+
+def participation_map(
+    plan: Callable[[int], Sequence[Participant]], num_rounds: int, num_clients: int, cohort_size: int
+) -> Figure:
+    """Who took part when, and what became of the work.
+
+    Args:
+        plan: Gives a round's participants, a pure function.
+        num_rounds: Rounds so far.
+        num_clients: Size of the population.
+        cohort_size: How many clients a round asks for.
+    """
+    clients = even_subset(num_clients, _MOST_CLIENTS)
+    rounds = even_subset(num_rounds, max(1, min(num_rounds, _MOST_PARTICIPANTS // max(cohort_size, 1))))
+    num_bins = min(len(rounds), _MOST_BINS)
+    counts = np.zeros((num_bins, len(clients), len(_FATES)), dtype=np.int32)
+    rows = {client_id: row for row, client_id in enumerate(clients.tolist())}
+    fates = {fate: position for position, fate in enumerate(_FATES)}
+    for position, round_idx in enumerate(rounds.tolist()):
+        for participant in plan(round_idx):
+            row = rows.get(participant.client_id)
+            if row is not None:
+                counts[position * num_bins // len(rounds), row, fates[participant.fate]] += 1
+    # The most frequent fate of a bin; of several equally frequent ones the one most worth noticing.
+    most_frequent = len(_FATES) - counts[:, :, ::-1].argmax(axis=2)
+    values = np.where(counts.any(axis=2), most_frequent, 0)
+
+    figure, axes = _figure()
+    from matplotlib.colors import ListedColormap
+    from matplotlib.patches import Patch
+    from matplotlib.ticker import MaxNLocator
+
+    extent = (-0.5, num_rounds - 0.5, -0.5, len(clients) - 0.5)
+    axes.imshow(
+        values.T,
+        aspect="auto",
+        origin="lower",
+        cmap=ListedColormap(list(_FATE_COLORS.values())),
+        vmin=-0.5,
+        vmax=len(_FATES) + 0.5,
+        interpolation="nearest",
+        extent=extent,
+    )
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.set_xlabel("round")
+    _label(axes.yaxis, clients, "client")
+    present = sorted({0, 1, *np.unique(values).tolist()})
+    entries = list(_FATE_COLORS.items())
+    handles = [Patch(facecolor=entries[v][1], edgecolor="#999999", label=entries[v][0]) for v in present]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
+    title = (
+        f"Who took part: {_counted(num_rounds, num_rounds, 'round')}, {_counted(num_clients, len(clients), 'client')}"
+    )
+    if len(rounds) < num_rounds:
+        title += f"\n{len(rounds)} of the rounds are shown, each as wide as the rounds it stands for"
+    if num_bins < len(rounds):
+        title += f"\n{num_bins} bins of rounds, each in the colour of its most frequent fate"
+    axes.set_title(title)
+    return figure
+
+
+def predictions_picture(images: NDArray[np.float32], predicted: Sequence[int], true: Sequence[int]) -> Figure:
+    """Images with what the model took them for.
+
+    Args:
+        images: Inputs as the model sees them, shape (n, channels, height, width), 1 or 3 channels, any scale.
+        predicted: Classes, n of them.
+        true: Classes, n of them.
+    """
+    from matplotlib.figure import Figure
+
+    low, high = float(images.min()), float(images.max())
+    pixels = np.clip((images - low) / max(high - low, 1e-12), 0, 1).transpose(0, 2, 3, 1)
+    num_columns = min(8, len(pixels))
+    num_rows = -(-len(pixels) // num_columns)
+    figure = Figure(figsize=(max(1.25 * num_columns, 5), 1.45 * num_rows + 0.4), dpi=100, layout="constrained")
+    grid = figure.subplots(num_rows, num_columns, squeeze=False)
+    for axes in grid.flat:
+        axes.set_axis_off()
+    for axes, image, guess, label in zip(grid.flat, pixels, predicted, true, strict=False):
+        axes.imshow(image.squeeze(-1) if image.shape[-1] == 1 else image, cmap="gray", vmin=0, vmax=1)
+        right = guess == label
+        text = f"{guess}" if right else f"{guess}, not {label}"
+        axes.set_title(
+            text, fontsize=10, color="#1b7837" if right else "#b2182b", fontweight="normal" if right else "bold"
+        )
+    correct = sum(guess == label for guess, label in zip(predicted, true, strict=True))
+    figure.suptitle(f"Global model on test images: {correct} of {len(pixels)} right", fontsize=11)
+    return figure
+
+
+def render(figure: Figure) -> NDArray[np.uint8]:
+    """A figure as pixels, shape (height, width, 3)."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[:, :, :3].copy()
+
+
+def _figure() -> tuple[Figure, Axes]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 5), dpi=100, layout="constrained")
+    return figure, figure.subplots()
+
+
+def _label(axis: Any, ids: NDArray[np.int64], name: str) -> None:
+    """Ticks that show the ids at their positions: all where they fit, else a round step apart."""
+    axis.set_label_text(name)
+    most = 20
+    if len(ids) == ids[-1] + 1:  # nothing left out: positions are ids
+        step = next(s * 10**e for e in range(12) for s in (1, 2, 5) if len(ids) <= most * s * 10**e)
+        positions = np.arange(0, len(ids), step)
+    else:
+        positions = even_subset(len(ids), 11)
+    axis.set_ticks(positions, [str(i) for i in ids[positions].tolist()])
+
+
+def _counted(total: int, shown: int, name: str) -> str:
+    plural = name if total == 1 else f"{name}es" if name.endswith("s") else f"{name}s"
+    return f"{total:,} {plural}" if shown == total else f"{shown} of {total:,} {plural}, evenly spread"

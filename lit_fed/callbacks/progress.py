@@ -1,0 +1,311 @@
+"""What a run shows on the terminal: a live bar, or one line a round; and what it came to in the end."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch.loggers import TensorBoardLogger
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from lit_fed.callbacks.base import Callback, RoundRecord
+from lit_fed.participation import Fate, Participant
+from lit_fed.payload import ClientUpdate
+
+if TYPE_CHECKING:
+    from lit_fed.trainer import FederatedTrainer
+
+_PLAIN_WIDTH = 100  # where there is no terminal to ask, such as in a log file
+_REFRESH_HZ = 10.0
+_PROTOCOLS = {
+    "global": "the global model on the shared {data} set",
+    "clients": "each client's model on its own {data} data, before fine-tuning",
+    "personal": "each client's model on its own {data} data, after local fine-tuning",
+    "unseen": "the model that clients never sampled would receive, on their own {data} data",
+}
+_KEY_METRICS = ("global/acc", "global/loss", "clients/acc_mean", "personal/acc_mean", "unseen/acc_mean", "train/loss")
+_LOWER_IS_BETTER = {"error", "err", "nll", "mse", "rmse", "mae", "perplexity", "ppl", "ece", "brier", "wer", "cer"}
+
+
+def lower_is_better(name: str) -> bool:
+    """Whether a metric is loss-like, judged by the words of its name after the prefix, such as ``loss`` or ``rmse``."""
+    words = name.rpartition("/")[2].lower().split("_")
+    return any(word in _LOWER_IS_BETTER or word.endswith("loss") for word in words)
+
+
+def is_evaluated(name: str) -> bool:
+    """Whether a metric says how good a model is: of the global model, a mean over clients, or the training loss."""
+    prefix = name.partition("/")[0]
+    return prefix == "global" or (prefix in _PROTOCOLS and name.endswith("_mean")) or name == "train/loss"
+
+
+def format_bytes(count: float) -> str:
+    """A number of bytes in the unit that suits it, powers of 1000: ``1.2 MB``."""
+    for unit in ("B", "kB", "MB", "GB", "TB", "PB"):
+        if abs(count) < 999.5 or unit == "PB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
+        count /= 1000
+    raise AssertionError("unreachable")
+
+
+@dataclass(slots=True)
+class _Best:
+    """The newest and the best value of one metric."""
+
+    last: float
+    best: float
+    best_round: int
+
+    def add(self, value: float, round_idx: int, lower: bool) -> None:
+        self.last = value
+        improves = value < self.best if lower else value > self.best
+        if math.isfinite(value) and (improves or not math.isfinite(self.best)):
+            self.best, self.best_round = value, round_idx
+
+
+class Progress(Callback):
+    """Shows a run on the terminal.
+
+    On a terminal: one live display with a bar over rounds and one over this process's clients. Elsewhere: one line a
+    round. At the end: a table of the last and best value of every evaluated metric, over the rounds before a resume
+    too, and where to find what was written.
+    """
+
+    def __init__(self) -> None:
+        self.console: Console | None = None  # set it to write somewhere else than to the standard output
+        self._live: Live | None = None
+        self._bests: dict[str, _Best] = {}
+        self._total_bytes = 0.0
+        self._started = 0.0
+        self._first_round = self._max_rounds = self._round_idx = self._rounds_done = 0
+        self._clients_done = self._clients_total = 0
+        self._doing = ""
+        self._latest: dict[str, float] = {}
+
+    # ------------------------------------------------------------------ what happens during a run
+
+    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+        """Note where the run starts; the display opens with the first round, when nothing can fail before it."""
+        self._started = time.perf_counter()
+        self._first_round = self._round_idx = self._rounds_done = trainer.start_round
+        self._max_rounds = trainer.max_rounds
+        if not trainer.start_round:
+            self._bests, self._total_bytes, self._latest = {}, 0.0, {}
+
+    def on_round_start(self, trainer: FederatedTrainer, round_idx: int, plan: Sequence[Participant]) -> None:
+        """Start the bar over clients again."""
+        self._round_idx = round_idx
+        if not trainer.fabric.is_global_zero:
+            return
+        self._clients_done, self._clients_total, self._doing = 0, _count_own(trainer, plan), "training"
+        console = self._get_console()
+        if self._live is None and console.is_terminal and not console.is_dumb_terminal:
+            self._live = Live(
+                console=console, get_renderable=self._render, refresh_per_second=_REFRESH_HZ, transient=True
+            )
+            self._live.start()
+
+    def on_client_end(self, trainer: FederatedTrainer, update: ClientUpdate) -> None:
+        """Count; the display looks at the count ten times a second."""
+        self._clients_done += 1
+
+    def on_evaluation_start(self, trainer: FederatedTrainer, round_idx: int) -> None:
+        """Say that the clients are done."""
+        self._doing = "evaluating…"
+
+    def on_round_end(self, trainer: FederatedTrainer, record: RoundRecord) -> None:
+        """Keep the best values, and print a line where there is no live display."""
+        metrics, round_idx = record.metrics, record.round_idx
+        for name, value in metrics.items():
+            if not is_evaluated(name):
+                continue
+            if name in self._bests:
+                self._bests[name].add(value, round_idx, lower_is_better(name))
+            else:
+                self._bests[name] = _Best(value, value, round_idx)
+        self._total_bytes += metrics.get("comm/total_bytes", 0.0)
+        self._latest |= metrics
+        self._rounds_done = round_idx + 1
+        if trainer.fabric.is_global_zero and self._live is None:
+            self._print(_round_line(round_idx, metrics))
+
+    def on_fit_end(self, trainer: FederatedTrainer) -> None:
+        """Close the display and print what the run came to."""
+        self._stop()
+        if not trainer.fabric.is_global_zero:
+            return
+        if self._bests:
+            self._get_console().print(self._closing_table())
+        self._print(f"{format_bytes(self._total_bytes)} sent up and down in {_rounds(self._rounds_done)}")
+        if trainer.log_dir is None:
+            return
+        self._print(f"logs        {trainer.log_dir}")
+        if any(isinstance(logger, TensorBoardLogger) for logger in trainer.loggers):
+            self._print(f"watch       tensorboard --logdir {shlex.quote(str(trainer.log_dir))}")
+        for name in ("last", "best"):
+            file = _checkpoint(trainer.log_dir, name)
+            if file.is_file():
+                self._print(f"{name + '.ckpt':<11} {file}")
+
+    def on_exception(self, trainer: FederatedTrainer, error: BaseException) -> None:
+        """Leave the terminal as it was; after Ctrl+C, say how to continue."""
+        self._stop()
+        if not trainer.fabric.is_global_zero or not isinstance(error, KeyboardInterrupt):
+            return
+        line = f"interrupted in round {self._round_idx}"
+        if trainer.log_dir is not None and _checkpoint(trainer.log_dir, "last").is_file():
+            line += f"; continue with --ckpt_path {shlex.quote(str(_checkpoint(trainer.log_dir, 'last')))}"
+        else:
+            line += "; there is no checkpoint to continue from"
+        self._print(line)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The last and best values and the bytes so far."""
+        bests = {name: [entry.last, entry.best, entry.best_round] for name, entry in self._bests.items()}
+        return {"bests": bests, "total_bytes": self._total_bytes}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        self._bests = {name: _Best(*entry) for name, entry in state["bests"].items()}
+        self._total_bytes = state["total_bytes"]
+        self._latest = {name: entry.last for name, entry in self._bests.items()}
+
+    # ------------------------------------------------------------------ what it looks like
+
+    def _get_console(self) -> Console:
+        # Made late, in the process that uses it: a console holds locks, which cannot be sent to another process.
+        if self.console is None:
+            self.console = _default_console()
+        return self.console
+
+    def _print(self, line: str) -> None:
+        """A line that stays one line, so that paths can be copied and logs searched."""
+        self._get_console().print(line, soft_wrap=True, markup=False, highlight=False)
+
+    def _stop(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _render(self) -> RenderableType:
+        done, total, elapsed = self._rounds_done, self._max_rounds, time.perf_counter() - self._started
+        parts = [f"{done}/{total}", f"{_clock(elapsed)} elapsed"]
+        if done > self._first_round:
+            parts.append(f"{_clock(elapsed / (done - self._first_round) * (total - done))} left")
+        width = 30 if self._get_console().width >= _PLAIN_WIDTH else 16
+        # The label and the bar keep their width, so that a narrow terminal shortens the text.
+        grid = Table.grid(padding=(0, 1), expand=True)
+        grid.add_column(width=7, no_wrap=True)
+        grid.add_column(width=width, no_wrap=True)
+        grid.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
+        grid.add_row("rounds", ProgressBar(max(total, 1), done, width=width), Text(" · ".join(parts)))
+        clients = f"{self._clients_done}/{self._clients_total} · round {self._round_idx} · {self._doing}"
+        grid.add_row("clients", ProgressBar(max(self._clients_total, 1), self._clients_done, width=width), clients)
+        latest = Text(_key_values(self._latest), style="green", no_wrap=True, overflow="ellipsis")
+        return Group(grid, latest) if latest else grid
+
+    def _closing_table(self) -> Table:
+        table = Table(title=f"after {_rounds(self._rounds_done)}", title_justify="left")
+        table.add_column("metric", overflow="fold")
+        for heading in ("last", "best", "best in round"):
+            table.add_column(heading, justify="right", overflow="fold")
+        for name in _sorted_names(self._bests):
+            entry = self._bests[name]
+            shown = (f"{entry.best:.6g}", str(entry.best_round)) if math.isfinite(entry.best) else ("–", "–")
+            table.add_row(name, f"{entry.last:.6g}", *shown)
+        return table
+
+
+def print_evaluation(metrics: Mapping[str, float], split: str, rounds: int, console: Console | None = None) -> None:
+    """Print the table of ``validate`` and ``test``: a row a metric, and whose model was tested on whose data.
+
+    Args:
+        metrics: Values by full name, such as ``global/acc``.
+        split: ``val`` or ``test``.
+        rounds: How many rounds the model was trained for.
+        console: Where to print; the standard output by default.
+    """
+    console = console or _default_console()
+    data = {"val": "validation"}.get(split, split)
+    if not metrics:
+        console.print(f"nothing was evaluated on the {data} data: no protocol applies", soft_wrap=True)
+        return
+    table = Table(title=f"{data} data, after {_rounds(rounds)}", title_justify="left")
+    table.add_column("metric", overflow="fold")
+    table.add_column("value", justify="right", overflow="fold")
+    group = ""
+    for name in _sorted_names(metrics):
+        prefix = name.partition("/")[0]
+        if group and prefix != group:
+            table.add_section()
+        group = prefix
+        table.add_row(name, f"{metrics[name]:.6g}")
+    console.print(table)
+    for prefix in dict.fromkeys(name.partition("/")[0] for name in _sorted_names(metrics)):
+        if prefix in _PROTOCOLS:
+            line = f"{prefix + '/':<10} {_PROTOCOLS[prefix].format(data=data)}"
+            console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+
+def _default_console() -> Console:
+    console = Console()
+    return console if console.is_terminal else Console(width=_PLAIN_WIDTH)
+
+
+def _checkpoint(log_dir: Path, name: str) -> Path:
+    return Path(log_dir) / "checkpoints" / f"{name}.ckpt"
+
+
+def _count_own(trainer: FederatedTrainer, plan: Sequence[Participant]) -> int:
+    """How many of a round's clients train on this process."""
+    working = [participant.client_id for participant in plan if participant.fate is not Fate.LOST_BEFORE]
+    if trainer.federation is None or trainer.federation.workers.world_size == 1:
+        return len(working)
+    return len(trainer.federation.workers.share(working, trainer.federation.data.num_samples))
+
+
+def _sorted_names(names: Mapping[str, Any]) -> list[str]:
+    """Protocols in the order in which they are explained, others after them; within one as they were measured."""
+    order = list(_PROTOCOLS)
+    prefixes = list(dict.fromkeys(name.partition("/")[0] for name in names))
+    prefixes.sort(key=lambda prefix: order.index(prefix) if prefix in order else len(order))
+    return [name for prefix in prefixes for name in names if name.partition("/")[0] == prefix]
+
+
+def _key_values(metrics: Mapping[str, float]) -> str:
+    shown = [name for name in _KEY_METRICS if name in metrics]
+    if not any(name.endswith(("/acc", "/acc_mean")) for name in shown):  # a task that does not count correct answers
+        shown = [name for name in _sorted_names(metrics) if is_evaluated(name)][: len(_KEY_METRICS)]
+    return " ".join(f"{name} {metrics[name]:.3g}" for name in shown)
+
+
+def _round_line(round_idx: int, metrics: Mapping[str, float]) -> str:
+    cost = []
+    if "participation/count" in metrics:
+        count = int(metrics["participation/count"])
+        cost.append(f"{count} client{'' if count == 1 else 's'}")
+    if "comm/total_bytes" in metrics:
+        cost.append(format_bytes(metrics["comm/total_bytes"]))
+    if "time/round_s" in metrics:
+        seconds = metrics["time/round_s"]
+        cost.append(f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s")
+    parts = [f"round {round_idx}", _key_values(metrics), " ".join(cost)]
+    return " | ".join(part for part in parts if part)
+
+
+def _rounds(count: int) -> str:
+    return f"{count} round{'' if count == 1 else 's'}"
+
+
+def _clock(seconds: float) -> str:
+    return str(timedelta(seconds=round(seconds)))

@@ -1,0 +1,157 @@
+"""The checkpoint file: what it holds, how it is found, read and turned back into a network.
+
+A checkpoint holds tensors and primitives only, is written to a temporary file and renamed, and loads with
+``weights_only=True``.
+"""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from lit_fed.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from lit_fed.trainer import FederatedTrainer
+
+FORMAT = 1
+_KEYS = {"lit_fed_format", "round_idx", "seed", "state_dict", "algorithm", "clients", "initial", "callbacks", "config"}
+
+
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
+    """Load and check a checkpoint.
+
+    Raises:
+        CheckpointError: If the file is missing, corrupt, or not lit_fed's.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise CheckpointError(f"there is no checkpoint at {path}")
+    try:
+        content = torch.load(path, weights_only=True, map_location="cpu")
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(f"{path} is not a checkpoint that can be loaded safely (weights_only)") from error
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{path} is corrupt: {' '.join(str(error).split())[:120]}") from error
+    if not isinstance(content, dict) or not content.keys() >= _KEYS:
+        raise CheckpointError(f"{path} is not a lit_fed checkpoint (it may come from another program)")
+    if content["lit_fed_format"] > FORMAT:
+        raise CheckpointError(f"{path} was written by a newer lit_fed; upgrade the package")
+    return content
+
+
+def snapshot(trainer: FederatedTrainer) -> dict[str, Any]:
+    """Everything a run needs to go on after its last finished round."""
+    assert trainer.federation is not None
+    federation, module = trainer.federation, trainer.federation.module
+    shared = set(module.shared_names("down"))
+    return {
+        "lit_fed_format": FORMAT,
+        "round_idx": trainer.next_round,
+        "seed": trainer.seed,
+        "state_dict": dict(federation.algorithm.global_state()),
+        "algorithm": federation.algorithm.state_dict(),
+        "clients": federation.store.state_dict(),
+        # what a client that first appears after a resume starts its personal part from
+        "initial": {name: tensor for name, tensor in module.initial_tensors.items() if name not in shared},
+        "callbacks": {type(callback).__name__: callback.state_dict() for callback in trainer.callbacks},
+        "metrics": dict(trainer.metrics),
+        "config": trainer.config,
+    }
+
+
+def restore(trainer: FederatedTrainer, path: Path) -> None:
+    """Put a trainer and its federation where a checkpoint left them.
+
+    Raises:
+        CheckpointError: If it is corrupt, foreign, or from a run with another model or seed.
+    """
+    assert trainer.federation is not None
+    content, federation = read_checkpoint(path), trainer.federation
+    if content["seed"] != trainer.seed:
+        raise CheckpointError(
+            f"{path} comes from a run with seed {content['seed']}; set --trainer.seed {content['seed']} to use it"
+        )
+    try:
+        federation.algorithm.load_state_dict(content["algorithm"])
+        for name, tensor in content["initial"].items():
+            federation.module.initial_tensors[name].copy_(tensor)
+    except (KeyError, RuntimeError, CheckpointError) as error:
+        raise CheckpointError(f"{path} does not fit this model or algorithm: {error}") from error
+    federation.store.load_state_dict(content["clients"], content["round_idx"])
+    for callback in trainer.callbacks:
+        if state := content["callbacks"].get(type(callback).__name__):
+            callback.load_state_dict(state)
+    trainer.start_round = trainer.next_round = content["round_idx"]
+    trainer.metrics = content["metrics"]
+
+
+def find_checkpoint(ckpt_path: str | Path, logs: Path) -> Path | None:
+    """Turn ``last``, ``best``, a run folder or a file into a file.
+
+    Args:
+        ckpt_path: What the user gave.
+        logs: The ``lightning_logs`` folder in which ``last`` and ``best`` mean the newest run that has one.
+
+    Returns:
+        The file; None where ``last`` or ``best`` names nothing yet.
+    """
+    if str(ckpt_path) in ("last", "best"):
+        runs = sorted(logs.glob("version_*"), key=lambda run: _version(run), reverse=True)
+        files = [run / "checkpoints" / f"{ckpt_path}.ckpt" for run in runs]
+        return next((file for file in files if file.is_file()), None)
+    path = Path(ckpt_path)
+    return path / "checkpoints" / "last.ckpt" if path.is_dir() else path
+
+
+def run_folder(checkpoint: Path) -> Path | None:
+    """The run that a checkpoint belongs to, None where it lies somewhere else."""
+    folder = checkpoint.resolve().parent
+    return folder.parent if folder.name == "checkpoints" else None
+
+
+def _version(run: Path) -> int:
+    suffix = run.name.removeprefix("version_")
+    return int(suffix) if suffix.isdigit() else -1
+
+
+def load_network(ckpt_path: str | Path, network: nn.Module | None = None) -> nn.Module:
+    """The trained global network of a checkpoint as a plain ``nn.Module``, in eval mode, on the CPU.
+
+    Args:
+        ckpt_path: A checkpoint file, or a run folder (its ``best.ckpt``, else its ``last.ckpt``).
+        network: What to load the weights into; None rebuilds it from the configuration in the checkpoint.
+
+    Raises:
+        CheckpointError: If there is no configuration to rebuild from, or the weights do not fit.
+    """
+    path = Path(ckpt_path)
+    if path.is_dir():
+        files = [path / "checkpoints" / name for name in ("best.ckpt", "last.ckpt")]
+        path = next((file for file in files if file.is_file()), files[-1])
+    content = read_checkpoint(path)
+    if network is None:
+        from lit_fed.cli import build_module  # the command line imports this module
+
+        if not content["config"]:
+            raise CheckpointError(f"{path} holds no configuration; pass the network to load its weights into")
+        module = build_module(content["config"])
+        _load(module, content["state_dict"], path)
+        return module.deployable().eval()
+    state = content["state_dict"]
+    own = network.state_dict().keys()
+    if not own <= state.keys():
+        state = {name.removeprefix("network."): tensor for name, tensor in state.items() if name.startswith("network.")}
+    _load(network, state, path)
+    return network.eval()
+
+
+def _load(module: nn.Module, state: dict[str, torch.Tensor], path: Path) -> None:
+    try:
+        module.load_state_dict(state)
+    except RuntimeError as error:
+        raise CheckpointError(f"{path} does not fit this network: {' '.join(str(error).split())[:160]}") from error

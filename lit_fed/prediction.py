@@ -1,0 +1,79 @@
+"""Write what the global model, or one client's, predicts to a file."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from lit_fed.errors import ConfigError
+from lit_fed.federation import Federation
+
+
+def write_predictions(federation: Federation, output: Path, client_id: int | None, round_idx: int) -> Path:
+    """Run ``predict_step`` over test data and write every output.
+
+    Args:
+        federation: With a trained state loaded.
+        output: ``.csv`` (a row a sample; a tensor of several values takes several columns) or ``.npz``.
+        client_id: Predict as this client on its own test data; None for the global model on the shared test set.
+        round_idx: The last finished round.
+
+    Returns:
+        The file written.
+
+    Raises:
+        ConfigError: For another file type, an unknown client, or a method without a global model.
+    """
+    if output.suffix not in (".csv", ".npz"):
+        raise ConfigError(f"predictions go to a .csv or .npz file, not {output.name!r}; change --output")
+    data = federation.data
+    if client_id is None:
+        if not federation.algorithm.global_state():
+            raise ConfigError("this method has no global model; name a client with --client_id")
+        loader = data.test_loader()
+    else:
+        if not 0 <= client_id < data.num_clients:
+            raise ConfigError(f"there is no client {client_id}; clients are 0 to {data.num_clients - 1}")
+        federation.executor.enter(client_id, federation.broadcast(round_idx), round_idx, "predict")
+        loader = data.test_loader(client_id)
+    batches: dict[str, list[np.ndarray]] = {}
+    for result in federation.loop.predict(loader):
+        for name, value in _named(result).items():
+            batches.setdefault(name, []).append(value.detach().float().cpu().numpy())
+    if not batches:
+        raise ConfigError("there is no test data to predict on" + (f" for client {client_id}" if client_id else ""))
+    columns = {name: np.concatenate(parts) for name, parts in batches.items()}
+    if federation.fabric.is_global_zero:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        if output.suffix == ".npz":
+            np.savez(output, **columns)  # type: ignore[arg-type]  # numpy types the keyword arrays as its allow_pickle
+        else:
+            _write_csv(output, columns)
+        federation.fabric.print(f"wrote predictions for {len(next(iter(columns.values())))} samples to {output}")
+    return output
+
+
+def _named(result: Any) -> Mapping[str, Tensor]:
+    if isinstance(result, Mapping):
+        return result
+    if isinstance(result, Tensor):
+        return {"output": result}
+    raise ConfigError(f"predict_step must return a tensor or a dict of tensors, not {type(result).__name__}")
+
+
+def _write_csv(output: Path, columns: Mapping[str, np.ndarray]) -> None:
+    header, flat = ["index"], []
+    for name, values in columns.items():
+        matrix = values.reshape(len(values), -1)
+        header += [name] if matrix.shape[1] == 1 else [f"{name}_{column}" for column in range(matrix.shape[1])]
+        flat.append(matrix)
+    with open(output, "w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(header)
+        for index, row in enumerate(np.concatenate(flat, axis=1).tolist()):
+            writer.writerow([index, *(int(value) if value.is_integer() else value for value in row)])

@@ -1,0 +1,167 @@
+"""Evaluation protocols by name, so that nobody needs to ask "which accuracy?".
+
+Every protocol says whose model is tested on whose data, and names its metrics after itself.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from lit_fed.client import FineTuning
+from lit_fed.errors import ConfigError
+from lit_fed.metrics.ledger import ClientRow, spread
+from lit_fed.payload import Payload
+from lit_fed.seeding import numpy_generator
+
+if TYPE_CHECKING:
+    from lit_fed.federation import Federation
+
+EvalSplit = Literal["val", "test"]
+
+
+@dataclass(slots=True)
+class Evaluation:
+    """What protocols found.
+
+    Args:
+        metrics: Values by full name, such as ``global/acc``.
+        rows: Values of single clients.
+    """
+
+    metrics: dict[str, float] = field(default_factory=dict)
+    rows: list[ClientRow] = field(default_factory=list)
+
+
+class Protocol(ABC):
+    """A way to evaluate a federation."""
+
+    name: str
+
+    def check(self, federation: Federation) -> None:  # noqa: B027  # most protocols always apply
+        """Refuse, before any training, a federation the protocol cannot be applied to."""
+
+    @abstractmethod
+    def run(self, federation: Federation, round_idx: int, split: EvalSplit) -> Evaluation:
+        """Evaluate after a round; called on every process, the same result on all."""
+
+
+class GlobalTest(Protocol):
+    """The global model on the shared test set: ``global/loss``, ``global/acc``. Nothing for methods without one."""
+
+    name = "global"
+
+    def run(self, federation: Federation, round_idx: int, split: EvalSplit) -> Evaluation:
+        """Test the global model once; processes share the batches."""
+        state = federation.algorithm.global_state()
+        if not state:
+            return Evaluation()
+        federation.module.load_tensors(state)
+        data = federation.data
+        loader = data.test_loader() if split == "test" else data.val_loader()
+        values = federation.loop.evaluate(loader, split, spread=True)
+        return Evaluation({f"{self.name}/{metric}": value for metric, value in values.items()})
+
+
+class ClientTest(Protocol):
+    """What each client would use, on that client's own test data, before any fine-tuning.
+
+    Gives ``clients/<metric>_mean``, ``_std``, ``_p10`` and ``_min`` over clients. That is the global model for methods
+    that have nothing else; a personal part, where a method has one, is the client's own.
+
+    Args:
+        max_clients: Test a fixed random choice of this many clients; None for all of them.
+    """
+
+    name = "clients"
+    stage = "test"
+
+    def __init__(self, max_clients: int | None = None) -> None:
+        if max_clients is not None and max_clients < 1:
+            raise ConfigError(f"{type(self).__name__}.max_clients is {max_clients}; it must be at least 1")
+        self.max_clients = max_clients
+
+    def run(self, federation: Federation, round_idx: int, split: EvalSplit) -> Evaluation:
+        """Test every client."""
+        clients = _choose(self.clients(federation), self.max_clients, federation.seed)
+        broadcast, workers = federation.broadcast(round_idx), federation.workers
+        rows = []
+        for client_id in workers.share(clients, federation.data.num_samples):
+            values = self.test_client(federation, client_id, broadcast, round_idx, split)
+            rows += [ClientRow(client_id, self.stage, metric, value) for metric, value in values.items()]
+        rows = sorted((row for part in workers.gather(rows) for row in part), key=lambda row: row.client_id)
+        return Evaluation(spread(self.name, rows), rows)
+
+    def clients(self, federation: Federation) -> Iterable[int]:
+        """Whom to test: all that may be sampled."""
+        return map(int, federation.participation.seen_clients)
+
+    def test_client(
+        self, federation: Federation, client_id: int, broadcast: Payload, round_idx: int, split: EvalSplit
+    ) -> dict[str, float]:
+        """Metrics of one client."""
+        federation.executor.enter(client_id, broadcast, round_idx, "test")
+        return federation.loop.evaluate(_client_loader(federation, client_id, split), split)
+
+
+class UnseenTest(ClientTest):
+    """As `ClientTest`, on the clients that are never sampled (``participation.unseen_fraction``): ``unseen/…``."""
+
+    name = "unseen"
+    stage = "unseen"
+
+    def check(self, federation: Federation) -> None:
+        """Refuse a federation without unseen clients."""
+        if not len(federation.participation.unseen_clients):
+            raise ConfigError("protocol UnseenTest needs unseen clients; set participation.unseen_fraction above 0")
+
+    def clients(self, federation: Federation) -> Iterable[int]:
+        """Whom to test: those that are never sampled."""
+        return map(int, federation.participation.unseen_clients)
+
+
+class PersonalTest(ClientTest):
+    """As `ClientTest`, after fine-tuning on the client's own training data: ``personal/…``, the "-FT" of tables.
+
+    Args:
+        epochs: Passes over the client's training data.
+        lr: Learning rate of the fine-tuning; None keeps the round's own.
+        max_clients: Test a fixed random choice of this many clients; None for all of them.
+    """
+
+    name = "personal"
+    stage = "personal"
+
+    def __init__(self, epochs: int = 1, lr: float | None = None, max_clients: int | None = None) -> None:
+        super().__init__(max_clients)
+        if epochs < 1:
+            raise ConfigError(f"PersonalTest.epochs is {epochs}; it must be at least 1")
+        if lr is not None and lr <= 0:
+            raise ConfigError(f"PersonalTest.lr is {lr}; it must be positive")
+        self.fine_tuning = FineTuning(epochs, lr)
+
+    def test_client(
+        self, federation: Federation, client_id: int, broadcast: Payload, round_idx: int, split: EvalSplit
+    ) -> dict[str, float]:
+        """Fine-tune, test, and put the module back as it was."""
+        with federation.module.preserved():
+            ctx = federation.executor.enter(client_id, broadcast, round_idx, "personal", self.fine_tuning)
+            federation.loop.train(ctx)
+            return federation.loop.evaluate(_client_loader(federation, client_id, split), split)
+
+
+def _client_loader(federation: Federation, client_id: int, split: EvalSplit) -> Iterable[object]:
+    data = federation.data
+    return data.test_loader(client_id) if split == "test" else data.val_loader(client_id)
+
+
+def _choose(clients: Iterable[int], max_clients: int | None, seed: int) -> list[int]:
+    chosen = list(clients)
+    if max_clients is None or max_clients >= len(chosen):
+        return chosen
+    picks = numpy_generator(seed, "evaluation").choice(len(chosen), max_clients, replace=False)
+    return [chosen[pick] for pick in np.sort(picks)]

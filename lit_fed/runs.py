@@ -1,0 +1,83 @@
+"""Where a run leaves its files: the run folder and the loggers that write into it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lightning import Fabric
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
+
+from lit_fed.checkpoint import find_checkpoint, run_folder
+from lit_fed.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lit_fed.trainer import FederatedTrainer
+
+
+def open_run(trainer: FederatedTrainer, ckpt_path: str | None) -> None:
+    """Find the checkpoint to resume from, claim the run's folder, open its loggers.
+
+    ``last.ckpt`` continues in its own folder; any other checkpoint starts a new one, so that the rounds after it are
+    not lost.
+    """
+    assert trainer.federation is not None
+    fabric, store = trainer.fabric, trainer.federation.store
+    checkpoint = find_checkpoint(ckpt_path, trainer.logs) if ckpt_path is not None else None
+    if ckpt_path is not None and checkpoint is None:
+        fabric.print(f"no checkpoint under {trainer.logs} yet; starting from round 0")
+    source = run_folder(checkpoint) if checkpoint is not None else None
+    if checkpoint is not None:
+        trainer.load_checkpoint(checkpoint)
+        trainer.resumed_from = source
+    continues = checkpoint is not None and checkpoint.name == "last.ckpt"
+    resumed = source if continues else None
+    trainer.log_dir = claim_run_folder(fabric, trainer.logs, trainer.logger_choice, resumed)
+    store.open(trainer.log_dir / "checkpoints" / "clients")
+    if source is not None:
+        if source != trainer.log_dir and fabric.is_global_zero:
+            store.adopt(source / "checkpoints" / "clients")
+        store.find_leftovers()
+    trainer.loggers = make_loggers(trainer.logger_choice, trainer.log_dir) if fabric.is_global_zero else []
+    fabric.barrier()
+
+
+def claim_run_folder(
+    fabric: Fabric, logs: Path, choice: bool | Logger | list[Logger], resumed: Path | None = None
+) -> Path:
+    """The run's folder: the resumed one, a given logger's own, or the next free ``version_N``.
+
+    Making the folder claims it, so that runs started at the same moment get different ones.
+
+    Raises:
+        ConfigError: If it cannot be made.
+    """
+    folder = resumed
+    if folder is None and fabric.is_global_zero:
+        given = choice if isinstance(choice, list) else [choice]
+        own = next((lg.log_dir for lg in given if isinstance(lg, Logger) and getattr(lg, "log_dir", None)), None)
+        try:
+            folder = Path(own) if own is not None else _next_version(logs)
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"the run's folder cannot be made under {logs}: {error.strerror}") from error
+    return Path(fabric.broadcast(str(folder)))
+
+
+def _next_version(logs: Path) -> Path:
+    logs.mkdir(parents=True, exist_ok=True)
+    taken = [int(run.name[8:]) for run in logs.glob("version_*") if run.name[8:].isdigit()]
+    version = max(taken, default=-1) + 1
+    while True:
+        try:
+            (logs / f"version_{version}").mkdir()
+            return logs / f"version_{version}"
+        except FileExistsError:
+            version += 1
+
+
+def make_loggers(choice: bool | Logger | list[Logger], log_dir: Path) -> list[Logger]:
+    """The loggers of a run; True means TensorBoard in the run's folder."""
+    if isinstance(choice, bool):
+        return [TensorBoardLogger(save_dir=log_dir, name="", version="")] if choice else []
+    return list(choice) if isinstance(choice, list) else [choice]

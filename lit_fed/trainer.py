@@ -1,0 +1,458 @@
+"""The round loop: a plain class that owns Fabric and runs a federation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import torch
+from lightning.fabric.strategies.strategy import Strategy
+from lightning.pytorch.loggers import Logger
+
+from lit_fed.algorithm import Algorithm
+from lit_fed.callbacks import Callback, Checkpoint, RoundRecord, default_callbacks
+from lit_fed.checkpoint import find_checkpoint, restore, run_folder, snapshot
+from lit_fed.client import BufferPolicy, ClientModule
+from lit_fed.errors import CheckpointError, ClientFailure, ConfigError
+from lit_fed.federation import Federation, assemble
+from lit_fed.local import GradientOptions
+from lit_fed.metrics.ledger import RoundLedger
+from lit_fed.participation import Fate, FullParticipation, Participant, Participation
+from lit_fed.payload import Channel, ClientUpdate, Codec, Payload
+from lit_fed.prediction import write_predictions
+from lit_fed.protocols import ClientTest, EvalSplit, Evaluation, GlobalTest, Protocol
+from lit_fed.reducers import Reducer
+from lit_fed.runs import open_run
+from lit_fed.store import ClientStore, write_atomically
+from lit_fed.strategy import build_fabric
+
+if TYPE_CHECKING:
+    from lit_fed.data import FederatedDataModule
+
+R = TypeVar("R")
+
+
+class FederatedTrainer:
+    """Runs the rounds of a federation, and evaluates and predicts with what they gave.
+
+    Args:
+        accelerator: As in Lightning: ``auto``, ``cpu``, ``gpu``, ….
+        devices: How many devices (on CPU: processes), or which.
+        num_nodes: Machines, started by ``torchrun`` or SLURM.
+        strategy: ``clients`` spreads the clients over the devices (what ``auto`` means on several), ``ddp`` trains
+            every client data-parallel on all of them; or a DDP strategy object.
+        precision: ``32-true``, ``bf16-mixed``, ``16-mixed``, … as in Lightning.
+        max_rounds: Rounds in all, those before a resume counted in.
+        seed: All randomness of the run follows from it.
+        participation: Who takes part in a round; everybody by default.
+        callbacks: Listeners, before the default ones (progress, record, dashboard, checkpoint).
+        logger: True for TensorBoard, False for none, or Lightning loggers.
+        default_root_dir: Where ``lightning_logs`` is made; the working directory by default.
+        evaluate_every: Run the protocols every so many rounds and after the last; 0 for never.
+        evaluate_on: ``test``, or ``val`` to choose rounds and stop early on held-out training data.
+        protocols: What to evaluate; `GlobalTest` and `ClientTest` by default.
+        buffers: Policy for buffers such as batch-norm statistics: ``average``, ``local`` or ``server``.
+        on_client_failure: ``raise`` stops the run with the client's id, ``skip`` goes on without its update.
+        compile: Compile the module's networks with ``torch.compile``.
+        gradient_clip_val: Clip the clients' gradients at this value.
+        gradient_clip_algorithm: ``norm`` or ``value``.
+        accumulate_grad_batches: Batches per optimizer step.
+        uplink_codec: What is done to the clients' payloads on the wire.
+        downlink_codec: What is done to the broadcast on the wire.
+        client_store: Where client states live between rounds: ``memory`` (and a file) or ``disk``.
+        enable_progress_bar: Show progress on the terminal.
+        enable_checkpointing: Write ``last.ckpt`` and ``best.ckpt``.
+        num_threads: CPU threads of each process, null for torch's choice. Kernels sum in another order with another
+            number of threads; set it to get bit-identical weights with another number of processes.
+
+    Raises:
+        ConfigError: For settings that contradict each other or cannot work.
+    """
+
+    def __init__(
+        self,
+        accelerator: str = "auto",
+        devices: list[int] | int | str = "auto",
+        num_nodes: int = 1,
+        strategy: str | Strategy = "auto",
+        precision: str | int = "32-true",
+        max_rounds: int = 100,
+        seed: int = 0,
+        participation: Participation | None = None,
+        callbacks: list[Callback] | None = None,
+        logger: bool | Logger | list[Logger] = True,
+        default_root_dir: str | None = None,
+        evaluate_every: int = 1,
+        evaluate_on: Literal["test", "val"] = "test",
+        protocols: list[Protocol] | None = None,
+        buffers: BufferPolicy = "average",
+        on_client_failure: Literal["raise", "skip"] = "raise",
+        compile: bool = False,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: Literal["norm", "value"] = "norm",
+        accumulate_grad_batches: int = 1,
+        uplink_codec: Codec | None = None,
+        downlink_codec: Codec | None = None,
+        client_store: Literal["memory", "disk"] = "memory",
+        enable_progress_bar: bool = True,
+        enable_checkpointing: bool = True,
+        num_threads: int | None = None,
+    ) -> None:
+        for key, value, least in (
+            ("max_rounds", max_rounds, 1),
+            ("evaluate_every", evaluate_every, 0),
+            ("accumulate_grad_batches", accumulate_grad_batches, 1),
+            ("num_threads", 1 if num_threads is None else num_threads, 1),
+        ):
+            if value < least:
+                raise ConfigError(f"trainer.{key} is {value}; it must be at least {least}")
+        if gradient_clip_val is not None and gradient_clip_val <= 0:
+            raise ConfigError(
+                f"trainer.gradient_clip_val is {gradient_clip_val}; it must be positive, or null for none"
+            )
+        self.fabric = build_fabric(accelerator, devices, num_nodes, strategy, precision)
+        self.max_rounds = max_rounds
+        self.seed = seed
+        self.participation = participation or FullParticipation()
+        self.evaluate_every = evaluate_every
+        self.evaluate_on: EvalSplit = evaluate_on
+        self.protocols = [GlobalTest(), ClientTest()] if protocols is None else protocols
+        self.buffers: BufferPolicy = buffers
+        self.on_client_failure = on_client_failure
+        self.compile = compile
+        self.num_threads = num_threads
+        self.gradients = GradientOptions(gradient_clip_val, gradient_clip_algorithm, accumulate_grad_batches)
+        self.channel = Channel(uplink_codec, downlink_codec)
+        self.store = ClientStore(client_store)
+        self.callbacks = default_callbacks(callbacks or [], enable_progress_bar, enable_checkpointing)
+        self.keeps_checkpoints = any(isinstance(callback, Checkpoint) for callback in self.callbacks)
+        self.default_root_dir = Path(default_root_dir or ".")
+        self.logger_choice = logger
+
+        self.federation: Federation | None = None
+        self.loggers: list[Logger] = []
+        self.log_dir: Path | None = None
+        self.resumed_from: Path | None = None
+        self.start_round = 0
+        self.next_round = 0
+        self.should_stop = False
+        self.config = ""  # the resolved configuration as YAML, where the command line started the run
+        self.metrics: dict[str, float] = {}
+        self._launched = False
+        self._listeners: dict[str, list[Callable[..., None]]] = {}
+
+    # ------------------------------------------------------------------ what a user calls
+
+    def fit(
+        self,
+        model: ClientModule,
+        datamodule: FederatedDataModule,
+        algorithm: Algorithm[Any],
+        ckpt_path: str | None = None,
+    ) -> None:
+        """Train a federation.
+
+        Args:
+            model: The clients' half.
+            datamodule: The population.
+            algorithm: The server's half.
+            ckpt_path: Resume from here: ``last`` (of the newest run), a checkpoint file, or a run folder.
+        """
+        self._launch(self._fit, model, datamodule, algorithm, ckpt_path)
+
+    def validate(
+        self,
+        model: ClientModule,
+        datamodule: FederatedDataModule,
+        algorithm: Algorithm[Any],
+        ckpt_path: str | None = None,
+    ) -> dict[str, float]:
+        """Run every protocol on the validation data and print a table.
+
+        Args:
+            model: The clients' half.
+            datamodule: The population, with ``val_fraction`` above 0.
+            algorithm: The server's half.
+            ckpt_path: ``last``, ``best``, a file or a run folder; None for the model just trained.
+        """
+        return self._launch(self._evaluate, model, datamodule, algorithm, ckpt_path, "val")
+
+    def test(
+        self,
+        model: ClientModule,
+        datamodule: FederatedDataModule,
+        algorithm: Algorithm[Any],
+        ckpt_path: str | None = None,
+    ) -> dict[str, float]:
+        """Run every protocol on the test data and print a table.
+
+        Args:
+            model: The clients' half.
+            datamodule: The population.
+            algorithm: The server's half.
+            ckpt_path: ``last``, ``best``, a file or a run folder; None for the model just trained.
+        """
+        return self._launch(self._evaluate, model, datamodule, algorithm, ckpt_path, "test")
+
+    def predict(
+        self,
+        model: ClientModule,
+        datamodule: FederatedDataModule,
+        algorithm: Algorithm[Any],
+        ckpt_path: str | None = None,
+        client_id: int | None = None,
+        output: str = "predictions.csv",
+    ) -> Path:
+        """Write predictions on the shared test set, or on one client's own, to a file.
+
+        Args:
+            model: The clients' half.
+            datamodule: The population.
+            algorithm: The server's half.
+            ckpt_path: ``last``, ``best``, a file or a run folder; None for the model just trained.
+            client_id: Predict as this client, on its own test data; None for the global model on the shared set.
+            output: File to write: ``.csv`` (one row a sample) or ``.npz`` (one array per output).
+        """
+        return self._launch(self._predict, model, datamodule, algorithm, ckpt_path, client_id, output)
+
+    # ------------------------------------------------------------------ the loop
+
+    def _fit(
+        self, model: ClientModule, data: FederatedDataModule, algorithm: Algorithm[Any], ckpt_path: str | None
+    ) -> None:
+        federation = self._assemble(model, data, algorithm)
+        for protocol in self.protocols:
+            protocol.check(federation)
+        if self.evaluate_on == "val" and self.evaluate_every:
+            _require_validation(data)
+        open_run(self, ckpt_path)
+        self._call("on_fit_start")
+        try:
+            for round_idx in range(self.start_round, self.max_rounds):
+                if self.should_stop:
+                    break
+                self._run_round(federation, round_idx)
+        except BaseException as error:
+            self._call("on_exception", error)
+            raise
+        self._call("on_fit_end")
+
+    def _run_round(self, federation: Federation, round_idx: int) -> None:
+        started = time.perf_counter()
+        algorithm, module, workers = federation.algorithm, federation.module, federation.workers
+        plan = federation.participation.plan(round_idx)
+        self._call("on_round_start", round_idx, plan)
+        module.prepare_round(round_idx)
+        module.load_tensors(algorithm.global_state())
+        broadcast, downlink_bytes = federation.channel.down(algorithm.broadcast(round_idx))
+        ledger, reducer = RoundLedger(downlink_bytes), algorithm.reducer()
+        self._add_late_updates(federation, round_idx, reducer, ledger)
+        self._run_clients(federation, plan, broadcast, round_idx, reducer, ledger)
+        ledger.local_s = time.perf_counter() - started
+        ledger.merge(workers)
+        if ledger.failures and self.on_client_failure == "raise":
+            raise ledger.failures[0]
+
+        reduced = time.perf_counter()
+        aggregate = reducer.result(workers)
+        metrics = {}
+        if aggregate is not None:
+            metrics = algorithm.step(aggregate, round_idx, len(ledger.delivered))
+        federation.store.commit(workers, round_idx + 1)
+        metrics = ledger.metrics(federation.data.num_samples, workers) | metrics
+        metrics |= {"time/local_s": ledger.local_s, "time/aggregate_s": time.perf_counter() - reduced}
+        self._end_round(federation, round_idx, plan, ledger, metrics, started)
+
+    def _run_clients(
+        self,
+        federation: Federation,
+        plan: Sequence[Participant],
+        broadcast: Payload,
+        round_idx: int,
+        reducer: Reducer[Any],
+        ledger: RoundLedger,
+    ) -> None:
+        fates = {participant.client_id: participant.fate for participant in plan}
+        working = [client_id for client_id, fate in fates.items() if fate is not Fate.LOST_BEFORE]
+        share = federation.workers.share(working, federation.data.num_samples)
+        for update in federation.executor.run(share, broadcast, round_idx):
+            if isinstance(update, ClientFailure):
+                ledger.failed(update)
+                if self.on_client_failure == "raise":
+                    return  # the other processes learn of it when they merge their ledgers
+                continue
+            ledger.trained(update, broadcast)
+            self._call("on_client_end", update)
+            if fates[update.client_id] is Fate.LATE:
+                federation.store.put_update(update)
+            elif fates[update.client_id] is Fate.ON_TIME:
+                self._deliver(federation, update, reducer, ledger)
+
+    def _add_late_updates(
+        self, federation: Federation, round_idx: int, reducer: Reducer[Any], ledger: RoundLedger
+    ) -> None:
+        late = federation.participation.late(round_idx)
+        for client_id in federation.workers.share(late, federation.data.num_samples):
+            update = federation.store.pop_update(client_id, federation.fabric.device)
+            if update is not None:
+                self._deliver(federation, update, reducer, ledger)
+
+    def _deliver(
+        self, federation: Federation, update: ClientUpdate, reducer: Reducer[Any], ledger: RoundLedger
+    ) -> None:
+        update.payload, uplink_bytes = federation.channel.up(update.payload)
+        reducer.add(update)
+        ledger.arrived(update.client_id, uplink_bytes)
+
+    def _end_round(
+        self,
+        federation: Federation,
+        round_idx: int,
+        plan: Sequence[Participant],
+        ledger: RoundLedger,
+        metrics: dict[str, float],
+        started: float,
+    ) -> None:
+        evaluation = Evaluation()
+        last = round_idx + 1 == self.max_rounds
+        if self.evaluate_every and (last or (round_idx + 1) % self.evaluate_every == 0):
+            self._call("on_evaluation_start", round_idx)
+            begun = time.perf_counter()
+            evaluation = self._run_protocols(federation, round_idx, self.evaluate_on)
+            metrics["time/eval_s"] = time.perf_counter() - begun
+        if self.on_client_failure == "skip":
+            metrics["participation/failed"] = len(ledger.failures)
+        metrics["time/round_s"] = time.perf_counter() - started
+        self.metrics = evaluation.metrics | federation.workers.gather(metrics)[0]  # the first process's clock
+        self.next_round = round_idx + 1
+        if not self.keeps_checkpoints:
+            federation.store.collect_garbage([], delete=self.fabric.is_global_zero)
+        self._call("on_round_end", RoundRecord(round_idx, self.metrics, ledger.rows + evaluation.rows, plan))
+
+    def _run_protocols(self, federation: Federation, round_idx: int, split: EvalSplit) -> Evaluation:
+        evaluation = Evaluation()
+        for protocol in self.protocols:
+            found = protocol.run(federation, round_idx, split)
+            evaluation.metrics |= found.metrics
+            evaluation.rows += found.rows
+        return evaluation
+
+    # ------------------------------------------------------------------ evaluation and prediction
+
+    def _evaluate(
+        self,
+        model: ClientModule,
+        data: FederatedDataModule,
+        algorithm: Algorithm[Any],
+        ckpt_path: str | None,
+        split: EvalSplit,
+    ) -> dict[str, float]:
+        federation = self._assemble(model, data, algorithm)
+        for protocol in self.protocols:
+            protocol.check(federation)
+        if split == "val":
+            _require_validation(data)
+        self._load_trained(federation, ckpt_path)
+        evaluation = self._run_protocols(federation, max(self.next_round - 1, 0), split)
+        if self.fabric.is_global_zero:
+            from lit_fed.callbacks.progress import print_evaluation
+
+            print_evaluation(evaluation.metrics, split, self.next_round)
+        return evaluation.metrics
+
+    def _predict(
+        self,
+        model: ClientModule,
+        data: FederatedDataModule,
+        algorithm: Algorithm[Any],
+        ckpt_path: str | None,
+        client_id: int | None,
+        output: str,
+    ) -> Path:
+        federation = self._assemble(model, data, algorithm)
+        self._load_trained(federation, ckpt_path)
+        return write_predictions(federation, Path(output), client_id, max(self.next_round - 1, 0))
+
+    def _load_trained(self, federation: Federation, ckpt_path: str | None) -> None:
+        if ckpt_path is None:
+            if not self.next_round:
+                raise ConfigError("there is no trained model yet; give --ckpt_path last, best, or a checkpoint file")
+        else:
+            path = find_checkpoint(ckpt_path, self.logs)
+            if path is None:
+                raise CheckpointError(f"no run under {self.logs} has a checkpoint named {ckpt_path}.ckpt")
+            self.load_checkpoint(path)
+            folder = run_folder(path)
+            if folder is not None:
+                federation.store.open(folder / "checkpoints" / "clients")
+        federation.module.prepare_round(max(self.next_round - 1, 0))
+        federation.module.load_tensors(federation.algorithm.global_state())
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def save_checkpoint(self, path: str | Path) -> None:
+        """Write the state after the last finished round; called on every process, written by the first.
+
+        Raises:
+            CheckpointError: If it cannot be written; an older file of that name is then still there.
+        """
+        if self.fabric.is_global_zero:
+            write_atomically(snapshot(self), Path(path))
+
+    def load_checkpoint(self, path: str | Path) -> None:
+        """Take everything from a checkpoint; called on every process.
+
+        Raises:
+            CheckpointError: If it is corrupt, foreign, or from a run with another model or seed.
+        """
+        restore(self, Path(path))
+
+    # ------------------------------------------------------------------ set-up
+
+    @property
+    def logs(self) -> Path:
+        """The folder of all runs."""
+        return self.default_root_dir / "lightning_logs"
+
+    def _launch(self, function: Callable[..., R], *args: Any) -> R:
+        if self._launched:
+            return function(*args)
+        # A strategy that forks ends its processes with the function; the others keep them for the next call.
+        self._launched = getattr(self.fabric.strategy, "_start_method", "popen") == "popen"
+        result: R = self.fabric.launch(lambda _fabric: function(*args))
+        return result
+
+    def _assemble(self, model: ClientModule, data: FederatedDataModule, algorithm: Algorithm[Any]) -> Federation:
+        before = self.federation
+        if before is not None and (before.module, before.data, before.algorithm) == (model, data, algorithm):
+            return before
+        if self.num_threads is not None:
+            torch.set_num_threads(self.num_threads)
+        self.federation = assemble(
+            self.fabric,
+            model,
+            data,
+            algorithm,
+            participation=self.participation,
+            gradients=self.gradients,
+            channel=self.channel,
+            store=self.store,
+            buffers=self.buffers,
+            compile_network=self.compile,
+            seed=self.seed,
+        )
+        return self.federation
+
+    def _call(self, hook: str, *args: Any) -> None:
+        if hook not in self._listeners:  # a hook may run for every client: leave out callbacks that do not use it
+            overriding = [c for c in self.callbacks if getattr(type(c), hook) is not getattr(Callback, hook)]
+            self._listeners[hook] = [getattr(callback, hook) for callback in overriding]
+        for listener in self._listeners[hook]:
+            listener(self, *args)
+
+
+def _require_validation(data: FederatedDataModule) -> None:
+    if not data.has_val:
+        raise ConfigError("there is no validation data; set data.init_args.val_fraction above 0, or use the test data")
