@@ -1,0 +1,6 @@
+"""One paper, one file, both halves."""
+
+from lit_fed.methods.fedavg import FedAvg
+from lit_fed.methods.fedprox import FedProx
+
+__all__ = ["FedAvg", "FedProx"]

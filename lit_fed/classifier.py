@@ -1,0 +1,100 @@
+"""A classifier as a federation's client."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor, nn
+
+from lit_fed.client import ClientModule
+from lit_fed.networks import build_network
+
+
+class Classifier(ClientModule):
+    r"""Cross-entropy on any network: :math:`\ell = \mathrm{CE}(f(x), y)`.
+
+    Logs ``train/loss`` (and each term by name where a subclass adds some), ``val/loss``, ``val/acc``, ``test/loss``,
+    ``test/acc``.
+
+    Args:
+        network: Name of a network (``small_cnn``, ``mlp``, ``logistic``, or any of timm's), or a module.
+        optimizer: Made afresh for every client and phase.
+        lr_scheduler: Steps once a round; under a plain ``lightning.Trainer``, once an epoch.
+        num_classes: Taken from the data where null.
+        in_channels: Taken from the data where null.
+        input_shape: Shape of one sample, channels first; taken from the data where null.
+        network_args: Further arguments for a network given by name.
+        local_epochs: Passes over the client's data per round.
+        local_steps: Batches per round instead of epochs.
+    """
+
+    def __init__(
+        self,
+        network: str | nn.Module = "small_cnn",
+        optimizer: OptimizerCallable = lambda p: torch.optim.SGD(p, lr=0.1),
+        lr_scheduler: LRSchedulerCallable | None = None,
+        num_classes: int | None = None,
+        in_channels: int | None = None,
+        input_shape: tuple[int, ...] | None = None,
+        network_args: dict[str, Any] | None = None,
+        local_epochs: int | None = 1,
+        local_steps: int | None = None,
+    ) -> None:
+        super().__init__(local_epochs, local_steps)
+        self.num_classes = num_classes or 10
+        if isinstance(network, str):
+            network = build_network(network, self.num_classes, in_channels or 1, input_shape, **(network_args or {}))
+        self.network = network
+        self.optimizer = optimizer
+        self.lr_scheduler = lr_scheduler
+
+    def configure_optimizers(self) -> Any:
+        """A fresh optimizer over the parameters that train now, and the schedule where there is one."""
+        optimizer = self.optimizer(parameter for parameter in self.parameters() if parameter.requires_grad)
+        if self.lr_scheduler is None:
+            return optimizer
+        return {"optimizer": optimizer, "lr_scheduler": self.lr_scheduler(optimizer)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, C) of a batch (B, …)."""
+        logits: Tensor = self.network(x)
+        return logits
+
+    def loss_terms(self, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+        """The terms whose sum is the local objective, by name; methods add theirs."""
+        x, y = batch
+        return {"ce": F.cross_entropy(self(x), y)}
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        """The local objective on a batch."""
+        terms = list(self.loss_terms(batch).items())
+        loss = terms[0][1]
+        for _, term in terms[1:]:
+            loss = loss + term
+        if len(terms) > 1:
+            for name, term in terms:
+                self.log(f"train/{name}", term)
+        self.log("train/loss", loss, prog_bar=True)
+        return loss
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        """Loss and accuracy on validation data."""
+        self._evaluate(batch, "val")
+
+    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        """Loss and accuracy on test data."""
+        self._evaluate(batch, "test")
+
+    def predict_step(self, batch: tuple[Tensor, Tensor] | Tensor, batch_idx: int) -> dict[str, Tensor]:
+        """Predicted class (B,) and class probabilities (B, C)."""
+        logits = self(batch if isinstance(batch, Tensor) else batch[0])
+        return {"prediction": logits.argmax(dim=1), "probability": logits.softmax(dim=1)}
+
+    def _evaluate(self, batch: tuple[Tensor, Tensor], stage: str) -> None:
+        x, y = batch
+        logits = self(x)
+        self.log(f"{stage}/loss", F.cross_entropy(logits, y))
+        self.log(f"{stage}/acc", (logits.argmax(dim=1) == y).float().mean(), prog_bar=True)

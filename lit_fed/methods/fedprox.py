@@ -1,0 +1,45 @@
+"""FedProx.
+
+Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: "Federated Optimization in Heterogeneous Networks", MLSys 2020,
+Algorithm 2. The server is FedAvg's: `lit_fed.methods.fedavg.FedAvg`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from lit_fed.classifier import Classifier
+from lit_fed.errors import ConfigError
+from lit_fed.losses import proximal
+
+
+class FedProx(Classifier):
+    r"""A classifier that stays near the global model: :math:`\mathrm{CE} + \tfrac{\mu}{2}\|w - w_g\|^2`.
+
+    The distance runs over the parameters that the server sent. Under a plain ``lightning.Trainer``, where nothing is
+    received, the term is absent.
+
+    Args:
+        mu: Weight μ of the proximal term; 0 is FedAvg.
+        kwargs: Passed on to `lit_fed.classifier.Classifier`.
+
+    Raises:
+        ConfigError: For a negative μ.
+    """
+
+    def __init__(self, mu: float = 0.01, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if mu < 0:
+            raise ConfigError(f"model.mu is {mu}; the proximal weight must not be negative")
+        self.mu = mu
+
+    def loss_terms(self, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
+        """Cross-entropy and the proximal term."""
+        terms = super().loss_terms(batch)
+        if self.mu and self.received:
+            names = [name for name in self.layout.split.shared if name in self.received]
+            own = self.layout.parameters
+            terms["prox"] = self.mu * proximal((own[n] for n in names), (self.received[n] for n in names))
+        return terms
