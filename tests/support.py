@@ -26,14 +26,15 @@ class Points(TensorDataModule):
     With loss ½(w·x − y)² the gradients are (w₁ − 2)·(1,0) and (w₂ − 4)·(0,1). More clients repeat these two.
     """
 
-    def __init__(self, num_clients: int = 2, **kwargs: Any) -> None:
+    def __init__(self, num_clients: int = 2, sizes: tuple[int, int] = (1, 3), **kwargs: Any) -> None:
         super().__init__(num_clients=num_clients, partition=Natural(), batch_size=8, **kwargs)
+        self.sizes = sizes
 
     num_classes = 5
     input_shape = (2,)
 
     def load_arrays(self) -> Arrays:
-        sizes = [1 if client % 2 == 0 else 3 for client in range(self.num_clients)]
+        sizes = [self.sizes[client % 2] for client in range(self.num_clients)]
         clients = np.repeat(np.arange(self.num_clients), sizes)
         x = np.eye(2, dtype=np.float32)[clients % 2]
         y = np.where(clients % 2 == 0, 2, 4)
@@ -57,7 +58,10 @@ class LeastSquares(Classifier):
 
 
 class Wanderer(LeastSquares):
-    """Keeps state of every kind: a personal parameter, a counter of its rounds, batch-norm buffers and dropout."""
+    """Keeps state of every kind: a personal parameter, a counter of its rounds, batch-norm buffers and dropout.
+
+    Batch norm needs two samples or more: use it with ``Points(sizes=(2, 3))``.
+    """
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -85,6 +89,15 @@ class Wanderer(LeastSquares):
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         self.log("train/rounds", self.rounds)
+        return super().training_step(batch, batch_idx)
+
+
+class Unlucky(Classifier):
+    """Its client 7 cannot train."""
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        if self.ctx is not None and self.ctx.client_id == 7:
+            raise OSError("its camera broke")
         return super().training_step(batch, batch_idx)
 
 

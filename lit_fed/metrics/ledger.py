@@ -122,9 +122,11 @@ class RoundLedger:
 
     def merge(self, workers: Workers) -> None:
         """Bring every process's rows, failures and deliveries to all of them."""
-        parts = workers.gather((self.rows, [str(f) for f in self.failures], self.delivered, self.local_s))
+        failures = [(f.client_id, f.round_idx, f.cause, f.details) for f in self.failures]
+        parts = workers.gather((self.rows, failures, self.delivered, self.local_s))
         if workers.world_size > 1:
             self.rows = sorted((row for part in parts for row in part[0]), key=lambda row: row.client_id)
+            self.failures = [ClientFailure(*failure) for part in parts for failure in part[1]]
             self.delivered = sorted(client_id for part in parts for client_id in part[2])
             self.local_s = max(part[3] for part in parts)
 

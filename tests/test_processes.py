@@ -1,0 +1,121 @@
+"""Results do not depend on the number of processes."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from lit_fed.strategy import Workers
+from tests.support import ROOT, assert_same, rows, run_cli, saved_weights
+
+QUICK = ["fit", "--config", str(ROOT / "configs/quickstart.yaml"), "--trainer.max_rounds", "3"]
+# Everything at once: clients that drop out, arrive late, keep state; fine-tuned evaluation; unequal shares.
+HARD = [
+    *("--trainer.participation", "UniformParticipation", "--trainer.participation.count", "5"),
+    *("--trainer.participation.dropout_before", "0.2", "--trainer.participation.stragglers.deadline", "0.6"),
+    *("--trainer.participation.stragglers.late", "next_round", "--trainer.buffers", "local"),
+    *("--trainer.protocols", "[GlobalTest, ClientTest, {class_path: PersonalTest, init_args: {max_clients: 6}}]"),
+    *("--model.init_args.network", "test_resnet", "--model.init_args.local_epochs", "1"),
+]
+
+
+@pytest.fixture(scope="module")
+def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("single")
+    done = run_cli(*QUICK, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder / "lightning_logs/version_0"
+
+
+def same_run(one: Path, other: Path) -> None:
+    """Bit-identical weights; metrics up to the order of float64 sums; the same bytes of every client."""
+    assert_same(saved_weights(one), saved_weights(other))
+    for mine, theirs in zip(rows(one / "metrics.csv"), rows(other / "metrics.csv"), strict=True):
+        assert mine.keys() == theirs.keys()
+        for name in mine:
+            if not name.startswith("time/") and mine[name]:
+                assert float(mine[name]) == pytest.approx(float(theirs[name]), rel=1e-5, abs=1e-7), name
+    keys = ("round", "client_id", "stage", "metric")
+    lines = [sorted(tuple(row[key] for key in keys) for row in rows(run / "clients.csv")) for run in (one, other)]
+    assert lines[0] == lines[1]
+
+
+def test_two_processes_on_one_machine(single: Path, tmp_path: Path) -> None:
+    done = run_cli(*QUICK, "--trainer.devices", "2", "--trainer.accelerator", "cpu", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    same_run(single, tmp_path / "lightning_logs/version_0")
+
+
+def test_torchrun_on_loopback(single: Path, tmp_path: Path) -> None:
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29531")
+    done = run_cli(*QUICK, "--trainer.devices", "2", cwd=tmp_path, program=torchrun)
+    assert done.returncode == 0, done.stderr
+    same_run(single, tmp_path / "lightning_logs/version_0")
+
+
+def test_two_processes_with_everything_that_moves_between_them(tmp_path: Path) -> None:
+    for folder, devices in (("one", "1"), ("two", "2")):
+        (tmp_path / folder).mkdir()
+        done = run_cli(*QUICK, *HARD, "--trainer.devices", devices, cwd=tmp_path / folder)
+        assert done.returncode == 0, done.stderr
+    one, two = (tmp_path / folder / "lightning_logs/version_0" for folder in ("one", "two"))
+    same_run(one, two)
+    states = [sorted(path.name for path in (run / "checkpoints/clients").iterdir()) for run in (one, two)]
+    assert states[0] == states[1]
+    assert any(name.startswith("late-") for name in states[0]), "nobody was late in the last round"
+
+
+def test_data_parallel_clients(single: Path, tmp_path: Path) -> None:
+    done = run_cli(*QUICK, "--trainer.devices", "2", "--trainer.strategy", "ddp", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "lightning_logs/version_0"
+    # Half batches averaged over processes round differently in float32 than whole batches do.
+    for name, tensor in saved_weights(single).items():
+        torch.testing.assert_close(tensor, saved_weights(run)[name], rtol=1e-4, atol=1e-5)
+    for mine, theirs in zip(rows(single / "metrics.csv"), rows(run / "metrics.csv"), strict=True):
+        assert float(mine["train/loss"]) == pytest.approx(float(theirs["train/loss"]), rel=1e-3)
+        assert mine["comm/total_bytes"] == theirs["comm/total_bytes"]
+
+
+def test_a_cohort_smaller_than_the_processes(tmp_path: Path) -> None:
+    done = run_cli(*QUICK, "--trainer.devices", "2", "--trainer.participation.count", "1", cwd=tmp_path)
+    assert done.returncode != 0
+    assert "a cohort of 1 clients cannot keep 2 processes busy" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_one_process_learns_of_the_others_failing_client(tmp_path: Path) -> None:
+    everybody = ("--trainer.participation", "FullParticipation", "--model.class_path", "tests.support.Unlucky")
+    done = run_cli(*QUICK, "--trainer.devices", "2", *everybody, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.rstrip().endswith("client 7 failed in round 0: OSError: its camera broke")
+    assert not (tmp_path / "lightning_logs/version_0/checkpoints/last.ckpt").exists()
+
+
+def test_tolerated_failures_are_counted_over_processes(tmp_path: Path) -> None:
+    everybody = ("--trainer.participation", "FullParticipation", "--model.class_path", "tests.support.Unlucky")
+    runs = []
+    for folder, devices in (("one", "1"), ("two", "2")):
+        (tmp_path / folder).mkdir()
+        done = run_cli(
+            *(*QUICK, *everybody, "--trainer.on_client_failure", "skip", "--trainer.devices", devices),
+            cwd=tmp_path / folder,
+        )
+        assert done.returncode == 0, done.stderr
+        runs.append(tmp_path / folder / "lightning_logs/version_0")
+    same_run(*runs)
+    for row in rows(runs[1] / "metrics.csv"):
+        assert (float(row["participation/count"]), float(row["participation/failed"])) == (19, 1)
+
+
+class _Group(Workers):
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.rank, self.world_size = rank, world_size
+
+
+def test_shares_are_balanced_and_complete() -> None:
+    # Longest first onto the least loaded: 9 | 7, then 5 joins 7 (12), 4 joins 9 (13), 2 joins 12 (14), 1 joins 13 (14).
+    sizes = {10: 5, 11: 9, 12: 1, 13: 7, 14: 4, 15: 2}
+    shares = [_Group(rank, 2).share(list(sizes), lambda client: sizes[client]) for rank in range(2)]
+    assert shares == [[11, 14, 12], [13, 10, 15]]
