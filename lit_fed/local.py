@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 from lightning import Fabric
-from lightning.fabric.plugins.precision import MixedPrecision
+from lightning.fabric.plugins.precision import MixedPrecision, Precision
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -63,8 +63,10 @@ class LocalLoop:
         precision = fabric.strategy.precision
         self._scaler = precision.scaler if isinstance(precision, MixedPrecision) else None
         self._scaler_state = self._scaler.state_dict() if self._scaler is not None else {}
-        mixed = isinstance(precision, MixedPrecision)
-        self._autocast: Callable[[], AbstractContextManager[Any]] = fabric.autocast if mixed else contextlib.nullcontext
+        plain = type(precision) is Precision  # 32-true: nothing to convert, no context to enter
+        self._autocast: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext if plain else fabric.autocast
+        # Autocast converts as it goes; the "true" precisions want their inputs in the type of the weights.
+        self._convert_inputs = not plain and not isinstance(precision, MixedPrecision)
 
     # ------------------------------------------------------------------ training
 
@@ -203,8 +205,10 @@ class LocalLoop:
                 yield self.module.predict_step(self._to_device(batch, loader), batch_idx)
 
     def _to_device(self, batch: Any, loader: Iterable[Any]) -> Any:
-        """Move a batch, unless its loader already makes it on the device."""
-        return batch if getattr(loader, "device", None) == self.fabric.device else self.fabric.to_device(batch)
+        """Move a batch, unless its loader already makes it on the device, and give it the model's precision."""
+        if getattr(loader, "device", None) != self.fabric.device:
+            batch = self.fabric.to_device(batch)
+        return self.fabric.strategy.precision.convert_input(batch) if self._convert_inputs else batch
 
 
 def _mark_last(batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:

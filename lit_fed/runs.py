@@ -30,11 +30,14 @@ def open_run(trainer: FederatedTrainer, ckpt_path: str | None) -> None:
     if checkpoint is not None:
         trainer.load_checkpoint(checkpoint)
         trainer.resumed_from = source
-    continues = checkpoint is not None and checkpoint.name == "last.ckpt"
+    else:
+        trainer.start_round = trainer.next_round  # 0, unless this trainer has fitted this federation before
+        source = trainer.log_dir if trainer.start_round else None
+    continues = checkpoint is None or checkpoint.name == "last.ckpt"
     resumed = source if continues else None
     trainer.log_dir = claim_run_folder(fabric, trainer.logs, trainer.logger_choice, resumed)
     store.open(trainer.log_dir / "checkpoints" / "clients")
-    if source is not None:
+    if checkpoint is not None and source is not None:
         if source != trainer.log_dir and fabric.is_global_zero:
             store.adopt(source / "checkpoints" / "clients")
         store.find_leftovers()

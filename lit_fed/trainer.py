@@ -125,6 +125,7 @@ class FederatedTrainer:
         self.num_threads = num_threads
         self.gradients = GradientOptions(gradient_clip_val, gradient_clip_algorithm, accumulate_grad_batches)
         self.channel = Channel(uplink_codec, downlink_codec)
+        self.client_store: Literal["memory", "disk"] = client_store
         self.store = ClientStore(client_store)
         self.callbacks = default_callbacks(callbacks or [], enable_progress_bar, enable_checkpointing)
         self.keeps_checkpoints = any(isinstance(callback, Checkpoint) for callback in self.callbacks)
@@ -153,6 +154,8 @@ class FederatedTrainer:
         ckpt_path: str | None = None,
     ) -> None:
         """Train a federation.
+
+        Called again with the same parts, it goes on after the last finished round.
 
         Args:
             model: The clients' half.
@@ -237,6 +240,7 @@ class FederatedTrainer:
         except BaseException as error:
             self._call("on_exception", error)
             raise
+        model.load_tensors(algorithm.global_state())  # what the caller holds is the trained global model
         self._call("on_fit_end")
 
     def _run_round(self, federation: Federation, round_idx: int) -> None:
@@ -430,6 +434,9 @@ class FederatedTrainer:
             return before
         if self.num_threads is not None:
             torch.set_num_threads(self.num_threads)
+        self.store = ClientStore(self.client_store)
+        self.start_round = self.next_round = 0
+        self.should_stop, self.metrics = False, {}
         self.federation = assemble(
             self.fabric,
             model,

@@ -54,6 +54,8 @@ class Checkpoint(Callback):
     def on_fit_start(self, trainer: FederatedTrainer) -> None:
         """Learn what earlier checkpoints of this run need, and finish what a killed process left half done."""
         folder = self._folder(trainer)
+        if not trainer.start_round:
+            self.best, self.best_round, self._kept = None, -1, {}
         if trainer.fabric.is_global_zero and trainer.start_round:
             last = folder / "last.ckpt"
             if last.is_file() and self.best_round == trainer.start_round - 1:

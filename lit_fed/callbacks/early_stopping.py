@@ -58,6 +58,8 @@ class EarlyStopping(Callback):
 
     def on_fit_start(self, trainer: FederatedTrainer) -> None:
         """A run that had stopped stays stopped when it is resumed."""
+        if not trainer.start_round:
+            self.best, self.waited = None, 0
         trainer.should_stop |= self.waited >= self.patience
 
     def on_round_end(self, trainer: FederatedTrainer, record: RoundRecord) -> None:

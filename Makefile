@@ -1,0 +1,46 @@
+# Every target does its own set-up: the first call makes a virtual environment and installs into it, later ones re-use
+# it. Choose another interpreter with PYTHON=python3.12, another place for the environment with VENV=…
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup quickstart test lint types check bench board clean
+
+help:  ## Show what can be made
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+setup: $(STAMP)  ## Make the environment (every other target does this by itself)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "lit_fed needs Python 3.11 or newer; name one with: make PYTHON=python3.12 ..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $(STAMP)
+
+quickstart: $(STAMP)  ## Train a federation on real digits in under a minute
+	$(BIN)/python cli.py fit --config configs/quickstart.yaml
+
+test: $(STAMP)  ## Run all tests
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)  ## Check style and formatting
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)  ## Check types
+	$(BIN)/mypy
+
+check: lint types test  ## Everything that must pass before a change lands
+
+bench: $(STAMP)  ## Measure the loop's overhead and what a large population costs
+	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/population.py
+
+board: $(STAMP)  ## Watch the runs in TensorBoard
+	$(BIN)/tensorboard --logdir lightning_logs
+
+clean:  ## Remove the environment and caches, but no run
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
