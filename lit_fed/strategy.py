@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from lit_fed.errors import ConfigError
+from lit_fed.payload import Payload
 
 T = TypeVar("T")
 
@@ -128,9 +129,8 @@ class Workers:
         """A float64 tensor of zeros on this process's device."""
         return torch.zeros(tuple(shape), dtype=torch.float64, device=self.fabric.device)
 
-    def agree(self, payload: dict[str, Tensor]) -> dict[str, Tensor]:
-        """With ``ddp``, take the first process's tensors: batch-norm statistics differ between the processes."""
+    def agree(self, payload: Payload) -> None:
+        """With ``ddp``, give every process the first one's tensors, in place."""
         if self.data_parallel:
             for tensor in payload.values():
                 torch.distributed.broadcast(tensor, src=0)
-        return payload
