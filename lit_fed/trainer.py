@@ -280,8 +280,10 @@ class FederatedTrainer:
     ) -> None:
         fates = {participant.client_id: participant.fate for participant in plan}
         working = [client_id for client_id, fate in fates.items() if fate is not Fate.LOST_BEFORE]
-        share = federation.workers.share(working, federation.data.num_samples)
-        for update in federation.executor.run(share, broadcast, round_idx):
+        workers, num_samples = federation.workers, federation.data.num_samples
+        for client_id in workers.share(list(fates), num_samples):
+            ledger.sent(client_id)  # whoever drops out has downloaded before
+        for update in federation.executor.run(workers.share(working, num_samples), broadcast, round_idx):
             if isinstance(update, ClientFailure):
                 ledger.failed(update)
                 if self.on_client_failure == "raise":

@@ -59,7 +59,8 @@ def test_an_empty_round_leaves_the_model_alone(tmp_path: Path) -> None:
 def test_everybody_drops_out(tmp_path: Path) -> None:
     made = fit(tmp_path / "before", participation=FullParticipation(dropout_before=1.0))
     assert final(made) == [0.0, 0.0]
-    assert made.metrics["comm/downlink_bytes"] == 0  # nobody asked for the model
+    assert made.metrics["comm/downlink_bytes"] == 16  # two clients fetched 2 float32
+    assert not [row for row in rows(made.log_dir / "clients.csv") if row["metric"] == "train/loss"]  # none trained
     made = fit(tmp_path / "after", participation=FullParticipation(dropout_after=1.0))
     assert final(made) == [0.0, 0.0]
     assert made.metrics["comm/downlink_bytes"] == 16  # two clients fetched 2 float32

@@ -105,10 +105,13 @@ class RoundLedger:
     delivered: list[int] = field(default_factory=list)
     local_s: float = 0.0
 
+    def sent(self, client_id: int) -> None:
+        """A client downloaded the broadcast."""
+        self.rows.append(ClientRow(client_id, "train", "downlink_bytes", self.downlink_bytes))
+
     def trained(self, update: ClientUpdate, broadcast: Payload) -> None:
         """A client finished its local work."""
         self.rows += [ClientRow(update.client_id, "train", name, value) for name, value in update.metrics.items()]
-        self.rows.append(ClientRow(update.client_id, "train", "downlink_bytes", self.downlink_bytes))
         self.drift.add(update.payload, broadcast)
 
     def arrived(self, client_id: int, uplink_bytes: int) -> None:
