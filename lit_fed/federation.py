@@ -9,7 +9,7 @@ import torch.distributed
 from lightning import Fabric
 
 from lit_fed.algorithm import Algorithm
-from lit_fed.client import BufferPolicy, ClientModule
+from lit_fed.client import BufferPolicy, ClientContext, ClientModule
 from lit_fed.errors import ConfigError
 from lit_fed.executor import SequentialExecutor
 from lit_fed.local import GradientOptions, LocalLoop
@@ -91,6 +91,7 @@ def assemble(
             " use fewer devices, a larger cohort, or strategy=ddp"
         )
     module.buffer_policy = buffers
+    module.work.ctx = ClientContext(0, 0, "train", seed, data)  # a module may ask who is working
     check_optimization(module, workers.data_parallel)
     loop = LocalLoop(fabric, module, workers, gradients)
     module.prepare_round(0)
