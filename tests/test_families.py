@@ -105,9 +105,7 @@ def exchange(folder: Path, rounds: int, ckpt_path: str | None = None) -> Any:
     torch.manual_seed(0)
     data = Digits(num_clients=6, partition=Shards(5), public_size=100, batch_size=20, max_train_samples=700)
     participation = UniformParticipation(count=4)
-    return fit(
-        folder, Exchange(), data, Mixing(), max_rounds=rounds, participation=participation, ckpt_path=ckpt_path
-    )
+    return fit(folder, Exchange(), data, Mixing(), max_rounds=rounds, participation=participation, ckpt_path=ckpt_path)
 
 
 def test_prediction_exchange_between_two_architectures(tmp_path: Path) -> None:
