@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_fed import Classifier, FederatedTrainer
+from lit_fed.callbacks import Callback, RoundRecord
 from lit_fed.data import Arrays, Natural, TensorDataModule
 from lit_fed.methods import FedAvg
 
@@ -99,6 +100,18 @@ class Unlucky(Classifier):
         if self.ctx is not None and self.ctx.client_id == 7:
             raise OSError("its camera broke")
         return super().training_step(batch, batch_idx)
+
+
+class Agreement(Callback):
+    """Raises unless every process holds the same global model after every round."""
+
+    def on_round_end(self, trainer: FederatedTrainer, record: RoundRecord) -> None:
+        assert trainer.federation is not None
+        state = trainer.federation.algorithm.global_state()
+        flat = torch.cat([tensor.double().flatten() for tensor in state.values()])
+        copies = trainer.fabric.all_gather(flat)
+        assert len(copies) == trainer.fabric.world_size == 2
+        assert torch.equal(copies[0], copies[1]), f"the processes differ after round {record.round_idx}"
 
 
 def trainer(folder: Path, **kwargs: Any) -> FederatedTrainer:

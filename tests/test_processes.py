@@ -78,6 +78,15 @@ def test_data_parallel_clients(single: Path, tmp_path: Path) -> None:
         assert mine["comm/total_bytes"] == theirs["comm/total_bytes"]
 
 
+@pytest.mark.parametrize("strategy", ["clients", "ddp"])
+def test_every_process_ends_a_round_with_the_same_model(tmp_path: Path, strategy: str) -> None:
+    """With batch norm, whose statistics differ between the processes of a data-parallel client."""
+    batch_norm = ("--model.init_args.network", "test_resnet", "--model.init_args.local_epochs", "1")
+    watched = ("--trainer.callbacks", "[tests.support.Agreement]", "--trainer.strategy", strategy)
+    done = run_cli(*QUICK, *batch_norm, *watched, "--trainer.devices", "2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_cohort_smaller_than_the_processes(tmp_path: Path) -> None:
     done = run_cli(*QUICK, "--trainer.devices", "2", "--trainer.participation.count", "1", cwd=tmp_path)
     assert done.returncode != 0
