@@ -10,6 +10,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
 from lit_fed.checkpoint import find_checkpoint, run_folder
 from lit_fed.errors import ConfigError
+from lit_fed.strategy import on_first_process
 
 if TYPE_CHECKING:
     from lit_fed.trainer import FederatedTrainer
@@ -55,16 +56,20 @@ def claim_run_folder(
     Raises:
         ConfigError: If it cannot be made.
     """
-    folder = resumed
-    if folder is None and fabric.is_global_zero:
-        given = choice if isinstance(choice, list) else [choice]
-        own = next((lg.log_dir for lg in given if isinstance(lg, Logger) and getattr(lg, "log_dir", None)), None)
+    if resumed is not None:
+        return resumed
+    given = choice if isinstance(choice, list) else [choice]
+    own = next((lg.log_dir for lg in given if isinstance(lg, Logger) and getattr(lg, "log_dir", None)), None)
+
+    def claim() -> Path:
         try:
             folder = Path(own) if own is not None else _next_version(logs)
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"the run's folder cannot be made under {logs}: {error.strerror}") from error
-    return Path(fabric.broadcast(str(folder)))
+        return folder
+
+    return on_first_process(fabric, claim)
 
 
 def _next_version(logs: Path) -> Path:

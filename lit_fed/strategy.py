@@ -18,7 +18,7 @@ from lightning.fabric.strategies.strategy import Strategy
 from torch import Tensor
 from torch.nn import Module
 
-from lit_fed.errors import ConfigError
+from lit_fed.errors import ConfigError, LitFedError
 from lit_fed.payload import Payload
 
 T = TypeVar("T")
@@ -76,6 +76,21 @@ def build_fabric(
         return Fabric(strategy=chosen, **options)
     except (ValueError, RuntimeError, TypeError) as error:
         raise ConfigError(f"trainer: {' '.join(str(error).split())}") from error
+
+
+def on_first_process(fabric: Fabric, function: Callable[[], T]) -> T:
+    """What a function returns on the first process, on every process; so is the error a user can act on."""
+    result: T | None = None
+    error: LitFedError | None = None
+    if fabric.is_global_zero:
+        try:
+            result = function()
+        except LitFedError as caught:
+            error = caught
+    result, error = fabric.broadcast((result, error))
+    if error is not None:
+        raise error
+    return result  # type: ignore[return-value]  # without an error there is a result
 
 
 class Workers:

@@ -26,7 +26,7 @@ from lit_fed.protocols import ClientTest, EvalSplit, Evaluation, GlobalTest, Pro
 from lit_fed.reducers import Reducer
 from lit_fed.runs import open_run
 from lit_fed.store import ClientStore, write_atomically
-from lit_fed.strategy import build_fabric
+from lit_fed.strategy import build_fabric, on_first_process
 
 if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule
@@ -404,8 +404,7 @@ class FederatedTrainer:
         Raises:
             CheckpointError: If it cannot be written; an older file of that name is then still there.
         """
-        if self.fabric.is_global_zero:
-            write_atomically(snapshot(self), Path(path))
+        on_first_process(self.fabric, lambda: write_atomically(snapshot(self), Path(path)))
 
     def load_checkpoint(self, path: str | Path) -> None:
         """Take everything from a checkpoint; called on every process.
