@@ -8,6 +8,7 @@ on the order of the clients, or on whether a run was interrupted.
 from __future__ import annotations
 
 import hashlib
+from operator import index
 
 import numpy as np
 import torch
@@ -23,7 +24,9 @@ def derive_seed(seed: int, *keys: int | str) -> int:
     Returns:
         A non-negative integer below 2**63, the same on every platform.
     """
-    digest = hashlib.blake2b(repr((seed, *keys)).encode(), digest_size=8).digest()
+    # `index`, because NumPy writes its own integers in another way, and in another one from version to version.
+    plain = tuple(key if isinstance(key, str) else index(key) for key in (seed, *keys))
+    digest = hashlib.blake2b(repr(plain).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 

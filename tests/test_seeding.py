@@ -1,0 +1,58 @@
+"""Seeds are a documented function of the run's seed and the purpose."""
+
+from __future__ import annotations
+
+import hashlib
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+
+from lit_fed.client import ClientContext
+from lit_fed.seeding import derive_seed, numpy_generator, torch_generator
+from tests.support import Points
+
+
+@pytest.mark.parametrize("keys", [(), ("cohort", 3), ("train", 0, 17, "data"), ("a'b\"\\", -1)])
+def test_seed_is_the_documented_hash(keys: tuple[int | str, ...]) -> None:
+    # BLAKE2b, 8 bytes, little-endian, of Python's text of (seed, *keys), shifted into 63 bits.
+    digest = hashlib.blake2b(repr((42, *keys)).encode(), digest_size=8).digest()
+    assert derive_seed(42, *keys) == sum(byte << (8 * place) for place, byte in enumerate(digest)) // 2
+
+
+def test_text_that_is_hashed() -> None:
+    # Spelt out, so that another Python cannot change the seeds unseen.
+    digest = hashlib.blake2b(b"(7, 'train', 2, 5, 'data')", digest_size=8).digest()
+    assert derive_seed(7, "train", 2, 5, "data") == int.from_bytes(digest, "little") >> 1
+
+
+def test_numpy_integers_are_integers() -> None:
+    # repr(np.int64(3)) is "np.int64(3)" since NumPy 2.
+    assert derive_seed(np.int64(1), "cohort", np.int32(3)) == derive_seed(1, "cohort", 3)  # type: ignore[arg-type]
+
+
+def test_seeds_differ_between_purposes() -> None:
+    seeds = [
+        derive_seed(seed, stage, round_idx, client_id, purpose)
+        for seed, stage, round_idx, client_id, purpose in product(
+            range(3), ("train", "personal"), range(10), range(20), ("data", "training")
+        )
+    ]
+    seeds += [derive_seed(0, "cohort", 1), derive_seed(0, "cohort", "1"), derive_seed(0, "cohort1"), derive_seed(0)]
+    assert len(set(seeds)) == len(seeds)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_generators_start_from_the_seed() -> None:
+    seed = derive_seed(3, "purpose", 4)
+    expected = np.random.Generator(np.random.PCG64(seed)).random(5)
+    np.testing.assert_array_equal(numpy_generator(3, "purpose", 4).random(5), expected)
+    drawn = torch.rand(5, generator=torch_generator(3, "purpose", 4))
+    assert torch.equal(drawn, torch.rand(5, generator=torch.Generator().manual_seed(seed)))
+
+
+def test_a_clients_seeds_name_stage_round_client_and_purpose() -> None:
+    ctx = ClientContext(client_id=5, round_idx=2, stage="train", seed=7, data=Points())
+    assert ctx.derive_seed("dropout") == derive_seed(7, "train", 2, 5, "dropout")
+    assert ctx.generator("data").initial_seed() == derive_seed(7, "train", 2, 5, "data")
