@@ -29,8 +29,9 @@ def is_finite(payload: Payload) -> bool:
     tensors = [tensor.detach() for tensor in payload.values() if tensor.is_floating_point() and tensor.numel()]
     if not tensors:
         return True
-    # A sum is not finite if a term is not; a sum that overflows tells of values no training survives.
-    sums = [tensor.sum() for tensor in tensors]
+    # A sum is not finite if a term is not; a sum that overflows tells of values no training survives. That holds for
+    # float32's exponents only: in float16 ordinary values overflow.
+    sums = [tensor.sum(dtype=torch.float32 if tensor.dtype == torch.float16 else None) for tensor in tensors]
     on_cpu = sums[0].device.type == "cpu"
     return all(map(math.isfinite, [total.item() for total in sums] if on_cpu else torch.stack(sums).tolist()))
 
