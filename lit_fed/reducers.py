@@ -41,7 +41,7 @@ class WeightedMean(Reducer[Payload]):
         uniform: Weigh every client 1 instead of by ``update.weight``.
 
     Raises:
-        ValueError: If clients send different tensor names, or weights sum to 0.
+        ValueError: If clients send different tensor names or shapes, or weights sum to 0.
     """
 
     def __init__(self, uniform: bool = False) -> None:
@@ -60,7 +60,13 @@ class WeightedMean(Reducer[Payload]):
             odd = sorted(update.payload.keys() ^ self._sums.keys())
             raise ValueError(f"client {update.client_id} sends other tensors than the clients before it: {odd}")
         for name, tensor in update.payload.items():
-            self._sums[name].add_(tensor.detach(), alpha=weight)
+            total = self._sums[name]
+            if tensor.shape != total.shape:  # adding would broadcast, and quietly average what does not belong together
+                raise ValueError(
+                    f"client {update.client_id} sends {name!r} in shape {tuple(tensor.shape)}, the clients before it in"
+                    f" {tuple(total.shape)}"
+                )
+            total.add_(tensor.detach(), alpha=weight)
         self._total += weight
 
     def result(self, workers: Workers) -> Payload | None:
@@ -83,6 +89,9 @@ class WeightedMean(Reducer[Payload]):
         specs = [spec for spec in workers.gather((shapes, self._dtypes)) if spec[0]]
         if not specs:
             return
+        odd = sorted({name for spec in specs for name in dict(spec[0].items() ^ specs[0][0].items())})
+        if odd:
+            raise ValueError(f"clients of different processes send different tensors; they differ in {odd}")
         shapes, self._dtypes = specs[0]  # a process without a client learns here what the others sum
         flat = [self._sums[n].flatten() if self._sums else workers.zeros(shapes[n]).flatten() for n in shapes]
         total = torch.tensor([self._total], dtype=torch.float64, device=flat[0].device)
