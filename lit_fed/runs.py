@@ -20,7 +20,7 @@ def open_run(trainer: FederatedTrainer, ckpt_path: str | None) -> None:
     """Find the checkpoint to resume from, claim the run's folder, open its loggers.
 
     ``last.ckpt`` continues in its own folder; any other checkpoint starts a new one, so that the rounds after it are
-    not lost.
+    not lost. So does a run that writes no checkpoints, which would leave the old folder ahead of its ``last.ckpt``.
     """
     assert trainer.federation is not None
     fabric, store = trainer.fabric, trainer.federation.store
@@ -34,7 +34,7 @@ def open_run(trainer: FederatedTrainer, ckpt_path: str | None) -> None:
     else:
         trainer.start_round = trainer.next_round  # 0, unless this trainer has fitted this federation before
         source = trainer.log_dir if trainer.start_round else None
-    continues = checkpoint is None or checkpoint.name == "last.ckpt"
+    continues = checkpoint is None or (checkpoint.name == "last.ckpt" and trainer.keeps_checkpoints)
     resumed = source if continues else None
     trainer.log_dir = claim_run_folder(fabric, trainer.logs, trainer.logger_choice, resumed)
     store.open(trainer.log_dir / "checkpoints" / "clients")

@@ -8,6 +8,7 @@ writes, whatever the population.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -61,8 +62,11 @@ class ClientStore:
         path = self._path(name, version)
         try:
             state: State = torch.load(path, weights_only=True, map_location="cpu")
-        except (OSError, RuntimeError, EOFError) as error:
-            raise CheckpointError(f"the state of client {name} cannot be read from {path}: {error}") from error
+        except (
+            Exception
+        ) as error:  # damaged bytes make the reader fail in a dozen ways, TypeError and struct.error included
+            reason = " ".join(str(error).split())[:120]
+            raise CheckpointError(f"the state of client {name} cannot be read from {path}: {reason}") from error
         if self.mode == "memory":
             self._cache[name] = (version, state)
         return state
@@ -103,6 +107,9 @@ class ClientStore:
                 self._superseded.append((name, before))
             if version is not None:
                 self._index[name] = version
+        for name, _ in changes:  # what was dropped, or is now another process's, would only take memory
+            if name in self._cache and self._cache[name][0] != self._index.get(name):
+                del self._cache[name]
         self._changed = {}
         self.round_idx = next_round
 
@@ -117,7 +124,12 @@ class ClientStore:
         self.round_idx = round_idx
 
     def find_leftovers(self) -> None:
-        """Note the files that no index names, such as those of a round that was killed, for collection."""
+        """Note the files that no index names, such as those of a round that was killed, for collection.
+
+        Files that were half written when the process was killed are deleted: call it before anybody writes.
+        """
+        if self.directory is not None:
+            remove_half_written(self.directory)
         self._superseded = [entry for entry in self._versions() if self._index.get(entry[0]) != entry[1]]
 
     def adopt(self, directory: Path) -> None:
@@ -154,6 +166,12 @@ class ClientStore:
         return self.directory / f"{name}.r{version}.pt"
 
 
+def remove_half_written(directory: Path) -> None:
+    """Delete what `write_atomically` left in a folder when its process was killed."""
+    for path in directory.glob(".*.tmp"):
+        path.unlink(missing_ok=True)
+
+
 def write_atomically(content: Any, path: Path, durable: bool = True) -> None:
     """Save tensors and primitives to a temporary file and rename it into place.
 
@@ -175,7 +193,8 @@ def write_atomically(content: Any, path: Path, durable: bool = True) -> None:
                 os.fsync(file.fileno())
         temporary.replace(path)
     except (OSError, RuntimeError) as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a folder that could not be made holds no file either
+            temporary.unlink()
         before = f"; the previous {path.name} is intact" if path.exists() else ""
         reason = error.__cause__ or error.__context__ or error
         raise CheckpointError(f"cannot write {path}: {' '.join(str(reason).split())}{before}") from error
