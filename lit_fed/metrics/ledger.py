@@ -92,7 +92,7 @@ class DriftMeter:
 
 @dataclass(slots=True)
 class RoundLedger:
-    """Collects, on every process, what its clients report; `close` merges the processes.
+    """Collects, on every process, what its clients report; `merge` brings the processes together.
 
     Args:
         downlink_bytes: Bytes one client downloads this round.
@@ -124,14 +124,17 @@ class RoundLedger:
         self.failures.append(failure)
 
     def merge(self, workers: Workers) -> None:
-        """Bring every process's rows, failures and deliveries to all of them."""
-        failures = [(f.client_id, f.round_idx, f.cause, f.details) for f in self.failures]
+        """Bring every process's rows, failures and deliveries to all of them, in an order that knows no processes."""
+        failures = [
+            (f.client_id, f.round_idx, f.cause, f.details) for f in self.failures
+        ]  # the error cannot be pickled
         parts = workers.gather((self.rows, failures, self.delivered, self.local_s))
-        if workers.world_size > 1:
-            self.rows = sorted((row for part in parts for row in part[0]), key=lambda row: row.client_id)
-            self.failures = [ClientFailure(*failure) for part in parts for failure in part[1]]
-            self.delivered = sorted(client_id for part in parts for client_id in part[2])
-            self.local_s = max(part[3] for part in parts)
+        # A late update's bytes may be another process's row than what the client logs in this round: they come last.
+        rows = (row for part in parts for row in part[0])
+        self.rows = sorted(rows, key=lambda row: (row.client_id, row.metric == "uplink_bytes"))
+        self.failures = [ClientFailure(*failure) for failure in sorted(f for part in parts for f in part[1])]
+        self.delivered = sorted(client_id for part in parts for client_id in part[2])
+        self.local_s = max(part[3] for part in parts)
 
     def metrics(self, num_samples: Callable[[int], int], workers: Workers) -> dict[str, float]:
         """Round metrics: sample-weighted means of what clients logged, bytes, drift, counts."""
