@@ -1,0 +1,248 @@
+"""Whose model on whose data: every protocol's numbers by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lit_fed.callbacks import Callback
+from lit_fed.errors import ConfigError
+from lit_fed.participation import UniformParticipation
+from lit_fed.protocols import ClientTest, GlobalTest, PersonalTest, Protocol, UnseenTest
+from tests.support import LeastSquares, Points, Wanderer, assert_same, fit, rows, weights
+from tests.test_store import Threes
+
+# After one round of `Points` and `LeastSquares` w = (1/4, 3/2), see test_fedavg.py. Client 0 wants w₁ = 2, client 1
+# wants w₂ = 4, and a step with learning rate ½ halves the distance.
+AFTER_ONE = (0.25, 1.5)
+
+
+class Validated(LeastSquares):
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        self.log("val/loss", self.loss_terms(batch)["mse"])
+
+
+def loss(w: float, y: float) -> float:
+    return 0.5 * (w - y) ** 2
+
+
+def test_global_and_clients(tmp_path: Path) -> None:
+    made = fit(tmp_path, max_rounds=1, protocols=[GlobalTest(), ClientTest()])
+    one, two = loss(AFTER_ONE[0], 2), loss(AFTER_ONE[1], 4)
+    assert made.metrics["global/loss"] == pytest.approx((one + 3 * two) / 4)  # over samples
+    assert made.metrics["clients/loss_mean"] == pytest.approx((one + two) / 2)  # over clients
+    assert made.log_dir is not None
+    found = [
+        (r["client_id"], r["metric"], float(r["value"]))
+        for r in rows(made.log_dir / "clients.csv")
+        if r["stage"] == "test"
+    ]
+    assert found == [("0", "loss", pytest.approx(one)), ("1", "loss", pytest.approx(two))]
+
+
+@pytest.mark.parametrize(("epochs", "lr", "left"), [(1, None, 0.5), (2, None, 0.25), (1, 1.0, 0.0), (3, 0.25, 0.75**3)])
+def test_personal(tmp_path: Path, epochs: int, lr: float | None, left: float) -> None:
+    # Each step leaves the part 1 − lr of the distance: ½ of it with the model's own ½.
+    made = fit(tmp_path, max_rounds=1, protocols=[PersonalTest(epochs=epochs, lr=lr)])
+    one, two = 0.5 * (1.75 * left) ** 2, 0.5 * (2.5 * left) ** 2
+    assert made.metrics["personal/loss_mean"] == pytest.approx((one + two) / 2)
+    assert made.metrics["personal/loss_min"] == pytest.approx(min(one, two))
+    assert weights(made)["network.weight"].tolist() == [list(AFTER_ONE)]
+
+
+def test_personal_test_changes_nothing_that_follows(tmp_path: Path) -> None:
+    found = []
+    for protocols in ([GlobalTest()], [PersonalTest(epochs=2, lr=0.3), GlobalTest()]):
+        torch.manual_seed(0)
+        made = fit(tmp_path, Wanderer(lr=0.05), Threes(4), max_rounds=3, protocols=protocols)
+        assert made.log_dir is not None
+        saved = made.log_dir / "checkpoints" / "clients"
+        states = {p.name: torch.load(p, weights_only=True) for p in sorted(saved.iterdir())}
+        table = [
+            {n: v for n, v in r.items() if not n.startswith(("time", "personal"))}
+            for r in rows(made.log_dir / "metrics.csv")
+        ]
+        found.append((weights(made), states, table))
+    (one, one_states, one_table), (two, two_states, two_table) = found
+    assert_same(one, two)
+    assert one_table == two_table
+    assert one_states.keys() == two_states.keys()
+    for name in one_states:
+        assert_same(one_states[name], two_states[name])
+
+
+def test_personal_test_starts_from_the_clients_own_state(tmp_path: Path) -> None:
+    starts = []
+
+    class Watching(Wanderer):
+        def on_train_start(self) -> None:
+            assert self.ctx is not None
+            if self.ctx.stage == "personal":
+                starts.append((self.ctx.client_id, self.tensor("network.3.weight").clone()))
+
+    made = fit(tmp_path, Watching(lr=0.05), Threes(2), max_rounds=1, protocols=[PersonalTest()])
+    assert made.federation is not None
+    assert [client_id for client_id, _ in starts] == [0, 1]
+    for client_id, head in starts:
+        kept = made.federation.store.get(client_id)
+        assert kept is not None
+        assert torch.equal(head, kept["network.3.weight"])
+
+
+def test_unseen_clients_by_hand(tmp_path: Path) -> None:
+    made = fit(
+        tmp_path,
+        data=Points(6),
+        max_rounds=1,
+        participation=UniformParticipation(count=3, unseen_fraction=0.5),
+        protocols=[UnseenTest(), ClientTest()],
+    )
+    assert made.federation is not None
+    seen = made.federation.participation.seen_clients.tolist()
+    unseen = made.federation.participation.unseen_clients.tolist()
+    assert sorted(seen + unseen) == list(range(6))
+    # All three seen clients train from 0: an even one (1 sample) to (1, 0), an odd one (3 samples) to (0, 2).
+    even, odd = sum(k % 2 == 0 for k in seen), 3 * sum(k % 2 for k in seen)
+    w = (even / (even + odd), 2 * odd / (even + odd))
+    expected = {k: loss(w[k % 2], (2, 4)[k % 2]) for k in range(6)}
+    assert made.metrics["unseen/loss_mean"] == pytest.approx(sum(expected[k] for k in unseen) / 3)
+    assert made.log_dir is not None
+    table = rows(made.log_dir / "clients.csv")
+    for stage, clients in (("unseen", unseen), ("test", seen)):
+        found = {int(r["client_id"]): float(r["value"]) for r in table if r["stage"] == stage}
+        assert found == pytest.approx({k: expected[k] for k in clients})
+
+
+def test_unseen_clients_never_train(tmp_path: Path) -> None:
+    participation = UniformParticipation(count=2, unseen_fraction=0.4)
+    made = fit(tmp_path, data=Points(10), max_rounds=12, participation=participation, protocols=[UnseenTest()])
+    assert made.log_dir is not None
+    table = rows(made.log_dir / "clients.csv")
+    trained = {int(r["client_id"]) for r in table if r["stage"] == "train"}
+    tested = {int(r["client_id"]) for r in table if r["stage"] == "unseen"}
+    assert tested == set(participation.unseen_clients.tolist())
+    assert len(tested) == 4
+    assert trained == set(participation.seen_clients.tolist())  # in twelve rounds everybody's turn came
+
+
+def test_unseen_test_needs_unseen_clients(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"UnseenTest needs unseen clients; set participation\.unseen_fraction"):
+        fit(tmp_path, protocols=[UnseenTest()])
+    assert not (tmp_path / "lightning_logs").exists()
+
+
+def test_max_clients_is_a_fixed_choice(tmp_path: Path) -> None:
+    def chosen(folder: str, **kwargs: Any) -> list[list[int]]:
+        made = fit(tmp_path / folder, data=Points(20), max_rounds=2, protocols=[ClientTest(max_clients=5)], **kwargs)
+        assert made.log_dir is not None
+        table = [r for r in rows(made.log_dir / "clients.csv") if r["stage"] == "test"]
+        return [[int(r["client_id"]) for r in table if r["round"] == round_idx] for round_idx in "01"]
+
+    first, second = chosen("a")
+    assert first == second == sorted(set(first))
+    assert len(first) == 5
+    assert chosen("b", seed=1)[0] != first
+    everybody = fit(tmp_path / "c", max_rounds=1, protocols=[ClientTest(max_clients=2)])
+    assert everybody.metrics["clients/loss_min"] == loss(0.25, 2)
+
+
+def test_max_clients_of_seen_clients_only(tmp_path: Path) -> None:
+    participation = UniformParticipation(count=2, unseen_fraction=0.5)
+    made = fit(tmp_path, data=Points(8), participation=participation, protocols=[ClientTest(max_clients=3)])
+    assert made.log_dir is not None
+    tested = {int(r["client_id"]) for r in rows(made.log_dir / "clients.csv") if r["stage"] == "test"}
+    assert len(tested) == 3
+    assert tested <= set(participation.seen_clients.tolist())
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ClientTest(max_clients=0), r"ClientTest\.max_clients is 0; it must be at least 1"),
+        (lambda: UnseenTest(max_clients=-1), r"UnseenTest\.max_clients is -1"),
+        (lambda: PersonalTest(epochs=0), r"PersonalTest\.epochs is 0"),
+        (lambda: PersonalTest(lr=0.0), r"PersonalTest\.lr is 0\.0; it must be positive"),
+    ],
+)
+def test_settings_are_checked(make: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make()
+
+
+def test_evaluation_on_validation_data(tmp_path: Path) -> None:
+    # A third of client 1's three samples is held out (client 0's single one stays): weights 1 and 2 give
+    # w = (1·1/3, 2·2/3) = (1/3, 4/3). Only client 1 has validation data, which is all of the shared set.
+    made = fit(
+        tmp_path,
+        Validated(),
+        Points(val_fraction=0.34),
+        max_rounds=1,
+        evaluate_on="val",
+        protocols=[GlobalTest(), ClientTest(), PersonalTest()],
+    )
+    expected = loss(4 / 3, 4)
+    assert made.metrics["global/loss"] == pytest.approx(expected)
+    assert made.metrics["clients/loss_mean"] == made.metrics["clients/loss_min"] == pytest.approx(expected)
+    assert made.metrics["personal/loss_mean"] == pytest.approx(expected / 4)
+    assert made.log_dir is not None
+    stages = {(r["client_id"], r["stage"]) for r in rows(made.log_dir / "clients.csv") if r["stage"] != "train"}
+    assert stages == {("1", "test"), ("1", "personal")}
+
+
+def test_validation_without_validation_data(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"set data\.init_args\.val_fraction above 0"):
+        fit(tmp_path, evaluate_on="val")
+
+
+def test_evaluate_every(tmp_path: Path) -> None:
+    made = fit(tmp_path, max_rounds=5, evaluate_every=2, protocols=[GlobalTest()])
+    assert made.log_dir is not None
+    evaluated = [row["round"] for row in rows(made.log_dir / "metrics.csv") if row["global/loss"]]
+    assert evaluated == ["1", "3", "4"]  # every second round, and the last
+
+
+def test_no_evaluation(tmp_path: Path) -> None:
+    made = fit(tmp_path, evaluate_every=0)
+    assert not [name for name in made.metrics if name.startswith(("global", "clients", "time/eval"))]
+
+
+def test_a_protocol_of_ones_own_sees_the_federation_after_the_step(tmp_path: Path) -> None:
+    from lit_fed.protocols import Evaluation
+
+    class Norm(Protocol):
+        name = "norm"
+
+        def run(self, federation: Any, round_idx: int, split: Any) -> Evaluation:
+            state = federation.algorithm.global_state()
+            return Evaluation({"norm/w": float(state["network.weight"].abs().sum()), "norm/round": round_idx})
+
+    class Noting(Callback):
+        found: dict[str, float] | None = None
+
+        def on_round_end(self, trainer: Any, record: Any) -> None:
+            self.found = dict(record.metrics)
+
+    noting = Noting()
+    fit(tmp_path, max_rounds=1, protocols=[Norm()], callbacks=[noting])
+    assert noting.found is not None
+    assert (noting.found["norm/w"], noting.found["norm/round"]) == (sum(AFTER_ONE), 0)
+
+
+def test_validate_and_test_after_training(tmp_path: Path) -> None:
+    from lit_fed.methods import FedAvg
+    from tests.support import trainer as make_trainer
+
+    module, data, algorithm = Validated(), Points(val_fraction=0.34), FedAvg()
+    made = make_trainer(tmp_path, max_rounds=1, protocols=[GlobalTest()])
+    made.fit(module, data, algorithm)
+    assert made.validate(module, data, algorithm)["global/loss"] == pytest.approx(loss(4 / 3, 4))
+    expected = (loss(1 / 3, 2) + 3 * loss(4 / 3, 4)) / 4
+    assert made.test(module, data, algorithm)["global/loss"] == pytest.approx(expected)
+    fresh = make_trainer(tmp_path, protocols=[GlobalTest()])
+    assert fresh.test(Validated(), Points(val_fraction=0.34), FedAvg(), "last")["global/loss"] == pytest.approx(
+        expected
+    )
