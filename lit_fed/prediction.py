@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from lit_fed.errors import ConfigError
@@ -44,9 +45,11 @@ def write_predictions(federation: Federation, output: Path, client_id: int | Non
     batches: dict[str, list[np.ndarray]] = {}
     for result in federation.loop.predict(loader):
         for name, value in _named(result).items():
-            batches.setdefault(name, []).append(value.detach().float().cpu().numpy())
+            batches.setdefault(name, []).append(_array(value))
     if not batches:
-        raise ConfigError("there is no test data to predict on" + (f" for client {client_id}" if client_id else ""))
+        raise ConfigError(
+            "there is no test data to predict on" + ("" if client_id is None else f" for client {client_id}")
+        )
     columns = {name: np.concatenate(parts) for name, parts in batches.items()}
     if federation.fabric.is_global_zero:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -56,6 +59,11 @@ def write_predictions(federation: Federation, output: Path, client_id: int | Non
             _write_csv(output, columns)
         federation.fabric.print(f"wrote predictions for {len(next(iter(columns.values())))} samples to {output}")
     return output
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    tensor = tensor.detach().cpu()
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()  # NumPy has no bfloat16
 
 
 def _named(result: Any) -> Mapping[str, Tensor]:
@@ -75,5 +83,5 @@ def _write_csv(output: Path, columns: Mapping[str, np.ndarray]) -> None:
     with open(output, "w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(header)
-        for index, row in enumerate(np.concatenate(flat, axis=1).tolist()):
+        for index, row in enumerate(np.concatenate(flat, axis=1).astype(np.float64).tolist()):
             writer.writerow([index, *(int(value) if value.is_integer() else value for value in row)])
