@@ -7,19 +7,25 @@ A checkpoint holds tensors and primitives only, is written to a temporary file a
 from __future__ import annotations
 
 import pickle
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from lit_fed.errors import CheckpointError
 
 if TYPE_CHECKING:
+    from lit_fed.callbacks import Callback
     from lit_fed.trainer import FederatedTrainer
 
 FORMAT = 1
-_KEYS = {"lit_fed_format", "round_idx", "seed", "state_dict", "algorithm", "clients", "initial", "callbacks", "config"}
+_KEYS = {"lit_fed_format", "round_idx", "seed", "state_dict", "algorithm", "clients", "initial", "callbacks"}
+_KEYS |= {"metrics", "config"}
+_PRIMITIVES = (str, bytes, bool, int, float, type(None))
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
@@ -35,7 +41,9 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         content = torch.load(path, weights_only=True, map_location="cpu")
     except pickle.UnpicklingError as error:
         raise CheckpointError(f"{path} is not a checkpoint that can be loaded safely (weights_only)") from error
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+    except (
+        Exception
+    ) as error:  # damaged bytes make the reader fail in a dozen ways, TypeError and struct.error included
         raise CheckpointError(f"{path} is corrupt: {' '.join(str(error).split())[:120]}") from error
     if not isinstance(content, dict) or not content.keys() >= _KEYS:
         raise CheckpointError(f"{path} is not a lit_fed checkpoint (it may come from another program)")
@@ -45,7 +53,11 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 
 
 def snapshot(trainer: FederatedTrainer) -> dict[str, Any]:
-    """Everything a run needs to go on after its last finished round."""
+    """Everything a run needs to go on after its last finished round.
+
+    Raises:
+        CheckpointError: If an algorithm or a callback gives its state in another form than tensors and primitives.
+    """
     assert trainer.federation is not None
     federation, module = trainer.federation, trainer.federation.module
     shared = set(module.shared_names("down"))
@@ -54,12 +66,12 @@ def snapshot(trainer: FederatedTrainer) -> dict[str, Any]:
         "round_idx": trainer.next_round,
         "seed": trainer.seed,
         "state_dict": dict(federation.algorithm.global_state()),
-        "algorithm": federation.algorithm.state_dict(),
+        "algorithm": _plain(federation.algorithm.state_dict(), "algorithm"),
         "clients": federation.store.state_dict(),
         # what a client that first appears after a resume starts its personal part from
         "initial": {name: tensor for name, tensor in module.initial_tensors.items() if name not in shared},
-        "callbacks": {type(callback).__name__: callback.state_dict() for callback in trainer.callbacks},
-        "metrics": dict(trainer.metrics),
+        "callbacks": _plain({name: callback.state_dict() for name, callback in _named(trainer)}, "callbacks"),
+        "metrics": _plain(trainer.metrics, "metrics"),
         "config": trainer.config,
     }
 
@@ -83,11 +95,34 @@ def restore(trainer: FederatedTrainer, path: Path) -> None:
     except (KeyError, RuntimeError, CheckpointError) as error:
         raise CheckpointError(f"{path} does not fit this model or algorithm: {error}") from error
     federation.store.load_state_dict(content["clients"], content["round_idx"])
-    for callback in trainer.callbacks:
-        if state := content["callbacks"].get(type(callback).__name__):
+    for name, callback in _named(trainer):
+        if state := content["callbacks"].get(name):
             callback.load_state_dict(state)
     trainer.start_round = trainer.next_round = content["round_idx"]
     trainer.metrics = content["metrics"]
+
+
+def _named(trainer: FederatedTrainer) -> Iterator[tuple[str, Callback]]:
+    """The callbacks by the name of their class, the second of a class as ``<name>.2`` and so on."""
+    count: Counter[str] = Counter()
+    for callback in trainer.callbacks:
+        name = type(callback).__name__
+        count[name] += 1
+        yield name if count[name] == 1 else f"{name}.{count[name]}", callback
+
+
+def _plain(value: Any, where: str) -> Any:
+    """A state as a checkpoint may hold it: NumPy's numbers as Python's, and nothing that could not be read back."""
+    if isinstance(value, torch.Tensor) or type(value) in _PRIMITIVES:
+        return value
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Mapping):
+        return {_plain(key, where): _plain(entry, f"{where}.{key}") for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        entries = [_plain(entry, f"{where}.{position}") for position, entry in enumerate(value)]
+        return tuple(entries) if isinstance(value, tuple) else entries
+    raise CheckpointError(f"{where} is a {type(value).__name__}; a checkpoint holds tensors and primitives only")
 
 
 def find_checkpoint(ckpt_path: str | Path, logs: Path) -> Path | None:
@@ -143,8 +178,7 @@ def load_network(ckpt_path: str | Path, network: nn.Module | None = None) -> nn.
         _load(module, content["state_dict"], path)
         return module.deployable().eval()
     state = content["state_dict"]
-    own = network.state_dict().keys()
-    if not own <= state.keys():
+    if not state.keys() <= network.state_dict().keys():
         state = {name.removeprefix("network."): tensor for name, tensor in state.items() if name.startswith("network.")}
     _load(network, state, path)
     return network.eval()
@@ -152,6 +186,15 @@ def load_network(ckpt_path: str | Path, network: nn.Module | None = None) -> nn.
 
 def _load(module: nn.Module, state: dict[str, torch.Tensor], path: Path) -> None:
     try:
-        module.load_state_dict(state)
+        missing, unexpected = module.load_state_dict(state, strict=False)
     except RuntimeError as error:
         raise CheckpointError(f"{path} does not fit this network: {' '.join(str(error).split())[:160]}") from error
+    # A checkpoint names a tensor once; a network that uses it in two places (tied weights) knows it by two names.
+    own = module.state_dict(keep_vars=True)
+    loaded = {id(own[name]) for name in state if name in own}
+    absent = [name for name in missing if id(own[name]) not in loaded]
+    if absent or unexpected or not state:
+        wrong = (
+            f"it lacks {', '.join(absent[:3])}" if absent else f"it also has {', '.join(unexpected[:3]) or 'nothing'}"
+        )
+        raise CheckpointError(f"{path} does not fit this network: {wrong}")

@@ -11,6 +11,7 @@ from lit_fed.callbacks.base import Callback, RoundRecord
 from lit_fed.callbacks.early_stopping import improves, unknown_metric
 from lit_fed.checkpoint import read_checkpoint
 from lit_fed.errors import CheckpointError, ConfigError
+from lit_fed.store import remove_half_written
 
 if TYPE_CHECKING:
     from lit_fed.trainer import FederatedTrainer
@@ -52,13 +53,21 @@ class Checkpoint(Callback):
         self._kept: dict[str, dict[str, int]] = {}  # file name -> the client states it needs
 
     def on_fit_start(self, trainer: FederatedTrainer) -> None:
-        """Learn what earlier checkpoints of this run need, and finish what a killed process left half done."""
+        """Learn what earlier checkpoints of this run need, and finish what a killed process left half done.
+
+        A new folder gets the checkpoint that the run starts from, so that it stands on its own.
+        """
         folder = self._folder(trainer)
         if not trainer.start_round:
             self.best, self.best_round, self._kept = None, -1, {}
         if trainer.fabric.is_global_zero and trainer.start_round:
+            remove_half_written(folder)
             last = folder / "last.ckpt"
-            if last.is_file() and self.best_round == trainer.start_round - 1:
+            if not last.is_file():
+                assert trainer.federation is not None
+                trainer.federation.module.prepare_round(trainer.start_round - 1)  # as when the round ended
+                trainer.save_checkpoint(last)
+            if self.best_round == trainer.start_round - 1:
                 _link(last, folder / "best.ckpt")
             for path in folder.glob("*.ckpt"):
                 self._kept[path.name] = read_checkpoint(path)["clients"]
@@ -89,11 +98,11 @@ class Checkpoint(Callback):
         """The metric to judge this round by, None where there is none."""
         if self.monitor == "auto":
             return next((name for name in _USUAL if name in record.metrics), None)
-        if self.monitor is None or "time/eval_s" not in record.metrics:
-            return None
-        if self.monitor not in record.metrics:
+        if self.monitor is None or self.monitor in record.metrics:
+            return self.monitor
+        if "time/eval_s" in record.metrics:
             raise ConfigError(unknown_metric("Checkpoint", self.monitor, record))
-        return self.monitor
+        return None
 
     def _direction(self, monitor: str) -> Literal["max", "min"]:
         if self.mode == "auto":
