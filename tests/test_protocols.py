@@ -11,9 +11,10 @@ from torch import Tensor
 
 from lit_fed.callbacks import Callback
 from lit_fed.errors import ConfigError
+from lit_fed.methods import FedAvg
 from lit_fed.participation import UniformParticipation
-from lit_fed.protocols import ClientTest, GlobalTest, PersonalTest, Protocol, UnseenTest
-from tests.support import LeastSquares, Points, Wanderer, assert_same, fit, rows, weights
+from lit_fed.protocols import ClientTest, Evaluation, GlobalTest, PersonalTest, Protocol, UnseenTest
+from tests.support import LeastSquares, Points, Wanderer, assert_same, fit, rows, trainer, weights
 from tests.test_store import Threes
 
 # After one round of `Points` and `LeastSquares` w = (1/4, 3/2), see test_fedavg.py. Client 0 wants w₁ = 2, client 1
@@ -211,8 +212,6 @@ def test_no_evaluation(tmp_path: Path) -> None:
 
 
 def test_a_protocol_of_ones_own_sees_the_federation_after_the_step(tmp_path: Path) -> None:
-    from lit_fed.protocols import Evaluation
-
     class Norm(Protocol):
         name = "norm"
 
@@ -233,16 +232,13 @@ def test_a_protocol_of_ones_own_sees_the_federation_after_the_step(tmp_path: Pat
 
 
 def test_validate_and_test_after_training(tmp_path: Path) -> None:
-    from lit_fed.methods import FedAvg
-    from tests.support import trainer as make_trainer
-
     module, data, algorithm = Validated(), Points(val_fraction=0.34), FedAvg()
-    made = make_trainer(tmp_path, max_rounds=1, protocols=[GlobalTest()])
+    made = trainer(tmp_path, max_rounds=1, protocols=[GlobalTest()])
     made.fit(module, data, algorithm)
     assert made.validate(module, data, algorithm)["global/loss"] == pytest.approx(loss(4 / 3, 4))
     expected = (loss(1 / 3, 2) + 3 * loss(4 / 3, 4)) / 4
     assert made.test(module, data, algorithm)["global/loss"] == pytest.approx(expected)
-    fresh = make_trainer(tmp_path, protocols=[GlobalTest()])
+    fresh = trainer(tmp_path, protocols=[GlobalTest()])
     assert fresh.test(Validated(), Points(val_fraction=0.34), FedAvg(), "last")["global/loss"] == pytest.approx(
         expected
     )
