@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lit_fed.client import FineTuning
 from lit_fed.errors import ConfigError
@@ -96,9 +97,9 @@ class ClientTest(Protocol):
         rows = sorted((row for part in workers.gather(rows) for row in part), key=lambda row: row.client_id)
         return Evaluation(spread(self.name, rows), rows)
 
-    def clients(self, federation: Federation) -> Iterable[int]:
+    def clients(self, federation: Federation) -> NDArray[np.int64]:
         """Whom to test: all that may be sampled."""
-        return map(int, federation.participation.seen_clients)
+        return federation.participation.seen_clients
 
     def test_client(
         self, federation: Federation, client_id: int, broadcast: Payload, round_idx: int, split: EvalSplit
@@ -119,9 +120,9 @@ class UnseenTest(ClientTest):
         if not len(federation.participation.unseen_clients):
             raise ConfigError("protocol UnseenTest needs unseen clients; set participation.unseen_fraction above 0")
 
-    def clients(self, federation: Federation) -> Iterable[int]:
+    def clients(self, federation: Federation) -> NDArray[np.int64]:
         """Whom to test: those that are never sampled."""
-        return map(int, federation.participation.unseen_clients)
+        return federation.participation.unseen_clients
 
 
 class PersonalTest(ClientTest):
@@ -159,9 +160,10 @@ def _client_loader(federation: Federation, client_id: int, split: EvalSplit) -> 
     return data.test_loader(client_id) if split == "test" else data.val_loader(client_id)
 
 
-def _choose(clients: Iterable[int], max_clients: int | None, seed: int) -> list[int]:
-    chosen = list(clients)
-    if max_clients is None or max_clients >= len(chosen):
-        return chosen
-    picks = numpy_generator(seed, "evaluation").choice(len(chosen), max_clients, replace=False)
-    return [chosen[pick] for pick in np.sort(picks)]
+def _choose(clients: NDArray[np.int64], max_clients: int | None, seed: int) -> list[int]:
+    if max_clients is not None and max_clients < len(clients):
+        # shuffle=False makes it of the order of the choice, not of the population
+        picks = numpy_generator(seed, "evaluation").choice(len(clients), max_clients, replace=False, shuffle=False)
+        clients = clients[np.sort(picks)]
+    chosen: list[int] = clients.tolist()
+    return chosen
