@@ -1,8 +1,8 @@
 """What a round and its memory cost in a population of 1,000 clients and in one of 100,000.
 
 Ten clients are sampled a round, each with ten samples, and the global model is tested on a shared set of fixed size:
-the work of a round is the same in both. Both populations read the same million samples, so the data arrays are equal; the
-clients of the smaller one own the first 1 % of them. Only the index of the partition is larger for the larger
+the work of a round is the same in both. Both populations read the same million samples, so the data arrays are equal;
+the clients of the smaller one own the first 1 % of them. Only the index of the partition is larger for the larger
 population, necessarily: 80 bytes of sample indices and 8 bytes of offset a client.
 
 Every run is a process of its own, and the populations take turns. Printed are the median time of a round after a
@@ -172,6 +172,7 @@ def main() -> None:
     small, large = ({key: statistics.median(one[key] for one in found) for key in found[0]} for found in runs.values())
     for medians in (small, large):
         medians["beyond"] = medians["peak"] - medians["arrays"]
+        medians["own"] = medians["beyond"] - medians["imported"]
     print(f"{args.repeats} runs of {args.rounds} rounds with {COHORT} clients each; medians")
     print(f"{'':58}{SMALL:>12,}{LARGE:>12,}     ratio")
     for key, label, unit in (
@@ -179,6 +180,7 @@ def main() -> None:
         ("peak", "peak memory of the process, MiB", MIB),
         ("arrays", "  of it data and partition arrays, MiB", MIB),
         ("beyond", "  beyond those arrays, MiB", MIB),
+        ("own", "  beyond those arrays and the imported libraries, MiB", MIB),
         ("before", "memory before the first round, MiB", MIB),
         ("imported", "  of it there once lit_fed is imported, MiB", MIB),
         ("rounds_add", "what the rounds add, MiB", MIB),
