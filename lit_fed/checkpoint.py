@@ -23,7 +23,17 @@ if TYPE_CHECKING:
     from lit_fed.trainer import FederatedTrainer
 
 FORMAT = 1
-_KEYS = {"lit_fed_format", "round_idx", "seed", "state_dict", "algorithm", "clients", "initial", "callbacks"}
+_KEYS = {
+    "lit_fed_format",
+    "round_idx",
+    "seed",
+    "partition",
+    "state_dict",
+    "algorithm",
+    "clients",
+    "initial",
+    "callbacks",
+}
 _KEYS |= {"metrics", "config"}
 _PRIMITIVES = (str, bytes, bool, int, float, type(None))
 
@@ -60,15 +70,17 @@ def snapshot(trainer: FederatedTrainer) -> dict[str, Any]:
     """
     assert trainer.federation is not None
     federation, module = trainer.federation, trainer.federation.module
-    shared = set(module.shared_names("down"))
+    # What any client starts its personal part from must not depend on when it first appears. A split may change with
+    # the round, so what travels now and in the last round is what needs no keeping.
+    shared = set(module.shared_names("down")) & {*module.split(trainer.max_rounds - 1).shared, *module.layout.buffers}
     return {
         "lit_fed_format": FORMAT,
         "round_idx": trainer.next_round,
         "seed": trainer.seed,
+        "partition": federation.data.partition_sha256(),
         "state_dict": dict(federation.algorithm.global_state()),
         "algorithm": _plain(federation.algorithm.state_dict(), "algorithm"),
         "clients": federation.store.state_dict(),
-        # what a client that first appears after a resume starts its personal part from
         "initial": {name: tensor for name, tensor in module.initial_tensors.items() if name not in shared},
         "callbacks": _plain({name: callback.state_dict() for name, callback in _named(trainer)}, "callbacks"),
         "metrics": _plain(trainer.metrics, "metrics"),
@@ -76,11 +88,16 @@ def snapshot(trainer: FederatedTrainer) -> dict[str, Any]:
     }
 
 
-def restore(trainer: FederatedTrainer, path: Path) -> None:
+def restore(trainer: FederatedTrainer, path: Path, resume: bool) -> None:
     """Put a trainer and its federation where a checkpoint left them.
 
+    Args:
+        trainer: Assembled.
+        path: The file.
+        resume: Training is to go on, so the clients must still have the same data.
+
     Raises:
-        CheckpointError: If it is corrupt, foreign, or from a run with another model or seed.
+        CheckpointError: If it is corrupt, foreign, or from a run with another model, seed or partition.
     """
     assert trainer.federation is not None
     content, federation = read_checkpoint(path), trainer.federation
@@ -94,6 +111,8 @@ def restore(trainer: FederatedTrainer, path: Path) -> None:
             federation.module.initial_tensors[name].copy_(tensor)
     except (KeyError, RuntimeError, CheckpointError) as error:
         raise CheckpointError(f"{path} does not fit this model or algorithm: {error}") from error
+    if resume and content["partition"] != federation.data.partition_sha256():
+        raise CheckpointError(f"{path} comes from a run whose clients had other data; resume it with that run's config")
     federation.store.load_state_dict(content["clients"], content["round_idx"])
     for name, callback in _named(trainer):
         if state := content["callbacks"].get(name):

@@ -29,7 +29,7 @@ def open_run(trainer: FederatedTrainer, ckpt_path: str | None) -> None:
         fabric.print(f"no checkpoint under {trainer.logs} yet; starting from round 0")
     source = run_folder(checkpoint) if checkpoint is not None else None
     if checkpoint is not None:
-        trainer.load_checkpoint(checkpoint)
+        trainer.load_checkpoint(checkpoint, resume=True)
         trainer.resumed_from = source
     else:
         trainer.start_round = trainer.next_round  # 0, unless this trainer has fitted this federation before

@@ -30,14 +30,14 @@ class ClientStore:
     """Versioned per-client tensors, in memory or on disk.
 
     Args:
-        mode: ``memory`` keeps the current states of this process in RAM besides their files, ``disk`` only the files.
+        mode: ``disk`` keeps only files, ``memory`` also the current states of this process in RAM.
 
     Note:
         With several processes the folder must be visible to all of them, as Lightning's checkpoints must: a client
         may run on another process next time.
     """
 
-    def __init__(self, mode: Literal["memory", "disk"] = "memory") -> None:
+    def __init__(self, mode: Literal["memory", "disk"] = "disk") -> None:
         self.mode = mode
         self.directory: Path | None = None
         self.round_idx = 0

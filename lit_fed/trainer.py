@@ -20,7 +20,7 @@ from lit_fed.federation import Federation, assemble
 from lit_fed.local import GradientOptions
 from lit_fed.metrics.ledger import RoundLedger
 from lit_fed.participation import Fate, FullParticipation, Participant, Participation
-from lit_fed.payload import Channel, ClientUpdate, Codec, Payload
+from lit_fed.payload import Channel, ClientUpdate, Codec, Payload, is_finite
 from lit_fed.prediction import write_predictions
 from lit_fed.protocols import ClientTest, EvalSplit, Evaluation, GlobalTest, Protocol
 from lit_fed.reducers import Reducer
@@ -61,7 +61,8 @@ class FederatedTrainer:
         accumulate_grad_batches: Batches per optimizer step.
         uplink_codec: What is done to the clients' payloads on the wire.
         downlink_codec: What is done to the broadcast on the wire.
-        client_store: Where client states live between rounds: ``memory`` (and a file) or ``disk``.
+        client_store: Where client states live between rounds: on ``disk``, or also in ``memory``, which is faster and
+            grows with the population.
         enable_progress_bar: Show progress on the terminal.
         enable_checkpointing: Write ``last.ckpt`` and ``best.ckpt``.
         num_threads: CPU threads of each process, null for torch's choice. Kernels sum in another order with another
@@ -95,7 +96,7 @@ class FederatedTrainer:
         accumulate_grad_batches: int = 1,
         uplink_codec: Codec | None = None,
         downlink_codec: Codec | None = None,
-        client_store: Literal["memory", "disk"] = "memory",
+        client_store: Literal["memory", "disk"] = "disk",
         enable_progress_bar: bool = True,
         enable_checkpointing: bool = True,
         num_threads: int | None = None,
@@ -309,6 +310,10 @@ class FederatedTrainer:
         self, federation: Federation, update: ClientUpdate, reducer: Reducer[Any], ledger: RoundLedger
     ) -> None:
         update.payload, uplink_bytes = federation.channel.up(update.payload)
+        if federation.channel.uplink is not None and not is_finite(update.payload):
+            cause = "its update is no longer finite after trainer.uplink_codec; choose one with a wider range"
+            ledger.failed(ClientFailure(update.client_id, federation.store.round_idx, cause))
+            return
         reducer.add(update)
         ledger.arrived(update.client_id, uplink_bytes)
 
@@ -406,13 +411,17 @@ class FederatedTrainer:
         """
         on_first_process(self.fabric, lambda: write_atomically(snapshot(self), Path(path)))
 
-    def load_checkpoint(self, path: str | Path) -> None:
+    def load_checkpoint(self, path: str | Path, resume: bool = False) -> None:
         """Take everything from a checkpoint; called on every process.
 
+        Args:
+            path: The file.
+            resume: Training is to go on, so the clients must still have the same data.
+
         Raises:
-            CheckpointError: If it is corrupt, foreign, or from a run with another model or seed.
+            CheckpointError: If it is corrupt, foreign, or from a run with another model, seed or partition.
         """
-        restore(self, Path(path))
+        restore(self, Path(path), resume)
 
     # ------------------------------------------------------------------ set-up
 

@@ -253,7 +253,14 @@ def test_other_seed_and_other_model_are_refused(tmp_path: Path) -> None:
 
 
 def write(path: Path, **changes: Any) -> Path:
-    content: dict[str, Any] = {"lit_fed_format": 1, "round_idx": 0, "seed": 0, "state_dict": {}, "algorithm": {}}
+    content: dict[str, Any] = {
+        "lit_fed_format": 1,
+        "round_idx": 0,
+        "seed": 0,
+        "partition": "",
+        "state_dict": {},
+        "algorithm": {},
+    }
     content |= {"clients": {}, "initial": {}, "callbacks": {}, "metrics": {}, "config": ""} | changes
     torch.save({key: value for key, value in content.items() if value is not None}, path)
     return path

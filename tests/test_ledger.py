@@ -132,6 +132,7 @@ def fill(ledger: RoundLedger, client_ids: list[int]) -> RoundLedger:
         metrics = {"train/loss": float(client_id), "time_s": 99.0}
         metrics |= {"train/extra": 10.0 * client_id} if client_id % 2 else {}
         update = ClientUpdate(client_id, {"w": torch.tensor([client_id + 1.0, 0.0])}, 1, metrics)
+        ledger.sent(client_id)
         ledger.trained(update, sent)
         ledger.arrived(client_id, 8 + client_id)
     return ledger

@@ -12,6 +12,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lit_fed.callbacks import Callback, Checkpoint
+from lit_fed.errors import CheckpointError
 from lit_fed.methods import FedAvg
 from lit_fed.participation import Stragglers, UniformParticipation
 from lit_fed.protocols import ClientTest, GlobalTest, PersonalTest
@@ -91,7 +92,7 @@ def _lines(path: Path) -> list[str]:
         pytest.param(LeastSquares, {}, id="fedavg"),
         pytest.param(Wanderer, {}, id="personal state, batch norm, dropout"),
         pytest.param(Wanderer, {"buffers": "local"}, id="local buffers"),
-        pytest.param(Wanderer, {"client_store": "disk"}, id="states on disk"),
+        pytest.param(Wanderer, {"client_store": "memory"}, id="states in memory"),
         pytest.param(Wanderer, {"stragglers": 0.025}, id="late updates"),
         pytest.param(Wanderer, {"protocols": [GlobalTest(), ClientTest(), PersonalTest()]}, id="personal protocol"),
     ],
@@ -144,6 +145,12 @@ def test_a_module_built_with_other_weights_resumes_alike(tmp_path: Path) -> None
     assert set().union(*cohorts[2:]) - set().union(*cohorts[:2]), "no client first appears after the resume"
     assert_same(weights(whole), weights(parts))
     assert untimed(whole.log_dir / "clients.csv") == untimed(parts.log_dir / "clients.csv")
+
+
+def test_resuming_with_other_data_is_refused(tmp_path: Path) -> None:
+    fit(tmp_path, max_rounds=1)
+    with pytest.raises(CheckpointError, match="clients had other data"):
+        fit(tmp_path, data=Points(sizes=(2, 2)), max_rounds=2, ckpt_path="last")
 
 
 def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:

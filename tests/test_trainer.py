@@ -135,7 +135,7 @@ def test_a_client_never_inherits_the_previous_ones_state(tmp_path: Path) -> None
     seen: dict[int, int] = {}
     logged = [row for row in rows(made.log_dir / "clients.csv") if row["metric"] == "train/rounds"]
     assert [(int(row["round"]), int(row["client_id"])) for row in logged] == [
-        (round_idx, client) for round_idx, cohort in enumerate(cohorts) for client in cohort
+        (round_idx, client) for round_idx, cohort in enumerate(cohorts) for client in sorted(cohort)
     ]
     for row in logged:
         client = int(row["client_id"])
@@ -147,6 +147,13 @@ def test_codecs_change_what_crosses_and_what_it_costs(tmp_path: Path) -> None:
     made = fit(tmp_path, max_rounds=1, uplink_codec=CastCodec("bfloat16"))
     assert (made.metrics["comm/downlink_bytes"], made.metrics["comm/uplink_bytes"]) == (16, 8)
     assert final(made) == [0.25, 1.5]  # exact in bfloat16
+
+
+def test_a_codec_that_overflows_is_named_and_nothing_averaged(tmp_path: Path) -> None:
+    module = LeastSquares(lr=0.0)
+    torch.nn.init.constant_(module.network.weight, 1e6)  # float16 ends at 65,504
+    with pytest.raises(ClientFailure, match=r"client 0 failed in round 0: its update is no longer finite after"):
+        fit(tmp_path, module, max_rounds=1, uplink_codec=CastCodec("float16"))
 
 
 class TwoPhases(LeastSquares):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from lit_fed.callbacks.base import Callback, RoundRecord
 from lit_fed.callbacks.early_stopping import improves, unknown_metric
+from lit_fed.callbacks.progress import lower_is_better
 from lit_fed.checkpoint import read_checkpoint
 from lit_fed.errors import CheckpointError, ConfigError
 from lit_fed.store import remove_half_written
@@ -27,7 +28,7 @@ class Checkpoint(Callback):
     Args:
         monitor: The metric that names the best round; ``auto`` takes the first of ``global/acc``, ``global/loss``,
             ``clients/acc_mean`` and ``clients/loss_mean`` that the run reports, null writes no ``best.ckpt``.
-        mode: ``max``, ``min``, or ``auto``: the smallest where the name says loss, else the largest.
+        mode: ``max``, ``min``, or ``auto``: the smallest where the name says loss or error, else the largest.
         keep_last: Also keep this many rounds as ``round=<r>.ckpt``.
         every_n_rounds: Write only every so many rounds, and after the last.
 
@@ -106,7 +107,7 @@ class Checkpoint(Callback):
 
     def _direction(self, monitor: str) -> Literal["max", "min"]:
         if self.mode == "auto":
-            return "min" if "loss" in monitor else "max"
+            return "min" if lower_is_better(monitor) else "max"
         return self.mode
 
     def _drop_old_rounds(self, folder: Path) -> None:

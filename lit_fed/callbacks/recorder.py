@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from lit_fed.callbacks.base import Callback, RoundRecord
 
 if TYPE_CHECKING:
+    from lit_fed.data import FederatedDataModule
     from lit_fed.trainer import FederatedTrainer
 
 _CLIENT_COLUMNS = ("round", "client_id", "stage", "metric", "value")
@@ -45,7 +46,7 @@ class Recorder(Callback):
         if trainer.config:
             _write(folder / "config.yaml", [trainer.config])
         if not (folder / "partition.json").is_file():
-            _write(folder / "partition.json", [json.dumps(trainer.federation.data.partition_record())])
+            _write(folder / "partition.json", _partition(trainer.federation.data))
 
     def on_round_end(self, trainer: FederatedTrainer, record: RoundRecord) -> None:
         """Append the round."""
@@ -91,6 +92,14 @@ def _rewrite(path: Path, columns: Sequence[str], rows: Iterable[dict[str, str]])
 def _append(path: Path, rows: Iterable[Sequence[object]]) -> None:
     with open(path, "a", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows(rows)
+
+
+def _partition(data: FederatedDataModule) -> Iterator[str]:
+    """The partition as JSON, a client at a time: the text of a large population need not fit into memory."""
+    yield f'{{"sha256": {json.dumps(data.partition_sha256())}, "clients": {{'
+    for client_id, row in data.partition_rows():
+        yield f'{"," if client_id else ""}\n"{client_id}": {json.dumps(row)}'
+    yield "\n}}\n"
 
 
 def _write(path: Path, parts: Iterable[str]) -> None:

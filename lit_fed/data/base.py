@@ -7,6 +7,7 @@ Two bases build on it: `TensorDataModule` for data that fit into memory, `Datase
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -349,22 +350,22 @@ class FederatedDataModule(LightningDataModule, ABC):
         """Training samples per client and class, shape (num_clients, num_classes)."""
         return self._ready.train.histogram(self._ready.labels, self.num_classes)
 
-    def partition_record(self) -> dict[str, Any]:
-        """The partition in plain Python values, in the data set's own numbering.
-
-        Returns:
-            ``sha256`` over the training, validation and calibration rows and the public set; and ``clients``: per
-            client the training ``indices`` and their ``histogram`` over the classes.
-        """
-        cut, histogram = self._ready, self.class_histogram()
+    def partition_sha256(self) -> str:
+        """The SHA-256 of the training, validation and calibration rows and of the public set."""
+        cut = self._ready
         arrays = [array for csr in (cut.train, cut.val, cut.calibration) for array in (csr.indices, csr.offsets)]
-        return {
-            "sha256": sha256_of([*arrays, cut.public]),
-            "clients": {
-                client_id: {"indices": cut.train[client_id].tolist(), "histogram": histogram[client_id].tolist()}
-                for client_id in range(self.num_clients)
-            },
-        }
+        return sha256_of([*arrays, cut.public])
+
+    def partition_rows(self) -> Iterator[tuple[int, dict[str, list[int]]]]:
+        """Each client with its training ``indices``, in the data set's own numbering, and their class ``histogram``."""
+        cut, histogram = self._ready, self.class_histogram()
+        for client_id in range(self.num_clients):
+            indices: list[int] = cut.train[client_id].tolist()
+            yield client_id, {"indices": indices, "histogram": histogram[client_id].tolist()}
+
+    def partition_record(self) -> dict[str, Any]:
+        """The partition in plain Python values: its ``sha256``, and all ``clients`` as `partition_rows` gives them."""
+        return {"sha256": self.partition_sha256(), "clients": dict(self.partition_rows())}
 
     @property
     def _ready(self) -> _Cut:
