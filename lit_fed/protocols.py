@@ -6,7 +6,7 @@ Every protocol says whose model is tested on whose data, and names its metrics a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -49,6 +49,30 @@ class Protocol(ABC):
     @abstractmethod
     def run(self, federation: Federation, round_idx: int, split: EvalSplit) -> Evaluation:
         """Evaluate after a round; called on every process, the same result on all."""
+
+
+def check_protocols(protocols: Sequence[Protocol], federation: Federation, split: EvalSplit) -> None:
+    """Refuse, before any training, protocols that cannot be applied.
+
+    Raises:
+        ConfigError: If one cannot, or there is no validation data to run them on.
+    """
+    if split == "val" and not federation.data.has_val:
+        raise ConfigError("there is no validation data; set data.init_args.val_fraction above 0, or use the test data")
+    for protocol in protocols:
+        protocol.check(federation)
+
+
+def run_protocols(
+    protocols: Sequence[Protocol], federation: Federation, round_idx: int, split: EvalSplit
+) -> Evaluation:
+    """Run every protocol in turn; called on every process."""
+    evaluation = Evaluation()
+    for protocol in protocols:
+        found = protocol.run(federation, round_idx, split)
+        evaluation.metrics |= found.metrics
+        evaluation.rows += found.rows
+    return evaluation
 
 
 class GlobalTest(Protocol):

@@ -13,16 +13,16 @@ from lightning.pytorch.loggers import Logger
 
 from lit_fed.algorithm import Algorithm
 from lit_fed.callbacks import Callback, Checkpoint, RoundRecord, default_callbacks
-from lit_fed.checkpoint import find_checkpoint, restore, run_folder, snapshot
+from lit_fed.checkpoint import restore, snapshot
 from lit_fed.client import BufferPolicy, ClientModule
-from lit_fed.errors import CheckpointError, ClientFailure, ConfigError
+from lit_fed.errors import ClientFailure, ConfigError
 from lit_fed.federation import Federation, assemble
+from lit_fed.inference import evaluate, predict
 from lit_fed.local import GradientOptions
 from lit_fed.metrics.ledger import RoundLedger
 from lit_fed.participation import Fate, FullParticipation, Participant, Participation
 from lit_fed.payload import Channel, ClientUpdate, Codec, Payload, is_finite
-from lit_fed.prediction import write_predictions
-from lit_fed.protocols import ClientTest, EvalSplit, Evaluation, GlobalTest, Protocol
+from lit_fed.protocols import ClientTest, EvalSplit, Evaluation, GlobalTest, Protocol, check_protocols, run_protocols
 from lit_fed.reducers import Reducer
 from lit_fed.runs import open_run
 from lit_fed.store import ClientStore, write_atomically
@@ -164,7 +164,7 @@ class FederatedTrainer:
             algorithm: The server's half.
             ckpt_path: Resume from here: ``last`` (of the newest run), a checkpoint file, or a run folder.
         """
-        self._launch(self._fit, model, datamodule, algorithm, ckpt_path)
+        self._launch(lambda: self._fit(model, datamodule, algorithm, ckpt_path))
 
     def validate(
         self,
@@ -181,7 +181,7 @@ class FederatedTrainer:
             algorithm: The server's half.
             ckpt_path: ``last``, ``best``, a file or a run folder; None for the model just trained.
         """
-        return self._launch(self._evaluate, model, datamodule, algorithm, ckpt_path, "val")
+        return self._launch(lambda: evaluate(self, self._assemble(model, datamodule, algorithm), ckpt_path, "val"))
 
     def test(
         self,
@@ -198,7 +198,7 @@ class FederatedTrainer:
             algorithm: The server's half.
             ckpt_path: ``last``, ``best``, a file or a run folder; None for the model just trained.
         """
-        return self._launch(self._evaluate, model, datamodule, algorithm, ckpt_path, "test")
+        return self._launch(lambda: evaluate(self, self._assemble(model, datamodule, algorithm), ckpt_path, "test"))
 
     def predict(
         self,
@@ -219,7 +219,9 @@ class FederatedTrainer:
             client_id: Predict as this client, on its own test data; None for the global model on the shared set.
             output: File to write: ``.csv`` (one row a sample) or ``.npz`` (one array per output).
         """
-        return self._launch(self._predict, model, datamodule, algorithm, ckpt_path, client_id, output)
+        return self._launch(
+            lambda: predict(self, self._assemble(model, datamodule, algorithm), ckpt_path, client_id, Path(output))
+        )
 
     # ------------------------------------------------------------------ the loop
 
@@ -227,10 +229,8 @@ class FederatedTrainer:
         self, model: ClientModule, data: FederatedDataModule, algorithm: Algorithm[Any], ckpt_path: str | None
     ) -> None:
         federation = self._assemble(model, data, algorithm)
-        for protocol in self.protocols:
-            protocol.check(federation)
-        if self.evaluate_on == "val" and self.evaluate_every:
-            _require_validation(data)
+        if self.evaluate_every:
+            check_protocols(self.protocols, federation, self.evaluate_on)
         open_run(self, ckpt_path)
         self._call("on_fit_start")
         try:
@@ -331,7 +331,7 @@ class FederatedTrainer:
         if self.evaluate_every and (last or (round_idx + 1) % self.evaluate_every == 0):
             self._call("on_evaluation_start", round_idx)
             begun = time.perf_counter()
-            evaluation = self._run_protocols(federation, round_idx, self.evaluate_on)
+            evaluation = run_protocols(self.protocols, federation, round_idx, self.evaluate_on)
             metrics["time/eval_s"] = time.perf_counter() - begun
         if self.on_client_failure == "skip":
             metrics["participation/failed"] = len(ledger.failures)
@@ -341,65 +341,6 @@ class FederatedTrainer:
         if not self.keeps_checkpoints:
             federation.store.collect_garbage([], delete=self.fabric.is_global_zero)
         self._call("on_round_end", RoundRecord(round_idx, self.metrics, ledger.rows + evaluation.rows, plan))
-
-    def _run_protocols(self, federation: Federation, round_idx: int, split: EvalSplit) -> Evaluation:
-        evaluation = Evaluation()
-        for protocol in self.protocols:
-            found = protocol.run(federation, round_idx, split)
-            evaluation.metrics |= found.metrics
-            evaluation.rows += found.rows
-        return evaluation
-
-    # ------------------------------------------------------------------ evaluation and prediction
-
-    def _evaluate(
-        self,
-        model: ClientModule,
-        data: FederatedDataModule,
-        algorithm: Algorithm[Any],
-        ckpt_path: str | None,
-        split: EvalSplit,
-    ) -> dict[str, float]:
-        federation = self._assemble(model, data, algorithm)
-        for protocol in self.protocols:
-            protocol.check(federation)
-        if split == "val":
-            _require_validation(data)
-        self._load_trained(federation, ckpt_path)
-        evaluation = self._run_protocols(federation, max(self.next_round - 1, 0), split)
-        if self.fabric.is_global_zero:
-            from lit_fed.callbacks.progress import print_evaluation
-
-            print_evaluation(evaluation.metrics, split, self.next_round)
-        return evaluation.metrics
-
-    def _predict(
-        self,
-        model: ClientModule,
-        data: FederatedDataModule,
-        algorithm: Algorithm[Any],
-        ckpt_path: str | None,
-        client_id: int | None,
-        output: str,
-    ) -> Path:
-        federation = self._assemble(model, data, algorithm)
-        self._load_trained(federation, ckpt_path)
-        return write_predictions(federation, Path(output), client_id, max(self.next_round - 1, 0))
-
-    def _load_trained(self, federation: Federation, ckpt_path: str | None) -> None:
-        if ckpt_path is None:
-            if not self.next_round:
-                raise ConfigError("there is no trained model yet; give --ckpt_path last, best, or a checkpoint file")
-        else:
-            path = find_checkpoint(ckpt_path, self.logs)
-            if path is None:
-                raise CheckpointError(f"no run under {self.logs} has a checkpoint named {ckpt_path}.ckpt")
-            self.load_checkpoint(path)
-            folder = run_folder(path)
-            if folder is not None:
-                federation.store.open(folder / "checkpoints" / "clients")
-        federation.module.prepare_round(max(self.next_round - 1, 0))
-        federation.module.load_tensors(federation.algorithm.global_state())
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -430,12 +371,12 @@ class FederatedTrainer:
         """The folder of all runs."""
         return self.default_root_dir / "lightning_logs"
 
-    def _launch(self, function: Callable[..., R], *args: Any) -> R:
+    def _launch(self, function: Callable[[], R]) -> R:
         if self._launched:
-            return function(*args)
+            return function()
         # A strategy that forks ends its processes with the function; the others keep them for the next call.
         self._launched = getattr(self.fabric.strategy, "_start_method", "popen") == "popen"
-        result: R = self.fabric.launch(lambda _fabric: function(*args))
+        result: R = self.fabric.launch(lambda _fabric: function())
         return result
 
     def _assemble(self, model: ClientModule, data: FederatedDataModule, algorithm: Algorithm[Any]) -> Federation:
@@ -468,8 +409,3 @@ class FederatedTrainer:
             self._listeners[hook] = [getattr(callback, hook) for callback in overriding]
         for listener in self._listeners[hook]:
             listener(self, *args)
-
-
-def _require_validation(data: FederatedDataModule) -> None:
-    if not data.has_val:
-        raise ConfigError("there is no validation data; set data.init_args.val_fraction above 0, or use the test data")
