@@ -1,0 +1,67 @@
+"""What an installation must satisfy: one program under two names, the declared versions, a quiet import."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import entry_points, requires, version
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from lit_fed import __version__
+from tests.support import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PINNED = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), flags=re.M))
+
+
+def python(code: str) -> str:
+    """What a fresh interpreter prints."""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_one_version() -> None:
+    assert __version__ == PROJECT["version"]
+
+
+def test_the_script_and_the_file_are_one_program() -> None:
+    assert PROJECT["scripts"] == {"lit-fed": "lit_fed.cli:main"}
+    assert "from lit_fed.cli import main" in (ROOT / "cli.py").read_text()
+    installed = [script.value for script in entry_points(group="console_scripts") if script.name == "lit-fed"]
+    if not installed:
+        pytest.skip("lit-fed is not installed in this environment")
+    assert installed[0] == "lit_fed.cli:main"
+
+
+def test_the_tested_versions_lie_in_the_declared_ranges() -> None:
+    normal = {name.lower().replace("_", "-"): pinned for name, pinned in PINNED.items()}
+    declared = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]]
+    for requirement in map(Requirement, declared):
+        pinned = normal.get(requirement.name.lower().replace("_", "-"))
+        assert pinned is not None, f"constraints.txt does not pin {requirement.name}"
+        assert Version(pinned) in requirement.specifier, f"{requirement} excludes the tested {pinned}"
+
+
+def test_torch_from_2_11_on_is_admitted() -> None:
+    ranges = {Requirement(entry).name: Requirement(entry).specifier for entry in PROJECT["dependencies"]}
+    assert "2.11.0" in ranges["torch"]
+    assert "0.26.0" in ranges["torchvision"]
+    assert "2.6.6" in ranges["lightning"]
+    assert "2.99.0" in ranges["torch"]
+
+
+def test_this_environment_has_what_is_declared() -> None:
+    for requirement in map(Requirement, PROJECT["dependencies"]):
+        assert Version(version(requirement.name)) in requirement.specifier
+        for extra in requirement.extras:
+            assert any(f'extra == "{extra}"' in entry for entry in requires(requirement.name) or [])
+
+
+def test_importing_opens_no_connection() -> None:
+    blocked = "import socket\ndef no(*a, **k): raise OSError('no network at import')\nsocket.socket.connect = no\n"
+    code = f"{blocked}import lit_fed, lit_fed.cli, lit_fed.data, lit_fed.methods\nprint('quiet')"
+    assert python(code) == "quiet"
