@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -26,12 +27,39 @@ from lit_fed.protocols import ClientTest, EvalSplit, Evaluation, GlobalTest, Pro
 from lit_fed.reducers import Reducer
 from lit_fed.runs import open_run
 from lit_fed.store import ClientStore, write_atomically
-from lit_fed.strategy import build_fabric, on_first_process
+from lit_fed.strategy import Workers, build_fabric, on_first_process
 
 if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule
 
 R = TypeVar("R")
+
+
+@dataclass(slots=True)
+class Round:
+    """One round under way on this process.
+
+    Args:
+        round_idx: The round, counted from 0.
+        plan: Who was selected, and what becomes of their work.
+        broadcast: What the clients receive.
+        reducer: Takes in what arrives.
+        ledger: Takes down what happens.
+        started: When, by the process's clock.
+    """
+
+    round_idx: int
+    plan: Sequence[Participant]
+    broadcast: Payload
+    reducer: Reducer[Any]
+    ledger: RoundLedger
+    started: float
+
+    def close(self, workers: Workers) -> RoundLedger:
+        """The ledger of all processes, once every one of them has run its clients."""
+        self.ledger.local_s = time.perf_counter() - self.started
+        self.ledger.merge(workers)
+        return self.ledger
 
 
 class FederatedTrainer:
@@ -245,102 +273,85 @@ class FederatedTrainer:
         self._call("on_fit_end")
 
     def _run_round(self, federation: Federation, round_idx: int) -> None:
-        started = time.perf_counter()
-        algorithm, module, workers = federation.algorithm, federation.module, federation.workers
-        plan = federation.participation.plan(round_idx)
-        self._call("on_round_start", round_idx, plan)
-        module.prepare_round(round_idx)
-        module.load_tensors(algorithm.global_state())
-        broadcast, downlink_bytes = federation.channel.down(algorithm.broadcast(round_idx))
-        ledger, reducer = RoundLedger(downlink_bytes), algorithm.reducer()
-        self._add_late_updates(federation, round_idx, reducer, ledger)
-        self._run_clients(federation, plan, broadcast, round_idx, reducer, ledger)
-        ledger.local_s = time.perf_counter() - started
-        ledger.merge(workers)
+        algorithm, workers = federation.algorithm, federation.workers
+        current = self._begin_round(federation, round_idx)
+        self._add_late_updates(federation, current)
+        self._run_clients(federation, current)
+        ledger = current.close(workers)
         if ledger.failures and self.on_client_failure == "raise":
             raise ledger.failures[0]
 
         reduced = time.perf_counter()
-        aggregate = reducer.result(workers)
+        aggregate = current.reducer.result(workers)
         metrics = {}
         if aggregate is not None:
             metrics = algorithm.step(aggregate, round_idx, len(ledger.delivered))
         federation.store.commit(workers, round_idx + 1)
         metrics = ledger.metrics(federation.data.num_samples, workers) | metrics
         metrics |= {"time/local_s": ledger.local_s, "time/aggregate_s": time.perf_counter() - reduced}
-        self._end_round(federation, round_idx, plan, ledger, metrics, started)
+        self._end_round(federation, current, metrics)
 
-    def _run_clients(
-        self,
-        federation: Federation,
-        plan: Sequence[Participant],
-        broadcast: Payload,
-        round_idx: int,
-        reducer: Reducer[Any],
-        ledger: RoundLedger,
-    ) -> None:
-        fates = {participant.client_id: participant.fate for participant in plan}
+    def _begin_round(self, federation: Federation, round_idx: int) -> Round:
+        plan = federation.participation.plan(round_idx)
+        started = time.perf_counter()
+        self._call("on_round_start", round_idx, plan)
+        federation.module.prepare_round(round_idx)
+        federation.module.load_tensors(federation.algorithm.global_state())
+        broadcast, downlink_bytes = federation.channel.down(federation.algorithm.broadcast(round_idx))
+        return Round(round_idx, plan, broadcast, federation.algorithm.reducer(), RoundLedger(downlink_bytes), started)
+
+    def _run_clients(self, federation: Federation, current: Round) -> None:
+        fates = {participant.client_id: participant.fate for participant in current.plan}
         working = [client_id for client_id, fate in fates.items() if fate is not Fate.LOST_BEFORE]
         workers, num_samples = federation.workers, federation.data.num_samples
         for client_id in workers.share(list(fates), num_samples):
-            ledger.sent(client_id)  # whoever drops out has downloaded before
-        for update in federation.executor.run(workers.share(working, num_samples), broadcast, round_idx):
+            current.ledger.sent(client_id)  # whoever drops out has downloaded before
+        share = workers.share(working, num_samples)
+        for update in federation.executor.run(share, current.broadcast, current.round_idx):
             if isinstance(update, ClientFailure):
-                ledger.failed(update)
+                current.ledger.failed(update)
                 if self.on_client_failure == "raise":
-                    return  # the other processes learn of it when they merge their ledgers
+                    return  # the other processes learn of it when the ledgers merge
                 continue
-            ledger.trained(update, broadcast)
+            current.ledger.trained(update, current.broadcast)
             self._call("on_client_end", update)
             if fates[update.client_id] is Fate.LATE:
                 federation.store.put_update(update)
             elif fates[update.client_id] is Fate.ON_TIME:
-                self._deliver(federation, update, reducer, ledger)
+                self._deliver(federation, current, update)
 
-    def _add_late_updates(
-        self, federation: Federation, round_idx: int, reducer: Reducer[Any], ledger: RoundLedger
-    ) -> None:
-        late = federation.participation.late(round_idx)
+    def _add_late_updates(self, federation: Federation, current: Round) -> None:
+        late = federation.participation.late(current.round_idx)
         for client_id in federation.workers.share(late, federation.data.num_samples):
             update = federation.store.pop_update(client_id, federation.fabric.device)
             if update is not None:
-                self._deliver(federation, update, reducer, ledger)
+                self._deliver(federation, current, update)
 
-    def _deliver(
-        self, federation: Federation, update: ClientUpdate, reducer: Reducer[Any], ledger: RoundLedger
-    ) -> None:
+    def _deliver(self, federation: Federation, current: Round, update: ClientUpdate) -> None:
         update.payload, uplink_bytes = federation.channel.up(update.payload)
         if federation.channel.uplink is not None and not is_finite(update.payload):
             cause = "its update is no longer finite after trainer.uplink_codec; choose one with a wider range"
-            ledger.failed(ClientFailure(update.client_id, federation.store.round_idx, cause))
+            current.ledger.failed(ClientFailure(update.client_id, current.round_idx, cause))
             return
-        reducer.add(update)
-        ledger.arrived(update.client_id, uplink_bytes)
+        current.reducer.add(update)
+        current.ledger.arrived(update.client_id, uplink_bytes)
 
-    def _end_round(
-        self,
-        federation: Federation,
-        round_idx: int,
-        plan: Sequence[Participant],
-        ledger: RoundLedger,
-        metrics: dict[str, float],
-        started: float,
-    ) -> None:
-        evaluation = Evaluation()
-        last = round_idx + 1 == self.max_rounds
-        if self.evaluate_every and (last or (round_idx + 1) % self.evaluate_every == 0):
-            self._call("on_evaluation_start", round_idx)
+    def _end_round(self, federation: Federation, current: Round, metrics: dict[str, float]) -> None:
+        evaluation, done = Evaluation(), current.round_idx + 1
+        if self.evaluate_every and (done == self.max_rounds or done % self.evaluate_every == 0):
+            self._call("on_evaluation_start", current.round_idx)
             begun = time.perf_counter()
-            evaluation = run_protocols(self.protocols, federation, round_idx, self.evaluate_on)
+            evaluation = run_protocols(self.protocols, federation, current.round_idx, self.evaluate_on)
             metrics["time/eval_s"] = time.perf_counter() - begun
         if self.on_client_failure == "skip":
-            metrics["participation/failed"] = len(ledger.failures)
-        metrics["time/round_s"] = time.perf_counter() - started
+            metrics["participation/failed"] = len(current.ledger.failures)
+        metrics["time/round_s"] = time.perf_counter() - current.started
         self.metrics = evaluation.metrics | federation.workers.gather(metrics)[0]  # the first process's clock
-        self.next_round = round_idx + 1
+        self.next_round = done
         if not self.keeps_checkpoints:
             federation.store.collect_garbage([], delete=self.fabric.is_global_zero)
-        self._call("on_round_end", RoundRecord(round_idx, self.metrics, ledger.rows + evaluation.rows, plan))
+        rows = current.ledger.rows + evaluation.rows
+        self._call("on_round_end", RoundRecord(current.round_idx, self.metrics, rows, current.plan))
 
     # ------------------------------------------------------------------ checkpoints
 
