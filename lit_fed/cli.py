@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
-import re
+import argparse
+import errno
+import logging
 import sys
-from difflib import get_close_matches
+from collections.abc import Sequence
 from typing import Any
 
 import yaml
-from jsonargparse import ArgumentError, Namespace
+from jsonargparse import ArgumentError, DefaultHelpFormatter, Namespace
 from lightning import seed_everything
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -17,9 +18,27 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lit_fed.algorithm import Algorithm
 from lit_fed.client import ClientModule
 from lit_fed.errors import ClientFailure, ConfigError, LitFedError
+from lit_fed.explain import explain
 from lit_fed.trainer import FederatedTrainer
 
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # writing fails with these without naming the file
 _FROM_DATA = ("num_classes", "in_channels", "input_shape")  # what a model left null is told about the data
+
+
+class _HelpFormatter(DefaultHelpFormatter):
+    """Help without a list of every class of torch, and without the marks of docstrings."""
+
+    def _expand_help(self, action: argparse.Action) -> str:
+        text, known, classes = super()._expand_help(action).partition(", known subclasses: ")
+        names = classes.count(",") + 1
+        return (text + known + (classes if names <= 20 else f"{names} of them)")).replace("``", "")
+
+
+class _Parser(LightningArgumentParser):
+    """A parser that passes its help format on to the parsers it makes for classes."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **({"formatter_class": _HelpFormatter} | kwargs))
 
 
 class FederatedCLI(LightningCLI):
@@ -35,6 +54,7 @@ class FederatedCLI(LightningCLI):
             subclass_mode_data=True,
             trainer_class=FederatedTrainer,  # type: ignore[arg-type]  # a Trainer in all that the CLI needs
             save_config_callback=None,
+            parser_class=_Parser,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
             # argparse would take --trainer.max for --trainer.max_rounds
@@ -49,6 +69,7 @@ class FederatedCLI(LightningCLI):
 
         kwargs.setdefault("dump_header", [f"lit_fed=={__version__}"])
         kwargs.setdefault("description", "Federated learning for PyTorch Lightning")
+        kwargs.setdefault("version", __version__)
         return super().init_parser(**kwargs)
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -68,12 +89,25 @@ class FederatedCLI(LightningCLI):
         """What can be run, and the arguments that do not come from the command line."""
         return {name: {"model", "datamodule", "algorithm"} for name in ("fit", "validate", "test", "predict")}
 
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Read the command line, or arguments given in its place, which is all that Lightning warns about here."""
+        self.config = parser.parse_args(args)
+
     def _parse_ckpt_path(self) -> None:
         """Nothing: our checkpoints change no setting, and the trainer reads them with better errors."""
 
     def _set_seed(self) -> None:
-        """Seed the making of the model, so that its first weights follow from ``trainer.seed``."""
-        seed_everything(self._get(self.config, "trainer").seed, verbose=False)
+        """Seed the making of the model, so that its first weights follow from ``trainer.seed``.
+
+        Raises:
+            ConfigError: If there is no such seed.
+        """
+        trainer = self._get(self.config, "trainer")
+        if not isinstance(trainer, Namespace):  # the parser lets a lone value pass
+            raise ConfigError(f"trainer is {trainer!r}; it must hold settings, such as max_rounds")
+        if not 0 <= trainer.seed < 2**32:
+            raise ConfigError(f"trainer.seed is {trainer.seed}; it must be at least 0 and below {2**32}")
+        seed_everything(trainer.seed, verbose=False)
 
     def instantiate_classes(self) -> None:
         """Make the data first, then tell the model what it left open about them."""
@@ -144,18 +178,37 @@ def main(args: list[str] | None = None) -> None:
     import lit_fed.participation
     import lit_fed.protocols  # noqa: F401  # imported so that short class names resolve
 
+    for name in ("lightning.fabric", "lightning.pytorch"):  # how processes find each other tells a user nothing
+        logging.getLogger(name).setLevel(logging.WARNING)
     try:
         FederatedCLI(args)
-    except ArgumentError as error:
-        _fail(explain(str(error)))
     except ClientFailure as error:
         if error.details and _rank() == 0:
             print(error.details, file=sys.stderr)  # the user's own code raised this: show where
         _fail(str(error))
-    except LitFedError as error:
-        _fail(str(error))
+    except Exception as error:
+        line = _user_error(error, sys.argv[1:] if args is None else args)
+        if line is None:
+            raise
+        _fail(line)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _user_error(error: BaseException, args: Sequence[str]) -> str | None:
+    """One line about a mistake that a user can mend; None for an error whose place in the code matters."""
+    chain = [error]
+    while chain[-1].__cause__ is not None:  # the parser wraps what the constructor of a class raised
+        chain.append(chain[-1].__cause__)
+    for cause in chain:
+        if isinstance(cause, LitFedError):
+            return str(cause)
+    if isinstance(error, ArgumentError):
+        return explain(str(error), args)
+    for cause in chain:
+        if isinstance(cause, OSError) and cause.strerror and (cause.filename or cause.errno in _FULL):
+            return f"{cause.filename}: {cause.strerror}" if cause.filename else cause.strerror
+    return None
 
 
 def _rank() -> int:
@@ -167,44 +220,3 @@ def _fail(message: str) -> None:
     if _rank() == 0:
         print(f"lit-fed: error: {message}", file=sys.stderr)
     sys.exit(2)
-
-
-_NOISE = re.compile(
-    r"Does not validate against|Subtypes: |Errors:|Given value|Expected a <class 'NoneType'>|Expected a path but"
-)
-
-
-def explain(message: str) -> str:
-    """Boil a parser's nested report down to one line that names the culprit, with what may have been meant."""
-    parts: list[str] = []
-    for line in message.splitlines():
-        text = line.strip(" -:")
-        if text and not _NOISE.search(text) and text not in parts:
-            parts.append(re.sub(r'^Parser key "([^"]+)"', r"\1", text))
-    joined = ": ".join(parts)
-    joined = re.sub(r"<class '(\w+)'>", r"\1", joined)
-    joined = re.sub(r"Problem with given class_path '(?:\w+\.)*(\w+)'", r"\1", joined)
-    joined = re.sub(r"Option '([^']+)' is not accepted", r"unknown key '\1'", joined)
-    joined = re.sub(r"Expected a dot import path string: (\S+)", r"there is no class named '\1'", joined)
-    unknown = re.search(r"unrecognized arguments: --(\S+)|no class named '([^']+)'|unknown key '([^']+)'", joined)
-    if unknown:
-        word = next(group for group in unknown.groups() if group)
-        close = get_close_matches(word.split("=")[0], _vocabulary(), n=1)
-        joined += f"; did you mean {close[0]!r}?" if close else ""
-    return joined
-
-
-def _vocabulary() -> list[str]:
-    """Names that may have been meant: classes by short name, and settings of the trainer and of those classes."""
-    from lit_fed.callbacks import Callback
-    from lit_fed.data import FederatedDataModule, Partition
-    from lit_fed.participation import Participation
-    from lit_fed.protocols import Protocol
-
-    words = {f"trainer.{name}" for name in inspect.signature(FederatedTrainer).parameters}
-    todo: list[type] = [ClientModule, Algorithm, FederatedDataModule, Partition, Callback, Participation, Protocol]
-    while todo:
-        found = todo.pop()
-        words |= {found.__name__, *inspect.signature(found).parameters}
-        todo += found.__subclasses__()
-    return sorted(words)

@@ -1,0 +1,436 @@
+"""The command line: what works, and how everything that cannot work says so in one line."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from lit_fed.cli import main
+from lit_fed.explain import explain
+from tests.support import ROOT, rows
+
+QUICKSTART = ROOT / "configs" / "quickstart.yaml"
+QUIET = ("--trainer.logger", "false", "--trainer.enable_progress_bar", "false")
+LR = "--model.init_args.optimizer.init_args.lr"
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def run_of_two_rounds(tmp_path_factory):
+    """A finished run; tests copy what they change."""
+    folder = tmp_path_factory.mktemp("trained")
+    main(command("fit", "--trainer.max_rounds", "2", "--trainer.default_root_dir", folder))
+    return folder / "lightning_logs" / "version_0"
+
+
+def command(name: str, *args: str | Path) -> list[str]:
+    return [name, "-c", str(QUICKSTART), *QUIET, *(str(arg) for arg in args)]
+
+
+def error_of(args: list[str], capsys: Any) -> str:
+    """What a command that fails prints, which must be one line."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        main(args)
+    lines = capsys.readouterr().err.splitlines()
+    assert stop.value.code == 2
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("lit-fed: error: ")
+    assert "Namespace(" not in lines[0]
+    assert "<class" not in lines[0]
+    return lines[0].removeprefix("lit-fed: error: ")
+
+
+def written(text: str) -> str:
+    Path("bad.yaml").write_text(text)
+    return "bad.yaml"
+
+
+# ---------------------------------------------------------------------- settings that the parser refuses
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["--trainer.max", "4"], "unknown option --trainer.max; did you mean --trainer.max_rounds?"),
+        (["--trainer.max=4"], "unknown option --trainer.max; did you mean --trainer.max_rounds?"),
+        (["--trainr.max_rounds", "4"], "unknown option --trainr.max_rounds; did you mean --trainer.max_rounds?"),
+        (["--num_clients", "4"], "unknown option --num_clients; did you mean --data.init_args.num_clients?"),
+        (["stray"], "unexpected word 'stray'; settings are given as --key value"),
+        (
+            ["--model.local_epoch", "4"],
+            "unknown key model.init_args.local_epoch: Classifier has no such setting; did you mean local_epochs?",
+        ),
+        (
+            ["--data.init_args.partition.init_args.alfa", "1"],
+            "unknown key data.init_args.partition.init_args.alfa: Dirichlet has no such setting; did you mean alpha?",
+        ),
+        (
+            ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.patienc", "4"],
+            "unknown key trainer.callbacks.init_args.patienc: EarlyStopping has no such setting; "
+            "did you mean patience?",
+        ),
+        (["--model", "Classifer"], "model: there is no ClientModule named 'Classifer'; did you mean Classifier?"),
+        (["--model", "lit_fed.Classifer"], "model: there is no ClientModule named 'lit_fed.Classifer'; did you mean"),
+        (["--algorithm", "FedAvgg"], "algorithm: there is no Algorithm named 'FedAvgg'; did you mean FedAvg?"),
+        (["--algorithm", "Classifier"], "algorithm: there is no Algorithm named 'Classifier'; there "),
+        (["--data.init_args.partition", "Dirchlet"], "no Partition named 'Dirchlet'; did you mean Dirichlet?"),
+        (
+            ["--model.init_args.optimizer", "torch.optim.SDG"],
+            "model.init_args.optimizer: there is no class named 'torch.optim.SDG'; did you mean torch.optim.SGD?",
+        ),
+        (
+            ["--model.init_args.lr_scheduler", "CosineAnealingLR"],
+            "there is no LRScheduler named 'CosineAnealingLR'; did you mean CosineAnnealingLR?",
+        ),
+        (["--model.init_args.lr_scheduler", "StepLR"], "model.init_args.lr_scheduler.init_args.step_size is missing"),
+        (["--trainer.max_rounds", "many"], "trainer.max_rounds: expected a whole number, not many"),
+        (["--trainer.max_rounds", "4.5"], "trainer.max_rounds: expected a whole number, not 4.5"),
+        (["--trainer.evaluate_on", "tset"], "trainer.evaluate_on: expected 'test' or 'val', not tset"),
+        (["--trainer.logger", "maybe"], "trainer.logger: expected true or false, a list or a class, not maybe"),
+        (["--trainer.gradient_clip_val", "big"], "trainer.gradient_clip_val: expected a number, not big"),
+        ([LR, "fast"], "model.init_args.optimizer.init_args.lr: expected a number, not fast"),
+        (
+            ["--trainer.callbacks", "EarlyStopping"],
+            "trainer.callbacks: expected a list, not EarlyStopping; write trainer.callbacks+=EarlyStopping",
+        ),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_bad_option_is_named_with_what_was_meant(args, expected, capsys):
+    assert expected in error_of(command("fit", *args), capsys)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("trainer: {max_round: 4}", "unknown key trainer.max_round; did you mean trainer.max_rounds?"),
+        ("max_rounds: 4", "unknown key max_rounds; did you mean trainer.max_rounds?"),
+        ("trainer: {num_clients: 4}", "unknown key trainer.num_clients; did you mean data.init_args.num_clients?"),
+        ("fit: {trainer: {max_rounds: 4}}", "unknown key fit.trainer.max_rounds; did you mean trainer.max_rounds?"),
+        (
+            "model: {class_path: Classifier, max_rounds: 4}",
+            "model: max_rounds cannot stand beside class_path; did you mean trainer.max_rounds?",
+        ),
+        (
+            "model: {class_path: Classifier, local_epochs: 4}",
+            "model: local_epochs cannot stand beside class_path; put it into model.init_args",
+        ),
+        (
+            "model: {class_path: Classifier, init_args: {lr: 1}}",
+            "unknown key model.init_args.lr: Classifier has no such setting; "
+            "did you mean model.init_args.optimizer.init_args.lr?",
+        ),
+        (
+            "model: {class_path: Classifier, init_args: {optimizer: {class_path: torch.optim.SGD, "
+            "init_args: {learning_rate: 1}}}}",
+            "unknown key model.init_args.optimizer.init_args.learning_rate: SGD has no such setting; "
+            "its settings are lr, momentum,",
+        ),
+        ("model: {class_path: Classifer}", "model: there is no ClientModule named 'Classifer'; did you mean"),
+        ("model: [1, 2]", "model: a class is needed; give class_path and init_args; there are Classifier, FedProx"),
+        ("trainer: 3", "trainer is 3; it must hold settings, such as max_rounds"),
+        ("trainer: {max_rounds: many}", "trainer.max_rounds: expected a whole number, not many"),
+        (
+            "trainer: {callbacks: [{class_path: lightning.pytorch.callbacks.EarlyStopping}]}",
+            "trainer.callbacks: lightning.pytorch.callbacks.EarlyStopping is no Callback; did you mean EarlyStopping?",
+        ),
+        ("trainer:\n  seed: 1\n bad: 2\n", "config file bad.yaml, line 3: "),
+        ("trainer:\n\tseed: 1\n", "config file bad.yaml, line 2: found character '\\t' that cannot start any token"),
+        ("", "config file bad.yaml holds no settings; write keys such as trainer:"),
+        ("- a\n- b\n", "config file bad.yaml holds no settings"),
+        ("\0\1", "config file bad.yaml is not a YAML text"),
+    ],
+    ids=lambda value: value[:30].strip(),
+)
+def test_a_bad_config_file_is_named_with_what_was_meant(text, expected, capsys):
+    assert expected in error_of([*command("fit"), "-c", written(text)], capsys)
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        ([], "no command given; choose fit, validate, test or predict, as in: lit-fed fit --config my.yaml"),
+        (["fitt"], "there is no command 'fitt'; did you mean fit?"),
+        (["train"], "there is no command 'train'; choose fit, validate, test or predict"),
+        (["-c", str(QUICKSTART), "fit"], "settings come after the command: lit-fed fit --config my.yaml"),
+        (["fit", "-c", "nowhere.yaml"], "config file nowhere.yaml does not exist"),
+        (["fit", "-c", "."], "config file . is a folder"),
+        (["fit", "-c"], "argument -c/--config: expected one argument"),
+        (["fit"], "model, data and algorithm are missing; name a class with --model or in a file given with --config"),
+        (["fit", "--data", "Digits"], "model and algorithm are missing; name a class with --model"),
+        (["fit", "--model", "Classifier", "--data", "Digits"], "algorithm is missing; name a class with --algorithm"),
+        (["test", "--model", "Classifier", "--algorithm", "FedAvg"], "data is missing; name a class with --data"),
+    ],
+    ids=lambda value: " ".join(value)[-30:] if isinstance(value, list) else "",
+)
+def test_a_bad_command_says_what_to_do(args, expected, capsys):
+    assert error_of(args, capsys).startswith(expected)
+
+
+def test_an_unknown_report_of_the_parser_is_still_one_line():
+    assert explain("Something\n  - odd\n  - odd\n  happened") == "Something: odd: happened"
+
+
+# ---------------------------------------------------------------------- settings that cannot work
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        ([LR, "-0.1"], "Invalid learning rate: -0.1"),
+        (["--data.init_args.num_clients", "0"], "data.num_clients is 0"),
+        (["--trainer.participation.init_args.count", "21"], "participation.count is 21, but there are 20 clients"),
+        (["--trainer.participation.init_args.fraction", "0.5"], "count is 5 and fraction is 0.5; give exactly one"),
+        (["--data.init_args.num_clients", "1439"], "1438 training samples cannot be shared among 1439 clients"),
+        (["--data.init_args.partition.init_args.alpha", "-1"], "Dirichlet.alpha is -1.0"),
+        (["--data.init_args.val_fraction", "1.5"], "data.val_fraction is 1.5"),
+        (["--model.init_args.local_epochs", "0"], "model.local_epochs is 0"),
+        (["--model.init_args.num_classes", "5"], "model.num_classes is 5, but the data have 10 classes"),
+        (["--model.init_args.network", "smal_cnn"], "network 'smal_cnn' is neither one of ours nor one of timm's; did"),
+        (["--model.init_args.network_args", "{widht: 3}"], "'widht'; its settings are"),
+        (["--model", "FedProx", "--model.init_args.mu", "-1"], "model.mu is -1.0"),
+        (["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.patience", "0"], "EarlyStopping.patience is 0"),
+        (["--trainer.max_rounds", "0"], "trainer.max_rounds is 0"),
+        (["--trainer.seed", "-1"], "trainer.seed is -1; it must be at least 0"),
+        (["--trainer.strategy", "fsdp"], "trainer.strategy is 'fsdp'; it must be one of auto, clients, ddp"),
+        (["--trainer.accelerator", "gpuu"], "gpuu"),
+        (["--trainer.protocols+=UnseenTest"], "UnseenTest needs unseen clients; set participation.unseen_fraction"),
+        (
+            ["--trainer.evaluate_on", "val", "--data.init_args.val_fraction", "0"],
+            "there is no validation data; set data.init_args.val_fraction above 0",
+        ),
+        (["--data", "ArrayFile"], "ArrayFile needs either data.path, the .npz file, or data.name"),
+        (["--data", "ArrayFile", "--data.init_args.path", "none.npz"], "none.npz does not exist: set data.path"),
+        (["--data", "FashionMNIST"], "FashionMNIST reads train-images-idx3-ubyte"),
+        (["--data", "ClientFolders", "--data.init_args.root", "none"], "none is no folder: set data.root"),
+        (["--trainer.default_root_dir", str(QUICKSTART)], "the run's folder cannot be made under"),
+        (["--ckpt_path", "no.ckpt"], "there is no checkpoint at no.ckpt"),
+    ],
+    ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
+)
+def test_a_setting_that_cannot_work_is_named(args, expected, capsys):
+    assert expected in error_of(command("fit", *args), capsys)
+    assert not Path("lightning_logs").exists(), "a run that never began left a folder"
+
+
+@pytest.mark.parametrize(
+    ("y_train", "args", "expected"),
+    [
+        (np.arange(40) % 3 - 1, [], "training labels of set.npz: label -1 of sample 0 is not in 0 … 1"),
+        (np.arange(40) % 3, ["--data.init_args.num_classes", "2"], "label 2 of sample 2 is not in 0 … 1"),
+        (np.arange(5) % 3, [], "5 training samples cannot be shared among 20 clients"),
+        (np.arange(40) / 3, [], "training labels of set.npz: expected a list of integers"),
+    ],
+)
+def test_an_array_file_with_bad_labels_is_named(y_train, args, expected, capsys):
+    x = np.zeros((len(y_train), 8, 8), np.uint8)
+    np.savez("set.npz", x_train=x, y_train=y_train, x_test=x[:4], y_test=np.zeros(4, np.int64))
+    data = ["--data", "ArrayFile", "--data.init_args.path", "set.npz", *args]
+    assert expected in error_of(command("fit", *data), capsys)
+
+
+def test_a_damaged_array_file_is_named(capsys):
+    Path("set.npz").write_text("hello")
+    data = ["--data", "ArrayFile", "--data.init_args.path", "set.npz"]
+    assert error_of(command("fit", *data), capsys).startswith("set.npz is no .npz file")
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["test"], "there is no trained model yet; give --ckpt_path last, best, or a checkpoint file"),
+        (["test", "--ckpt_path", "last"], "no run under lightning_logs has a checkpoint named last.ckpt"),
+        (["test", "--ckpt_path", "."], "there is no checkpoint at checkpoints/last.ckpt"),
+        (["validate", "--data.init_args.val_fraction", "0"], "there is no validation data"),
+        (["predict", "--client_id", "bob"], "client_id: expected a whole number, not bob"),
+    ],
+)
+def test_evaluation_without_a_model_says_what_to_give(args, expected, capsys):
+    assert error_of(command(*args), capsys).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["--client_id", "20"], "there is no client 20; clients are 0 to 19"),
+        (["--client_id", "-1"], "there is no client -1; clients are 0 to 19"),
+        (["--output", "p.txt"], "predictions go to a .csv or .npz file, not 'p.txt'; change --output"),
+        (["--output", str(QUICKSTART / "p.csv")], "quickstart.yaml"),
+    ],
+)
+def test_predictions_that_cannot_be_made_say_why(args, expected, run_of_two_rounds, capsys):
+    assert expected in error_of(command("predict", "--ckpt_path", run_of_two_rounds, *args), capsys)
+
+
+# ---------------------------------------------------------------------- checkpoints
+
+
+class _Evil:
+    def __reduce__(self) -> Any:
+        return (os.mkdir, ("pwned",))
+
+
+def _write(name: str, good: Path, path: Path) -> None:
+    content = good.read_bytes()
+    match name:
+        case "truncated":
+            path.write_bytes(content[: len(content) // 2])
+        case "empty":
+            path.write_bytes(b"")
+        case "text":
+            path.write_text("hello\n")
+        case "random bytes":
+            path.write_bytes(np.random.default_rng(0).bytes(5000))
+        case "flipped bytes":
+            middle = len(content) // 10
+            path.write_bytes(content[:middle] + bytes(b ^ 255 for b in content[middle:-middle]) + content[-middle:])
+        case "pickle":
+            path.write_bytes(pickle.dumps(_Evil(), protocol=2))
+        case "pickle in a torch file":
+            torch.save({"weights": _Evil()}, path)
+        case "another program's":
+            torch.save({"state_dict": {}, "epoch": 3, "pytorch-lightning_version": "2.6"}, path)
+        case "a list":
+            torch.save([1, 2], path)
+
+
+DAMAGES = ["truncated", "empty", "text", "random bytes", "flipped bytes", "pickle", "pickle in a torch file"]
+
+
+@pytest.mark.parametrize(
+    ("subcommand", "name"),
+    [*(("fit", name) for name in [*DAMAGES, "another program's", "a list"]), ("test", "truncated"), ("test", "pickle")],
+)
+def test_a_corrupt_or_foreign_checkpoint_is_named_and_never_executed(name, subcommand, run_of_two_rounds, capsys):
+    _write(name, run_of_two_rounds / "checkpoints" / "last.ckpt", Path("bad.ckpt"))
+    assert error_of(command(subcommand, "--ckpt_path", "bad.ckpt"), capsys).startswith("bad.ckpt ")
+    assert not Path("pwned").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["--model.init_args.network", "mlp"], "another model: it differs in 'network."),
+        (["--trainer.seed", "7"], "comes from a run with seed 0; set --trainer.seed 0 to use it"),
+    ],
+)
+@pytest.mark.parametrize("subcommand", ["fit", "test"])
+def test_a_checkpoint_of_another_run_is_refused(args, expected, subcommand, run_of_two_rounds, capsys):
+    before = (run_of_two_rounds / "checkpoints" / "last.ckpt").read_bytes()
+    assert expected in error_of(command(subcommand, "--ckpt_path", run_of_two_rounds, *args), capsys)
+    assert (run_of_two_rounds / "checkpoints" / "last.ckpt").read_bytes() == before
+
+
+# ---------------------------------------------------------------------- failures during a run
+
+
+def test_a_client_whose_loss_turns_nan_stops_the_run_and_nothing_of_the_round_is_kept(capsys):
+    main(command("fit", "--trainer.max_rounds", "2"))
+    last = Path("lightning_logs/version_0/checkpoints/last.ckpt")
+    before = last.read_bytes()
+    bad = command("fit", "--trainer.max_rounds", "4", "--ckpt_path", "last", LR, "1e30")
+    message = error_of(bad, capsys)
+    assert re.fullmatch(r"client \d+ failed in round 2: train/loss is not finite; try a smaller learning rate", message)
+    assert last.read_bytes() == before
+    assert [row["round"] for row in rows(last.parents[1] / "metrics.csv")] == ["0", "1"]
+    assert {row["round"] for row in rows(last.parents[1] / "clients.csv")} == {"0", "1"}
+    main(command("fit", "--trainer.max_rounds", "3", "--ckpt_path", "last"))
+    assert torch.load(last, weights_only=True)["round_idx"] == 3
+
+
+def test_a_full_disk_stops_the_run_and_the_previous_checkpoint_survives():
+    main(command("fit", "--trainer.max_rounds", "2"))
+    last = Path("lightning_logs/version_0/checkpoints/last.ckpt").resolve()
+    before = last.read_bytes()
+    # The kernel refuses every byte beyond the limit, as a full disk does; the other files of the run are smaller.
+    program = (
+        f"import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({len(before) // 2},) * 2);"
+        "from lit_fed.cli import main; main(sys.argv[1:])"
+    )
+    args = command("fit", "--trainer.max_rounds", "3", "--ckpt_path", "last")
+    env = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+    run = subprocess.run([sys.executable, "-c", program, *args], env=env, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 2, run.stderr
+    assert len(run.stderr.splitlines()) == 1, run.stderr
+    assert "last.ckpt: [Errno 27] File too large; the previous last.ckpt is intact" in run.stderr
+    assert last.read_bytes() == before
+    assert not list(last.parent.glob(".last.ckpt*")), "half a file was left behind"
+    main(command("fit", "--trainer.max_rounds", "3", "--ckpt_path", "last"))
+    assert torch.load(last, weights_only=True)["round_idx"] == 3
+    assert [row["round"] for row in rows(last.parents[1] / "metrics.csv")] == ["0", "1", "2"]
+
+
+# ---------------------------------------------------------------------- what works
+
+
+def output_of(args: list[str], capsys: Any) -> str:
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        main(args)
+    captured = capsys.readouterr()
+    assert stop.value.code == 0
+    assert captured.err == ""
+    return str(captured.out)
+
+
+def test_help_names_commands_and_settings(capsys):
+    general = output_of(["--help"], capsys)
+    for line in ("Train a federation.", "Run every protocol on the test data", "Write predictions on the shared test"):
+        assert line in general
+    fit = output_of(["fit", "--help"], capsys)
+    assert "Rounds in all, those before a resume counted in." in fit
+    assert "``" not in fit
+    assert len(fit.splitlines()) < 250
+    model = output_of(["fit", "--model.help", "FedProx"], capsys)
+    assert "--model.mu MU" in model
+    assert len(model.splitlines()) < 100, "it lists all of torch"
+
+
+def test_version(capsys):
+    from lit_fed import __version__
+
+    assert output_of(["--version"], capsys).split()[-1] == __version__
+
+
+def test_the_printed_configuration_can_be_fed_back(capsys):
+    first = output_of(command("fit", "--model", "FedProx", "--print_config"), capsys)
+    Path("all.yaml").write_text(first)
+    assert output_of(["fit", "-c", "all.yaml", "--print_config"], capsys) == first
+    assert yaml.safe_load(first)["model"]["init_args"]["local_epochs"] == 5
+    main(["fit", "-c", "all.yaml", "--trainer.max_rounds", "1"])
+    run = Path("lightning_logs/version_0")
+    resolved = yaml.safe_load((run / "config.yaml").read_text())
+    assert resolved["model"]["init_args"]["num_classes"] == 10, "what was taken from the data is written out"
+    capsys.readouterr()
+    main(["test", "-c", str(run / "config.yaml"), "--ckpt_path", "last"])
+    assert "global/acc" in capsys.readouterr().out
+
+
+def test_every_command_runs_and_writes_nothing_to_stderr(run_of_two_rounds, capsys):
+    ckpt = ("--ckpt_path", run_of_two_rounds / "checkpoints" / "last.ckpt")
+    main(command("test", *ckpt))
+    main(command("validate", *ckpt))
+    main(command("predict", *ckpt, "--client_id", "3", "--output", "client.csv"))
+    main(command("predict", *ckpt, "--output", "all.npz"))
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert "test data, after 2 rounds" in captured.out
+    predicted = rows(Path("client.csv"))
+    assert {"index", "prediction", "probability_0", "probability_9"} <= predicted[0].keys()
+    with np.load("all.npz") as archive:
+        assert archive["probability"].shape == (359, 10)  # a fifth of 1,797 digits, rounded per class
