@@ -7,6 +7,7 @@ A checkpoint holds tensors and primitives only, is written to a temporary file a
 from __future__ import annotations
 
 import pickle
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -48,18 +49,20 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     if not path.is_file():
         raise CheckpointError(f"there is no checkpoint at {path}")
     try:
-        content = torch.load(path, weights_only=True, map_location="cpu")
+        with warnings.catch_warnings():  # of formats that we do not write
+            warnings.simplefilter("ignore")
+            content = torch.load(path, weights_only=True, map_location="cpu")
     except pickle.UnpicklingError as error:
         raise CheckpointError(f"{path} is not a checkpoint that can be loaded safely (weights_only)") from error
-    except (
-        Exception
-    ) as error:  # damaged bytes make the reader fail in a dozen ways, TypeError and struct.error included
-        raise CheckpointError(f"{path} is corrupt: {' '.join(str(error).split())[:120]}") from error
-    if not isinstance(content, dict) or not content.keys() >= _KEYS:
+    except Exception as error:  # damaged bytes make the reader fail in a dozen ways, struct.error included
+        raise CheckpointError(f"{path} is corrupt, or no checkpoint at all; use another, such as best.ckpt") from error
+    known = isinstance(content, dict) and content.keys() >= _KEYS and isinstance(content["lit_fed_format"], int)
+    if not known:
         raise CheckpointError(f"{path} is not a lit_fed checkpoint (it may come from another program)")
     if content["lit_fed_format"] > FORMAT:
         raise CheckpointError(f"{path} was written by a newer lit_fed; upgrade the package")
-    return content
+    checked: dict[str, Any] = content
+    return checked
 
 
 def snapshot(trainer: FederatedTrainer) -> dict[str, Any]:
@@ -109,7 +112,7 @@ def restore(trainer: FederatedTrainer, path: Path, resume: bool) -> None:
         federation.algorithm.load_state_dict(content["algorithm"])
         for name, tensor in content["initial"].items():
             federation.module.initial_tensors[name].copy_(tensor)
-    except (KeyError, RuntimeError, CheckpointError) as error:
+    except (KeyError, RuntimeError, TypeError, ValueError, AttributeError, CheckpointError) as error:
         raise CheckpointError(f"{path} does not fit this model or algorithm: {error}") from error
     if resume and content["partition"] != federation.data.partition_sha256():
         raise CheckpointError(f"{path} comes from a run whose clients had other data; resume it with that run's config")

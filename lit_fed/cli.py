@@ -114,10 +114,10 @@ class FederatedCLI(LightningCLI):
         assert self.subcommand is not None
         config = self.config[self.subcommand]
         parser = self._parser(self.subcommand)
-        self.datamodule = parser.instantiate_classes(Namespace(data=config.data)).data
+        self.datamodule = parser.instantiate(Namespace(data=config.data)).data
         fill_from_data(config.model, self.datamodule)
         rest = Namespace({key: value for key, value in config.items() if key != "data"})
-        self.config_init = Namespace({self.subcommand: parser.instantiate_classes(rest)})
+        self.config_init = Namespace({self.subcommand: parser.instantiate(rest)})
         self.model = self.config_init[self.subcommand].model
         trainer = FederatedTrainer(**self.config_init[self.subcommand].trainer)
         trainer.config = self._resolved_config()
@@ -136,7 +136,7 @@ class FederatedCLI(LightningCLI):
         for key in self._subcommand_method_arguments[self.subcommand]:
             config.pop(key, None)
         config.pop("config", None)
-        dumped: str = parser.dump(config, skip_none=False, skip_validation=True)
+        dumped: str = parser.dump(config, skip_unset=False, skip_validation=True)
         return dumped
 
 
@@ -162,7 +162,7 @@ def build_module(config: str) -> ClientModule:
     parser = LightningArgumentParser()
     parser.add_subclass_arguments(ClientModule, "model", required=True)
     parsed = parser.parse_object({"model": yaml.safe_load(config)["model"]})
-    module: ClientModule = parser.instantiate_classes(parsed).model
+    module: ClientModule = parser.instantiate(parsed).model
     return module
 
 

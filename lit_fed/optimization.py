@@ -105,7 +105,7 @@ def check_optimization(module: ClientModule, data_parallel: bool) -> None:
     except ConfigError:
         raise
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"model: the optimizer cannot be made: {error}") from error
+        raise ConfigError(f"model.optimizer cannot be made: {error}") from error
     name = type(module).__name__
     if module.automatic_optimization and len(optimizers) > 1:
         raise ConfigError(

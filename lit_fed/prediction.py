@@ -52,11 +52,14 @@ def write_predictions(federation: Federation, output: Path, client_id: int | Non
         )
     columns = {name: np.concatenate(parts) for name, parts in batches.items()}
     if federation.fabric.is_global_zero:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        if output.suffix == ".npz":
-            np.savez(output, **columns)  # type: ignore[arg-type]  # numpy types the keyword arrays as its allow_pickle
-        else:
-            _write_csv(output, columns)
+        try:
+            output.parent.mkdir(parents=True, exist_ok=True)
+            if output.suffix == ".npz":
+                np.savez(output, **columns)  # type: ignore[arg-type]  # numpy takes the arrays for its allow_pickle
+            else:
+                _write_csv(output, columns)
+        except OSError as error:
+            raise ConfigError(f"cannot write {output}: {error.strerror}; change --output") from error
         federation.fabric.print(f"wrote predictions for {len(next(iter(columns.values())))} samples to {output}")
     return output
 

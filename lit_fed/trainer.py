@@ -260,6 +260,8 @@ class FederatedTrainer:
         if self.evaluate_every:
             check_protocols(self.protocols, federation, self.evaluate_on)
         open_run(self, ckpt_path)
+        if self.start_round >= self.max_rounds:
+            self.fabric.print(f"all {self.start_round} rounds are done already; raise trainer.max_rounds to go on")
         self._call("on_fit_start")
         try:
             for round_idx in range(self.start_round, self.max_rounds):

@@ -129,7 +129,7 @@ class OnPlateau(LeastSquares):
     [
         (TwoOptimizers(), "TwoOptimizers has 2 optimizers; set self.automatic_optimization = False"),
         (OnPlateau(), "ReduceLROnPlateau is not a function of the round"),
-        (LeastSquares(lr=-0.1), "the optimizer cannot be made: Invalid learning rate: -0.1"),
+        (LeastSquares(lr=-0.1), r"model\.optimizer cannot be made: Invalid learning rate: -0\.1"),
     ],
 )
 def test_refused_before_any_training(tmp_path: Path, module: Any, message: str) -> None:

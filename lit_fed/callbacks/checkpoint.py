@@ -142,3 +142,4 @@ def _link(source: Path, target: Path) -> None:
             temporary.unlink(missing_ok=True)
             raise CheckpointError(f"cannot write {target}: {error}") from error
     temporary.replace(target)
+    temporary.unlink(missing_ok=True)  # renaming one link of a file onto another leaves both
