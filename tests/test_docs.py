@@ -1,0 +1,201 @@
+"""What the documentation says works: its examples run, its commands parse, its links lead somewhere."""
+
+import re
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning
+import pytest
+import torch
+import yaml
+
+from examples.my_data import Blobs
+from examples.my_method import Anchored, MomentumServer
+from examples.my_module import LitDigits
+from lit_fed import Classifier, ClientModule
+from lit_fed.algorithm import Algorithm
+from lit_fed.cli import main
+from lit_fed.data import Digits, FederatedDataModule
+from lit_fed.methods import FedAvg
+from tests.support import ROOT, LeastSquares, Points, assert_same, fit, rows, trainer, weights
+
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("configs/*.md")])
+README = (ROOT / "README.md").read_text()
+QUICKSTART = str(ROOT / "configs/quickstart.yaml")
+
+
+def blocks(language: str) -> list[str]:
+    """The README's fenced blocks of one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+def commands() -> list[list[str]]:
+    """Arguments of every call of cli.py in the README's shell blocks."""
+    text = "\n".join(blocks("bash")).replace("\\\n", " ")
+    lines = [line.partition("#")[0] for line in text.splitlines() if "cli.py" in line]
+    return [shlex.split(line)[shlex.split(line).index("cli.py") + 1 :] for line in lines]
+
+
+@pytest.fixture
+def at_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory that looks like the repository's root, without its runs."""
+    for name in ("configs", "examples"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["cli.py"])  # Lightning warns of arguments beside main's
+    return tmp_path
+
+
+# --- the README ------------------------------------------------------------------------------------------------------
+
+
+def test_python_blocks_of_the_readme_run(at_root: Path) -> None:
+    main(["fit", "-c", QUICKSTART, "--trainer.max_rounds", "1"])  # the version_0 that load_network reads
+    names: dict[str, Any] = {}
+    for block in blocks("python"):
+        exec(compile(block.replace("max_rounds=10", "max_rounds=2"), "README.md", "exec"), names)
+    assert names["network"](torch.zeros(1, 1, 8, 8)).shape == (1, 10)
+    parts = (names["LitDigits"](), Digits(num_clients=3), names["MomentumServer"]())
+    assert fit(at_root / "own", *parts, max_rounds=1).metrics["server/velocity_norm"] > 0
+    anchored = names["Anchored"](network="mlp", num_classes=4, input_shape=(16,), in_channels=16)
+    assert "train/anchor" in fit(at_root / "own", anchored, names["Blobs"](num_clients=3), max_rounds=2).metrics
+
+
+def test_yaml_blocks_of_the_readme_train(at_root: Path) -> None:
+    found = blocks("yaml")
+    assert found
+    for number, block in enumerate(found):
+        path = at_root / f"block_{number}.yaml"
+        path.write_text(block)
+        main(["fit", "-c", QUICKSTART, "-c", str(path), "--trainer.max_rounds", "2"])
+        assert len(rows(at_root / f"lightning_logs/version_{number}/metrics.csv")) == 2
+
+
+@pytest.mark.parametrize("arguments", commands(), ids=" ".join)
+def test_commands_of_the_readme_parse(arguments: list[str], at_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if not any(option.endswith(".help") or option == "--print_config" for option in arguments):
+        arguments = [*arguments, "--print_config"]
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 0, capsys.readouterr().err
+
+
+def test_checkpoint_commands_of_the_readme_work(at_root: Path) -> None:
+    main(["fit", "-c", "configs/quickstart.yaml", "--trainer.max_rounds", "2"])
+    told = [command for command in commands() if "--ckpt_path" in command]
+    assert {command[0] for command in told} == {"fit", "validate", "test", "predict"}
+    for command in told:
+        main([*command, "--trainer.max_rounds", "3"])
+    assert len((at_root / "predictions.csv").read_text().splitlines()) == 360  # a header and the 359 test digits
+    assert (at_root / "client_3.npz").is_file()
+    run = at_root / "lightning_logs/version_0"
+    names = {path.name for path in run.iterdir()}
+    assert {"config.yaml", "metrics.csv", "clients.csv", "partition.json", "checkpoints"} <= names
+    for column in rows(run / "metrics.csv")[0]:
+        stem = re.sub(r"_(mean|std|p10|min)$", "", column)
+        assert column in README or stem in README, f"metrics.csv has a column {column} that the README does not explain"
+
+
+def test_every_class_is_in_the_readme_tables() -> None:
+    import lit_fed.data
+    import lit_fed.participation
+    import lit_fed.protocols
+
+    def leaves(base: type) -> set[str]:
+        own = [base, *(c for c in base.__subclasses__() if c.__module__.startswith("lit_fed"))]
+        below = set().union(*(leaves(c) for c in own[1:])) if own[1:] else set()
+        public = not base.__name__.startswith("_") and not getattr(base, "__abstractmethods__", None)
+        return below | ({base.__name__} if public else set())
+
+    named = leaves(lit_fed.participation.Participation) | leaves(lit_fed.protocols.Protocol)
+    named |= leaves(lit_fed.data.Partition) | leaves(FederatedDataModule)
+    assert {"UniformParticipation", "PersonalTest", "Dirichlet", "ArrayFile"} <= named
+    assert not [name for name in sorted(named) if f"`{name}`" not in README]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    text = page.read_text()
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith(("http:", "https:")):
+            continue
+        name, _, anchor = target.partition("#")
+        linked = page.parent / name if name else page
+        assert linked.exists(), f"{page.name} links to {target}"
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", linked.read_text(), re.MULTILINE)
+            slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+            assert anchor in slugs, f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_and_tests_that_are_named_exist(page: Path) -> None:
+    text = page.read_text()
+    for name in set(re.findall(r"`((?:lit_fed|configs|tests|examples|benchmarks|docs)/[\w./-]+)`", text)):
+        assert (ROOT / name).exists(), f"{page.name} names {name}"
+    for file, test in set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)):
+        assert f"def {test}(" in (ROOT / file).read_text(), f"{page.name} names {file}::{test}"
+
+
+def test_pictures_are_small() -> None:
+    assert all(path.stat().st_size < 150_000 for path in (ROOT / "docs").iterdir())
+
+
+# --- the examples ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["my_module", "my_data", "my_method"])
+def test_examples_train_from_their_files(name: str, at_root: Path) -> None:
+    settings = yaml.safe_load((at_root / f"examples/{name}.yaml").read_text())
+    assert any(part.get("class_path", "").startswith(f"examples.{name}.") for part in settings.values())
+    main(["fit", "-c", "configs/quickstart.yaml", "-c", f"examples/{name}.yaml", "--trainer.max_rounds", "8"])
+    table = rows(at_root / "lightning_logs/version_0/metrics.csv")
+    assert float(table[-1]["global/loss"]) < 0.7 * float(table[0]["global/loss"])
+
+
+def test_the_example_module_trains_under_a_plain_trainer(tmp_path: Path) -> None:
+    lightning.seed_everything(0, verbose=False)
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    plain = lightning.Trainer(max_epochs=10, enable_model_summary=False, default_root_dir=tmp_path, **quiet)  # type: ignore[arg-type]
+    module, data = LitDigits(lr=3e-3), Digits()
+    plain.fit(module, data)
+    assert plain.test(module, data, verbose=False)[0]["test/acc"] > 0.9
+
+
+class AnchoredLeastSquares(Anchored, LeastSquares):
+    """The example's client on two points."""
+
+
+def test_the_example_method_by_hand(tmp_path: Path) -> None:
+    # As in tests/methods/test_fedavg.py, round 0 gives the mean (0.25, 1.5), so v = w = (0.25, 1.5), and round 1 the
+    # mean (0.46875, 2.4375); v = ½·(0.25, 1.5) + (0.21875, 0.9375) = (0.34375, 1.6875) and w = (0.59375, 3.1875).
+    made = fit(tmp_path, AnchoredLeastSquares(mu=0.0), Points(), MomentumServer(momentum=0.5), max_rounds=2)
+    assert weights(made)["network.weight"].tolist() == [[0.59375, 3.1875]]
+
+
+def test_the_example_method_without_its_terms_is_fedavg(tmp_path: Path) -> None:
+    plain = fit(tmp_path, LeastSquares(local_epochs=2), Points(), FedAvg(), max_rounds=3)
+    client = AnchoredLeastSquares(mu=0.0, local_epochs=2)
+    assert_same(weights(plain), weights(fit(tmp_path, client, Points(), MomentumServer(momentum=0.0), max_rounds=3)))
+
+
+def test_the_example_method_resumes_where_it_was(tmp_path: Path) -> None:
+    def run(folder: str, rounds: int, ckpt_path: str | None = None) -> Any:
+        parts = (AnchoredLeastSquares(mu=0.1, local_epochs=2), Points(), MomentumServer())
+        return fit(tmp_path / folder, *parts, max_rounds=rounds, ckpt_path=ckpt_path)
+
+    whole = run("whole", 5)
+    run("parts", 2)
+    assert_same(weights(whole), weights(run("parts", 5, "last")))
+
+
+def test_example_data_in_python(tmp_path: Path) -> None:
+    data = Blobs(num_clients=5)
+    model: ClientModule = Classifier("mlp", num_classes=data.num_classes, input_shape=data.input_shape, in_channels=16)
+    algorithm: Algorithm[Any] = FedAvg()
+    made = trainer(tmp_path, max_rounds=5)
+    made.fit(model, data, algorithm)
+    assert made.test(model, data, algorithm)["global/acc"] > 0.8
