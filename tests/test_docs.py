@@ -83,6 +83,15 @@ def test_commands_of_the_readme_parse(arguments: list[str], at_root: Path, capsy
     assert ended.value.code == 0, capsys.readouterr().err
 
 
+def test_mistakes_of_the_readme_are_told_as_it_says(at_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = re.findall(r"^\$ python cli\.py (.*)\n(lit-fed: error: .*)$", README, re.MULTILINE)
+    assert told
+    for command, message in told:
+        with pytest.raises(SystemExit):
+            main(shlex.split(command))
+        assert capsys.readouterr().err.strip() == message
+
+
 def test_checkpoint_commands_of_the_readme_work(at_root: Path) -> None:
     main(["fit", "-c", "configs/quickstart.yaml", "--trainer.max_rounds", "2"])
     told = [command for command in commands() if "--ckpt_path" in command]
