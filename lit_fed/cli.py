@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -180,6 +181,8 @@ def main(args: list[str] | None = None) -> None:
 
     for name in ("lightning.fabric", "lightning.pytorch"):  # how processes find each other tells a user nothing
         logging.getLogger(name).setLevel(logging.WARNING)
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # a user's own classes lie in the working directory, also for the installed script
     try:
         FederatedCLI(args)
     except ClientFailure as error:

@@ -118,7 +118,8 @@ def participation_map(
     present = sorted({0, 1, *np.unique(values).tolist()})
     entries = list(_FATE_COLORS.items())
     handles = [Patch(facecolor=entries[v][1], edgecolor="#999999", label=entries[v][0]) for v in present]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
+    columns = min(len(handles), 3)
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize="small")
     title = (
         f"Who took part: {_counted(num_rounds, num_rounds, 'round')}, {_counted(num_clients, len(clients), 'client')}"
     )
@@ -144,7 +145,7 @@ def predictions_picture(images: NDArray[np.float32], predicted: Sequence[int], t
     pixels = np.clip((images - low) / max(high - low, 1e-12), 0, 1).transpose(0, 2, 3, 1)
     num_columns = min(8, len(pixels))
     num_rows = -(-len(pixels) // num_columns)
-    figure = Figure(figsize=(max(1.25 * num_columns, 5), 1.45 * num_rows + 0.4), dpi=100, layout="constrained")
+    figure = Figure(figsize=(max(0.75 * num_columns, 4), 0.95 * num_rows + 0.4), dpi=150, layout="constrained")
     grid = figure.subplots(num_rows, num_columns, squeeze=False)
     for axes in grid.flat:
         axes.set_axis_off()
@@ -172,14 +173,15 @@ def render(figure: Figure) -> NDArray[np.uint8]:
 def _figure() -> tuple[Figure, Axes]:
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 5), dpi=100, layout="constrained")
+    # Small for its number of pixels: TensorBoard shows pictures at a third of their size, labels must survive that.
+    figure = Figure(figsize=(6, 3.4), dpi=150, layout="constrained")
     return figure, figure.subplots()
 
 
 def _label(axis: Any, ids: NDArray[np.int64], name: str) -> None:
     """Ticks that show the ids at their positions: all where they fit, else a round step apart."""
     axis.set_label_text(name)
-    most = 20
+    most = 12
     if len(ids) == ids[-1] + 1:  # nothing left out: positions are ids
         step = next(s * 10**e for e in range(12) for s in (1, 2, 5) if len(ids) <= most * s * 10**e)
         positions = np.arange(0, len(ids), step)

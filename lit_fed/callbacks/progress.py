@@ -149,13 +149,13 @@ class Progress(Callback):
         self._print(f"{format_bytes(self._total_bytes)} sent up and down in {_rounds(self._rounds_done)}")
         if trainer.log_dir is None:
             return
-        self._print(f"logs        {trainer.log_dir}")
+        self._print(f"logs        {_shown(trainer.log_dir)}")
         if any(isinstance(logger, TensorBoardLogger) for logger in trainer.loggers):
-            self._print(f"watch       tensorboard --logdir {shlex.quote(str(trainer.log_dir))}")
+            self._print(f"watch       tensorboard --logdir {shlex.quote(_shown(trainer.log_dir))}")
         for name in ("last", "best"):
             file = _checkpoint(trainer.log_dir, name)
             if file.is_file():
-                self._print(f"{name + '.ckpt':<11} {file}")
+                self._print(f"{name + '.ckpt':<11} {_shown(file)}")
 
     def on_exception(self, trainer: FederatedTrainer, error: BaseException) -> None:
         """Leave the terminal as it was; after Ctrl+C, say how to continue."""
@@ -164,7 +164,7 @@ class Progress(Callback):
             return
         line = f"interrupted in round {self._round_idx}"
         if trainer.log_dir is not None and _checkpoint(trainer.log_dir, "last").is_file():
-            line += f"; continue with --ckpt_path {shlex.quote(str(_checkpoint(trainer.log_dir, 'last')))}"
+            line += f"; continue with --ckpt_path {shlex.quote(_shown(_checkpoint(trainer.log_dir, 'last')))}"
         else:
             line += "; there is no checkpoint to continue from"
         self._print(line)
@@ -260,6 +260,12 @@ def print_evaluation(metrics: Mapping[str, float], split: str, rounds: int, cons
 def _default_console() -> Console:
     console = Console()
     return console if console.is_terminal else Console(width=_PLAIN_WIDTH)
+
+
+def _shown(path: Path) -> str:
+    """A path as it can be typed here: relative where it lies below the working directory."""
+    here, there = Path.cwd(), path.resolve()
+    return str(there.relative_to(here)) if there.is_relative_to(here) else str(path)
 
 
 def _checkpoint(log_dir: Path, name: str) -> Path:
