@@ -77,8 +77,8 @@ class SequentialExecutor(Executor):
         ctx = self.enter(client_id, broadcast, round_idx, "train")
         meter = self.loop.train(ctx)
         metrics = meter.merged(self._replicas) if self.loop.workers.data_parallel else meter.compute()
-        # With ddp every process saw its own part of each batch, so batch-norm statistics differ between them.
-        self.loop.workers.agree(self.module.tensors(self.module.layout.buffers))
+        if self.loop.workers.data_parallel:  # each process saw its part of the batches: batch-norm statistics differ
+            self.loop.workers.agree(self.module.tensors(self.module.layout.buffers))
         update = self.module.make_update(ctx)
         bad = [name for name, value in metrics.items() if value != value or abs(value) == float("inf")]
         if bad or not is_finite(update.payload):

@@ -121,8 +121,12 @@ def _read_line(report: _Report, text: str) -> None:
         report.absent = match.group(1).split(", ")
     elif match := re.match(r"Expected a dot import path string: (\S+)", text):
         report.no_class = match.group(1)
-    elif match := re.match(r"(?:module '[^']+' has no attribute '[^']+'|No module named '[^']+')", text):
-        report.no_class = text.partition(". Got value: ")[2] or report.owner
+    elif match := re.match(r"module '[^']+' has no attribute '[^']+'|No module named '([^']+)'", text):
+        named = text.partition(". Got value: ")[2] or report.owner
+        if match.group(1) and not named.startswith(match.group(1)):  # the class's own file imports what is not there
+            report.reasons.append(f"{named} cannot be imported: {match.group(0)}")
+        else:
+            report.no_class = named
     elif match := re.match(r"Import path (\S+) does not correspond to a subclass", text):
         report.no_class = match.group(1)
     elif text.startswith("Not a valid subclass"):

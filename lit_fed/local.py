@@ -197,12 +197,13 @@ class LocalLoop:
         return {name.removeprefix("test/").removeprefix("val/"): value for name, value in values.items()}
 
     @torch.no_grad()
-    def predict(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """What ``predict_step`` returns for every batch, in order."""
+    def predict(self, loader: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+        """Every batch with what ``predict_step`` returns for it, in order."""
         self.module.eval()
         for batch_idx, batch in enumerate(loader):
+            batch = self._to_device(batch, loader)
             with self._autocast():
-                yield self.module.predict_step(self._to_device(batch, loader), batch_idx)
+                yield batch, self.module.predict_step(batch, batch_idx)
 
     def _to_device(self, batch: Any, loader: Iterable[Any]) -> Any:
         """Move a batch, unless its loader already makes it on the device, and give it the model's precision."""

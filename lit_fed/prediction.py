@@ -20,7 +20,8 @@ def write_predictions(federation: Federation, output: Path, client_id: int | Non
 
     Args:
         federation: With a trained state loaded.
-        output: ``.csv`` (a row a sample; a tensor of several values takes several columns) or ``.npz``.
+        output: ``.csv`` (a row a sample; a tensor of several values takes several columns) or ``.npz``. Where the data
+            have labels, ``label`` is the last column.
         client_id: Predict as this client on its own test data; None for the global model on the shared test set.
         round_idx: The last finished round.
 
@@ -43,8 +44,8 @@ def write_predictions(federation: Federation, output: Path, client_id: int | Non
         federation.executor.enter(client_id, federation.broadcast(round_idx), round_idx, "predict")
         loader = data.test_loader(client_id)
     batches: dict[str, list[np.ndarray]] = {}
-    for result in federation.loop.predict(loader):
-        for name, value in _named(result).items():
+    for batch, result in federation.loop.predict(loader):
+        for name, value in (_named(result) | _label(batch)).items():
             batches.setdefault(name, []).append(_array(value))
     if not batches:
         raise ConfigError(
@@ -69,9 +70,15 @@ def _array(tensor: Tensor) -> np.ndarray:
     return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()  # NumPy has no bfloat16
 
 
-def _named(result: Any) -> Mapping[str, Tensor]:
+def _label(batch: Any) -> dict[str, Tensor]:
+    """The true labels of an (x, y) batch, to compare the predictions with."""
+    labelled = isinstance(batch, tuple | list) and len(batch) == 2 and isinstance(batch[1], Tensor)
+    return {"label": batch[1]} if labelled and batch[1].ndim == 1 else {}
+
+
+def _named(result: Any) -> dict[str, Tensor]:
     if isinstance(result, Mapping):
-        return result
+        return dict(result)
     if isinstance(result, Tensor):
         return {"output": result}
     raise ConfigError(f"predict_step must return a tensor or a dict of tensors, not {type(result).__name__}")

@@ -55,12 +55,13 @@ def test_global_model_on_the_shared_test_set(tmp_path: Path) -> None:
     made.predict(*parts, output=str(tmp_path / "deep" / "p.csv"))
     made.predict(*parts, output=str(tmp_path / "p.npz"))
     saved = np.load(tmp_path / "p.npz")
-    assert set(saved) == {"prediction", "probability"}
+    assert set(saved) == {"prediction", "probability", "label"}
+    np.testing.assert_array_equal(saved["label"], parts[1].load_arrays().y_test)
     assert saved["prediction"].dtype == np.int64
     np.testing.assert_array_equal(saved["prediction"], logits.argmax(1).numpy())
     np.testing.assert_allclose(saved["probability"], logits.softmax(1).numpy(), rtol=1e-5)
     table = rows(tmp_path / "deep" / "p.csv")
-    assert list(table[0]) == ["index", "prediction", *(f"probability_{c}" for c in range(5))]
+    assert list(table[0]) == ["index", "prediction", *(f"probability_{c}" for c in range(5)), "label"]
     assert [row["index"] for row in table] == [str(i) for i in range(9)]
     assert [row["prediction"] for row in table] == [str(p) for p in saved["prediction"]]  # "3", not "3.0"
     written = np.array([[float(row[f"probability_{c}"]) for c in range(5)] for row in table], dtype=np.float32)

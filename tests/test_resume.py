@@ -153,6 +153,17 @@ def test_resuming_with_other_data_is_refused(tmp_path: Path) -> None:
         fit(tmp_path, data=Points(sizes=(2, 2)), max_rounds=2, ckpt_path="last")
 
 
+def test_resuming_with_other_settings_says_so_and_keeps_both(tmp_path: Path) -> None:
+    fit_args = ["fit", "--config", str(ROOT / "configs/quickstart.yaml"), "--trainer.max_rounds"]
+    assert run_cli(*fit_args, "1", cwd=tmp_path).returncode == 0
+    done = run_cli(*fit_args, "2", "--model.init_args.local_epochs", "1", "--ckpt_path", "last", cwd=tmp_path)
+    changed = "resumed with other settings from round 1 on: model.init_args.local_epochs, trainer.max_rounds"
+    assert changed in done.stdout, done.stderr
+    run = tmp_path / "lightning_logs/version_0"
+    assert "local_epochs: 5" in (run / "config.until_round_0.yaml").read_text()
+    assert "local_epochs: 1" in (run / "config.yaml").read_text()
+
+
 def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
     whole = fit(tmp_path, max_rounds=3)
     before = weights(whole)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _HISTOGRAMS = {"test": "clients", "personal": "personal", "unseen": "unseen"}  # stage of a row: protocol in tags
 _HPARAM_METRICS = ("global/acc", "global/loss", "clients/acc_mean")
+_NO_HPARAMS = ("trainer.enable_", "trainer.logger", "trainer.default_root_dir", "trainer.num_threads")
 _MOST_IMAGES = 16
 
 
@@ -147,7 +148,10 @@ def _continues(trainer: FederatedTrainer) -> bool:
 
 
 def _add_hparams(writer: SummaryWriter, config: str) -> None:
-    params = flatten(yaml.safe_load(config) if config else {})
+    settings = flatten(yaml.safe_load(config) if config else {})
+    params = {
+        name.replace(".init_args", ""): value for name, value in settings.items() if not name.startswith(_NO_HPARAMS)
+    }
     if not params:
         return
     file_writer = writer._get_file_writer()
@@ -219,7 +223,7 @@ def _sample_predictions(federation: Federation) -> NDArray[np.uint8] | None:
     images, labels = batch[0][chosen], batch[1][chosen]
     with module.preserved():
         module.load_tensors(state)
-        output = next(iter(federation.loop.predict([(images, labels)])))
+        _, output = next(iter(federation.loop.predict([(images, labels)])))
     classes = _classes(output, len(labels), federation.data.num_classes)
     if classes is None:
         return None

@@ -142,8 +142,10 @@ class Progress(Callback):
     def on_fit_end(self, trainer: FederatedTrainer) -> None:
         """Close the display and print what the run came to."""
         self._stop()
-        if not trainer.fabric.is_global_zero:
-            return
+        if trainer.fabric.is_global_zero:
+            self._summarise(trainer)
+
+    def _summarise(self, trainer: FederatedTrainer) -> None:
         if self._bests:
             self._get_console().print(self._closing_table())
         self._print(f"{format_bytes(self._total_bytes)} sent up and down in {_rounds(self._rounds_done)}")
@@ -158,10 +160,12 @@ class Progress(Callback):
                 self._print(f"{name + '.ckpt':<11} {_shown(file)}")
 
     def on_exception(self, trainer: FederatedTrainer, error: BaseException) -> None:
-        """Leave the terminal as it was; after Ctrl+C, say how to continue."""
+        """Leave the terminal as it was; after Ctrl+C, print what the run came to and how to continue."""
         self._stop()
         if not trainer.fabric.is_global_zero or not isinstance(error, KeyboardInterrupt):
             return
+        if self._rounds_done:
+            self._summarise(trainer)
         line = f"interrupted in round {self._round_idx}"
         if trainer.log_dir is not None and _checkpoint(trainer.log_dir, "last").is_file():
             line += f"; continue with --ckpt_path {shlex.quote(_shown(_checkpoint(trainer.log_dir, 'last')))}"

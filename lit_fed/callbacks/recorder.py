@@ -10,7 +10,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import yaml
+
 from lit_fed.callbacks.base import Callback, RoundRecord
+from lit_fed.callbacks.dashboard import flatten
 
 if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule
@@ -44,9 +47,21 @@ class Recorder(Callback):
         self._columns = _cut(folder / "metrics.csv", ["round"], trainer.start_round)
         _cut(folder / "clients.csv", list(_CLIENT_COLUMNS), trainer.start_round)
         if trainer.config:
-            _write(folder / "config.yaml", [trainer.config])
+            self._write_config(trainer, folder / "config.yaml")
         if not (folder / "partition.json").is_file():
             _write(folder / "partition.json", _partition(trainer.federation.data))
+
+    def _write_config(self, trainer: FederatedTrainer, path: Path) -> None:
+        """Write the configuration; where a resumed run has another than before, keep both and say what changed."""
+        before = path.read_text() if trainer.start_round and path.is_file() else trainer.config
+        old, new = flatten(yaml.safe_load(before)), flatten(yaml.safe_load(trainer.config))
+        changed = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
+        if changed:
+            path.replace(path.with_name(f"config.until_round_{trainer.start_round - 1}.yaml"))
+            trainer.fabric.print(
+                f"resumed with other settings from round {trainer.start_round} on: {', '.join(changed)}"
+            )
+        _write(path, [trainer.config])
 
     def on_round_end(self, trainer: FederatedTrainer, record: RoundRecord) -> None:
         """Append the round."""

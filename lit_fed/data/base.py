@@ -126,6 +126,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         self.max_train_samples, self.max_test_samples = max_train_samples, max_test_samples
         self._num_clients = num_clients
         self._cut: _Cut | None = None
+        self._sha256: str | None = None
 
     # What a data set tells about itself.
 
@@ -351,10 +352,12 @@ class FederatedDataModule(LightningDataModule, ABC):
         return self._ready.train.histogram(self._ready.labels, self.num_classes)
 
     def partition_sha256(self) -> str:
-        """The SHA-256 of the training, validation and calibration rows and of the public set."""
-        cut = self._ready
-        arrays = [array for csr in (cut.train, cut.val, cut.calibration) for array in (csr.indices, csr.offsets)]
-        return sha256_of([*arrays, cut.public])
+        """The SHA-256 of the training, validation and calibration rows and of the public set; computed once."""
+        if self._sha256 is None:
+            cut = self._ready
+            arrays = [array for csr in (cut.train, cut.val, cut.calibration) for array in (csr.indices, csr.offsets)]
+            self._sha256 = sha256_of([*arrays, cut.public])
+        return self._sha256
 
     def partition_rows(self) -> Iterator[tuple[int, dict[str, list[int]]]]:
         """Each client with its training ``indices``, in the data set's own numbering, and their class ``histogram``."""
