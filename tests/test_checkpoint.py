@@ -151,7 +151,7 @@ def test_every_n_rounds_and_the_last(tmp_path: Path) -> None:
             written.append(read_checkpoint(last)["round_idx"] if last.is_file() else None)
 
     made = fit(tmp_path, max_rounds=5, callbacks=[Noting(), Checkpoint(monitor=None, every_n_rounds=2)])
-    assert written == [None, None, 2, 2, 4]
+    assert written == [0, 0, 2, 2, 4]
     assert read_checkpoint(checkpoints(made) / "last.ckpt")["round_idx"] == 5
 
 

@@ -142,7 +142,7 @@ def test_a_bad_option_is_named_with_what_was_meant(args, expected, capsys):
             "its settings are lr, momentum,",
         ),
         ("model: {class_path: Classifer}", "model: there is no ClientModule named 'Classifer'; did you mean"),
-        ("model: [1, 2]", "model: a class is needed; give class_path and init_args; there are Classifier, FedProx"),
+        ("model: [1, 2]", "model: a class is needed; give class_path and init_args"),
         ("trainer: 3", "trainer is 3; it must hold settings, such as max_rounds"),
         ("trainer: {max_rounds: many}", "trainer.max_rounds: expected a whole number, not many"),
         (

@@ -78,6 +78,18 @@ def test_data_parallel_clients(single: Path, tmp_path: Path) -> None:
         assert mine["comm/total_bytes"] == theirs["comm/total_bytes"]
 
 
+def test_two_processes_resume_from_the_best_round_in_a_new_folder(tmp_path: Path) -> None:
+    ended = []
+    for folder, devices in (("one", "1"), ("two", "2")):
+        (tmp_path / folder).mkdir()
+        rounds = [*QUICK[:-1], "2", "--trainer.devices", devices], [*QUICK, "--trainer.devices", devices]
+        for args in ([*rounds[0]], [*rounds[1], "--ckpt_path", "best"]):
+            done = run_cli(*args, cwd=tmp_path / folder)
+            assert done.returncode == 0, done.stderr
+        ended.append(tmp_path / folder / "lightning_logs/version_1")
+    same_run(*ended)
+
+
 @pytest.mark.parametrize("strategy", ["clients", "ddp"])
 def test_every_process_ends_a_round_with_the_same_model(tmp_path: Path, strategy: str) -> None:
     """With batch norm, whose statistics differ between the processes of a data-parallel client."""
@@ -99,7 +111,8 @@ def test_one_process_learns_of_the_others_failing_client(tmp_path: Path) -> None
     done = run_cli(*QUICK, "--trainer.devices", "2", *everybody, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.rstrip().endswith("client 7 failed in round 0: OSError: its camera broke")
-    assert not (tmp_path / "lightning_logs/version_0/checkpoints/last.ckpt").exists()
+    untouched = torch.load(tmp_path / "lightning_logs/version_0/checkpoints/last.ckpt", weights_only=True)
+    assert untouched["round_idx"] == 0
 
 
 def test_tolerated_failures_are_counted_over_processes(tmp_path: Path) -> None:

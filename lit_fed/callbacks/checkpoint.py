@@ -13,6 +13,7 @@ from lit_fed.callbacks.progress import lower_is_better
 from lit_fed.checkpoint import read_checkpoint
 from lit_fed.errors import CheckpointError, ConfigError
 from lit_fed.store import remove_half_written
+from lit_fed.strategy import on_first_process
 
 if TYPE_CHECKING:
     from lit_fed.trainer import FederatedTrainer
@@ -56,22 +57,23 @@ class Checkpoint(Callback):
     def on_fit_start(self, trainer: FederatedTrainer) -> None:
         """Learn what earlier checkpoints of this run need, and finish what a killed process left half done.
 
-        A new folder gets the checkpoint that the run starts from, so that it stands on its own.
+        A new folder gets the checkpoint that the run starts from, so that it stands on its own: a run killed in its
+        first round is resumed in its folder too, and a disk that cannot be written to is noticed before any training.
         """
-        folder = self._folder(trainer)
-        if not trainer.start_round:
+        folder, start, first = self._folder(trainer), trainer.start_round, trainer.fabric.is_global_zero
+        last = folder / "last.ckpt"
+        if not start:
             self.best, self.best_round, self._kept = None, -1, {}
-        if trainer.fabric.is_global_zero and trainer.start_round:
+        if first:
             remove_half_written(folder)
-            last = folder / "last.ckpt"
-            if not last.is_file():
-                assert trainer.federation is not None
-                trainer.federation.module.prepare_round(trainer.start_round - 1)  # as when the round ended
-                trainer.save_checkpoint(last)
-            if self.best_round == trainer.start_round - 1:
+        if on_first_process(trainer.fabric, lambda: not last.is_file()):
+            assert trainer.federation is not None
+            trainer.federation.module.prepare_round(max(start - 1, 0))  # as when the round ended
+            trainer.save_checkpoint(last)
+        if first:
+            if start and self.best_round == start - 1:
                 _link(last, folder / "best.ckpt")
-            for path in folder.glob("*.ckpt"):
-                self._kept[path.name] = read_checkpoint(path)["clients"]
+            self._kept |= {path.name: read_checkpoint(path)["clients"] for path in folder.glob("*.ckpt")}
 
     def on_round_end(self, trainer: FederatedTrainer, record: RoundRecord) -> None:
         """Write what is due."""

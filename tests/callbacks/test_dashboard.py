@@ -63,7 +63,7 @@ def a_federation(**more: Any) -> Any:
     participation = UniformParticipation(count=2, dropout_after=0.3)
     participation.setup(4, lambda client_id: 10, seed=0)
     module = Module()
-    loop = SimpleNamespace(predict=lambda loader: (module.predict_step(batch, 0) for batch in loader))
+    loop = SimpleNamespace(predict=lambda loader: ((batch, module.predict_step(batch, 0)) for batch in loader))
     parts = {
         "module": module,
         "loop": loop,
@@ -210,7 +210,7 @@ def test_predictions_are_left_out_where_they_make_no_sense(tmp_path: Path, case:
     elif case == "no predict_step":
         federation.module = LightningModule()
     else:
-        federation.loop = SimpleNamespace(predict=lambda loader: iter([{"text": "seven"}]))
+        federation.loop = SimpleNamespace(predict=lambda loader: iter([(None, {"text": "seven"})]))
     Dashboard().on_fit_end(a_trainer(tmp_path, federation=federation, next_round=1))
     assert read(tmp_path).Tags()["images"] == ["pictures/participation"]
 
@@ -235,9 +235,9 @@ def test_hparams_come_from_the_config_without_scalars_of_their_own(tmp_path: Pat
     found = read_hparams(tmp_path)
     assert found["params"] == {
         "model.class_path": "lit_fed.FedAvg",
-        "model.init_args.lr": 0.1,
-        "model.init_args.nesterov": "true",
-        "model.init_args.milestones": "[1, 2]",
+        "model.lr": 0.1,
+        "model.nesterov": "true",
+        "model.milestones": "[1, 2]",
         "trainer.max_rounds": 3,
         "trainer.protocols.0.class_path": "A",
         "trainer.protocols.1.class_path": "B",
