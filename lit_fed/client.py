@@ -267,7 +267,7 @@ class ClientModule(LightningModule):
         if parameter is not None:
             return parameter.detach()
         owner, key = self.layout.buffers[name]
-        return owner._buffers[key]  # type: ignore[return-value]
+        return owner._buffers[key]  # type: ignore[return-value]  # None was left out when the buffers were listed
 
     def tensors(self, names: Iterable[str]) -> dict[str, Tensor]:
         """Several tensors by name, aliasing the module's memory."""

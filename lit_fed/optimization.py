@@ -48,7 +48,8 @@ class OptimizerFactory:
             optimizers, schedulers, _ = parse_optimizers(self.module.configure_optimizers())
             at = 0
         for optimizer in optimizers:
-            # A scheduler expects its optimizer to have stepped; the template only carries hyper-parameters.
+            # A scheduler warns unless its optimizer has stepped, by a flag that it adds to the optimizer; the template
+            # never steps, it only carries hyper-parameters.
             optimizer._opt_called = True  # type: ignore[attr-defined]
         for _ in range(at, round_idx):
             for scheduler in schedulers:

@@ -130,7 +130,7 @@ class Workers:
         """The sum of a tensor over the processes."""
         if self.world_size == 1:
             return tensor
-        return self.fabric.all_reduce(tensor, reduce_op="sum")  # type: ignore[return-value]
+        return self.fabric.all_reduce(tensor, reduce_op="sum")  # type: ignore[return-value]  # a tensor in, a tensor out
 
     def gather(self, value: T) -> list[T]:
         """A small object of every process, in rank order, on every process."""

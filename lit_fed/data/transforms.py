@@ -150,6 +150,7 @@ class Normalize:
         key = (batch.device, batch.dim())
         if key not in self._constants:
             shape = (-1,) + (1,) * (batch.dim() - 2)
+            # Two tensors in, two tensors out; the type checker sees a tuple of any length.
             self._constants[key] = tuple(c.to(batch.device).reshape(shape) for c in (self._scale, self._shift))  # type: ignore[assignment]
         scale, shift = self._constants[key]
         if batch.dtype == torch.float32:  # not a copy yet, and the stored data must stay as they are

@@ -182,7 +182,8 @@ def isolated_randomness(seed: int) -> Iterator[None]:
         seed: A non-negative integer below 2**63.
     """
     # Transforms of other packages draw from the global generators; ours must not be disturbed where no worker
-    # process separates them. torch.manual_seed would also reseed the accelerators.
+    # process separates them. torch.manual_seed would also reseed the accelerators. NumPy's legacy generator (NPY002) is
+    # the one that such transforms use.
     python, legacy, cpu = random.getstate(), np.random.get_state(), torch.random.get_rng_state()  # noqa: NPY002
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002

@@ -43,6 +43,7 @@ class Meter:
             name for name, total in self._sums.items() if isinstance(total, Tensor) and total.device.type != "cpu"
         ]
         if remote:
+            # The sums in `remote` are tensors, which the type of `_sums` cannot say.
             stacked = torch.stack([self._sums[name].reshape(()) for name in remote])  # type: ignore[union-attr]
             self._sums |= dict(zip(remote, stacked.tolist(), strict=True))
         return {name: (float(total), self._counts[name]) for name, total in self._sums.items()}
