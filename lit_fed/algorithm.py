@@ -33,6 +33,10 @@ class Algorithm(ABC, Generic[AggregateT]):
     def broadcast(self, round_idx: int) -> Payload:
         """What every client of the cohort receives. Clients must not write into it."""
 
+    def evaluation_broadcast(self, round_idx: int) -> Payload:
+        """What a client is given to be tested with; by default what it would be given to train with."""
+        return self.broadcast(round_idx)
+
     @abstractmethod
     def reducer(self) -> Reducer[AggregateT]:
         """A new reducer for one round."""

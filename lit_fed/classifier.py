@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +11,8 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
 from lit_fed.client import ClientModule
-from lit_fed.networks import build_network
+from lit_fed.networks import Outputs, build_network, run, run_with
+from lit_fed.regularizers import REGULARIZERS, Regularizer
 
 
 class Classifier(ClientModule):
@@ -29,7 +31,12 @@ class Classifier(ClientModule):
         network_args: Further arguments for a network given by name.
         local_epochs: Passes over the client's data per round.
         local_steps: Batches per round instead of epochs.
+        regularizer: A term that keeps the client near the global model, by name (``prox``, ``kd``, ``ntd``, ``ld``,
+            ``fd``; their weights are then 1) or by class with its settings (`lit_fed.regularizers`).
     """
+
+    uses_features = False
+    """Whether the objective looks at the network's features; subclasses that do say so."""
 
     def __init__(
         self,
@@ -42,12 +49,16 @@ class Classifier(ClientModule):
         network_args: dict[str, Any] | None = None,
         local_epochs: int | None = 1,
         local_steps: int | None = None,
+        regularizer: Regularizer | Literal["prox", "kd", "ntd", "ld", "fd"] | None = None,
     ) -> None:
         super().__init__(local_epochs, local_steps)
         self.num_classes = num_classes or 10
         if isinstance(network, str):
             network = build_network(network, self.num_classes, in_channels or 1, input_shape, **(network_args or {}))
         self.network = network
+        self.regularizer = REGULARIZERS[regularizer]() if isinstance(regularizer, str) else regularizer
+        if self.regularizer is not None and self.regularizer.uses_features:
+            self.uses_features = True
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
 
@@ -63,10 +74,48 @@ class Classifier(ClientModule):
         logits: Tensor = self.network(x)
         return logits
 
+    def outputs(self, x: Tensor, tensors: Mapping[str, Tensor] | None = None) -> Outputs:
+        """Logits, and features where the objective uses them, for a batch (B, …).
+
+        Args:
+            x: The batch.
+            tensors: Use these parameters and buffers, by name, in place of the module's.
+        """
+        if tensors is None:
+            return run(self.network, x, True) if self.uses_features else Outputs(self(x))
+        return run_with(tensors, self.network, x, self.uses_features)
+
+    @torch.no_grad()
+    def teach(self, x: Tensor, tensors: Mapping[str, Tensor] | None = None) -> Outputs:
+        """What a teacher gives for a batch: eval mode, no gradient.
+
+        Args:
+            x: The batch (B, …).
+            tensors: The teacher's parameters and buffers by name; by default the model as it was downloaded.
+        """
+        training = self.network.training
+        self.network.eval()
+        try:
+            return self.outputs(x, self.downloaded if tensors is None else tensors)
+        finally:
+            self.network.train(training)
+
+    def objective(self, outputs: Outputs, y: Tensor) -> dict[str, Tensor]:
+        """What is minimised over the client's data, as terms by name; methods replace it."""
+        return {"ce": F.cross_entropy(outputs.logits, y)}
+
     def loss_terms(self, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
         """The terms whose sum is the local objective, by name; methods add theirs."""
         x, y = batch
-        return {"ce": F.cross_entropy(self(x), y)}
+        outputs = self.outputs(x)
+        terms = self.objective(outputs, y)
+        regularizer = self.regularizer
+        if regularizer is not None and self.received:
+            if regularizer.objective_weight != 1.0:
+                terms = {name: regularizer.objective_weight * term for name, term in terms.items()}
+            if regularizer.weight:
+                terms[regularizer.name] = regularizer.weight * regularizer.term(self, x, outputs, y)
+        return terms
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """The local objective on a batch."""

@@ -128,6 +128,8 @@ class _Work:
 
     ctx: ClientContext | None = None
     received: Payload = field(default_factory=dict)
+    personal: Payload = field(default_factory=dict)
+    downloaded: dict[str, Tensor] | None = None
     meter: Meter | None = None
 
 
@@ -186,6 +188,28 @@ class ClientModule(LightningModule):
         """The broadcast of this round as it arrived, unchanged while the client works; empty outside a federation."""
         return self.work.received
 
+    @property
+    def downloaded(self) -> dict[str, Tensor]:
+        """The model as it stood when the client began: what the server sent, with the client's own personal part.
+
+        Constant while the client works; teachers are made of it. Empty outside a federation. Frozen parameters are
+        left out, because they never differ from the module's.
+        """
+        work = self.work
+        if work.downloaded is None:
+            known = self.layout.parameters.keys() | self.layout.buffers.keys()
+            work.downloaded = {n: t for n, t in (*work.received.items(), *work.personal.items()) if n in known}
+        return work.downloaded
+
+    def enter(self, ctx: ClientContext, state: dict[str, Tensor] | None, broadcast: Payload) -> None:
+        """Become one client: its own state, or the initial one where there is none, then what the server sent."""
+        self.work.ctx = ctx
+        self.load_client_state_dict(self.initial_client_state(ctx.client_id) if state is None else state)
+        self.work.received = broadcast
+        self.work.downloaded = None
+        self.receive(broadcast)
+        self.work.personal = {name: tensor.clone() for name, tensor in self.tensors(self._personal_names()).items()}
+
     # ------------------------------------------------------------------ hooks a method may override
 
     def split(self, round_idx: int) -> Split:
@@ -207,6 +231,9 @@ class ClientModule(LightningModule):
         if ctx.fine_tuning is not None:
             return [Phase("fine_tuning", ctx.train_loader(), epochs=ctx.fine_tuning.epochs)]
         return [Phase("train", ctx.train_loader(), epochs=self.local_epochs, steps=self.local_steps)]
+
+    def on_phase_start(self, phase: Phase) -> None:
+        """Called before each phase, before its optimizers are made; by default nothing."""
 
     def make_update(self, ctx: ClientContext) -> ClientUpdate:
         """The client's answer; by default its shared tensors, weighted by its number of samples."""

@@ -93,10 +93,6 @@ class SequentialExecutor(Executor):
         self, client_id: int, broadcast: Payload, round_idx: int, stage: Stage, fine_tuning: FineTuning | None = None
     ) -> ClientContext:
         """Make the module into one client: its own state, or the initial one, then what the server sent."""
-        module = self.module
-        ctx = module.work.ctx = ClientContext(client_id, round_idx, stage, self.seed, self.data, fine_tuning)
-        state = self.store.get(client_id)
-        module.load_client_state_dict(module.initial_client_state(client_id) if state is None else state)
-        module.work.received = broadcast
-        module.receive(broadcast)
+        ctx = ClientContext(client_id, round_idx, stage, self.seed, self.data, fine_tuning)
+        self.module.enter(ctx, self.store.get(client_id), broadcast)
         return ctx

@@ -53,9 +53,9 @@ class Federation:
     executor: SequentialExecutor
     seed: int
 
-    def broadcast(self, round_idx: int) -> Payload:
-        """What a client receives in a round, after the wire."""
-        return self.channel.down(self.algorithm.broadcast(round_idx))[0]
+    def evaluation_broadcast(self, round_idx: int) -> Payload:
+        """What a client receives to be tested with, after the wire."""
+        return self.channel.down(self.algorithm.evaluation_broadcast(round_idx))[0]
 
 
 def assemble(

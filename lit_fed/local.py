@@ -91,6 +91,7 @@ class LocalLoop:
 
     def _run_phase(self, phase: Phase, ctx: ClientContext, meter: Meter) -> None:
         module = self.module
+        module.on_phase_start(phase)
         module.set_trainable(phase.trains)
         optimizers, schedulers = self.optimizers.build(phase.name, ctx.round_idx)
         if ctx.fine_tuning is not None and ctx.fine_tuning.lr is not None:

@@ -58,6 +58,45 @@ class OptimizerFactory:
         return optimizers
 
 
+class EffectiveSteps:
+    r"""How far local SGD would have gone along a constant gradient of 1: the plain steps it amounts to.
+
+    Normalising a client's movement takes more than counting its steps, because momentum carries each gradient on.
+    With learning rate η and momentum ρ, K steps move the weights by :math:`\eta \tilde K`,
+    :math:`\tilde K = \frac{1}{1-\rho}\left(K - \rho\frac{1-\rho^K}{1-\rho}\right)` (Wang, Liu, Liang, Joshi, Poor:
+    "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization", NeurIPS 2020, Section 3).
+    Here the recursion itself runs on one number, which also covers dampening, Nesterov's form and learning rates that
+    change between steps.
+
+    Note:
+        An optimizer without ``momentum``, such as Adam, counts plain steps. The learning rate is that of the first
+        parameter group.
+    """
+
+    def __init__(self) -> None:
+        self.distance = 0.0
+        self._optimizer: Optimizer | None = None
+        self._first_lr = 0.0
+        self._velocity = 0.0
+
+    @property
+    def steps(self) -> float:
+        """The distance in units of the first learning rate: K̃."""
+        return self.distance / self._first_lr if self._first_lr else 0.0
+
+    def count(self, optimizer: Optimizer) -> None:
+        """Take down one step, before or after the optimizer makes it."""
+        group = optimizer.param_groups[0]
+        lr, momentum = float(group["lr"]), float(group.get("momentum", 0.0))
+        if not self._first_lr:
+            self._first_lr = lr
+        if optimizer is not self._optimizer:  # a new phase: the first step fills the momentum buffer undampened
+            self._optimizer, self._velocity = optimizer, 1.0
+        else:
+            self._velocity = momentum * self._velocity + 1.0 - float(group.get("dampening", 0.0))
+        self.distance += lr * (1.0 + momentum * self._velocity if group.get("nesterov") else self._velocity)
+
+
 def parse_optimizers(configured: Any) -> tuple[list[Optimizer], list[LRScheduler], list[LRScheduler]]:
     """Read what `configure_optimizers` returned, in any of Lightning's forms.
 

@@ -41,7 +41,7 @@ def write_predictions(federation: Federation, output: Path, client_id: int | Non
     else:
         if not 0 <= client_id < data.num_clients:
             raise ConfigError(f"there is no client {client_id}; clients are 0 to {data.num_clients - 1}")
-        federation.executor.enter(client_id, federation.broadcast(round_idx), round_idx, "predict")
+        federation.executor.enter(client_id, federation.evaluation_broadcast(round_idx), round_idx, "predict")
         loader = data.test_loader(client_id)
     batches: dict[str, list[np.ndarray]] = {}
     for batch, result in federation.loop.predict(loader):

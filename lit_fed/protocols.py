@@ -76,14 +76,18 @@ def run_protocols(
 
 
 class GlobalTest(Protocol):
-    """The global model on the shared test set: ``global/loss``, ``global/acc``. Nothing for methods without one."""
+    """The global model on the shared test set: ``global/loss``, ``global/acc``.
+
+    Nothing for methods without one, nor where a part of every model is personal: what the server holds of that part
+    was never trained.
+    """
 
     name = "global"
 
     def run(self, federation: Federation, round_idx: int, split: EvalSplit) -> Evaluation:
         """Test the global model once; processes share the batches."""
         state = federation.algorithm.global_state()
-        if not state:
+        if not state or federation.module.layout.split.personal:
             return Evaluation()
         federation.module.load_tensors(state)
         data = federation.data
@@ -113,7 +117,7 @@ class ClientTest(Protocol):
     def run(self, federation: Federation, round_idx: int, split: EvalSplit) -> Evaluation:
         """Test every client."""
         clients = _choose(self.clients(federation), self.max_clients, federation.seed)
-        broadcast, workers = federation.broadcast(round_idx), federation.workers
+        broadcast, workers = federation.evaluation_broadcast(round_idx), federation.workers
         rows = []
         for client_id in workers.share(clients, federation.data.num_samples):
             values = self.test_client(federation, client_id, broadcast, round_idx, split)

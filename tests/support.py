@@ -17,6 +17,7 @@ from lit_fed import Classifier, FederatedTrainer
 from lit_fed.callbacks import Callback, RoundRecord
 from lit_fed.data import Arrays, Natural, TensorDataModule
 from lit_fed.methods import FedAvg
+from lit_fed.networks import Outputs
 
 ROOT = Path(__file__).parents[1]
 
@@ -50,9 +51,8 @@ class LeastSquares(Classifier):
         nn.init.zeros_(network.weight)
         super().__init__(network=network, optimizer=lambda p: torch.optim.SGD(p, lr=lr), **kwargs)
 
-    def loss_terms(self, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
-        x, y = batch
-        return {"mse": 0.5 * (self(x).squeeze(1) - y).square().mean()}
+    def objective(self, outputs: Outputs, y: Tensor) -> dict[str, Tensor]:
+        return {"mse": 0.5 * (outputs.logits.squeeze(1) - y).square().mean()}
 
     def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         self.log("test/loss", self.loss_terms(batch)["mse"])

@@ -1,5 +1,6 @@
 """Losses as pure functions of tensors."""
 
+from lit_fed.losses.distillation import knowledge_distillation, not_true_distillation
 from lit_fed.losses.proximal import proximal
 
-__all__ = ["proximal"]
+__all__ = ["knowledge_distillation", "not_true_distillation", "proximal"]

@@ -1,6 +1,7 @@
 """One paper, one file, both halves."""
 
 from lit_fed.methods.fedavg import FedAvg
+from lit_fed.methods.fedntd import FedNTD
 from lit_fed.methods.fedprox import FedProx
 
-__all__ = ["FedAvg", "FedProx"]
+__all__ = ["FedAvg", "FedNTD", "FedProx"]

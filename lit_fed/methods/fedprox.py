@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-
 from lit_fed.classifier import Classifier
 from lit_fed.errors import ConfigError
-from lit_fed.losses import proximal
+from lit_fed.regularizers import Prox
 
 
 class FedProx(Classifier):
@@ -30,16 +28,6 @@ class FedProx(Classifier):
     """
 
     def __init__(self, mu: float = 0.01, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
         if mu < 0:
             raise ConfigError(f"model.mu is {mu}; the proximal weight must not be negative")
-        self.mu = mu
-
-    def loss_terms(self, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
-        """Cross-entropy and the proximal term."""
-        terms = super().loss_terms(batch)
-        if self.mu and self.received:
-            names = [name for name in self.layout.split.shared if name in self.received]
-            own = self.layout.parameters
-            terms["prox"] = self.mu * proximal((own[n] for n in names), (self.received[n] for n in names))
-        return terms
+        super().__init__(regularizer=Prox(weight=mu), **kwargs)

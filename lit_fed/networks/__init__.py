@@ -1,6 +1,7 @@
 """Networks by name: a few small ones of our own, and everything timm has."""
 
 from lit_fed.networks.basic import MLP, ClassificationNetwork, Logistic, SmallCNN
+from lit_fed.networks.outputs import Outputs, run, run_with
 from lit_fed.networks.registry import NETWORKS, build_network, classifier, features
 
 __all__ = [
@@ -8,8 +9,11 @@ __all__ = [
     "NETWORKS",
     "ClassificationNetwork",
     "Logistic",
+    "Outputs",
     "SmallCNN",
     "build_network",
     "classifier",
     "features",
+    "run",
+    "run_with",
 ]

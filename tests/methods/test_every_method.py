@@ -1,0 +1,84 @@
+"""What holds for every method, on its own configuration file: resumed == uninterrupted, 1 process == 2.
+
+Four of eight clients take part in a round, so some appear for the first time after the resume.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.methods.run_methods import METHODS, run_method
+from tests.support import ROOT, assert_same, rows, saved_weights
+
+ROUNDS = 4
+EACH = pytest.mark.parametrize("method", METHODS, ids=lambda path: path.stem)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Uninterrupted runs of all methods on one process."""
+    folder = tmp_path_factory.mktemp("whole")
+    for method in METHODS:
+        run_method(method, folder, ROUNDS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def spread(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same on two processes, interrupted after two rounds."""
+    folder = tmp_path_factory.mktemp("spread")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29541"]
+    for rounds in (2, ROUNDS):
+        command = [*torchrun, "-m", "tests.methods.run_methods", str(folder), str(rounds), "2"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stderr
+    return folder
+
+
+def client_states(run: Path) -> dict[str, Any]:
+    return {path.name: torch.load(path, weights_only=True) for path in sorted(run.glob("checkpoints/clients/*.pt"))}
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """Bit-identical weights, server state and client states; metrics up to the order of float64 sums."""
+    assert_same(saved_weights(one), saved_weights(other))
+    servers = [torch.load(run / "checkpoints/last.ckpt", weights_only=True)["algorithm"] for run in (one, other)]
+    torch.testing.assert_close(*servers, rtol=0, atol=0)
+    states = client_states(one), client_states(other)
+    assert states[0].keys() == states[1].keys()
+    for name in states[0]:
+        torch.testing.assert_close(states[0][name], states[1][name], rtol=0, atol=0)
+    for mine, theirs in zip(rows(one / "metrics.csv"), rows(other / "metrics.csv"), strict=True):
+        assert mine.keys() == theirs.keys()
+        for name in mine:
+            if not name.startswith("time/") and mine[name]:
+                assert float(mine[name]) == pytest.approx(float(theirs[name]), rel=1e-5, abs=1e-7), name
+
+
+@EACH
+def test_resumed_is_uninterrupted(method: Path, whole: Path, tmp_path: Path) -> None:
+    early = {
+        row["client_id"] for row in rows(run_method(method, tmp_path, 2) / "clients.csv") if row["stage"] == "train"
+    }
+    resumed = run_method(method, tmp_path, ROUNDS)
+    late = {row["client_id"] for row in rows(resumed / "clients.csv") if row["stage"] == "train"} - early
+    assert late, "no client appears late"
+    assert_same_run(whole / method.stem / "lightning_logs/version_0", resumed)
+
+
+@EACH
+def test_two_processes_are_one(method: Path, whole: Path, spread: Path) -> None:
+    assert_same_run(*(folder / method.stem / "lightning_logs/version_0" for folder in (whole, spread)))
+
+
+@EACH
+def test_it_learns(method: Path, whole: Path) -> None:
+    """Below the loss of guessing, ln 10 = 2.303, on what the clients would use."""
+    last = rows(whole / method.stem / "lightning_logs/version_0/metrics.csv")[-1]
+    assert float(last["clients/loss_mean"]) < 2.303
