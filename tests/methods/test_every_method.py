@@ -61,6 +61,10 @@ def assert_same_run(one: Path, other: Path) -> None:
                 assert float(mine[name]) == pytest.approx(float(theirs[name]), rel=1e-5, abs=1e-7), name
 
 
+def trained(run: Path) -> set[str]:
+    return {row["client_id"] for row in rows(run / "clients.csv") if row["stage"] == "train"}
+
+
 @EACH
 def test_resumed_is_uninterrupted(method: Path, whole: Path, tmp_path: Path) -> None:
     early = {
