@@ -11,7 +11,7 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
 from lit_fed.client import ClientModule
-from lit_fed.networks import Outputs, build_network, run, run_with
+from lit_fed.networks import Outputs, build_network, classifier, run, run_with
 from lit_fed.regularizers import REGULARIZERS, Regularizer
 
 
@@ -56,9 +56,8 @@ class Classifier(ClientModule):
         if isinstance(network, str):
             network = build_network(network, self.num_classes, in_channels or 1, input_shape, **(network_args or {}))
         self.network = network
-        self.regularizer = REGULARIZERS[regularizer]() if isinstance(regularizer, str) else regularizer
-        if self.regularizer is not None and self.regularizer.uses_features:
-            self.uses_features = True
+        named = REGULARIZERS[regularizer]() if isinstance(regularizer, str) else regularizer
+        self.regularizers: list[Regularizer] = [] if named is None else [named]
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
 
@@ -81,9 +80,10 @@ class Classifier(ClientModule):
             x: The batch.
             tensors: Use these parameters and buffers, by name, in place of the module's.
         """
+        with_features = self.uses_features or any(regularizer.uses_features for regularizer in self.regularizers)
         if tensors is None:
-            return run(self.network, x, True) if self.uses_features else Outputs(self(x))
-        return run_with(tensors, self.network, x, self.uses_features)
+            return run(self.network, x, True) if with_features else Outputs(self(x))
+        return run_with(tensors, self.network, x, with_features)
 
     @torch.no_grad()
     def teach(self, x: Tensor, tensors: Mapping[str, Tensor] | None = None) -> Outputs:
@@ -100,6 +100,11 @@ class Classifier(ClientModule):
         finally:
             self.network.train(training)
 
+    def head_names(self) -> tuple[str, ...]:
+        """Names of the parameters of the network's last layer."""
+        head = {id(parameter) for parameter in classifier(self.network).parameters()}
+        return tuple(name for name, parameter in self.named_parameters() if id(parameter) in head)
+
     def objective(self, outputs: Outputs, y: Tensor) -> dict[str, Tensor]:
         """What is minimised over the client's data, as terms by name; methods replace it."""
         return {"ce": F.cross_entropy(outputs.logits, y)}
@@ -107,10 +112,12 @@ class Classifier(ClientModule):
     def loss_terms(self, batch: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
         """The terms whose sum is the local objective, by name; methods add theirs."""
         x, y = batch
-        outputs = self.outputs(x)
+        return self.regularized(x, self.outputs(x), y)
+
+    def regularized(self, x: Tensor, outputs: Outputs, y: Tensor) -> dict[str, Tensor]:
+        """The objective and, in a federation, the regularizers' terms, from one forward pass's outputs."""
         terms = self.objective(outputs, y)
-        regularizer = self.regularizer
-        if regularizer is not None and self.received:
+        for regularizer in self.regularizers if self.received else ():
             if regularizer.objective_weight != 1.0:
                 terms = {name: regularizer.objective_weight * term for name, term in terms.items()}
             if regularizer.weight:

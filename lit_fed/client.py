@@ -208,7 +208,7 @@ class ClientModule(LightningModule):
         self.work.received = broadcast
         self.work.downloaded = None
         self.receive(broadcast)
-        self.work.personal = {name: tensor.clone() for name, tensor in self.tensors(self._personal_names()).items()}
+        self.work.personal = {name: tensor.clone() for name, tensor in self.tensors(self.personal_names()).items()}
 
     # ------------------------------------------------------------------ hooks a method may override
 
@@ -241,7 +241,7 @@ class ClientModule(LightningModule):
 
     def client_state_dict(self) -> dict[str, Tensor]:
         """What this client keeps until it next takes part; by default its personal parameters and local buffers."""
-        return self.tensors(self._personal_names())
+        return self.tensors(self.personal_names())
 
     def load_client_state_dict(self, state: dict[str, Tensor]) -> None:
         """Bring back what `client_state_dict` gave, or `initial_client_state` where the client is new."""
@@ -249,7 +249,7 @@ class ClientModule(LightningModule):
 
     def initial_client_state(self, client_id: int) -> dict[str, Tensor]:
         """The state of a client that never took part; by default the initial personal tensors, for every client."""
-        return {name: self.initial_tensors[name] for name in self._personal_names()}
+        return {name: self.initial_tensors[name] for name in self.personal_names()}
 
     def deployable(self) -> nn.Module:
         """The plain network for use outside lit_fed; by default ``self.network``, else the module itself."""
@@ -285,7 +285,8 @@ class ClientModule(LightningModule):
         travels = self.buffer_policy == "average" or (self.buffer_policy == "server" and direction == "down")
         return [*self.layout.split.shared, *(self.layout.buffers if travels else ())]
 
-    def _personal_names(self) -> list[str]:
+    def personal_names(self) -> list[str]:
+        """Names of the tensors that stay with the client: the personal parameters, and local buffers."""
         return [*self.layout.split.personal, *(self.layout.buffers if self.buffer_policy == "local" else ())]
 
     def tensor(self, name: str) -> Tensor:

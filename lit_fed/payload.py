@@ -24,6 +24,17 @@ def num_bytes(payload: Payload) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in payload.values())
 
 
+def add_prefix(prefix: str, payload: Payload) -> dict[str, Tensor]:
+    """The same tensors under longer names, so that several sets of them fit into one payload or client state."""
+    return {prefix + name: tensor for name, tensor in payload.items()}
+
+
+def split_prefix(prefix: str, payload: Payload) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """What `add_prefix` added, under its own names again, and the rest."""
+    inside = {name.removeprefix(prefix): tensor for name, tensor in payload.items() if name.startswith(prefix)}
+    return inside, {name: tensor for name, tensor in payload.items() if not name.startswith(prefix)}
+
+
 def is_finite(payload: Payload) -> bool:
     """Whether no tensor of a payload holds NaN or infinity; one device synchronisation."""
     tensors = [tensor.detach() for tensor in payload.values() if tensor.is_floating_point() and tensor.numel()]

@@ -37,6 +37,8 @@ def contains(whole: Any, part: Any) -> bool:
     """Whether each setting of a file has arrived; classes may be named with or without their module."""
     if isinstance(part, dict) and isinstance(whole, dict):
         return all(key in whole and contains(whole[key], value) for key, value in part.items())
+    if isinstance(part, list) and isinstance(whole, list):
+        return len(whole) == len(part) and all(map(contains, whole, part))
     return whole == part or (isinstance(whole, str) and isinstance(part, str) and whole.endswith(f".{part}"))
 
 

@@ -27,4 +27,5 @@ class FedNTD(Classifier):
     """
 
     def __init__(self, beta: float = 1.0, temperature: float = 3.0, **kwargs: Any) -> None:
-        super().__init__(regularizer=NTD(beta, temperature), **kwargs)
+        super().__init__(**kwargs)
+        self.regularizers.insert(0, NTD(beta, temperature))

@@ -28,6 +28,7 @@ class FedProx(Classifier):
     """
 
     def __init__(self, mu: float = 0.01, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         if mu < 0:
             raise ConfigError(f"model.mu is {mu}; the proximal weight must not be negative")
-        super().__init__(regularizer=Prox(weight=mu), **kwargs)
+        self.regularizers.insert(0, Prox(weight=mu))
