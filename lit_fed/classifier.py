@@ -22,7 +22,7 @@ class Classifier(ClientModule):
     ``test/acc``.
 
     Args:
-        network: Name of a network (``small_cnn``, ``mlp``, ``logistic``, or any of timm's), or a module.
+        network: Name of a network (a key of `NETWORKS`, such as ``small_cnn``, or any of timm's), or a module.
         optimizer: Made afresh for every client and phase.
         lr_scheduler: Steps once a round; under a plain ``lightning.Trainer``, once an epoch.
         num_classes: Taken from the data where null.

@@ -1,15 +1,23 @@
-"""Networks by name: a few small ones of our own, and everything timm has."""
+"""Networks by name: a few of our own, and everything timm has."""
 
 from lit_fed.networks.basic import MLP, ClassificationNetwork, Logistic, SmallCNN
+from lit_fed.networks.mcmahan import McMahanCNN
+from lit_fed.networks.mobilenet import MobileNet
 from lit_fed.networks.outputs import Outputs, run, run_with
 from lit_fed.networks.registry import NETWORKS, build_network, classifier, features
+from lit_fed.networks.resnet import ResNet18Cifar
+from lit_fed.networks.vgg import VGG11
 
 __all__ = [
     "MLP",
     "NETWORKS",
+    "VGG11",
     "ClassificationNetwork",
     "Logistic",
+    "McMahanCNN",
+    "MobileNet",
     "Outputs",
+    "ResNet18Cifar",
     "SmallCNN",
     "build_network",
     "classifier",

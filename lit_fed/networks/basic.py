@@ -14,6 +14,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from lit_fed.errors import ConfigError
+from lit_fed.networks.images import image_size
 
 
 class ClassificationNetwork(nn.Module, ABC):
@@ -22,12 +23,13 @@ class ClassificationNetwork(nn.Module, ABC):
     Args:
         num_features: Length d of the feature vector.
         num_classes: Length of the output, at least 1.
+        head_bias: Whether the head adds a bias to its logits.
 
     Raises:
         ConfigError: If there are no features or no classes.
     """
 
-    def __init__(self, num_features: int, num_classes: int) -> None:
+    def __init__(self, num_features: int, num_classes: int, head_bias: bool = True) -> None:
         super().__init__()
         if num_classes < 1 or num_features < 1:
             raise ConfigError(
@@ -35,7 +37,7 @@ class ClassificationNetwork(nn.Module, ABC):
                 "give at least 1 class and an input_shape without zeros"
             )
         self.num_features = num_features
-        self.head = nn.Linear(num_features, num_classes)
+        self.head = nn.Linear(num_features, num_classes, bias=head_bias)
 
     @abstractmethod
     def forward_features(self, x: Tensor) -> Tensor:
@@ -58,25 +60,24 @@ class SmallCNN(ClassificationNetwork):
         in_channels: Channels of the images.
         width: Channels of the first convolution.
         input_shape: Channels, height and width of the images; height and width at least 4 pixels.
+        head_bias: Whether the head has a bias.
 
     Raises:
         ConfigError: If the image is too small or its channels are not `in_channels`.
     """
 
     def __init__(
-        self, num_classes: int = 10, in_channels: int = 1, width: int = 16, input_shape: Sequence[int] = (1, 8, 8)
+        self,
+        num_classes: int = 10,
+        in_channels: int = 1,
+        width: int = 16,
+        input_shape: Sequence[int] = (1, 8, 8),
+        head_bias: bool = True,
     ) -> None:
-        shape = tuple(input_shape)
-        if len(shape) != 3 or min(shape[1:]) < 4:
-            raise ConfigError(f"network SmallCNN: input_shape is {shape}; give (channels, height, width), at least 4×4")
-        if shape[0] != in_channels:
-            raise ConfigError(
-                f"network SmallCNN: in_channels is {in_channels}, but input_shape {shape} has {shape[0]} channels; "
-                "make them agree"
-            )
+        pixels = image_size(type(self).__name__, in_channels, input_shape, smallest=4)
         if width < 1:
             raise ConfigError(f"network SmallCNN: width is {width}; give at least 1")
-        super().__init__(2 * width * (shape[1] // 4) * (shape[2] // 4), num_classes)
+        super().__init__(2 * width * (pixels[0] // 4) * (pixels[1] // 4), num_classes, head_bias)
         self.body = nn.Sequential(
             nn.Conv2d(in_channels, width, kernel_size=3, padding=1),
             nn.ReLU(),
@@ -101,18 +102,24 @@ class MLP(ClassificationNetwork):
         in_channels: First entry of an input shape (channels, height, width).
         input_shape: Shape of one example, of any number of dimensions.
         hidden: Widths of the hidden layers; the last one is the feature length d.
+        head_bias: Whether the head has a bias.
 
     Raises:
         ConfigError: If a layer has no units or the input's channels are not `in_channels`.
     """
 
     def __init__(
-        self, num_classes: int, in_channels: int, input_shape: Sequence[int], hidden: Sequence[int] = (64,)
+        self,
+        num_classes: int,
+        in_channels: int,
+        input_shape: Sequence[int],
+        hidden: Sequence[int] = (64,),
+        head_bias: bool = True,
     ) -> None:
         widths = [_flat_size(type(self).__name__, in_channels, input_shape), *hidden]
         if min(widths) < 1:
             raise ConfigError(f"network {type(self).__name__}: hidden is {tuple(hidden)}; give widths of at least 1")
-        super().__init__(widths[-1], num_classes)
+        super().__init__(widths[-1], num_classes, head_bias)
         layers: list[nn.Module] = [nn.Flatten()]
         for width_in, width_out in pairwise(widths):
             layers += [nn.Linear(width_in, width_out), nn.ReLU()]
@@ -131,13 +138,14 @@ class Logistic(ClassificationNetwork):
         num_classes: Length of the output.
         in_channels: First entry of an input shape (channels, height, width).
         input_shape: Shape of one example, of any number of dimensions.
+        head_bias: Whether the head has a bias.
 
     Raises:
         ConfigError: If the input's channels are not `in_channels`.
     """
 
-    def __init__(self, num_classes: int, in_channels: int, input_shape: Sequence[int]) -> None:
-        super().__init__(_flat_size(type(self).__name__, in_channels, input_shape), num_classes)
+    def __init__(self, num_classes: int, in_channels: int, input_shape: Sequence[int], head_bias: bool = True) -> None:
+        super().__init__(_flat_size(type(self).__name__, in_channels, input_shape), num_classes, head_bias)
 
     def forward_features(self, x: Tensor) -> Tensor:
         """The features of a batch: (B, *input_shape) to (B, d)."""

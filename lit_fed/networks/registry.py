@@ -11,9 +11,21 @@ from torch import Tensor, nn
 
 from lit_fed.errors import ConfigError
 from lit_fed.networks.basic import MLP, Logistic, SmallCNN
+from lit_fed.networks.mcmahan import McMahanCNN
+from lit_fed.networks.mobilenet import MobileNet
+from lit_fed.networks.resnet import ResNet18Cifar
+from lit_fed.networks.vgg import VGG11
 
-NETWORKS: dict[str, Callable[..., nn.Module]] = {"small_cnn": SmallCNN, "mlp": MLP, "logistic": Logistic}
-"""Our own networks by name; they come before timm's. Each takes num_classes, in_channels and input_shape."""
+NETWORKS: dict[str, Callable[..., nn.Module]] = {
+    "small_cnn": SmallCNN,
+    "mlp": MLP,
+    "logistic": Logistic,
+    "mcmahan_cnn": McMahanCNN,
+    "vgg11": VGG11,
+    "mobilenet": MobileNet,
+    "resnet18_cifar": ResNet18Cifar,
+}
+"""Our own networks by name; they come before timm's. Each takes num_classes, in_channels, input_shape and head_bias."""
 
 
 def build_network(

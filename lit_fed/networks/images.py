@@ -1,0 +1,58 @@
+"""What the convolutional networks share: the check of the image's shape, strides for small images, batch norm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from lit_fed.errors import ConfigError
+
+
+def image_size(network: str, in_channels: int, input_shape: Sequence[int], smallest: int) -> tuple[int, int]:
+    """Height and width of a network's images.
+
+    Args:
+        network: Name for the error message.
+        in_channels: Channels of the images.
+        input_shape: Channels, height and width of the images.
+        smallest: Pixels that height and width must at least have.
+
+    Raises:
+        ConfigError: If that is no shape of an image, the image is too small, or its channels are not `in_channels`.
+    """
+    shape = tuple(input_shape)
+    if len(shape) != 3 or min(shape[1:]) < smallest:
+        raise ConfigError(
+            f"network {network}: input_shape is {shape}; give (channels, height, width), at least {smallest}×{smallest}"
+        )
+    if in_channels < 1:
+        raise ConfigError(f"network {network}: in_channels is {in_channels}; give at least 1")
+    if shape[0] != in_channels:
+        raise ConfigError(
+            f"network {network}: in_channels is {in_channels}, but input_shape {shape} has {shape[0]} channels; "
+            "make them agree"
+        )
+    return shape[1], shape[2]
+
+
+def halved(size: tuple[int, int], smallest: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The stride that halves a map, and the size (height, width) of the map after it, rounded up.
+
+    Args:
+        size: Height and width of the map.
+        smallest: A side that is no longer than this keeps its length, with stride 1 along it.
+    """
+    stride = (2 if size[0] > smallest else 1, 2 if size[1] > smallest else 1)
+    return stride, (-(-size[0] // stride[0]), -(-size[1] // stride[1]))
+
+
+def batch_norm(channels: int, batch_stats: bool) -> nn.BatchNorm2d:
+    """Batch normalisation (Ioffe and Szegedy 2015) of maps (B, channels, H, W).
+
+    Args:
+        channels: Channels of the maps.
+        batch_stats: Normalise by the statistics of the batch at hand, in eval mode too. There are no buffers then: no
+            running statistics that clients disagree about, and none to aggregate.
+    """
+    return nn.BatchNorm2d(channels, track_running_stats=not batch_stats)
