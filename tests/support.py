@@ -55,7 +55,8 @@ class LeastSquares(Classifier):
         return {"mse": 0.5 * (outputs.logits.squeeze(1) - y).square().mean()}
 
     def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        self.log("test/loss", self.loss_terms(batch)["mse"])
+        x, y = batch
+        self.log("test/loss", self.objective(self.outputs(x), y)["mse"])
 
 
 class Wanderer(LeastSquares):

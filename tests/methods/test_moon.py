@@ -1,0 +1,99 @@
+"""MOON against arithmetic."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lit_fed.errors import ConfigError
+from lit_fed.losses import model_contrast
+from lit_fed.methods import Moon
+from lit_fed.networks import ClassificationNetwork, Outputs
+from tests.methods.support import client_state, run_quickstart
+from tests.support import Points, assert_same, fit, rows, saved_weights, weights
+
+
+class Plane(ClassificationNetwork):
+    """Features z = Wx from W = 1."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 5)
+        self.body = nn.Linear(2, 2, bias=False)
+        nn.init.eye_(self.body.weight)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        z: Tensor = self.body(x)
+        return z
+
+
+class Drawn(Moon):
+    """½‖z − t‖² with t = (0, 1) for client 0 and t = (0, −1) for client 1, both on x = (1, 0)."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(network=Plane(), optimizer=lambda p: torch.optim.SGD(p, lr=0.5), **kwargs)
+
+    def objective(self, outputs: Outputs, y: Tensor) -> dict[str, Tensor]:
+        assert self.ctx is not None
+        assert outputs.features is not None
+        target = torch.tensor([0.0, 1.0 - 2.0 * self.ctx.client_id])
+        return {"data": 0.5 * (outputs.features - target).square().sum(1).mean()}
+
+
+class SamePoint(Points):
+    """Both clients have x = (1, 0)."""
+
+    def load_arrays(self) -> Any:
+        arrays = super().load_arrays()
+        arrays.x_train[:] = (1.0, 0.0)
+        return arrays
+
+
+def test_the_loss_by_hand() -> None:
+    # z = (1, 0), z₊ = (0, 2), z₋ = (3, 0), τ = ½: cosines 0 and 1; −ln(e⁰/(e⁰ + e²)) = ln(1 + e²) = 2.126928
+    # Equally near: ln 2.
+    z, near, far = (torch.tensor([v]) for v in ([1.0, 0.0], [0.0, 2.0], [3.0, 0.0]))
+    assert model_contrast(z, near, far, 0.5).item() == pytest.approx(2.126928)
+    assert model_contrast(z, near, near, 0.5).item() == pytest.approx(math.log(2))
+
+
+def test_two_rounds_by_hand(tmp_path: Path) -> None:
+    # z is W's first column, from (1, 0); learning rate ½; μ = 1, τ = ½.
+    # Round 0: near = far, so the contrast is ln 2 without gradient.
+    #   client 0: z − t = (1, −1) → z = (0.5, 0.5); client 1: (1, 1) → z = (0.5, −0.5); global (0.5, 0)
+    # Round 1, client 0: z = near = (0.5, 0), far = (0.5, 0.5): cosines 1 and 1/√2.
+    #   ∇cos(z, far) = far/(|z||far|) − cos·z/|z|² = (√2, √2) − (√2, 0) = (0, √2), ∇cos(z, near) = 0
+    #   gradient σ((1/√2 − 1)/τ)/τ·(0, √2) with σ(−0.585786) = 0.357602: (0, 1.011450)
+    #   z = (0.5, 0) − ½·((0.5, −1) + (0, 1.011450)) = (0.25, −0.005725)
+    # Client 1 mirrors it: the global z = (0.25, 0).
+    data = SamePoint(sizes=(2, 2))
+    made = fit(tmp_path, Drawn(mu=1.0), data, max_rounds=2)
+    own = client_state(made, 0)["previous.network.body.weight"]
+    assert [own[0][0], own[1][0]] == pytest.approx([0.25, -0.005725], abs=1e-5)
+    shared = weights(made)["network.body.weight"][:, 0].tolist()
+    assert shared == pytest.approx([0.25, 0.0], abs=1e-6)
+    assert made.metrics["train/contrast"] == pytest.approx(math.log1p(math.exp((math.sqrt(0.5) - 1) / 0.5)), abs=1e-6)
+
+
+def test_without_the_term_it_is_fedavg(tmp_path: Path) -> None:
+    moon = run_quickstart(tmp_path / "moon", "--model", "Moon", "--model.mu", "0")
+    assert_same(saved_weights(moon), saved_weights(run_quickstart(tmp_path / "fedavg")))
+
+
+def test_where_features_cannot_move_it_is_fedavg(tmp_path: Path) -> None:
+    # Logistic regression's features are its input: every model has the same, the contrast is ln 2.
+    network = ("--model.network", "logistic")
+    moon = run_quickstart(tmp_path / "moon", "--model", "Moon", "--model.mu", "1", *network)
+    fedavg = run_quickstart(tmp_path / "fedavg", *network)
+    for name, tensor in saved_weights(fedavg).items():
+        torch.testing.assert_close(saved_weights(moon)[name], tensor, rtol=0, atol=1e-6)
+    assert float(rows(moon / "metrics.csv")[-1]["train/contrast"]) == pytest.approx(math.log(2), abs=1e-6)
+
+
+def test_wrong_settings() -> None:
+    with pytest.raises(ConfigError, match="weight is -1"):
+        Moon(mu=-1.0)
+    with pytest.raises(ConfigError, match=r"model\.temperature is 0"):
+        Moon(temperature=0.0)
