@@ -1,7 +1,7 @@
 """FedAvgM.
 
-Hsu, Qi, Brown: "Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification", 2019,
-Section 4.3. The client's half is FedAvg's.
+Hsu, Qi, Brown: "Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification", 2019.
+The client's half is FedAvg's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class FedAvgM(ServerOptimizer):
 
     Args:
         beta: Momentum β; with 0, and a learning rate of 1, this is FedAvg.
-        server_lr: Learning rate η of the server; the paper's is 1.
+        server_lr: Learning rate η of the server.
         weighting: ``samples`` weighs a client by its number of training samples, ``uniform`` all alike.
 
     Raises:

@@ -74,7 +74,7 @@ class FedNovaServer(ServerOptimizer):
     Logs ``server/effective_steps``, τ_eff.
 
     Args:
-        server_lr: Learning rate η of the server; 1 in the paper.
+        server_lr: Learning rate η of the server; 1 leaves the equation as it is in the paper.
         weighting: :math:`p_i`: ``samples`` weighs a client by its number of training samples, ``uniform`` all alike.
 
     Raises:
