@@ -110,9 +110,11 @@ class ServerOptimizer(FedAvg):
         """Continue from `state_dict`.
 
         Raises:
-            CheckpointError: If it was saved from another model.
+            CheckpointError: If it was saved from another model, or by a method without slots.
         """
         super().load_state_dict(state)
+        if "slots" not in state:
+            raise CheckpointError(f"the checkpoint was saved by another method than {type(self).__name__}")
         saved: dict[str, dict[str, Tensor]] = state["slots"]
         for kind, tensors in saved.items():
             for name, tensor in tensors.items():

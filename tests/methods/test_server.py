@@ -124,6 +124,12 @@ def test_a_foreign_slot_is_refused(kind: Callable[[], FedAvg], tmp_path: Path) -
             algorithm.load_state_dict(state)
 
 
+def test_another_methods_checkpoint_is_refused(tmp_path: Path) -> None:
+    fit(tmp_path, algorithm=FedAvg(), max_rounds=1)
+    with pytest.raises(CheckpointError, match="saved by another method than FedAvgM"):
+        fit(tmp_path, algorithm=FedAvgM(), max_rounds=2, ckpt_path="last")
+
+
 @STATEFUL
 def test_the_checkpoint_shares_no_memory_with_the_server_that_loads_it(
     kind: Callable[[], FedAvg], tmp_path: Path
