@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_fed import Classifier
+from lit_fed import Classifier, Split
 from lit_fed.data import Digits
 from lit_fed.errors import CheckpointError, ConfigError
 from lit_fed.methods import (
@@ -39,7 +39,10 @@ class CountingWanderer(CountsSteps, Wanderer):
 
 
 class CountingThaw(CountsSteps, Thawing):
-    """Freezes a layer after the first round."""
+    """Freezes a layer after the second round, when every server has a past."""
+
+    def split(self, round_idx: int) -> Split:
+        return super().split(max(round_idx - 1, 0))
 
 
 class Plain(ServerOptimizer):
@@ -88,9 +91,9 @@ def test_buffers_are_replaced_by_their_mean(kind: Callable[[], FedAvg], tmp_path
 @EACH
 def test_resumes_with_parts_that_do_not_travel(kind: Callable[[], FedAvg], tmp_path: Path) -> None:
     for run in (wander, thaw):
-        whole = run(tmp_path / run.__name__ / "whole", kind(), 3)
-        run(tmp_path / run.__name__ / "parts", kind(), 1)
-        parts = run(tmp_path / run.__name__ / "parts", kind(), 3, ckpt_path="last")
+        whole = run(tmp_path / run.__name__ / "whole", kind(), 4)
+        run(tmp_path / run.__name__ / "parts", kind(), 2)
+        parts = run(tmp_path / run.__name__ / "parts", kind(), 4, ckpt_path="last")
         assert_same(weights(whole), weights(parts))
         states = [made.federation.algorithm.state_dict() for made in (whole, parts)]
         torch.testing.assert_close(*states, rtol=0, atol=0)
@@ -106,10 +109,10 @@ def test_what_is_frozen_stays(kind: Callable[[], FedAvg], tmp_path: Path) -> Non
             super().on_train_start()
             seen.append(self.tensor("network.body.0.weight").clone())
 
-    made = thaw(tmp_path, kind(), 3, Watched)
-    first, later = seen[:4], seen[4:]
+    made = thaw(tmp_path, kind(), 4, Watched)
+    before, later = seen[:8], seen[8:]
     assert len(later) == 8
-    assert not torch.equal(first[0], later[0])
+    assert not torch.equal(before[-1], later[0])
     assert all(torch.equal(frozen, weights(made)["network.body.0.weight"]) for frozen in later)
 
 
