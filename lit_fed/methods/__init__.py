@@ -2,8 +2,12 @@
 
 from lit_fed.methods.ditto import Ditto
 from lit_fed.methods.fedavg import FedAvg
+from lit_fed.methods.fedavgm import FedAvgM
 from lit_fed.methods.feddyn import FedDyn, FedDynServer
+from lit_fed.methods.fedexp import FedExP
+from lit_fed.methods.fednova import CountsSteps, FedNova, FedNovaServer
 from lit_fed.methods.fedntd import FedNTD
+from lit_fed.methods.fedopt import FedAdagrad, FedAdam, FedYogi
 from lit_fed.methods.fedper import FedPer
 from lit_fed.methods.fedprox import FedProx
 from lit_fed.methods.fedrep import FedRep
@@ -11,19 +15,29 @@ from lit_fed.methods.local_only import LocalOnly
 from lit_fed.methods.moon import Moon
 from lit_fed.methods.per_fedavg import PerFedAvg
 from lit_fed.methods.scaffold import Scaffold, ScaffoldServer
+from lit_fed.methods.server import ServerOptimizer
 
 __all__ = [
+    "CountsSteps",
     "Ditto",
+    "FedAdagrad",
+    "FedAdam",
     "FedAvg",
+    "FedAvgM",
     "FedDyn",
     "FedDynServer",
+    "FedExP",
     "FedNTD",
+    "FedNova",
+    "FedNovaServer",
     "FedPer",
     "FedProx",
     "FedRep",
+    "FedYogi",
     "LocalOnly",
     "Moon",
     "PerFedAvg",
     "Scaffold",
     "ScaffoldServer",
+    "ServerOptimizer",
 ]

@@ -54,8 +54,17 @@ class FedAvg(Algorithm[Payload]):
         return WeightedMean(uniform=self.weighting == "uniform")
 
     def step(self, aggregate: Payload, round_idx: int, num_clients: int) -> dict[str, float]:
-        """Replace the global model's shared tensors by their mean."""
+        """Replace the global model's shared tensors by their mean.
+
+        Raises:
+            ConfigError: If clients send what is no tensor of the model.
+        """
         for name, mean in aggregate.items():
+            if name not in self.state:
+                raise ConfigError(
+                    f"model {type(self.module).__name__} sends {name!r}, which algorithm {type(self).__name__} does not"
+                    " know; use the server that belongs to this client"
+                )
             self.state[name].copy_(mean)
         return {}
 

@@ -1,0 +1,109 @@
+"""FedExP.
+
+Jhunjhunwala, Wang, Joshi: "FedExP: Speeding Up Federated Averaging via Extrapolation", ICLR 2023, Algorithm 1. The
+client's half is FedAvg's.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lit_fed.methods.server import ServerOptimizer, norm, positive, scaled
+from lit_fed.payload import ClientUpdate, Payload
+from lit_fed.reducers import Reducer, WeightedMean
+
+SQUARED_NORM = "squared_norm"
+
+
+class FedExP(ServerOptimizer):
+    r"""Extrapolates: :math:`w \leftarrow w + \eta_g \bar\Delta`, the further the less the clients agree.
+
+    :math:`\eta_g = \max\left(1, \frac{\sum_i p_i \|\Delta_i\|^2}{2(\|\bar\Delta\|^2 + \epsilon)}\right)` with
+    :math:`\bar\Delta = \sum_i p_i \Delta_i`. Nothing is sent beyond FedAvg's models.
+
+    The iterates oscillate, so it is the mean of the last two that is evaluated, saved as the global model and handed
+    out at the end; clients train from the last one.
+
+    Logs ``server/step_size``, η_g.
+
+    Args:
+        epsilon: ε, which bounds the step once the movements are small.
+        average_last_two: Whether the global model is the mean of the last two iterates, or the last.
+        weighting: :math:`p_i`: ``samples`` weighs a client by its number of training samples, ``uniform`` all alike.
+
+    Raises:
+        ConfigError: If ε is not positive.
+
+    Note:
+        The paper's algorithm has :math:`p_i = 1/M`, which is ``uniform``; the authors' experiments weigh by samples,
+        which is the default here, as it is FedAvg's. They also multiply ε by the size of the cohort and let it fall
+        with the learning rate; we do neither. As with them, the global model after the first round is that round's
+        iterate.
+        Only parameters are extrapolated and averaged; buffers are the last round's mean.
+    """
+
+    def __init__(
+        self,
+        epsilon: float = 1e-3,
+        average_last_two: bool = True,
+        weighting: Literal["samples", "uniform"] = "samples",
+    ) -> None:
+        super().__init__(weighting=weighting)
+        self.epsilon = positive("epsilon", epsilon)
+        self.average_last_two = average_last_two
+
+    def reducer(self) -> Reducer[Payload]:
+        """A mean of models that also takes down how far each client moved."""
+        return MovementMean({n: self.state[n] for n in self.module.layout.split.shared}, self.weighting == "uniform")
+
+    def movement(self, delta: dict[str, Tensor], extra: Payload) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The mean movement times η_g."""
+        if not delta:
+            return {}, {}
+        if self.average_last_two:  # empty after the first step: what the run began with is no iterate
+            began = "previous" in self.slots
+            self.slots["previous"] = {name: self.state[name].clone() for name in delta if began}
+        step_size = (extra[SQUARED_NORM].double() / (2 * (norm(delta).square() + self.epsilon))).clamp_min(1.0)
+        return scaled(delta, step_size), {"server/step_size": step_size}
+
+    def global_state(self) -> dict[str, Tensor]:
+        """The mean of the last two iterates, or the last where there is no other."""
+        if not self.average_last_two:
+            return self.state
+        # What is frozen in a round must be one and the same before and after its step, so only what travels is a mean.
+        travels = self.module.layout.split.shared
+        previous = self.slots.get("previous", {})
+        means = {name: torch.lerp(previous[name], self.state[name], 0.5) for name in travels if name in previous}
+        return self.state | means
+
+    def evaluation_broadcast(self, round_idx: int) -> Payload:
+        """The shared part of the global model, where `broadcast` sends the last iterate."""
+        state = self.global_state()
+        return {name: state[name] for name in self.module.shared_names("down")}
+
+
+class MovementMean(WeightedMean):
+    r"""The weighted mean of the models, and of :math:`\|x_i - w\|^2` over their parameters as ``squared_norm``.
+
+    Args:
+        origin: w by name; constant while the reducer works.
+        uniform: Weigh every client 1 instead of by ``update.weight``.
+    """
+
+    def __init__(self, origin: dict[str, Tensor], uniform: bool = False) -> None:
+        super().__init__(uniform)
+        self.origin = origin
+
+    def add(self, update: ClientUpdate) -> None:
+        """Add a client's model and the square of its distance."""
+        names = [name for name in update.payload if name in self.origin]
+        payload: dict[str, Tensor] = dict(update.payload)
+        if names:
+            models, origin = [payload[name].detach() for name in names], [self.origin[name] for name in names]
+            square = norm(dict(zip(names, torch._foreach_sub(models, origin), strict=True))).square()
+            # In float32 an integer weight's product with it is exact in float64, so that the order does not matter.
+            payload[SQUARED_NORM] = square.float()
+        super().add(ClientUpdate(update.client_id, payload, update.weight))

@@ -1,0 +1,134 @@
+"""FedAdam, FedYogi and FedAdagrad.
+
+Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: "Adaptive Federated Optimization", ICLR 2021,
+Algorithm 2. The client's half is FedAvg's.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lit_fed.methods.server import ServerOptimizer, decay, positive
+from lit_fed.payload import Payload
+
+
+class FedOpt(ServerOptimizer):
+    r"""An adaptive server: :math:`w \leftarrow w + \eta\,m / (\sqrt v + \tau)`.
+
+    :math:`m \leftarrow \beta_1 m + (1-\beta_1)\Delta_t`, and the subclasses differ in what they make of v. There is no
+    correction of the bias, m starts at 0, v at τ², and τ is outside the root, all as in the paper.
+
+    Args:
+        server_lr: Learning rate η of the server. It is about how far one weight moves in a round.
+        beta1: Decay β₁ of the first moment.
+        tau: Degree of adaptivity τ: the smaller, the more alike all weights move.
+        weighting: ``samples`` weighs a client by its number of training samples, ``uniform`` all alike.
+
+    Raises:
+        ConfigError: If a decay is not in [0, 1), or η or τ is not positive.
+
+    Note:
+        The algorithm in the paper asks for :math:`v_{-1} \ge \tau^2`; we take equality.
+    """
+
+    def __init__(
+        self,
+        server_lr: float = 0.03,
+        beta1: float = 0.9,
+        tau: float = 1e-3,
+        weighting: Literal["samples", "uniform"] = "samples",
+    ) -> None:
+        super().__init__(server_lr, weighting)
+        self.beta1 = decay("beta1", beta1)
+        self.tau = positive("tau", tau)
+
+    @abstractmethod
+    def accumulate(self, v: list[Tensor], delta: list[Tensor]) -> None:
+        """Bring the second moments up to date, in place."""
+
+    def movement(self, delta: dict[str, Tensor], extra: Payload) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """η m / (√v + τ)."""
+        if not delta:
+            return {}, {}
+        m, v = self.slot("m", delta), self.slot("v", delta, start=self.tau**2)
+        moved = list(delta.values())
+        torch._foreach_lerp_(m, moved, 1 - self.beta1)
+        self.accumulate(v, moved)
+        scale = torch._foreach_add(torch._foreach_sqrt(v), self.tau)
+        steps = torch._foreach_mul(torch._foreach_div(m, list(scale)), self.server_lr)
+        return dict(zip(delta, steps, strict=True)), {}
+
+
+class FedAdam(FedOpt):
+    r"""Adam on the server: :math:`v \leftarrow \beta_2 v + (1-\beta_2)\Delta_t^2`, the rest as `FedOpt`.
+
+    Args:
+        server_lr: Learning rate η of the server. It is about how far one weight moves in a round.
+        beta1: Decay β₁ of the first moment.
+        beta2: Decay β₂ of the second moment.
+        tau: Degree of adaptivity τ: the smaller, the more alike all weights move.
+        weighting: ``samples`` weighs a client by its number of training samples, ``uniform`` all alike.
+
+    Raises:
+        ConfigError: If a decay is not in [0, 1), or η or τ is not positive.
+    """
+
+    def __init__(
+        self,
+        server_lr: float = 0.03,
+        beta1: float = 0.9,
+        beta2: float = 0.99,
+        tau: float = 1e-3,
+        weighting: Literal["samples", "uniform"] = "samples",
+    ) -> None:
+        super().__init__(server_lr, beta1, tau, weighting)
+        self.beta2 = decay("beta2", beta2)
+
+    def accumulate(self, v: list[Tensor], delta: list[Tensor]) -> None:
+        """β₂ v + (1 − β₂) Δ²."""
+        torch._foreach_mul_(v, self.beta2)
+        torch._foreach_addcmul_(v, delta, delta, value=1 - self.beta2)
+
+
+class FedYogi(FedAdam):
+    r"""Yogi on the server: :math:`v \leftarrow v - (1-\beta_2)\Delta_t^2\,\mathrm{sign}(v - \Delta_t^2)`.
+
+    v grows as Adam's does but shrinks no faster than the movement is large. The settings are those of `FedAdam`.
+    """
+
+    def accumulate(self, v: list[Tensor], delta: list[Tensor]) -> None:
+        """V − (1 − β₂) Δ² sign(v − Δ²)."""
+        squares = torch._foreach_mul(delta, delta)
+        signs = torch._foreach_sign(torch._foreach_sub(v, squares))
+        torch._foreach_addcmul_(v, squares, signs, value=self.beta2 - 1)
+
+
+class FedAdagrad(FedOpt):
+    r"""Adagrad on the server: :math:`v \leftarrow v + \Delta_t^2`, the rest as `FedOpt`.
+
+    Args:
+        server_lr: Learning rate η of the server. The first round moves a weight by up to η.
+        beta1: Decay β₁ of the first moment; 0 in the paper's experiments (its Appendix D).
+        tau: Degree of adaptivity τ: the smaller, the more alike all weights move.
+        weighting: ``samples`` weighs a client by its number of training samples, ``uniform`` all alike.
+
+    Raises:
+        ConfigError: If the decay is not in [0, 1), or η or τ is not positive.
+    """
+
+    def __init__(
+        self,
+        server_lr: float = 0.03,
+        beta1: float = 0.0,
+        tau: float = 1e-3,
+        weighting: Literal["samples", "uniform"] = "samples",
+    ) -> None:
+        super().__init__(server_lr, beta1, tau, weighting)
+
+    def accumulate(self, v: list[Tensor], delta: list[Tensor]) -> None:
+        """V + Δ²."""
+        torch._foreach_addcmul_(v, delta, delta)
