@@ -11,6 +11,7 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ class Cell:
         """How many rounds it has."""
         return int(self.config["trainer"]["max_rounds"])
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """A digest of all settings, however they came together; folders and comments do not change it."""
         config = copy.deepcopy(dict(self.config))

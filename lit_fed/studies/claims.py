@@ -4,9 +4,10 @@ The grammar, in words separated by spaces:
 
 .. code-block:: text
 
-    claim    sum (> sum)+ [at names]            feddr_plus > fedprox > fedavg at s=2 s=10
-             sum (< sum)+ [at names]            suwa - fd_avg > 0.02 at k=2
-             place rises|falls [by number] [from round to round] [at names]      frozen falls by 0.1 from 5 to 10 at rho=2
+    claim    sum (> sum)+ [at names]         feddr_plus > fedprox > fedavg at s=2 s=10
+             sum (< sum)+ [at names]         fd_avg + 0.02 < suwa at k=2
+             place rises|falls [by number] [from round] [to round] [at names]
+                                             frozen falls by 0.1 from 5 to 10 at rho=2
     sum      place [(+|-) place] … or a number
     place    row/column, or one of the two where ``at`` or a table of one column gives the other
 

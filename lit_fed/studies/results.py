@@ -9,6 +9,7 @@ import csv
 import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -102,18 +103,10 @@ def collect(grid: Grid) -> Results:
     for column in study.columns:
         for place in _best([entries[Place(row, column)] for row in study.rows]):
             entries[place] = Entry(**{**vars(entries[place]), "best": True})
-    verdicts = [
-        (
-            claim,
-            check(
-                claim,
-                study.seeds,
-                lambda place, seed, metric=claim.metric: grid.value(place, seed, metric),
-                lambda place, seed, metric=claim.metric: grid.curve(place, seed, metric),
-            ),
-        )
-        for claim in study.claims
-    ]
+    verdicts = []
+    for claim in study.claims:
+        value, curve = partial(grid.value, metric=claim.metric), partial(grid.curve, metric=claim.metric)
+        verdicts.append((claim, check(claim, study.seeds, value, curve)))
     return Results(grid, entries, verdicts)
 
 
