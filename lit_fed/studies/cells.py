@@ -143,9 +143,11 @@ class Grid:
     cells: tuple[Cell, ...]
     at: Mapping[tuple[Place, int], Cell] = field(repr=False)
 
-    def value(self, place: tuple[str, str], seed: int, metric: str | None = None) -> float | None:
+    def value(
+        self, place: tuple[str, str], seed: int, metric: str | None = None, report: str | None = None
+    ) -> float | None:
         """The number that the table shows, of one seed; None where the run is not finished or has none."""
-        cell, measure = self.at.get((Place(*place), seed)), self.study.measure_of(Place(*place), metric)
+        cell, measure = self.at.get((Place(*place), seed)), self.study.measure_of(Place(*place), metric, report)
         if cell is None or not cell.done:
             return None
         values = [value for _, value in cell.curve(measure.metric)]
@@ -154,6 +156,8 @@ class Grid:
         if measure.report == "best":
             finite = [value for value in values if math.isfinite(value)] or values[-1:]
             return measure.scale * (min(finite) if measure.lower else max(finite))
+        if measure.report == "mean":
+            return measure.scale * sum(values) / len(values)
         return measure.scale * values[-1]
 
     def curve(self, place: tuple[str, str], seed: int, metric: str | None = None) -> list[tuple[int, float]]:

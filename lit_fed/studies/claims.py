@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -28,7 +28,8 @@ import numpy as np
 from lit_fed.errors import ConfigError
 
 WORDS = (">", "<", "+", "-", "−", "at", "rises", "falls", "by", "from", "to")
-_KEYS = ("claim", "says", "metric")
+REPORTS = ("last", "best", "mean")  # which evaluated round counts
+_KEYS = ("claim", "says", "metric", "report")
 
 # 95 % quantiles of Student's t with 1, 2, … 30 degrees of freedom; the normal distribution's beyond.
 _T95 = (
@@ -53,6 +54,7 @@ class Link:
             rounds less the mean of the first third.
         first: Look at the curve from this round on.
         last: Look at the curve up to this round.
+        text: The inequality in words.
     """
 
     terms: tuple[tuple[float, tuple[str, str]], ...]
@@ -60,6 +62,7 @@ class Link:
     change: bool = False
     first: int = 0
     last: int | None = None
+    text: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -70,12 +73,14 @@ class Claim:
         text: The claim as it stands in the study file.
         says: What the paper says, in words.
         metric: The metric it is about, where that is not the table's.
+        report: Which round counts, where that is not the table's.
         links: The inequalities.
     """
 
     text: str
     says: str
     metric: str | None
+    report: str | None
     links: tuple[Link, ...]
 
     @property
@@ -93,7 +98,7 @@ class Verdict:
         margin: Mean over seeds of what is left beyond the limit, of the link that stands worst.
         spread: Half width of the confidence interval of `margin`; None with fewer than two seeds.
         seeds: How many seeds have all that the claim needs.
-        note: Why it is undecided.
+        note: Why it is undecided, and which inequality stands worst.
     """
 
     outcome: str
@@ -154,7 +159,9 @@ def check(claim: Claim, seeds: Sequence[int], value: ValueOf, curve: CurveOf) ->
                 found.append(sums - link.limit)
         verdict = decide(found)
         if 0 < len(found) < len(seeds) and not verdict.note:
-            verdict = Verdict(verdict.outcome, verdict.margin, verdict.spread, verdict.seeds, "some seeds are missing")
+            verdict = replace(verdict, note="some seeds are missing")
+        if len(claim.links) > 1:
+            verdict = replace(verdict, note="; ".join(part for part in (verdict.note, f"at worst {link.text}") if part))
         verdicts.append(verdict)
     order = ("fails", "undecided", "holds")
     return min(verdicts, key=lambda v: (order.index(v.outcome), float("-inf") if v.margin is None else v.margin))
@@ -181,7 +188,7 @@ def rise(values: Sequence[float]) -> float | None:
 def parse_claim(
     content: Any, where: str, rows: Sequence[str], columns: Sequence[str], skip: Collection[tuple[str, str]] = ()
 ) -> Claim:
-    """Read a claim: a text, or a mapping with ``claim`` and, if wanted, ``says`` and ``metric``.
+    """Read a claim: a text, or a mapping with ``claim`` and, if wanted, ``says``, ``metric`` and ``report``.
 
     Args:
         content: What the study file has.
@@ -195,13 +202,18 @@ def parse_claim(
     """
     entry: Mapping[str, Any] = {"claim": content} if isinstance(content, str) else content
     if not isinstance(entry, dict) or not isinstance(entry.get("claim"), str):
-        raise ConfigError(f"{where}: expected a text such as 'a > b at c', or a mapping with claim, says and metric")
+        raise ConfigError(
+            f"{where}: expected a text such as 'a > b at c', or a mapping with claim, says, metric and report"
+        )
     for key in entry:
         if key not in _KEYS or not isinstance(entry[key], str):
             raise ConfigError(f"{where}: {key!r} must be one of {', '.join(_KEYS)}, and a text")
     text = " ".join(entry["claim"].split())
     reader = _Reader(text, f"{where}, {text!r}", rows, columns, skip)
-    return Claim(text, " ".join(entry.get("says", "").split()), entry.get("metric"), tuple(reader.links()))
+    if entry.get("report", REPORTS[0]) not in REPORTS:
+        raise ConfigError(f"{where}: report: expected {' or '.join(REPORTS)}, not {entry['report']!r}")
+    says = " ".join(entry.get("says", "").split())
+    return Claim(text, says, entry.get("metric"), entry.get("report"), tuple(reader.links()))
 
 
 class _Reader:
@@ -245,7 +257,8 @@ class _Reader:
         terms = (*more, *((-weight, place) for weight, place in less))
         if not terms:
             raise self.error("it names no row and no column")
-        return Link(terms, limit=other - number)
+        text = f"{' '.join(left)} > {' '.join(right)}" + (f" at {at}" if at else "")
+        return Link(terms, limit=other - number, text=text)
 
     def sum(self, words: list[str], at: str) -> tuple[list[tuple[float, tuple[str, str]]], float]:
         if len(words) % 2 == 0 or any(word not in "+-" for word in words[1::2]):
@@ -276,7 +289,8 @@ class _Reader:
         if last is not None and last <= first:
             raise self.error(f"rounds {first} to {last} are no curve")
         sign = 1.0 if word == "rises" else -1.0
-        return Link(((sign, self.place(before[0], at)),), given["by"] or 0.0, change=True, first=first, last=last)
+        terms, text = ((sign, self.place(before[0], at)),), f"{before[0]} {word}" + (f" at {at}" if at else "")
+        return Link(terms, given["by"] or 0.0, change=True, first=first, last=last, text=text)
 
     def place(self, word: str, at: str) -> tuple[str, str]:
         row, _, column = word.partition("/")

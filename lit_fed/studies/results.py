@@ -18,6 +18,7 @@ from lit_fed.studies.claims import Claim, Verdict, check
 from lit_fed.studies.study import Measure, Place
 
 _MISSING = "–"
+_ROUNDS = {"last": "last round", "best": "best evaluated round", "mean": "mean over evaluated rounds"}
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,8 @@ def collect(grid: Grid) -> Results:
             entries[place] = Entry(**{**vars(entries[place]), "best": True})
     verdicts = []
     for claim in study.claims:
-        value, curve = partial(grid.value, metric=claim.metric), partial(grid.curve, metric=claim.metric)
+        value = partial(grid.value, metric=claim.metric, report=claim.report)
+        curve = partial(grid.curve, metric=claim.metric)
         verdicts.append((claim, check(claim, study.seeds, value, curve)))
     return Results(grid, entries, verdicts)
 
@@ -128,9 +130,7 @@ def caption(results: Results) -> list[str]:
     study, entries = results.grid.study, list(results.entries.values())
     measures = list(dict.fromkeys(entry.measure for entry in entries if entry.seeds))
     kinds = dict.fromkeys(
-        f"{m.metric}, {'best evaluated' if m.report == 'best' else 'last'} round"
-        + ("" if m.scale == 1 else f", times {m.scale:g}")
-        for m in measures
+        f"{m.metric}, {_ROUNDS[m.report]}" + ("" if m.scale == 1 else f", times {m.scale:g}") for m in measures
     )
     lines = [f"Metric: {'; '.join(kinds)}."]
     count = len(study.seeds)

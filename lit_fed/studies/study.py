@@ -14,7 +14,7 @@ import yaml
 
 from lit_fed.callbacks.progress import lower_is_better
 from lit_fed.errors import ConfigError
-from lit_fed.studies.claims import WORDS, Claim, parse_claim
+from lit_fed.studies.claims import REPORTS, WORDS, Claim, parse_claim
 
 _MEASURE = ("metric", "report", "better", "scale", "decimals")
 _VARIANT = ("label", "configs", "set", *_MEASURE)
@@ -46,7 +46,7 @@ class Measure:
 
     Args:
         metric: A column of ``metrics.csv``, such as ``global/acc``.
-        report: The ``last`` evaluated round, or the ``best`` one.
+        report: The ``last`` evaluated round, the ``best`` one, or the ``mean`` over all of them.
         lower: Whether smaller values are better.
         scale: Values are multiplied by this everywhere: in tables, pictures and claims.
         decimals: Digits after the point in tables.
@@ -122,8 +122,8 @@ class Study:
         every = (Place(row, column) for row in self.rows for column in self.columns)
         return [place for place in every if place not in self.skip]
 
-    def measure_of(self, place: Place, metric: str | None = None) -> Measure:
-        """What is read from the runs of a place; a claim may ask for another metric."""
+    def measure_of(self, place: Place, metric: str | None = None, report: str | None = None) -> Measure:
+        """What is read from the runs of a place; a claim may ask for another metric or round."""
         row, column = self.rows[place.row], self.columns[place.column]
         keys = dict(self.measure) | dict(row.measure) | dict(column.measure)
         if metric is not None and metric != keys["metric"]:
@@ -131,7 +131,7 @@ class Study:
         better, scale = keys.get("better", "auto"), float(keys.get("scale", 1.0))
         return Measure(
             metric=keys["metric"],
-            report=keys.get("report", "last"),
+            report=report or keys.get("report", "last"),
             lower=lower_is_better(keys["metric"]) if better == "auto" else better == "lower",
             scale=scale,
             decimals=keys.get("decimals", max(0, 4 - round(log10(scale)))),
@@ -304,7 +304,7 @@ def _variants(where: _Where, content: Mapping[Any, Any]) -> dict[str, Variant]:
 def _measure(where: _Where, content: Mapping[str, Any]) -> dict[str, Any]:
     measure = {key: content[key] for key in _MEASURE if key in content}
     where.text(measure, "metric")
-    where.choice(measure, "report", ("last", "best"))
+    where.choice(measure, "report", REPORTS)
     where.choice(measure, "better", ("higher", "lower", "auto"))
     scale, decimals = measure.get("scale", 1), measure.get("decimals", 0)
     if isinstance(scale, bool) or not isinstance(scale, int | float) or scale <= 0:

@@ -107,6 +107,7 @@ def test_a_chain_stands_as_its_worst_link():
     # prox − fedavg is 5.05 and fedavg − 20 is −9.5.
     verdict = outcome("prox > fedavg > 20 at s=2")
     assert (verdict.outcome, verdict.margin) == ("fails", pytest.approx(-9.5))
+    assert verdict.note == "at worst fedavg > 20 at s=2"
     assert outcome("0 < fedavg < prox at s=2").margin == pytest.approx(5.05)
 
 
@@ -146,8 +147,9 @@ def test_rows_columns_and_places_can_be_named():
     assert parsed("s=10 > s=2 at fedavg").links == (Link(((1.0, ("fedavg", "s=10")), (-1.0, ("fedavg", "s=2")))),)
     assert [link.terms[0][1] for link in parsed("dr+ > fedavg at s=2, s=10").links] == [("dr+", "s=2"), ("dr+", "s=10")]
     assert parsed("dr+ > fedavg", columns=["all"]).links[0].terms[0] == (1.0, ("dr+", "all"))
-    claim = parsed({"claim": "dr+ > fedavg at s=2", "says": "It is better.", "metric": "train/loss"})
-    assert (claim.says, claim.metric, claim.places) == ("It is better.", "train/loss", [("dr+", "s=2"), ("fedavg", "s=2")])
+    claim = parsed({"claim": "dr+ > fedavg at s=2", "says": "It is better.", "metric": "train/loss", "report": "mean"})
+    assert (claim.says, claim.metric, claim.report) == ("It is better.", "train/loss", "mean")
+    assert claim.places == [("dr+", "s=2"), ("fedavg", "s=2")]
 
 
 @pytest.mark.parametrize(
@@ -168,6 +170,7 @@ def test_rows_columns_and_places_can_be_named():
         ("fedavg prox rises at s=2", "expected one row or column before 'rises'"),
         ({"says": "x"}, "expected a text such as 'a > b at c'"),
         ({"claim": "fedavg > 0 at s=2", "says": "x", "why": "y"}, "'why' must be one of claim, says, metric"),
+        ({"claim": "fedavg > 0 at s=2", "report": "first"}, "report: expected last or best or mean, not 'first'"),
     ],
 )
 def test_what_is_no_claim_says_why(text, expected):

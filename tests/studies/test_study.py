@@ -87,7 +87,7 @@ def test_skipped_places_stay_empty(tmp_path):
         ({"rows": {"../a": {}}}, "rows: '../a' cannot be a name"),
         ({"rows": {"x": {}}, "published": None}, "'x' is a row and a column"),
         ({"metric": None}, "metric: expected a text, not None"),
-        ({"report": "first"}, "report: expected last or best, not 'first'"),
+        ({"report": "first"}, "report: expected last or best or mean, not 'first'"),
         ({"scale": -1}, "scale: expected a positive number, not -1"),
         ({"decimals": 1.5}, "decimals: expected a whole number from 0 to 12, not 1.5"),
         ({"seeds": 3}, "seeds: expected a list of different whole numbers, not 3"),
