@@ -203,11 +203,12 @@ def _run_grid(
 
     def ended(job: Job, reason: str) -> None:
         cell = job.cell
-        if not reason and not cell.rows():
-            reason = "it ended without writing a round"
         seconds = cell.record().get("seconds", 0.0) + job.seconds
-        status = {"status": "failed", "error": reason} if reason else {"status": "done", "error": ""}
-        cell.write_record(**status, seconds=seconds, run=str(cell.run), made_with=made_with)
+        status = "failed" if reason else "done"
+        cell.write_record(status=status, error=reason, seconds=seconds, run=str(cell.run), made_with=made_with)
+        if not reason and (lacking := _lacking(grid, cell)):
+            reason = f"it ended without reporting {' and '.join(lacking)}"
+            cell.write_record(status="failed", error=reason)
         if reason:
             failures.append((cell, reason))
         display.ended(job, reason, _told(grid, cell))
@@ -216,6 +217,13 @@ def _run_grid(
     with Display(len(cells), finished, rounds, slots.jobs, console) as display:
         run_jobs(waiting, slots, lock, ended, display.tick)
     return failures
+
+
+def _lacking(grid: Grid, cell: Cell) -> list[str]:
+    """The metrics that the table reads from a finished cell and does not find."""
+    mine = [(place, seed) for (place, seed), owner in grid.at.items() if owner is cell]
+    lacking = [place for place, seed in mine if grid.value(place, seed) is None]
+    return list(dict.fromkeys(grid.study.measure_of(place).metric for place in lacking))
 
 
 def _told(grid: Grid, cell: Cell) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 from lit_fed.classifier import Classifier
 from lit_fed.errors import ConfigError
+from lit_fed.methods import FedAvg
 from lit_fed.protocols import ClientTest, GlobalTest, PersonalTest, UnseenTest
 from lit_fed.studies.cells import Cell, Grid
 
@@ -96,8 +97,12 @@ def _names(config: Mapping[str, Any], prefix: str) -> tuple[list[str], bool]:
         for name in ("test_step", "validation_step", "_evaluate")
     ]
     standard = all(own is classifiers for own, classifiers in steps)
+    if prefix == "global":  # a method without a global model reports nothing here
+        standard &= getattr(_class(config["algorithm"]), "global_state", None) is FedAvg.global_state
     ends = [""] if prefix == "global" else [f"_{word}" for word in _SPREAD]
-    return [f"{prefix}/{metric}{end}" for metric in ("loss", "acc") if standard for end in ends], standard
+    return [f"{prefix}/{metric}{end}" for metric in ("loss", "acc") if standard for end in ends], (
+        standard and None not in protocols
+    )
 
 
 def _protocols(config: Mapping[str, Any]) -> list[str | None]:
