@@ -6,10 +6,10 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test lint types check bench board clean
+.PHONY: help setup quickstart test lint types check bench studies-pocket board clean
 
 help:  ## Show what can be made
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 setup: $(STAMP)  ## Make the environment (every other target does this by itself)
 
@@ -38,6 +38,9 @@ check: lint types test  ## Everything that must pass before a change lands
 bench: $(STAMP)  ## Measure the loop's overhead and what a large population costs
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/population.py
+
+studies-pocket: $(STAMP)  ## Run every study in its small profile, and print what became of the claims
+	$(BIN)/python cli.py study --config configs/studies/*.yaml --profile pocket
 
 board: $(STAMP)  ## Watch the runs in TensorBoard
 	$(BIN)/tensorboard --logdir lightning_logs

@@ -1,4 +1,4 @@
-"""The command line: ``python cli.py {fit,validate,test,predict} --config …``, the same as ``lit-fed``."""
+"""The command line: ``python cli.py {fit,validate,test,predict,study} --config …``, the same as ``lit-fed``."""
 
 from __future__ import annotations
 
@@ -71,6 +71,7 @@ class FederatedCLI(LightningCLI):
         kwargs.setdefault("dump_header", [f"lit_fed=={__version__}"])
         kwargs.setdefault("description", "Federated learning for PyTorch Lightning")
         kwargs.setdefault("version", __version__)
+        kwargs.setdefault("epilog", "A grid of runs and its tables: lit-fed study --help")
         return super().init_parser(**kwargs)
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -183,14 +184,19 @@ def main(args: list[str] | None = None) -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # a user's own classes lie in the working directory, also for the installed script
+    words = sys.argv[1:] if args is None else args
     try:
+        if words[:1] == ["study"]:
+            from lit_fed.studies.command import run_studies  # what other commands need not load
+
+            sys.exit(run_studies(words[1:]))
         FederatedCLI(args)
     except ClientFailure as error:
         if error.details and _rank() == 0:
             print(error.details, file=sys.stderr)  # the user's own code raised this: show where
         _fail(str(error))
     except Exception as error:
-        line = _user_error(error, sys.argv[1:] if args is None else args)
+        line = user_error(error, words)
         if line is None:
             raise
         _fail(line)
@@ -198,7 +204,7 @@ def main(args: list[str] | None = None) -> None:
         sys.exit(130)
 
 
-def _user_error(error: BaseException, args: Sequence[str]) -> str | None:
+def user_error(error: BaseException, args: Sequence[str]) -> str | None:
     """One line about a mistake that a user can mend; None for an error whose place in the code matters."""
     chain = [error]
     while chain[-1].__cause__ is not None:  # the parser wraps what the constructor of a class raised

@@ -260,13 +260,13 @@ def _homes() -> dict[str, list[str]]:
 
 
 def _no_command(commands: str) -> str:
-    return f"no command given; choose {_or(commands.split(','))}, as in: lit-fed fit --config my.yaml"
+    return f"no command given; choose {_or([*commands.split(','), 'study'])}, as in: lit-fed fit --config my.yaml"
 
 
 def _wrong_command(word: str) -> str:
     from lit_fed.cli import FederatedCLI
 
-    commands = list(FederatedCLI.subcommands())
+    commands = [*FederatedCLI.subcommands(), "study"]
     close = get_close_matches(word, commands, n=1)
     return f"there is no command {word!r}; " + (f"did you mean {close[0]}?" if close else f"choose {_or(commands)}")
 

@@ -164,9 +164,11 @@ def test_a_bad_config_file_is_named_with_what_was_meant(text, expected, capsys):
 @pytest.mark.parametrize(
     ("args", "expected"),
     [
-        ([], "no command given; choose fit, validate, test or predict, as in: lit-fed fit --config my.yaml"),
+        ([], "no command given; choose fit, validate, test, predict or study, as in: lit-fed fit --config my.yaml"),
         (["fitt"], "there is no command 'fitt'; did you mean fit?"),
-        (["train"], "there is no command 'train'; choose fit, validate, test or predict"),
+        (["studdy"], "there is no command 'studdy'; did you mean study?"),
+        (["study"], "the following arguments are required: -c/--config; see lit-fed study --help"),
+        (["train"], "there is no command 'train'; choose fit, validate, test, predict or study"),
         (["-c", str(QUICKSTART), "fit"], "settings come after the command: lit-fed fit --config my.yaml"),
         (["fit", "-c", "nowhere.yaml"], "config file nowhere.yaml does not exist"),
         (["fit", "-c", "."], "config file . is a folder"),
@@ -390,7 +392,12 @@ def output_of(args: list[str], capsys: Any) -> str:
 
 def test_help_names_commands_and_settings(capsys):
     general = output_of(["--help"], capsys)
-    for line in ("Train a federation.", "Run every protocol on the test data", "Write predictions on the shared test"):
+    for line in (
+        "Train a federation.",
+        "Run every protocol on the test data",
+        "Write predictions on the shared test",
+        "lit-fed study",
+    ):
         assert line in general
     fit = output_of(["fit", "--help"], capsys)
     assert "Rounds in all, those before a resume counted in." in fit

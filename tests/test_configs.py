@@ -9,11 +9,16 @@ import pytest
 import yaml
 
 from lit_fed.cli import main
+from lit_fed.studies.cells import lay_out
+from lit_fed.studies.metrics import check_metrics
+from lit_fed.studies.parts import check_parts
+from lit_fed.studies.study import read_study
 from tests.support import ROOT, rows
 
 CONFIGS = ROOT / "configs"
 QUICKSTART = CONFIGS / "quickstart.yaml"
-ALL = sorted(CONFIGS.rglob("*.yaml"))
+STUDIES = sorted((CONFIGS / "studies").glob("*.yaml"))  # no runs, but grids of them
+ALL = [path for path in sorted(CONFIGS.rglob("*.yaml")) if path not in STUDIES]
 SHORT = ("--trainer.max_rounds", "1", "--trainer.logger", "false", "--trainer.enable_progress_bar", "false")
 SMALL = ("--model.init_args.local_epochs", "null", "--model.init_args.local_steps", "1")
 
@@ -95,6 +100,20 @@ def test_a_network_leaves_nothing_of_the_one_below_it(capsys):
     assert (content["network"], content["network_args"]) == ("small_cnn", {"width": 16})
 
 
+@pytest.mark.parametrize("profile", ["paper", "pocket"])
+@pytest.mark.parametrize("path", STUDIES, ids=name)
+def test_a_study_says_what_it_is_and_all_of_its_cells_parse(path, profile, tmp_path, monkeypatch):
+    first = path.read_text(encoding="utf-8").splitlines()[0]
+    assert first.startswith("# ")
+    assert first.endswith((".", "?"))
+    monkeypatch.chdir(ROOT)  # the files that it names are relative to the working directory
+    grid = lay_out(read_study(path.relative_to(ROOT), profile), tmp_path)
+    check_metrics(grid)
+    assert grid.cells
+    if profile == "pocket":
+        check_parts(grid.cells)  # on data that need no file
+
+
 def test_no_configuration_names_a_folder_of_one_machine():
-    for path in ALL:
+    for path in [*ALL, *STUDIES]:
         assert ": /" not in path.read_text(encoding="utf-8")

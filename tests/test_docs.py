@@ -20,6 +20,10 @@ from lit_fed.algorithm import Algorithm
 from lit_fed.cli import main
 from lit_fed.data import Digits, FederatedDataModule
 from lit_fed.methods import FedAvg
+from lit_fed.studies.cells import chosen, lay_out
+from lit_fed.studies.command import parse
+from lit_fed.studies.metrics import check_metrics
+from lit_fed.studies.study import read_study
 from tests.support import ROOT, LeastSquares, Points, assert_same, fit, rows, trainer, weights
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("configs/*.md")])
@@ -65,7 +69,7 @@ def test_python_blocks_of_the_readme_run(at_root: Path) -> None:
 
 
 def test_yaml_blocks_of_the_readme_train(at_root: Path) -> None:
-    found = blocks("yaml")
+    found = [block for block in blocks("yaml") if "rows:" not in block]
     assert found
     for number, block in enumerate(found):
         path = at_root / f"block_{number}.yaml"
@@ -74,8 +78,23 @@ def test_yaml_blocks_of_the_readme_train(at_root: Path) -> None:
         assert len(rows(at_root / f"lightning_logs/version_{number}/metrics.csv")) == 2
 
 
+def test_studies_of_the_readme_are_studies(at_root: Path) -> None:
+    found = [block for block in blocks("yaml") if "rows:" in block]
+    assert found
+    for number, block in enumerate(found):
+        path = at_root / f"study_{number}.yaml"
+        path.write_text(block)
+        for profile in yaml.safe_load(block)["profiles"]:
+            check_metrics(lay_out(read_study(path, profile), at_root))
+
+
 @pytest.mark.parametrize("arguments", commands(), ids=" ".join)
 def test_commands_of_the_readme_parse(arguments: list[str], at_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if arguments[0] == "study":
+        options = parse(arguments[1:])
+        grids = [lay_out(read_study(path, options.profile), at_root) for path in options.config]
+        assert list(chosen(grids, options.only))
+        return
     if not any(option.endswith(".help") or option == "--print_config" for option in arguments):
         arguments = [*arguments, "--print_config"]
     with pytest.raises(SystemExit) as ended:

@@ -1,0 +1,272 @@
+"""The runs of a study: one ordinary ``fit`` command a cell, its folder, and what is known about it."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import hashlib
+import json
+import math
+import os
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lit_fed.cli import FederatedCLI, user_error
+from lit_fed.errors import ConfigError
+from lit_fed.studies.study import Place, Study
+
+_SEED = "{seed}"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A run of a study.
+
+    Args:
+        row: Name of its row.
+        column: Name of its column; columns that differ in the metric alone share the first one's runs.
+        seed: Its seed.
+        args: Arguments of ``fit`` without folder and checkpoint: what reproduces it anywhere.
+        config: The resolved configuration.
+        folder: Where its runs lie.
+    """
+
+    row: str
+    column: str
+    seed: int
+    args: tuple[str, ...]
+    config: Mapping[str, Any] = field(repr=False)
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        """Row, column and seed, as ``--only`` takes them."""
+        return f"{self.row}/{self.column}/{self.seed}"
+
+    @property
+    def command(self) -> list[str]:
+        """Arguments of the run in its folder; run again, it goes on after the last finished round."""
+        return ["fit", *self.args, f"--trainer.default_root_dir={self.folder}", "--ckpt_path=last"]
+
+    @property
+    def shell(self) -> str:
+        """The command that reproduces the cell under ``lightning_logs``."""
+        return shlex.join(["python", "cli.py", "fit", *self.args])
+
+    @property
+    def max_rounds(self) -> int:
+        """How many rounds it has."""
+        return int(self.config["trainer"]["max_rounds"])
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A digest of all settings, however they came together; folders and comments do not change it."""
+        config = copy.deepcopy(dict(self.config))
+        config["trainer"].pop("default_root_dir", None)
+        text = json.dumps(config, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    # ------------------------------------------------------------------ on disk
+
+    @property
+    def run(self) -> Path | None:
+        """The newest run's folder."""
+        runs = [path for path in (self.folder / "lightning_logs").glob("version_*") if path.name[8:].isdigit()]
+        return max(runs, key=lambda path: int(path.name[8:]), default=None)
+
+    def rows(self) -> list[dict[str, str]]:
+        """The rows of the run's ``metrics.csv``, as far as it is written."""
+        path = self.run / "metrics.csv" if self.run is not None else None
+        if path is None or not path.is_file():
+            return []
+        with open(path, newline="", encoding="utf-8") as file:  # the last line may be half written
+            return [row for row in csv.DictReader(line for line in file if line.endswith("\n")) if None not in row]
+
+    def curve(self, metric: str) -> list[tuple[int, float]]:
+        """Round and value wherever the metric was evaluated."""
+        return [(int(row["round"]), float(row[metric])) for row in self.rows() if row.get(metric)]
+
+    def record(self) -> dict[str, Any]:
+        """What the study knows of the cell: ``status``, ``fingerprint``, ``seconds``, ….; empty where nothing is."""
+        try:
+            content = json.loads((self.folder / "cell.json").read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):  # written at once or not at all, so this is none of ours
+            return {}
+        return content if isinstance(content, dict) else {}
+
+    def write_record(self, **changes: Any) -> None:
+        """Change the record; a reader sees it before or after, never between."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        content = self.record() | {"cell": self.name, "fingerprint": self.fingerprint, "fit": list(self.args)} | changes
+        temporary = self.folder / f".cell.json.{os.getpid()}.tmp"
+        temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        temporary.replace(self.folder / "cell.json")
+
+    @property
+    def changed(self) -> bool:
+        """Whether the folder holds a run with other settings than the study now asks for."""
+        there = (self.folder / "lightning_logs").exists()
+        return there and self.record().get("fingerprint") != self.fingerprint
+
+    @property
+    def done(self) -> bool:
+        """Whether there is nothing left to run."""
+        return not self.changed and self.record().get("status") == "done" and bool(self.rows())
+
+    def set_aside(self) -> Path:
+        """Rename the folder, so that a run with other settings begins in a fresh one."""
+        number = 1
+        while (aside := self.folder.with_name(f"{self.folder.name}.before_{number}")).exists():
+            number += 1
+        return self.folder.rename(aside)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The runs of a study, and which place of the table reads which.
+
+    Args:
+        study: The study.
+        folder: Where everything about it lies.
+        cells: All runs, each once, row by row.
+        at: The run of every (place, seed).
+    """
+
+    study: Study
+    folder: Path
+    cells: tuple[Cell, ...]
+    at: Mapping[tuple[Place, int], Cell] = field(repr=False)
+
+    def value(
+        self, place: tuple[str, str], seed: int, metric: str | None = None, report: str | None = None
+    ) -> float | None:
+        """The number that the table shows, of one seed; None where the run is not finished or has none."""
+        cell, measure = self.at.get((Place(*place), seed)), self.study.measure_of(Place(*place), metric, report)
+        if cell is None or not cell.done:
+            return None
+        values = [value for _, value in cell.curve(measure.metric)]
+        if not values:
+            return None
+        if measure.report == "best":
+            finite = [value for value in values if math.isfinite(value)] or values[-1:]
+            return measure.scale * (min(finite) if measure.lower else max(finite))
+        if measure.report == "mean":
+            return measure.scale * sum(values) / len(values)
+        return measure.scale * values[-1]
+
+    def curve(self, place: tuple[str, str], seed: int, metric: str | None = None) -> list[tuple[int, float]]:
+        """The metric over rounds, of one seed; empty where the run is not finished."""
+        cell, measure = self.at.get((Place(*place), seed)), self.study.measure_of(Place(*place), metric)
+        if cell is None or not cell.done:
+            return []
+        return [(round_idx, measure.scale * value) for round_idx, value in cell.curve(measure.metric)]
+
+
+def lay_out(study: Study, output: Path) -> Grid:
+    """Put a study's runs together, every one checked by the parser that will read its command.
+
+    Args:
+        study: The study.
+        output: Folder of all studies.
+
+    Raises:
+        ConfigError: If a configuration file or a setting does not exist or does not fit.
+    """
+    folder = output / study.name / study.profile
+    cells: dict[tuple[Any, ...], Cell] = {}
+    at, reader = {}, _Reader()
+    for place in study.places:
+        variants = (study.rows[place.row], study.columns[place.column])
+        configs = (*study.configs, *variants[0].configs, *variants[1].configs)
+        settings = {**study.set, **variants[0].set, **variants[1].set}
+        words = tuple(_option(study, key, value) for key, value in settings.items())
+        config: dict[str, Any] = {}
+        for seed in study.seeds:
+            files = [word for path in configs for word in ("-c", path)]
+            args = (*files, *(word.replace(_SEED, str(seed)) for word in words), f"--trainer.seed={seed}")
+            if args not in cells:
+                if not config or any(_SEED in word for word in words):
+                    config = reader.read(["fit", *args], f"{study.path}: {place.row}/{place.column}")
+                config = {**config, "trainer": {**config["trainer"], "seed": seed}}
+                where = folder / place.row / place.column / f"seed_{seed}"
+                cells[args] = Cell(place.row, place.column, seed, args, config, where)
+            at[place, seed] = cells[args]
+    return Grid(study, folder, tuple(cells.values()), at)
+
+
+class _Reader(FederatedCLI):
+    """Resolves ``fit`` commands without running them; the parser is made once."""
+
+    def __init__(self) -> None:
+        self._made = False
+
+    def instantiate_classes(self) -> None:
+        """Nothing: only the configuration is wanted."""
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        """Nothing, as above."""
+
+    def read(self, args: list[str], where: str) -> dict[str, Any]:
+        """The configuration that a command comes to.
+
+        Args:
+            args: The command.
+            where: What to blame.
+
+        Raises:
+            ConfigError: If the command is no good.
+        """
+        try:
+            if not self._made:
+                super().__init__(args)
+                self._made = True
+            else:
+                self.parse_arguments(self.parser, args)
+                self._set_seed()
+            content: dict[str, Any] = yaml.safe_load(self._resolved_config())
+        except Exception as error:
+            line = user_error(error, args)
+            if line is None:
+                raise
+            raise ConfigError(f"{where}: {line}") from error
+        return content
+
+
+def _option(study: Study, key: Any, value: Any) -> str:
+    """A setting as one word of the command line; values are YAML there too."""
+    if not isinstance(key, str):
+        raise ConfigError(f"{study.path}: set: {key!r} is no key; write it as on the command line, trainer.max_rounds")
+    if key in ("trainer.seed", "trainer.default_root_dir"):
+        raise ConfigError(f"{study.path}: set: {key} is the study's own; use seeds, or --output")
+    return f"--{key}={value if isinstance(value, str) else json.dumps(value)}"
+
+
+def chosen(grids: Sequence[Grid], only: Sequence[str]) -> Iterator[tuple[Grid, Cell]]:
+    """The cells to run.
+
+    Args:
+        grids: The studies.
+        only: Patterns ``row/column/seed``; what is left out at the end, and ``*``, stand for all. None given means all.
+
+    Raises:
+        ConfigError: If a pattern matches no cell.
+    """
+    patterns = [(word.strip("/").split("/") + ["*"] * 3)[:3] for word in only]
+    every = [(grid, cell) for grid in grids for cell in grid.cells]
+    for word, pattern in zip(only, patterns, strict=True):
+        if not any(_matches(cell, pattern) for _, cell in every):
+            names = ", ".join(cell.name for _, cell in every[:4])
+            raise ConfigError(f"--only {word} matches no cell; cells are row/column/seed, such as {names}")
+    for grid, cell in every:
+        if not patterns or any(_matches(cell, pattern) for pattern in patterns):
+            yield grid, cell
+
+
+def _matches(cell: Cell, pattern: Sequence[str]) -> bool:
+    return all(p in ("*", name) for p, name in zip(pattern, cell.name.split("/"), strict=True))

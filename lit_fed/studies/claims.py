@@ -1,0 +1,313 @@
+"""What a paper claims, as a sentence that can be checked over seeds.
+
+The grammar, in words separated by spaces:
+
+.. code-block:: text
+
+    claim    sum (> sum)+ [at names]         feddr_plus > fedprox > fedavg at s=2 s=10
+             sum (< sum)+ [at names]         fd_avg + 0.02 < suwa at k=2
+             place rises|falls [by number] [from round] [to round] [at names]
+                                             frozen falls by 0.1 from 5 to 10 at rho=2
+    sum      place [(+|-) place] … or a number
+    place    row/column, or one of the two where ``at`` or a table of one column gives the other
+
+With several names after ``at`` the claim must hold at each of them. A claim is decided from one number a seed, `Link`
+says which, and by the confidence interval of its mean, `decide` says how.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from typing import Any
+
+import numpy as np
+
+from lit_fed.errors import ConfigError
+
+WORDS = (">", "<", "+", "-", "−", "at", "rises", "falls", "by", "from", "to")
+REPORTS = ("last", "best", "mean")  # which evaluated round counts
+_KEYS = ("claim", "says", "metric", "report")
+
+# 95 % quantiles of Student's t with 1, 2, … 30 degrees of freedom; the normal distribution's beyond.
+_T95 = (
+    *(6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.796, 1.782, 1.771, 1.761, 1.753),
+    *(1.746, 1.740, 1.734, 1.729, 1.725, 1.721, 1.717, 1.714, 1.711, 1.708, 1.706, 1.703, 1.701, 1.699, 1.697),
+)
+_NORMAL = 1.645
+
+Curve = Sequence[tuple[int, float]]  # round and value, in the order of rounds
+ValueOf = Callable[[tuple[str, str], int], float | None]  # of a place and a seed
+CurveOf = Callable[[tuple[str, str], int], Curve]
+
+
+@dataclass(frozen=True)
+class Link:
+    """One inequality: the sum of ``weight · value`` over its places, less `limit`, is above zero.
+
+    Args:
+        terms: Weight and place (row, column).
+        limit: The number that the sum must exceed.
+        change: Take for the value of a place how far its curve rises: the mean of the last third of its evaluated
+            rounds less the mean of the first third.
+        first: Look at the curve from this round on.
+        last: Look at the curve up to this round.
+        text: The inequality in words.
+    """
+
+    terms: tuple[tuple[float, tuple[str, str]], ...]
+    limit: float = 0.0
+    change: bool = False
+    first: int = 0
+    last: int | None = None
+    text: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of the paper, and the inequalities that must all hold.
+
+    Args:
+        text: The claim as it stands in the study file.
+        says: What the paper says, in words.
+        metric: The metric it is about, where that is not the table's.
+        report: Which round counts, where that is not the table's.
+        links: The inequalities.
+    """
+
+    text: str
+    says: str
+    metric: str | None
+    report: str | None
+    links: tuple[Link, ...]
+
+    @property
+    def places(self) -> list[tuple[str, str]]:
+        """The places it is about, each once."""
+        return list(dict.fromkeys(place for link in self.links for _, place in link.terms))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a claim stands.
+
+    Args:
+        outcome: ``holds``, ``fails`` or ``undecided``.
+        margin: Mean over seeds of what is left beyond the limit, of the link that stands worst.
+        spread: Half width of the confidence interval of `margin`; None with fewer than two seeds.
+        seeds: How many seeds have all that the claim needs.
+        note: Why it is undecided, and which inequality stands worst.
+    """
+
+    outcome: str
+    margin: float | None = None
+    spread: float | None = None
+    seeds: int = 0
+    note: str = ""
+
+
+# ---------------------------------------------------------------------- checking
+
+
+def decide(differences: Sequence[float]) -> Verdict:
+    """Decide an inequality from one difference a seed, d > 0.
+
+    With n seeds, mean m and sample standard deviation s (n − 1), the spread is h = t·s/√n, t the 95 % quantile of
+    Student's t with n − 1 degrees of freedom. The claim holds where m − h > 0, fails where m + h < 0, and is undecided
+    between. One seed has no spread and decides nothing.
+
+    Args:
+        differences: One value a seed.
+    """
+    count = len(differences)
+    if not count:
+        return Verdict("undecided", note="no seed has finished")
+    values = np.asarray(differences, dtype=np.float64)
+    mean = float(values.mean())
+    if not np.isfinite(values).all():
+        return Verdict("undecided", mean, None, count, "a value is not finite")
+    if count == 1:
+        return Verdict("undecided", mean, None, 1, "one seed has no spread")
+    quantile = _T95[count - 2] if count - 2 < len(_T95) else _NORMAL
+    spread = quantile * float(values.std(ddof=1)) / count**0.5
+    if mean - spread > 0:
+        return Verdict("holds", mean, spread, count)
+    if mean + spread < 0:
+        return Verdict("fails", mean, spread, count)
+    return Verdict("undecided", mean, spread, count, "within the spread")
+
+
+def check(claim: Claim, seeds: Sequence[int], value: ValueOf, curve: CurveOf) -> Verdict:
+    """Check a claim; several inequalities stand as the one that stands worst.
+
+    Args:
+        claim: The claim.
+        seeds: The seeds of the study; those count that have every place of the claim, paired.
+        value: Gives the value of (place, seed), None where there is none.
+        curve: Gives the `Curve` of (place, seed), empty where there is none.
+    """
+    verdicts = []
+    for link in claim.links:
+        found = []
+        for seed in seeds:
+            parts = [_part(link, place, seed, value, curve) for _, place in link.terms]
+            known = [part for part in parts if part is not None]
+            if len(known) == len(parts):
+                sums = sum(weight * part for (weight, _), part in zip(link.terms, known, strict=True))
+                found.append(sums - link.limit)
+        verdict = decide(found)
+        if 0 < len(found) < len(seeds) and not verdict.note:
+            verdict = replace(verdict, note="some seeds are missing")
+        if len(claim.links) > 1:
+            verdict = replace(verdict, note="; ".join(part for part in (verdict.note, f"at worst {link.text}") if part))
+        verdicts.append(verdict)
+    order = ("fails", "undecided", "holds")
+    return min(verdicts, key=lambda v: (order.index(v.outcome), float("-inf") if v.margin is None else v.margin))
+
+
+def _part(link: Link, place: tuple[str, str], seed: int, value: ValueOf, curve: CurveOf) -> float | None:
+    if not link.change:
+        return value(place, seed)
+    inside = [v for r, v in curve(place, seed) if r >= link.first and (link.last is None or r <= link.last)]
+    return rise(inside)
+
+
+def rise(values: Sequence[float]) -> float | None:
+    """How far a curve rises: the mean of its last third less the mean of its first; None below two values."""
+    if len(values) < 2:
+        return None
+    third = max(1, len(values) // 3)
+    return float(np.mean(values[-third:]) - np.mean(values[:third]))
+
+
+# ---------------------------------------------------------------------- reading
+
+
+def parse_claim(
+    content: Any, where: str, rows: Sequence[str], columns: Sequence[str], skip: Collection[tuple[str, str]] = ()
+) -> Claim:
+    """Read a claim: a text, or a mapping with ``claim`` and, if wanted, ``says``, ``metric`` and ``report``.
+
+    Args:
+        content: What the study file has.
+        where: Its place, for messages.
+        rows: Names of the rows.
+        columns: Names of the columns.
+        skip: Places without runs.
+
+    Raises:
+        ConfigError: If it is no sentence of the grammar, or names what is not there.
+    """
+    entry: Mapping[str, Any] = {"claim": content} if isinstance(content, str) else content
+    if not isinstance(entry, dict) or not isinstance(entry.get("claim"), str):
+        raise ConfigError(
+            f"{where}: expected a text such as 'a > b at c', or a mapping with claim, says, metric and report"
+        )
+    for key in entry:
+        if key not in _KEYS or not isinstance(entry[key], str):
+            raise ConfigError(f"{where}: {key!r} must be one of {', '.join(_KEYS)}, and a text")
+    text = " ".join(entry["claim"].split())
+    reader = _Reader(text, f"{where}, {text!r}", rows, columns, skip)
+    if entry.get("report", REPORTS[0]) not in REPORTS:
+        raise ConfigError(f"{where}: report: expected {' or '.join(REPORTS)}, not {entry['report']!r}")
+    says = " ".join(entry.get("says", "").split())
+    return Claim(text, says, entry.get("metric"), entry.get("report"), tuple(reader.links()))
+
+
+class _Reader:
+    """Reads one sentence."""
+
+    def __init__(
+        self, text: str, where: str, rows: Sequence[str], columns: Sequence[str], skip: Collection[tuple[str, str]]
+    ) -> None:
+        self.where, self.rows, self.columns, self.skip = where, rows, columns, skip
+        words = text.replace("−", "-").replace(",", " ").split()
+        self.words, self.places = words, [""]
+        if "at" in words:
+            at = words.index("at")
+            self.words, self.places = words[:at], words[at + 1 :]
+            if not self.places:
+                raise self.error("a row or column is missing after 'at'")
+
+    def error(self, reason: str) -> ConfigError:
+        return ConfigError(f"{self.where}: {reason}")
+
+    def links(self) -> list[Link]:
+        for word in ("rises", "falls"):
+            if word in self.words:
+                return [self.shape(word, at) for at in self.places]
+        signs = {word for word in self.words if word in "<>"}
+        if len(signs) != 1:
+            raise self.error("expected a > b, a < b, or a rises or falls" if not signs else "use either > or <")
+        parts: list[list[str]] = [[]]
+        for word in self.words:
+            if word in signs:
+                parts.append([])
+            else:
+                parts[-1].append(word)
+        if signs == {"<"}:
+            parts.reverse()
+        pairs = list(itertools.pairwise(parts))
+        return [self.greater(left, right, at) for at in self.places for left, right in pairs]
+
+    def greater(self, left: list[str], right: list[str], at: str) -> Link:
+        (more, number), (less, other) = self.sum(left, at), self.sum(right, at)
+        terms = (*more, *((-weight, place) for weight, place in less))
+        if not terms:
+            raise self.error("it names no row and no column")
+        text = f"{' '.join(left)} > {' '.join(right)}" + (f" at {at}" if at else "")
+        return Link(terms, limit=other - number, text=text)
+
+    def sum(self, words: list[str], at: str) -> tuple[list[tuple[float, tuple[str, str]]], float]:
+        if len(words) % 2 == 0 or any(word not in "+-" for word in words[1::2]):
+            raise self.error(f"{' '.join(words) or 'nothing'!r} is no sum; write names and numbers with + or - between")
+        terms, number = [], 0.0
+        for sign, word in zip(["+", *words[1::2]], words[::2], strict=True):
+            weight = 1.0 if sign == "+" else -1.0
+            try:
+                number += weight * float(word)
+            except ValueError:
+                terms.append((weight, self.place(word, at)))
+        return terms, number
+
+    def shape(self, word: str, at: str) -> Link:
+        before, after = self.words[: self.words.index(word)], self.words[self.words.index(word) + 1 :]
+        if len(before) != 1:
+            raise self.error(f"expected one row or column before {word!r}")
+        given = {"by": 0.0, "from": 0.0, "to": None}
+        while after:
+            if after[0] not in given or len(after) < 2:
+                raise self.error(f"expected by, from or to with a number after {word!r}, not {' '.join(after)!r}")
+            try:
+                given[after[0]] = float(after[1])
+            except ValueError:
+                raise self.error(f"expected a number after {after[0]!r}, not {after[1]!r}") from None
+            after = after[2:]
+        first, last = int(given["from"] or 0), None if given["to"] is None else int(given["to"])
+        if last is not None and last <= first:
+            raise self.error(f"rounds {first} to {last} are no curve")
+        sign = 1.0 if word == "rises" else -1.0
+        terms, text = ((sign, self.place(before[0], at)),), f"{before[0]} {word}" + (f" at {at}" if at else "")
+        return Link(terms, given["by"] or 0.0, change=True, first=first, last=last, text=text)
+
+    def place(self, word: str, at: str) -> tuple[str, str]:
+        row, _, column = word.partition("/")
+        if at and not column and at in self.rows and word in self.columns:
+            row, column = at, word
+        elif not column:
+            column = at or (self.columns[0] if len(self.columns) == 1 else "")
+            if not column:
+                raise self.error(f"which column of {word!r}? end it with 'at' and one of {', '.join(self.columns)}")
+        for name, known, kind in ((row, self.rows, "row"), (column, self.columns, "column")):
+            if name not in known:
+                raise self.error(f"there is no {kind} {name!r}; {_meant(name, [*self.rows, *self.columns], known)}")
+        if (row, column) in self.skip:
+            raise self.error(f"{row}/{column} is skipped, so it has no runs")
+        return row, column
+
+
+def _meant(word: str, names: Sequence[str], known: Sequence[str]) -> str:
+    close = get_close_matches(word, names, n=1)
+    return f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"

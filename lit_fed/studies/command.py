@@ -1,0 +1,293 @@
+"""``python cli.py study``: reads the command line and takes studies through their stages."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rich.console import Console
+from rich.table import Table
+
+from lit_fed.errors import ConfigError
+from lit_fed.studies.cells import Cell, Grid, chosen, lay_out
+from lit_fed.studies.display import Display, duration, estimate, plain_console, say
+from lit_fed.studies.environment import describe
+from lit_fed.studies.figures import draw_bars, draw_curves
+from lit_fed.studies.jobs import Job, Slots, locked, one_round, run_jobs, share_machine
+from lit_fed.studies.metrics import check_metrics
+from lit_fed.studies.parts import check_parts
+from lit_fed.studies.report import report_html
+from lit_fed.studies.results import Results, claims_markdown, collect, table_csv, table_markdown, verdict_text
+from lit_fed.studies.study import Place, read_study
+
+_COLORS = {"holds": "green", "fails": "red", "undecided": "yellow"}
+
+
+def run_studies(args: Sequence[str]) -> int:
+    """Run the subcommand.
+
+    Args:
+        args: What follows ``study`` on the command line.
+
+    Returns:
+        The exit status: 0, 1 where a cell failed, 130 after Ctrl-C.
+
+    Raises:
+        ConfigError: If something cannot work; no cell has run then.
+    """
+    options = parse(args)
+    grids = [lay_out(read_study(path, options.profile), Path(options.output)) for path in options.config]
+    if twice := [str(g.folder) for i, g in enumerate(grids) if g.folder in [other.folder for other in grids[:i]]]:
+        raise ConfigError(f"two studies would write into {twice[0]}; give their files different names")
+    for grid in grids:
+        check_metrics(grid)
+    todo = [(grid, cell) for grid, cell in chosen(grids, options.only)]
+    console = plain_console()
+    if options.dry_run:
+        return _dry_run(grids, todo, options, console)
+    with ExitStack() as stack, _terminable():
+        locks = {grid.folder: stack.enter_context(locked(grid.folder)) for grid in grids}
+        try:
+            return _run(grids, todo, locks, options, console)
+        except KeyboardInterrupt:
+            done = sum(cell.done for grid in grids for cell in grid.cells)
+            say(console, f"interrupted with {done} of {sum(len(g.cells) for g in grids)} cells finished; go on with")
+            say(console, f"  {shlex.join(['python', 'cli.py', 'study', *args])}")
+            return 130
+
+
+def parse(args: Sequence[str]) -> argparse.Namespace:
+    """Read the subcommand's options."""
+    parser = _Parser(
+        prog="lit-fed study",
+        allow_abbrev=False,
+        description="Run a grid of runs (methods × settings × seeds), and print the paper's table beside ours.",
+    )
+    parser.add_argument("-c", "--config", nargs="+", action="extend", required=True, help="study files")
+    parser.add_argument("--profile", default="pocket", help="pocket: embedded data, minutes; paper: full settings")
+    parser.add_argument(
+        "--jobs", type=int, help="cells side by side; by default as many as there are cores or GPUs for"
+    )
+    parser.add_argument(
+        "--only", nargs="+", action="extend", default=[], metavar="ROW/COLUMN/SEED", help="run these cells; * for all"
+    )
+    parser.add_argument("--output", default="studies_out", help="folder of all studies")
+    parser.add_argument("--dry_run", action="store_true", help="list the cells and the time they will take")
+    return parser.parse_args(args)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message}; see lit-fed study --help")
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM stop the cells in good order, as Ctrl-C does."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    try:
+        before = signal.signal(signal.SIGTERM, interrupt)
+    except ValueError:  # not the main thread, to which signals do not come
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+# ---------------------------------------------------------------------- the stages
+
+
+def _dry_run(grids: Sequence[Grid], todo: Sequence[tuple[Grid, Cell]], options: Any, console: Console) -> int:
+    waiting = [cell for _, cell in todo if not cell.done]
+    for grid in grids:
+        study = grid.study
+        table = Table(title=f"{study.name}, profile {study.profile}", title_justify="left")
+        for heading in ("cell", "rounds", "state"):
+            table.add_column(heading, overflow="fold")
+        for _, cell in (pair for pair in todo if pair[0] is grid):
+            table.add_row(cell.name, str(cell.max_rounds), _state(cell))
+        console.print(table)
+    if not waiting:
+        say(console, "all cells are finished")
+        return 0
+    try:
+        check_parts(waiting)
+    except ConfigError as error:
+        say(console, f"{len(waiting)} cells to run; they cannot yet: {error}")
+        return 0
+    slots = share_machine(waiting, options.jobs)
+    seconds = estimate(waiting, [cell for grid in grids for cell in grid.cells if cell.done], None)
+    basis = "from the cells that have finished"
+    if seconds is None:
+        grid, first = next(pair for pair in todo if not pair[1].done)
+        say(console, f"timing one round of {first.name}…")
+        with locked(grid.folder) as lock:
+            _, of_round, rest = one_round(first, grid.folder, slots.env(0), lock)
+        seconds = estimate(waiting, [], (of_round, rest))
+        basis = f"from one round of {first.name}"
+    assert seconds is not None
+    took = duration(seconds / min(slots.jobs, len(waiting)))
+    say(console, f"{len(waiting)} cells to run, {slots.jobs} side by side: about {took}, {basis}")
+    return 0
+
+
+def _state(cell: Cell) -> str:
+    if cell.changed:
+        return "was run with other settings; will run in a fresh folder"
+    if cell.done:
+        return "finished"
+    rounds = len(cell.rows())
+    failed = f"failed: {cell.record().get('error', '')}; " if cell.record().get("status") == "failed" else ""
+    return f"{failed}will go on after {rounds} rounds" if rounds else f"{failed}to run"
+
+
+def _run(
+    grids: Sequence[Grid], todo: Sequence[tuple[Grid, Cell]], locks: dict[Path, int], options: Any, console: Console
+) -> int:
+    waiting = [cell for _, cell in todo if not cell.done]
+    slots = share_machine(waiting, options.jobs)
+    check_parts(waiting)
+    for grid in grids:
+        check_metrics(grid, waiting, _asker(grid, slots, locks[grid.folder], console))
+    failures: list[tuple[Cell, str]] = []
+    made_with = describe()
+    for grid in grids:
+        mine = [cell for owner, cell in todo if owner is grid]
+        failures += _run_grid(grid, mine, slots, locks[grid.folder], made_with, console)
+    results = [collect(grid) for grid in grids]
+    for result in results:
+        _write(result, [(cell, reason) for cell, reason in failures if cell in result.grid.cells])
+        _show(result, console)
+    _summarise(results, Path(options.output), options.profile, console)
+    for cell, reason in failures:
+        say(console, f"failed  {cell.name}: {reason} (see {cell.folder / 'log.txt'})")
+    return 1 if failures else 0
+
+
+def _asker(grid: Grid, slots: Slots, lock: int, console: Console) -> Callable[[Cell], Sequence[str]]:
+    def ask(cell: Cell) -> Sequence[str]:
+        say(console, f"{grid.study.name}: running one round of {cell.name} to see which metrics it reports")
+        return one_round(cell, grid.folder, slots.env(0), lock)[0]
+
+    return ask
+
+
+def _run_grid(
+    grid: Grid, cells: Sequence[Cell], slots: Slots, lock: int, made_with: dict[str, str], console: Console
+) -> list[tuple[Cell, str]]:
+    waiting = [cell for cell in cells if not cell.done]
+    study, finished = grid.study, len(cells) - len(waiting)
+    say(
+        console,
+        f"{study.name}, profile {study.profile}: {len(cells)} cells"
+        + (f", {finished} of them finished before" if finished else "")
+        + (f"; {slots.jobs} side by side" if waiting else ""),
+    )
+    for cell in waiting:
+        if cell.changed:
+            say(console, f"{cell.name}: the settings have changed; the run before is now {cell.set_aside()}")
+    if any(cell.config["trainer"]["num_threads"] is None for cell in waiting):
+        say(console, "trainer.num_threads is not set: with another --jobs, numbers may differ in their last digits")
+    failures: list[tuple[Cell, str]] = []
+
+    def ended(job: Job, reason: str) -> None:
+        cell = job.cell
+        seconds = cell.record().get("seconds", 0.0) + job.seconds
+        status = "failed" if reason else "done"
+        cell.write_record(status=status, error=reason, seconds=seconds, run=str(cell.run), made_with=made_with)
+        if not reason and (lacking := _lacking(grid, cell)):
+            reason = f"it ended without reporting {' and '.join(lacking)}"
+            cell.write_record(status="failed", error=reason)
+        if reason:
+            failures.append((cell, reason))
+        display.ended(job, reason, _told(grid, cell))
+
+    rounds = sum(cell.max_rounds for cell in waiting)
+    with Display(len(cells), finished, rounds, slots.jobs, console) as display:
+        run_jobs(waiting, slots, lock, ended, display.tick)
+    return failures
+
+
+def _lacking(grid: Grid, cell: Cell) -> list[str]:
+    """The metrics that the table reads from a finished cell and does not find."""
+    mine = [(place, seed) for (place, seed), owner in grid.at.items() if owner is cell]
+    lacking = [place for place, seed in mine if grid.value(place, seed) is None]
+    return list(dict.fromkeys(grid.study.measure_of(place).metric for place in lacking))
+
+
+def _told(grid: Grid, cell: Cell) -> str:
+    """The numbers that a cell gives to the table."""
+    found = []
+    for (place, seed), owner in grid.at.items():
+        value = grid.value(place, seed) if owner is cell else None
+        if value is not None:
+            measure = grid.study.measure_of(place)
+            found.append(f"{measure.metric} {value:.{measure.decimals}f}")
+    return ", ".join(dict.fromkeys(found))
+
+
+def _write(results: Results, failures: Sequence[tuple[Cell, str]]) -> None:
+    """Write a study's files."""
+    folder = results.grid.folder
+    pictures = []
+    if any(entry.values for entry in results.entries.values()):
+        pictures = [folder / "bars.png", folder / "curves.png"]
+        draw_bars(results, pictures[0])
+        draw_curves(results, pictures[1])
+    for name, text in (
+        ("table.md", table_markdown(results)),
+        ("table.csv", table_csv(results)),
+        ("claims.md", claims_markdown([results])),
+        ("report.html", report_html(results, pictures, failures)),
+    ):
+        temporary = folder / f".{name}.{os.getpid()}.tmp"
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(folder / name)
+
+
+def _show(results: Results, console: Console) -> None:
+    study = results.grid.study
+    table = Table(title=study.title, title_justify="left")
+    table.add_column("", overflow="fold")
+    for column in study.columns.values():
+        table.add_column(column.label, justify="right", overflow="fold")
+    for row, variant in study.rows.items():
+        entries = [results.entries[Place(row, column)] for column in study.columns]
+        texts = [f"[bold]{entry.ours}[/bold]" if entry.best else entry.ours for entry in entries]
+        texts = [
+            f"{text}\n[dim]{entry.paper}[/dim]" if entry.paper else text
+            for text, entry in zip(texts, entries, strict=True)
+        ]
+        table.add_row(variant.label, *texts)
+    console.print(table)
+    for name in ("table.md", "report.html"):
+        say(console, f"{name:<12}{results.grid.folder / name}")
+
+
+def _summarise(results: Sequence[Results], output: Path, profile: str, console: Console) -> None:
+    """One table of the claims of all studies, on the terminal and in a file."""
+    if not any(result.verdicts for result in results):
+        return
+    table = Table(title="claims", title_justify="left")
+    for heading in ("study", "claim", "verdict", "margin", "seeds"):
+        table.add_column(heading, overflow="fold", justify="right" if heading == "seeds" else "left")
+    for result in results:
+        for claim, verdict in result.verdicts:
+            outcome = f"[{_COLORS[verdict.outcome]}]{verdict.outcome}[/]"
+            words = (result.grid.study.name, claim.text, outcome, verdict_text(verdict), str(verdict.seeds))
+            table.add_row(*words)
+    console.print(table)
+    path = output / f"claims.{profile}.md"
+    path.write_text(claims_markdown(results), encoding="utf-8")
+    say(console, f"{'claims':<12}{path}")

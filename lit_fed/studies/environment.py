@@ -1,0 +1,65 @@
+"""With what a study was run: versions, commit, hardware."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+_PACKAGES = ("lightning", "torch", "torchvision", "timm", "numpy", "jsonargparse")
+
+
+def describe() -> dict[str, str]:
+    """What is worth knowing, by name."""
+    from lit_fed import __version__
+
+    versions = {"lit_fed": __version__, "python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return {
+        "commit": commit(),
+        "versions": ", ".join(f"{name} {number}" for name, number in versions.items()),
+        "hardware": hardware(),
+        "system": platform.platform(),
+    }
+
+
+def commit(folder: Path | None = None) -> str:
+    """The commit checked out in a folder, by default the working directory, and whether it was changed since."""
+    try:
+        head = _git("rev-parse", "HEAD", folder=folder)
+        changed = _git("status", "--porcelain", "--untracked-files=no", folder=folder)
+    except (OSError, subprocess.SubprocessError):
+        return "none: the working directory is no git repository"
+    return head[:12] + (" with uncommitted changes" if changed else "")
+
+
+def _git(*words: str, folder: Path | None) -> str:
+    done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True, timeout=10)
+    return done.stdout.strip()
+
+
+def hardware() -> str:
+    """Processor, cores, memory and GPUs in a line."""
+    import torch
+
+    parts = [f"{os.cpu_count()} cores", _processor()]
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        parts.append(f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB memory")
+    count = torch.cuda.device_count()
+    parts.append(", ".join(torch.cuda.get_device_name(index) for index in range(count)) if count else "no GPU")
+    return ", ".join(part for part in parts if part)
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

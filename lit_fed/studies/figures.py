@@ -1,0 +1,168 @@
+"""Pictures of a study: its bars and its curves, drawn without a display."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lit_fed.studies.results import Entry, Results
+from lit_fed.studies.study import Place
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, which colour-blind readers can tell apart; further rows get another style of line.
+_COLORS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#7a6a00", "#444444")
+_STYLES = ("-", "--", ":", "-.")
+_WIDE = 3  # panels beside each other
+_DPI = 130
+
+
+def draw_bars(results: Results, path: Path) -> None:
+    """The table as bars, a panel a metric, a group a column, a bar a row; the paper's values as marks."""
+    study = results.grid.study
+    metrics = list(dict.fromkeys(_axis(entry) for entry in results.entries.values() if entry.seeds))
+    panels = {
+        metric: [c for c in study.columns if any(_axis(results.entries[Place(r, c)]) == metric for r in study.rows)]
+        for metric in metrics
+    }
+    widths = [len(columns) for columns in panels.values()]
+    size = max(5.0, min(16.0, 1.2 + sum(widths) * (0.55 + 0.26 * len(study.rows))))
+    figure = _figure(size, 3.4)
+    grid = figure.subplots(1, len(panels), squeeze=False, width_ratios=widths)
+    for axes, (metric, columns) in zip(grid.flat, panels.items(), strict=True):
+        width = 0.84 / len(study.rows)
+        drawn = []
+        for number, (row, variant) in enumerate(study.rows.items()):
+            for position, column in enumerate(columns):
+                entry = results.entries[Place(row, column)]
+                x = position + (number - (len(study.rows) - 1) / 2) * width
+                if entry.mean is None or _axis(entry) != metric:
+                    continue
+                color, style = _look(number)
+                axes.bar(
+                    x,
+                    entry.mean,
+                    width * 0.9,
+                    color=color,
+                    hatch="//" if style != "-" else "",
+                    edgecolor="white",
+                    label=variant.label if row not in drawn else "_",
+                )
+                drawn.append(row)
+                if entry.std is not None:
+                    axes.errorbar(x, entry.mean, entry.std, color="#222222", linewidth=1, capsize=2)
+                if entry.published is not None:
+                    axes.plot(
+                        [x - width * 0.42, x + width * 0.42], [entry.published[0]] * 2, color="#b00020", linewidth=2
+                    )
+        axes.set_xticks(range(len(columns)), [study.columns[column].label for column in columns])
+        axes.set_ylabel(metric)
+        _fit_bars(axes)
+    _legend(figure, grid.flat, any(entry.published for entry in results.entries.values()))
+    _save(figure, path)
+
+
+def draw_curves(results: Results, path: Path) -> None:
+    """The metric over rounds: a panel a column, a line a row, mean and standard deviation over seeds."""
+    grid, study = results.grid, results.grid.study
+    columns = list(study.columns)
+    wide = min(_WIDE, len(columns))
+    tall = -(-len(columns) // wide)
+    figure = _figure(max(5.0, 4.2 * wide), 3.0 * tall + 0.5)
+    panels = figure.subplots(tall, wide, squeeze=False)
+    for axes, column in zip(panels.flat, columns, strict=False):
+        for number, row in enumerate(study.rows):
+            place = Place(row, column)
+            curves = [dict(grid.curve(place, seed)) for seed in study.seeds if place not in study.skip]
+            curves = [curve for curve in curves if curve]
+            if not curves:
+                continue
+            rounds = sorted(set(curves[0]).intersection(*curves[1:]))
+            values = np.array([[curve[r] for r in rounds] for curve in curves])
+            mean, color_style = values.mean(0), _look(number)
+            axes.plot(
+                rounds,
+                mean,
+                color=color_style[0],
+                linestyle=color_style[1],
+                linewidth=1.6,
+                label=study.rows[row].label,
+                marker="o" if len(rounds) < 3 else "",
+            )
+            if len(curves) > 1:
+                spread = values.std(0, ddof=1)
+                axes.fill_between(rounds, mean - spread, mean + spread, color=color_style[0], alpha=0.15, linewidth=0)
+        axes.set_title(study.columns[column].label, fontsize=10)
+        axes.set_xlabel("round")
+        axes.set_ylabel(" and ".join(dict.fromkeys(_axis(results.entries[Place(r, column)]) for r in study.rows)))
+        _tidy(axes)
+    for axes in list(panels.flat)[len(columns) :]:
+        axes.set_axis_off()
+    _legend(figure, panels.flat, False)
+    _save(figure, path)
+
+
+def _axis(entry: Entry) -> str:
+    return entry.measure.metric + ("" if entry.measure.scale == 1 else f" × {entry.measure.scale:g}")
+
+
+def _look(number: int) -> tuple[str, str]:
+    return _COLORS[number % len(_COLORS)], _STYLES[number // len(_COLORS) % len(_STYLES)]
+
+
+def _figure(width: float, height: float) -> Figure:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), dpi=_DPI, layout="constrained")
+
+
+def _fit_bars(axes: Axes) -> None:
+    """Begin the axis above zero where all bars would look alike otherwise, and say so."""
+    from matplotlib.patches import Rectangle
+
+    tops = [bar.get_height() for bar in axes.patches if isinstance(bar, Rectangle) and np.isfinite(bar.get_height())]
+    marks = [float(value) for line in axes.lines for value in np.asarray(line.get_ydata()) if np.isfinite(value)]
+    if tops and min(tops) > 0:
+        low, high = min([*tops, *marks]), max([*tops, *marks])
+        if low > 0.6 * high:
+            bottom = max(0.0, low - 0.6 * (high - low) - 0.02 * high)
+            axes.set_ylim(bottom, high + 0.15 * (high - bottom))
+            axes.set_title("the axis does not begin at zero", fontsize=8, color="#666666")
+    _tidy(axes)
+
+
+def _tidy(axes: Axes) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.tick_params(labelsize=8)
+
+
+def _legend(figure: Figure, panels: Iterable[Axes], published: bool) -> None:
+    """One legend under all panels."""
+    from matplotlib.lines import Line2D
+
+    entries: dict[str, Any] = {}
+    for axes in panels:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            entries.setdefault(label, handle)
+    if published:
+        entries["published"] = Line2D([], [], color="#b00020", linewidth=2)
+    if entries:
+        figure.legend(
+            list(entries.values()),
+            list(entries),
+            loc="outside lower center",
+            ncols=min(5, len(entries)),
+            frameon=False,
+            fontsize=8,
+        )
+
+
+def _save(figure: Figure, path: Path) -> None:
+    figure.savefig(path, metadata={"Software": None})  # the same runs give the same bytes

@@ -1,0 +1,263 @@
+"""Processes of cells: started side by side, watched, and stopped with the study."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import lit_fed
+from lit_fed.errors import ConfigError, LitFedError
+from lit_fed.studies.cells import Cell
+
+_POLL_S = 0.1
+_GRACE_S = 10.0  # how long an interrupted cell may take to say good-bye
+_LOG = "log.txt"
+
+
+class CellFailure(LitFedError):
+    """A cell's command did not succeed."""
+
+
+@dataclass(frozen=True)
+class Slots:
+    """How many cells run side by side, and what each may use.
+
+    Args:
+        jobs: How many.
+        threads: CPU threads of each, where its configuration does not say.
+        gpus: The GPUs that are dealt out in turn; none leaves every cell what it finds.
+    """
+
+    jobs: int
+    threads: int
+    gpus: tuple[str, ...] = ()
+
+    def env(self, slot: int) -> dict[str, str]:
+        """The environment of the cell in a slot."""
+        env = {key: value for key, value in os.environ.items() if key != "PL_GLOBAL_SEED"}
+        env |= {"OMP_NUM_THREADS": str(self.threads)}
+        if self.gpus:
+            env["CUDA_VISIBLE_DEVICES"] = self.gpus[slot % len(self.gpus)]
+        root = Path(lit_fed.__file__).parents[1]
+        if root.name not in ("site-packages", "dist-packages"):  # run from a checkout, which the cell must find too
+            env["PYTHONPATH"] = os.pathsep.join(part for part in (env.get("PYTHONPATH"), str(root)) if part)
+        return env
+
+
+def share_machine(cells: Sequence[Cell], jobs: int | None) -> Slots:
+    """Decide how many cells run side by side.
+
+    By default as many as there are cores for, each with the threads that its configuration asks for (one where it asks
+    for none), and on GPUs one a GPU.
+
+    Args:
+        cells: Those that will run.
+        jobs: What the user wants; None for the default.
+
+    Raises:
+        ConfigError: If `jobs` is below 1.
+    """
+    if jobs is not None and jobs < 1:
+        raise ConfigError(f"--jobs is {jobs}; it must be at least 1")
+    cores = available_cores()
+    trainers = [cell.config["trainer"] for cell in cells]
+    gpus = _gpus() if any(trainer["accelerator"] not in ("cpu",) for trainer in trainers) else ()
+    alone = any(trainer["devices"] not in (1, "1", "auto") for trainer in trainers)
+    if jobs is None:
+        if gpus:
+            jobs = 1 if alone else len(gpus)
+        else:
+            processes = [t["devices"] if isinstance(t["devices"], int) else 1 for t in trainers]
+            busy = max((n * (t["num_threads"] or 1) for n, t in zip(processes, trainers, strict=True)), default=1)
+            jobs = max(1, cores // busy)
+    return Slots(jobs, max(1, cores // jobs), () if alone or len(gpus) < 2 else gpus)
+
+
+def available_cores() -> int:
+    """The CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _gpus() -> tuple[str, ...]:
+    import torch
+
+    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    count = torch.cuda.device_count()  # asks the driver without claiming memory
+    return tuple(visible[:count]) if visible else tuple(map(str, range(count)))
+
+
+@dataclass
+class Job:
+    """A cell under way.
+
+    Args:
+        cell: The cell.
+        slot: Its slot.
+        process: Its process, first of a group of its own.
+        log: Where its output goes.
+        started: When, by this process's clock.
+    """
+
+    cell: Cell
+    slot: int
+    process: subprocess.Popen[bytes]
+    log: IO[bytes]
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        """How long it has been running."""
+        return time.monotonic() - self.started
+
+    def stop(self, signum: int) -> None:
+        """Send a signal to the cell and whatever it started, unless it has ended."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signum)
+
+    def close(self) -> None:
+        """Let go of its pipes."""
+        self.log.close()
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+
+
+def start(cell: Cell, command: Sequence[str], log: Path, env: Mapping[str, str], slot: int, lock: int) -> Job:
+    """Start a command in a process group of its own; it ends when this process does."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    file = open(log, "ab")  # noqa: SIM115  # closed with the job
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lit_fed.studies.child", *command],
+        stdin=subprocess.PIPE,
+        stdout=file,
+        stderr=subprocess.STDOUT,
+        env=dict(env),
+        start_new_session=True,
+        pass_fds=(lock,),  # the folder stays locked while a cell of a killed study lives
+    )
+    return Job(cell, slot, process, file)
+
+
+def run_jobs(
+    cells: Sequence[Cell],
+    slots: Slots,
+    lock: int,
+    on_end: Callable[[Job, str], None],
+    on_tick: Callable[[Sequence[Job]], Any],
+) -> None:
+    """Run cells, several side by side, until all have ended; a failed one stops no other.
+
+    Args:
+        cells: What to run, in this order.
+        slots: How many side by side.
+        lock: The descriptor of the lock on the study's folder.
+        on_end: Called with every job that has ended and, if it failed, why.
+        on_tick: Called again and again with the jobs under way.
+    """
+    waiting, running = list(reversed(cells)), list[Job]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < slots.jobs:
+                cell = waiting.pop()
+                slot = min(set(range(slots.jobs)) - {job.slot for job in running})
+                cell.write_record(status="running")
+                job = start(cell, cell.command, cell.folder / _LOG, slots.env(slot), slot, lock)
+                running.append(job)
+            on_tick(running)
+            time.sleep(_POLL_S)
+            for job in [job for job in running if job.process.poll() is not None]:
+                running.remove(job)
+                job.close()
+                code = job.process.returncode
+                on_end(job, "" if code == 0 else why(job.cell.folder / _LOG, code))
+    finally:
+        stop_all(running)
+
+
+def stop_all(running: Sequence[Job]) -> None:
+    """End jobs: as Ctrl-C does, and for good if they have not ended by then."""
+    for job in running:
+        job.stop(signal.SIGINT)
+    deadline = time.monotonic() + _GRACE_S
+    try:
+        while any(job.process.poll() is None for job in running) and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+    finally:  # a second Ctrl-C does not wait
+        for job in running:
+            job.stop(signal.SIGKILL)
+            job.process.wait()
+            job.close()
+
+
+def one_round(cell: Cell, folder: Path, env: Mapping[str, str], lock: int) -> tuple[list[str], float, float]:
+    """Run a cell's first round beside the study.
+
+    Args:
+        cell: The cell.
+        folder: The study's folder.
+        env: The process's environment.
+        lock: The descriptor of the lock on the study's folder.
+
+    Returns:
+        The names that it reports, seconds of the round, and seconds of everything else.
+
+    Raises:
+        CellFailure: If it fails.
+    """
+    aside = folder / ".first_round"
+    shutil.rmtree(aside, ignore_errors=True)
+    options = ("max_rounds=1", "logger=false", "enable_checkpointing=false", f"default_root_dir={aside}")
+    job = start(cell, ["fit", *cell.args, *(f"--trainer.{o}" for o in options)], aside / _LOG, env, 0, lock)
+    try:
+        code = job.process.wait()
+    finally:
+        stop_all([job])
+    if code != 0:
+        raise CellFailure(f"{cell.name} cannot run: {why(aside / _LOG, code)}")
+    probe = Cell(cell.row, cell.column, cell.seed, cell.args, cell.config, aside)
+    row = probe.rows()[0]
+    shutil.rmtree(aside, ignore_errors=True)
+    return list(row), float(row["time/round_s"]), max(0.0, job.seconds - float(row["time/round_s"]))
+
+
+def why(log: Path, code: int) -> str:
+    """Why a command failed, in a line: its last one."""
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    told = next((line for line in reversed(lines) if line.startswith("lit-fed: error: ")), None)
+    if code < 0:
+        return f"ended by {signal.Signals(-code).name}"
+    return (told or (lines[-1] if lines else f"exit status {code}")).removeprefix("lit-fed: error: ")
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[int]:
+    """Hold a study's folder, so that two studies, or cells of a killed one, never write into it together.
+
+    Args:
+        folder: The folder; it is made.
+
+    Raises:
+        ConfigError: If somebody holds it.
+    """
+    import fcntl  # not there on Windows, which this is the only thing to need
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / ".lock", "w") as file:
+        deadline = time.monotonic() + _GRACE_S
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise ConfigError(f"another study is running in {folder}; wait for it or stop it") from None
+            time.sleep(_POLL_S)
+        yield file.fileno()

@@ -1,0 +1,223 @@
+"""What a study came to: the numbers of the table, the claims, and both as Markdown and CSV.
+
+Nothing here depends on when, where or how often the study was started: the same runs give the same bytes.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from lit_fed.studies.cells import Grid
+from lit_fed.studies.claims import Claim, Verdict, check
+from lit_fed.studies.study import Measure, Place
+
+_MISSING = "–"
+_ROUNDS = {"last": "last round", "best": "best evaluated round", "mean": "mean over evaluated rounds"}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One place of the table.
+
+    Args:
+        place: Where.
+        measure: What its numbers are.
+        values: One number a finished seed.
+        seeds: How many seeds there should be; 0 for a place that is skipped.
+        published: The paper's mean, and its standard deviation or None.
+        best: Whether no other row of its column is better.
+    """
+
+    place: Place
+    measure: Measure
+    values: tuple[float, ...]
+    seeds: int
+    published: tuple[float, float | None] | None = None
+    best: bool = False
+
+    @property
+    def mean(self) -> float | None:
+        """Mean over seeds."""
+        return float(np.mean(self.values)) if self.values else None
+
+    @property
+    def std(self) -> float | None:
+        """Sample standard deviation over seeds (n − 1); None below two."""
+        return float(np.std(self.values, ddof=1)) if len(self.values) > 1 else None
+
+    @property
+    def difference(self) -> float | None:
+        """Ours less the paper's."""
+        return None if self.mean is None or self.published is None else self.mean - self.published[0]
+
+    @property
+    def ours(self) -> str:
+        """Mean ± standard deviation, and how many seeds where some are missing."""
+        if self.mean is None:
+            return _MISSING if self.seeds else ""
+        text = self._number(self.mean) + (f" ± {self._number(self.std)}" if self.std is not None else "")
+        return text + (f" ({len(self.values)} of {self.seeds} seeds)" if len(self.values) < self.seeds else "")
+
+    @property
+    def paper(self) -> str:
+        """The paper's value and how far ours is from it; empty where the paper has none."""
+        if self.published is None:
+            return ""
+        mean, std = self.published
+        text = f"paper {mean:g}" + (f" ± {std:g}" if std is not None else "")
+        return text if self.difference is None else f"{text}, {self._number(self.difference, '+')}"
+
+    def _number(self, value: float, sign: str = "") -> str:
+        return f"{value:{sign}.{self.measure.decimals}f}".replace("-", "−")
+
+
+@dataclass(frozen=True)
+class Results:
+    """A study's table and claims.
+
+    Args:
+        grid: The study and its runs.
+        entries: The table, row by row, by place.
+        verdicts: The claims and how they stand.
+    """
+
+    grid: Grid
+    entries: dict[Place, Entry]
+    verdicts: list[tuple[Claim, Verdict]]
+
+
+def collect(grid: Grid) -> Results:
+    """Read what has finished."""
+    study, entries = grid.study, dict[Place, Entry]()
+    for row in study.rows:
+        for column in study.columns:
+            place = Place(row, column)
+            found = [grid.value(place, seed) for seed in study.seeds if place not in study.skip]
+            values = tuple(value for value in found if value is not None)
+            entries[place] = Entry(place, study.measure_of(place), values, len(found), study.published.get(place))
+    for column in study.columns:
+        for place in _best([entries[Place(row, column)] for row in study.rows]):
+            entries[place] = Entry(**{**vars(entries[place]), "best": True})
+    verdicts = []
+    for claim in study.claims:
+        value = partial(grid.value, metric=claim.metric, report=claim.report)
+        curve = partial(grid.curve, metric=claim.metric)
+        verdicts.append((claim, check(claim, study.seeds, value, curve)))
+    return Results(grid, entries, verdicts)
+
+
+def _best(column: Sequence[Entry]) -> list[Place]:
+    """Who is best, all that look the same in the table included; nobody where rows have different metrics."""
+    there = [entry for entry in column if entry.mean is not None and np.isfinite(entry.mean)]
+    if len(there) < 2 or len({(entry.measure.metric, entry.measure.scale) for entry in there}) > 1:
+        return []
+    means = [round(float(np.mean(entry.values)), entry.measure.decimals) for entry in there]
+    top = min(means) if there[0].measure.lower else max(means)
+    return [entry.place for entry, mean in zip(there, means, strict=True) if mean == top]
+
+
+# ---------------------------------------------------------------------- as text
+
+
+def caption(results: Results) -> list[str]:
+    """What the numbers are: sentences for under the table."""
+    study, entries = results.grid.study, list(results.entries.values())
+    measures = list(dict.fromkeys(entry.measure for entry in entries if entry.seeds))
+    kinds = dict.fromkeys(
+        f"{m.metric}, {_ROUNDS[m.report]}" + ("" if m.scale == 1 else f", times {m.scale:g}") for m in measures
+    )
+    lines = [f"Metric: {'; '.join(kinds)}."]
+    count = len(study.seeds)
+    lines.append(
+        f"Mean ± sample standard deviation over {count} seeds ({', '.join(map(str, study.seeds))})."
+        if count > 1
+        else f"One seed ({study.seeds[0]}), so there is no spread."
+    )
+    if any(entry.published for entry in entries):
+        line = '"paper" is the published value, and how far ours is from it'
+        lines.append(
+            f"{line}; it is not of the setting of the profile {study.profile}."
+            if study.profile != "paper"
+            else f"{line}."
+        )
+    return lines
+
+
+def table_markdown(results: Results) -> str:
+    """The table, best in bold, as Markdown."""
+    study = results.grid.study
+    lines = [
+        f"# {study.title}",
+        "",
+        f"Profile {study.profile}." + (f" Source: {study.source}." if study.source else ""),
+    ]
+    lines += ["", "| | " + " | ".join(_escaped(column.label) for column in study.columns.values()) + " |"]
+    lines.append("|---" * (len(study.columns) + 1) + "|")
+    for row, variant in study.rows.items():
+        cells = [_markdown(results.entries[Place(row, column)]) for column in study.columns]
+        lines.append(f"| {_escaped(variant.label)} | " + " | ".join(cells) + " |")
+    return "\n".join([*lines, "", *caption(results)]) + "\n"
+
+
+def _markdown(entry: Entry) -> str:
+    ours = f"**{entry.ours}**" if entry.best else entry.ours
+    return f"{ours} ({entry.paper})" if entry.paper else ours
+
+
+def table_csv(results: Results) -> str:
+    """The table as CSV: a line a place, with every digit."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(
+        ["row", "column", "metric", "report", "seeds", "mean", "std", "best", "published", "difference", "values"]
+    )
+    for entry in results.entries.values():
+        if not entry.seeds:
+            continue
+        numbers = (entry.mean, entry.std, entry.published[0] if entry.published else None, entry.difference)
+        mean, std, published, difference = ("" if number is None else repr(number) for number in numbers)
+        values = " ".join(map(repr, entry.values))
+        measure, best = entry.measure, "yes" if entry.best else "no"
+        ours = [measure.metric, measure.report, len(entry.values), mean, std, best]
+        writer.writerow([*entry.place, *ours, published, difference, values])
+    return file.getvalue()
+
+
+def verdict_text(verdict: Verdict) -> str:
+    """A verdict's numbers: what is left beyond the margin, and how sure that is."""
+    if verdict.margin is None:
+        return verdict.note
+    text = f"{verdict.margin:+.4g}" + (f" ± {verdict.spread:.2g}" if verdict.spread is not None else "")
+    return text.replace("-", "−") + (f", {verdict.note}" if verdict.note else "")
+
+
+def claims_markdown(results: Sequence[Results]) -> str:
+    """The claims of some studies as one Markdown table."""
+    lines = ["| study | claim | verdict | margin | seeds |", "|---|---|---|---|---|"]
+    for study, claim, verdict in _claims(results):
+        said = f"{claim.says} (`{claim.text}`)" if claim.says else f"`{claim.text}`"
+        cells = (study, said.replace("|", "\\|"), verdict.outcome, verdict_text(verdict), str(verdict.seeds))
+        lines.append("| " + " | ".join(cells) + " |")
+    if len(lines) == 2:
+        return "No claims.\n"
+    note = (
+        "The margin is what is left beyond the claimed one: mean over seeds ± t·s/√n, the one-sided 95 % confidence "
+        "interval. A claim holds where the interval lies above zero, fails where it lies below, and is undecided else."
+    )
+    return "\n".join([*lines, "", note]) + "\n"
+
+
+def _claims(results: Sequence[Results]) -> Iterator[tuple[str, Claim, Verdict]]:
+    for result in results:
+        for claim, verdict in result.verdicts:
+            yield result.grid.study.name, claim, verdict
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|")

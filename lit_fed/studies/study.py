@@ -1,0 +1,359 @@
+"""What a study is: rows, columns, seeds, a measure, the published values and the paper's claims, read from a file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from math import log10
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from lit_fed.callbacks.progress import lower_is_better
+from lit_fed.errors import ConfigError
+from lit_fed.studies.claims import REPORTS, WORDS, Claim, parse_claim
+
+_MEASURE = ("metric", "report", "better", "scale", "decimals")
+_VARIANT = ("label", "configs", "set", *_MEASURE)
+_STUDY = (
+    *("title", "source", "about", "configs", "set", *_MEASURE, "seeds", "rows", "columns", "skip", "published"),
+    *("claims", "profiles"),
+)
+_NAME = re.compile(r"[^\s/\\<>,*?\[\]{}.-][^\s/\\<>,*?\[\]{}]*")
+
+
+class Place(NamedTuple):
+    """A place in the table.
+
+    Args:
+        row: Name of the row.
+        column: Name of the column.
+    """
+
+    row: str
+    column: str
+
+    def __str__(self) -> str:
+        return f"{self.row}/{self.column}"
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What is read from a run.
+
+    Args:
+        metric: A column of ``metrics.csv``, such as ``global/acc``.
+        report: The ``last`` evaluated round, the ``best`` one, or the ``mean`` over all of them.
+        lower: Whether smaller values are better.
+        scale: Values are multiplied by this everywhere: in tables, pictures and claims.
+        decimals: Digits after the point in tables.
+    """
+
+    metric: str
+    report: str = "last"
+    lower: bool = False
+    scale: float = 1.0
+    decimals: int = 4
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A row or a column: what it adds to the study's base.
+
+    Args:
+        name: Its name in folders and claims.
+        label: What tables and pictures call it.
+        configs: Configuration files, merged after those before.
+        set: Single settings by dotted key.
+        measure: Keys of the study's measure that are another one here.
+    """
+
+    name: str
+    label: str
+    configs: tuple[str, ...] = ()
+    set: Mapping[str, Any] = field(default_factory=dict)
+    measure: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study with one of its profiles applied.
+
+    Args:
+        name: Name of the file without its ending.
+        path: The file.
+        profile: Name of the profile.
+        title: One line that says what is compared.
+        source: The paper, and the table or figure.
+        about: What a reader must know.
+        configs: Configuration files that every cell begins with.
+        set: Single settings of every cell.
+        seeds: Seeds; each is a run of its own.
+        rows: Rows of the table by name, usually methods.
+        columns: Columns of the table by name, usually settings or metrics.
+        skip: Places that stay empty.
+        published: The paper's value by place, and its standard deviation or None.
+        claims: What the paper says.
+        measure: What is read from a run where neither row nor column says otherwise.
+    """
+
+    name: str
+    path: Path
+    profile: str
+    title: str
+    source: str
+    about: str
+    configs: tuple[str, ...]
+    set: Mapping[str, Any]
+    seeds: tuple[int, ...]
+    rows: Mapping[str, Variant]
+    columns: Mapping[str, Variant]
+    skip: frozenset[Place]
+    published: Mapping[Place, tuple[float, float | None]]
+    claims: tuple[Claim, ...]
+    measure: Mapping[str, Any]
+
+    @property
+    def places(self) -> list[Place]:
+        """The places that are filled, row by row."""
+        every = (Place(row, column) for row in self.rows for column in self.columns)
+        return [place for place in every if place not in self.skip]
+
+    def measure_of(self, place: Place, metric: str | None = None, report: str | None = None) -> Measure:
+        """What is read from the runs of a place; a claim may ask for another metric or round."""
+        row, column = self.rows[place.row], self.columns[place.column]
+        keys = dict(self.measure) | dict(row.measure) | dict(column.measure)
+        if metric is not None and metric != keys["metric"]:
+            keys = {"metric": metric, "report": keys.get("report", "last")}
+        better, scale = keys.get("better", "auto"), float(keys.get("scale", 1.0))
+        return Measure(
+            metric=keys["metric"],
+            report=report or keys.get("report", "last"),
+            lower=lower_is_better(keys["metric"]) if better == "auto" else better == "lower",
+            scale=scale,
+            decimals=keys.get("decimals", max(0, 4 - round(log10(scale)))),
+        )
+
+
+def read_study(path: str | Path, profile: str) -> Study:
+    """Read a study file and apply a profile to it.
+
+    A profile is laid over the rest of the file: rows, columns, published values and mappings of settings key by key,
+    anything else as a whole. A row, a column or a published value of null is left out.
+
+    Args:
+        path: The file.
+        profile: ``paper``, ``pocket``, or another one that the file has.
+
+    Raises:
+        ConfigError: If the file cannot be read, has a key or name that does not exist, or lacks the profile.
+    """
+    path = Path(path)
+    content = _load(path)
+    where = _Where(str(path))
+    where.check_keys(content, _STUDY)
+    profiles = where.mapping(content, "profiles")
+    if profile not in profiles:
+        known = ", ".join(map(str, profiles)) or "none"
+        raise where.error(f"there is no profile {profile!r}; the file has {known}")
+    over = where.at(f"profiles.{profile}").checked(profiles[profile] or {}, [k for k in _STUDY if k != "profiles"])
+    merged = _merge({key: value for key, value in content.items() if key != "profiles"}, over)
+    return _build(path, profile, merged, where)
+
+
+def _load(path: Path) -> dict[str, Any]:
+    if path.is_dir() or not path.exists():
+        raise ConfigError(f"study file {path} {'is a folder' if path.is_dir() else 'does not exist'}")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.MarkedYAMLError as error:
+        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise ConfigError(f"study file {path}{line}: {error.problem}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"study file {path} is not a YAML text") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"study file {path} holds no study; write keys such as rows:, columns: and metric:")
+    return content
+
+
+def _merge(below: Any, over: Any) -> Any:
+    """Mappings key by key, anything else as a whole."""
+    if not (isinstance(below, dict) and isinstance(over, dict)):
+        return over
+    return below | {key: _merge(below[key], value) if key in below else value for key, value in over.items()}
+
+
+@dataclass(frozen=True)
+class _Where:
+    """A place in a study file, for messages, and the checks that need it."""
+
+    file: str
+    key: str = ""
+
+    def at(self, key: str) -> _Where:
+        return _Where(self.file, f"{self.key}.{key}" if self.key else str(key))
+
+    def error(self, text: str) -> ConfigError:
+        return ConfigError(f"{self.file}: {self.key + ': ' if self.key else ''}{text}")
+
+    def check_keys(self, content: Mapping[Any, Any], known: Sequence[str]) -> None:
+        for key in content:
+            if key not in known:
+                raise self.error(f"unknown key {key!r}; {meant(str(key), known)}")
+
+    def checked(self, content: Any, known: Sequence[str]) -> dict[str, Any]:
+        if not isinstance(content, dict):
+            raise self.error(f"expected a mapping, not {content!r}")
+        self.check_keys(content, known)
+        return content
+
+    def mapping(self, content: Mapping[str, Any], key: str) -> dict[Any, Any]:
+        value = content.get(key)
+        if value is not None and not isinstance(value, dict):
+            raise self.at(key).error(f"expected a mapping, not {value!r}")
+        return value or {}
+
+    def texts(self, content: Mapping[str, Any], key: str) -> tuple[str, ...]:
+        value = content.get(key) or []
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self.at(key).error(f"expected a list of texts, not {value!r}")
+        return tuple(value)
+
+    def text(self, content: Mapping[str, Any], key: str, default: str = "") -> str:
+        value = content.get(key, default)
+        if not isinstance(value, str):
+            raise self.at(key).error(f"expected a text, not {value!r}")
+        return " ".join(value.split())
+
+    def name(self, name: Any) -> str:
+        text = str(name)
+        if not _NAME.fullmatch(text) or text in WORDS or _is_number(text):
+            raise self.error(
+                f"{text!r} cannot be a name: it must be one word, no number and none of {' '.join(WORDS)}, "
+                "without / \\ < > , * ? and not beginning with . or -; put the rest into label"
+            )
+        return text
+
+    def choice(self, content: Mapping[str, Any], key: str, choices: Sequence[str]) -> None:
+        if key in content and content[key] not in choices:
+            raise self.at(key).error(f"expected {' or '.join(choices)}, not {content[key]!r}")
+
+
+def _build(path: Path, profile: str, content: dict[str, Any], where: _Where) -> Study:
+    rows = _variants(where.at("rows"), where.mapping(content, "rows"))
+    columns = _variants(where.at("columns"), where.mapping(content, "columns"))
+    if not rows:
+        raise where.error("rows are missing; name at least one")
+    columns = columns or {"all": Variant("all", "all")}
+    if both := [name for name in rows if name in columns]:
+        raise where.error(f"{both[0]!r} is a row and a column; claims could not tell them apart, rename one")
+    measure = _measure(where, content)
+    for row in rows.values():
+        for column in columns.values():
+            if "metric" not in {**measure, **row.measure, **column.measure}:
+                raise where.error(f"no metric for {row.name}/{column.name}; set metric, for example global/acc")
+    skip = frozenset(_place(where.at("skip"), word, rows, columns) for word in where.texts(content, "skip"))
+    claims = content.get("claims") or []
+    if not isinstance(claims, list):
+        raise where.at("claims").error("expected a list")
+    study = Study(
+        name=where.at("file name").name(path.stem),
+        path=path,
+        profile=profile,
+        title=where.text(content, "title", path.stem),
+        source=where.text(content, "source"),
+        about=where.text(content, "about"),
+        configs=where.texts(content, "configs"),
+        set=where.mapping(content, "set"),
+        seeds=_seeds(where.at("seeds"), content.get("seeds", [0])),
+        rows=rows,
+        columns=columns,
+        skip=skip,
+        published=_published(where.at("published"), where.mapping(content, "published"), rows, columns),
+        claims=tuple(
+            parse_claim(claim, f"{path}: claim {number}", list(rows), list(columns), skip)
+            for number, claim in enumerate(claims, 1)
+        ),
+        measure=measure,
+    )
+    if not study.places:
+        raise where.error("every place of the table is skipped")
+    return study
+
+
+def _variants(where: _Where, content: Mapping[Any, Any]) -> dict[str, Variant]:
+    variants = {}
+    for key, value in content.items():
+        if value is None:
+            continue
+        name, here = where.name(key), where.at(str(key))
+        settings = here.checked(value, _VARIANT)
+        variants[name] = Variant(
+            name=name,
+            label=here.text(settings, "label", name),
+            configs=here.texts(settings, "configs"),
+            set=here.mapping(settings, "set"),
+            measure=_measure(here, settings),
+        )
+    return variants
+
+
+def _measure(where: _Where, content: Mapping[str, Any]) -> dict[str, Any]:
+    measure = {key: content[key] for key in _MEASURE if key in content}
+    where.text(measure, "metric")
+    where.choice(measure, "report", REPORTS)
+    where.choice(measure, "better", ("higher", "lower", "auto"))
+    scale, decimals = measure.get("scale", 1), measure.get("decimals", 0)
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or scale <= 0:
+        raise where.at("scale").error(f"expected a positive number, not {scale!r}")
+    if isinstance(decimals, bool) or not isinstance(decimals, int) or not 0 <= decimals <= 12:
+        raise where.at("decimals").error(f"expected a whole number from 0 to 12, not {decimals!r}")
+    return measure
+
+
+def _seeds(where: _Where, seeds: Any) -> tuple[int, ...]:
+    whole = isinstance(seeds, list) and all(isinstance(s, int) and not isinstance(s, bool) and s >= 0 for s in seeds)
+    if not whole or not seeds or len(set(seeds)) < len(seeds):
+        raise where.error(f"expected a list of different whole numbers, not {seeds!r}")
+    return tuple(seeds)
+
+
+def _place(where: _Where, word: str, rows: Mapping[str, Any], columns: Mapping[str, Any]) -> Place:
+    row, _, column = word.partition("/")
+    for name, known, kind in ((row, rows, "row"), (column, columns, "column")):
+        if name not in known:
+            raise where.error(f"{word}: there is no {kind} {name!r}; {meant(name, list(known))}")
+    return Place(row, column)
+
+
+def _published(
+    where: _Where, content: Mapping[Any, Any], rows: Mapping[str, Any], columns: Mapping[str, Any]
+) -> dict[Place, tuple[float, float | None]]:
+    published = {}
+    for row, values in content.items():
+        for column, value in where.at(str(row)).checked(values or {}, list(map(str, columns))).items():
+            place = _place(where, f"{row}/{column}", rows, columns)
+            pair = value if isinstance(value, list) else [value]
+            if value is None:
+                continue
+            if not 1 <= len(pair) <= 2 or not all(isinstance(number, int | float) for number in pair):
+                raise where.error(f"{place}: expected a number, or [mean, standard deviation], not {value!r}")
+            published[place] = (float(pair[0]), float(pair[1]) if len(pair) == 2 else None)
+    return published
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def meant(word: str, known: Sequence[str]) -> str:
+    """The end of a message about a word that is none of the known ones."""
+    close = get_close_matches(word, known, n=1)
+    return f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"

@@ -1,0 +1,53 @@
+"""A study that runs in seconds, and ways to write one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lit_fed.studies.cells import Grid, lay_out
+from lit_fed.studies.study import read_study
+from tests.support import ROOT
+
+CONFIGS = ROOT / "configs"
+TINY: dict[str, Any] = {
+    "configs": [str(CONFIGS / "quickstart.yaml")],
+    "metric": "global/acc",
+    "seeds": [0],
+    "set": {
+        "trainer.max_rounds": 2,
+        "trainer.logger": False,
+        "trainer.participation.init_args.count": 2,
+        "model.init_args.local_epochs": None,
+        "model.init_args.local_steps": 2,
+    },
+    "rows": {
+        "fedavg": {"configs": [str(CONFIGS / "method" / "fedavg.yaml")]},
+        "prox": {"configs": [str(CONFIGS / "method" / "fedprox.yaml")]},
+    },
+    "columns": {"iid": {"configs": [str(CONFIGS / "data" / "digits_iid.yaml")]}},
+    "profiles": {"pocket": {}},
+}
+
+
+def write_study(folder: Path, name: str = "tiny", **changes: Any) -> Path:
+    """Write the tiny study, changed."""
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(TINY | changes, sort_keys=False))
+    return path
+
+
+def grid_of(folder: Path, **changes: Any) -> Grid:
+    """The tiny study, changed, with its cells."""
+    return lay_out(read_study(write_study(folder, **changes), "pocket"), folder / "out")
+
+
+def finish(grid: Grid, row: str, column: str, seed: int, metrics: str) -> None:
+    """Leave what a finished cell leaves: ``metrics.csv`` and the record."""
+    cell = next(c for c in grid.cells if (c.row, c.column, c.seed) == (row, column, seed))
+    run = cell.folder / "lightning_logs" / "version_0"
+    run.mkdir(parents=True)
+    (run / "metrics.csv").write_text(metrics)
+    cell.write_record(status="done", seconds=10.0)

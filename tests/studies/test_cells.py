@@ -1,0 +1,201 @@
+"""Cells: the command each one is, what tells two of them apart, and what is refused before any of them runs."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from lit_fed.errors import ConfigError
+from lit_fed.studies.cells import chosen
+from lit_fed.studies.jobs import share_machine
+from lit_fed.studies.metrics import check_metrics
+from lit_fed.studies.parts import check_parts
+from lit_fed.studies.study import Place
+from tests.studies.support import CONFIGS, TINY, finish, grid_of
+
+
+def error(function, *args, **kwargs):
+    with pytest.raises(ConfigError) as caught:
+        function(*args, **kwargs)
+    return str(caught.value)
+
+
+def test_a_cell_is_an_ordinary_command(tmp_path):
+    cell = grid_of(tmp_path, seeds=[3, 4], set=TINY["set"] | {"data.init_args.seed": "{seed}"}).cells[1]
+    files = [f"{CONFIGS}/{name}.yaml" for name in ("quickstart", "method/fedavg", "data/digits_iid")]
+    settings = ["trainer.max_rounds=2", "trainer.logger=false", "trainer.participation.init_args.count=2"]
+    settings += ["model.init_args.local_epochs=null", "model.init_args.local_steps=2", "data.init_args.seed=4"]
+    words = [word for file in files for word in ("-c", file)] + [f"--{setting}" for setting in settings]
+    assert cell.name == "fedavg/iid/4"
+    assert cell.shell == shlex.join(["python", "cli.py", "fit", *words, "--trainer.seed=4"])
+    folder = tmp_path / "out/tiny/pocket/fedavg/iid/seed_4"
+    assert cell.command[-2:] == [f"--trainer.default_root_dir={folder}", "--ckpt_path=last"]
+    assert (cell.config["trainer"]["seed"], cell.config["data"]["init_args"]["seed"]) == (4, 4)
+
+
+def test_the_data_keep_their_seed_unless_the_study_says_otherwise(tmp_path):
+    cells = grid_of(tmp_path, seeds=[3, 4]).cells
+    assert [(c.config["trainer"]["seed"], c.config["data"]["init_args"]["seed"]) for c in cells[:2]] == [(3, 0), (4, 0)]
+
+
+def test_later_parts_win(tmp_path):
+    rows = {"a": {"set": {"model.init_args.local_steps": 3}}}
+    columns = {"x": {}, "y": {"set": {"model.init_args.local_steps": 4}}}
+    grid = grid_of(tmp_path, rows=rows, columns=columns)
+    assert [cell.config["model"]["init_args"]["local_steps"] for cell in grid.cells] == [3, 4]
+
+
+def test_columns_that_differ_in_the_metric_share_their_runs(tmp_path):
+    columns = {"global": {}, "clients": {"metric": "clients/acc_mean"}, "more": {"set": {"trainer.max_rounds": 3}}}
+    grid = grid_of(tmp_path, columns=columns)
+    assert [cell.name for cell in grid.cells] == ["fedavg/global/0", "fedavg/more/0", "prox/global/0", "prox/more/0"]
+    assert grid.at[Place("prox", "clients"), 0] is grid.at[Place("prox", "global"), 0]
+    # Accuracies 0.5 and 0.75 of the same two rounds.
+    finish(grid, "prox", "global", 0, "round,global/acc,clients/acc_mean\n0,0.25,0.5\n1,0.5,0.75\n")
+    assert (grid.value(("prox", "global"), 0), grid.value(("prox", "clients"), 0)) == (0.5, 0.75)
+    assert grid.curve(("prox", "clients"), 0) == [(0, 0.5), (1, 0.75)]
+
+
+def test_the_last_the_best_or_all_evaluated_rounds_count(tmp_path):
+    metrics = "round,global/acc,train/loss\n0,0.5,2\n1,0.875,nan\n2,0.75,4\n3,,3\n"
+    for name, report, metric, expected in (
+        ("a", "last", "global/acc", 75.0),
+        ("b", "best", "global/acc", 87.5),
+        ("c", "last", "train/loss", 300.0),
+        ("d", "best", "train/loss", 200.0),
+        ("e", "mean", "global/acc", (50 + 87.5 + 75) / 3),
+    ):
+        (tmp_path / name).mkdir()
+        grid = grid_of(tmp_path / name, metric=metric, report=report, scale=100)
+        finish(grid, "prox", "iid", 0, metrics)
+        assert grid.value(("prox", "iid"), 0) == pytest.approx(expected)
+        assert grid.value(("fedavg", "iid"), 0) is None
+
+
+def test_other_settings_are_another_run_and_comments_are_not(tmp_path):
+    grid = grid_of(tmp_path)
+    cell = grid.cells[0]
+    finish(grid, "fedavg", "iid", 0, "round,global/acc\n1,0.5\n")
+    assert cell.done
+    (tmp_path / "base.yaml").write_text("# said otherwise\n" + (CONFIGS / "quickstart.yaml").read_text())
+    assert grid_of(tmp_path, configs=[str(tmp_path / "base.yaml")]).cells[0].done, "the same settings from another file"
+    (tmp_path / "base.yaml").write_text((CONFIGS / "quickstart.yaml").read_text().replace("lr: 0.1", "lr: 0.2"))
+    other = grid_of(tmp_path, configs=[str(tmp_path / "base.yaml")]).cells[0]
+    assert (other.changed, other.done) == (True, False)
+    assert other.set_aside() == cell.folder.with_name("seed_0.before_1")
+    assert (other.changed, other.done) == (False, False)
+
+
+def test_a_half_written_line_is_not_read(tmp_path):
+    grid = grid_of(tmp_path)
+    finish(grid, "fedavg", "iid", 0, "round,global/acc\n0,0.5\n1,0.")
+    assert grid.cells[0].curve("global/acc") == [(0, 0.5)]
+
+
+def test_cells_are_chosen_by_row_column_and_seed(tmp_path):
+    grid = grid_of(tmp_path, seeds=[0, 1])
+
+    def names(*only):
+        return [cell.name for _, cell in chosen([grid], only)]
+
+    assert names() == ["fedavg/iid/0", "fedavg/iid/1", "prox/iid/0", "prox/iid/1"]
+    assert names("prox") == names("prox/*/*") == ["prox/iid/0", "prox/iid/1"]
+    assert names("*/iid/0", "prox/iid/1") == ["fedavg/iid/0", "prox/iid/0", "prox/iid/1"]
+    assert error(names, "prux").startswith(
+        "--only prux matches no cell; cells are row/column/seed, such as fedavg/iid/0"
+    )
+
+
+def test_jobs_share_the_cores_by_what_the_configurations_ask_for(tmp_path, monkeypatch):
+    cells = grid_of(tmp_path).cells
+    monkeypatch.setattr("lit_fed.studies.jobs.available_cores", lambda: 8)
+    assert [(s.jobs, s.threads) for s in (share_machine(cells, None), share_machine(cells, 3))] == [(8, 1), (3, 2)]
+    more = grid_of(tmp_path, set=TINY["set"] | {"trainer.num_threads": 2, "trainer.devices": 2}).cells
+    assert share_machine(more, None).jobs == 2
+    assert error(share_machine, cells, 0) == "--jobs is 0; it must be at least 1"
+
+
+# --- refused before any cell runs ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"configs": ["nowhere.yaml"]}, "fedavg/iid: config file nowhere.yaml does not exist"),
+        ({"set": {"trainer.max_round": 2}}, "unknown option --trainer.max_round; did you mean --trainer.max_rounds?"),
+        ({"rows": {"a": {"set": {"model": "FedProxx"}}}}, "a/iid: model: there is no ClientModule named 'FedProxx'"),
+        ({"set": {"trainer.seed": 2}}, "set: trainer.seed is the study's own; use seeds"),
+        ({"set": {3: 2}}, "set: 3 is no key"),
+    ],
+    ids=str,
+)
+def test_a_misspelt_config_or_setting(changes, expected, tmp_path):
+    message = error(grid_of, tmp_path, **changes)
+    assert message.startswith(f"{tmp_path / 'tiny.yaml'}: ")
+    assert expected in message
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"metric": "global/accuracy"}, "reports no metric 'global/accuracy'; did you mean global/acc?"),
+        ({"metric": "clients/acc"}, "reports no metric 'clients/acc'; did you mean clients/acc_"),
+        ({"metric": "personal/acc_mean"}, "reports no metric 'personal/acc_mean'; did you mean"),
+        ({"metric": "comm/bytes"}, "reports no metric 'comm/bytes'; did you mean comm/"),
+        ({"columns": {"iid": {"metric": "acc"}}}, "fedavg/iid reports no metric 'acc'"),
+        ({"set": {"trainer.evaluate_every": 0}}, "reports no metric 'global/acc'"),
+        ({"claims": [{"claim": "prox > fedavg", "metric": "drift/norm"}]}, "reports no metric 'drift/norm'; did you"),
+    ],
+    ids=str,
+)
+def test_an_unknown_metric_that_the_configuration_rules_out(changes, expected, tmp_path):
+    assert expected in error(check_metrics, grid_of(tmp_path, **changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"metric": "clients/acc_p10"},
+        {"metric": "personal/acc_mean", "set": {"trainer.protocols": [{"class_path": "PersonalTest"}]}},
+        {"metric": "time/eval_s"},
+        {"metric": "train/loss"},
+    ],
+    ids=str,
+)
+def test_a_metric_that_the_configuration_promises(changes, tmp_path):
+    check_metrics(grid_of(tmp_path, **changes))
+
+
+def test_what_only_the_code_knows_is_asked_once_for_each_kind_of_run(tmp_path):
+    grid = grid_of(tmp_path, metric="server/step", columns={"x": {}, "y": {"set": {"trainer.max_rounds": 3}}})
+    asked = []
+
+    def ask(cell):
+        asked.append(cell.name)
+        return ["round", "global/acc", "server/step"]
+
+    check_metrics(grid, grid.cells, ask)
+    assert asked == ["fedavg/x/0", "prox/x/0"]
+    assert "reports no metric 'server/step'" in error(
+        check_metrics, grid, grid.cells, lambda cell: ["round", "train/ce"]
+    )
+    check_metrics(grid)  # nobody to ask, so nothing is held against it
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (
+            {"data": "ArrayFile", "data.init_args.path": "none.npz"},
+            "fedavg/iid: none.npz does not exist: set data.path",
+        ),
+        ({"model.init_args.network": "smal_cnn"}, "fedavg/iid: network 'smal_cnn' is neither one of ours nor"),
+        ({"data.init_args.num_clients": 2000}, "fedavg/iid: 1438 training samples cannot be shared among 2000 clients"),
+    ],
+    ids=str,
+)
+def test_data_and_models_that_cannot_be_made(settings, expected, tmp_path):
+    rows = {"fedavg": {"configs": TINY["rows"]["fedavg"]["configs"]}}
+    columns = {"iid": TINY["columns"]["iid"] | {"set": settings}}
+    assert error(check_parts, grid_of(tmp_path, rows=rows, columns=columns).cells).startswith(expected)

@@ -1,0 +1,120 @@
+"""Tables, claims and reports of runs whose numbers are written by hand."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import pytest
+
+from lit_fed.studies.display import duration, estimate
+from lit_fed.studies.figures import draw_bars, draw_curves
+from lit_fed.studies.report import report_html
+from lit_fed.studies.results import claims_markdown, collect, table_csv, table_markdown
+from lit_fed.studies.study import Place
+from tests.studies.support import TINY, finish, grid_of
+
+
+@pytest.fixture
+def grid(tmp_path):
+    """FedAvg 0.50, 0.60; FedProx 0.70, 0.82 and, of the other column, one seed of two."""
+    grid = grid_of(
+        tmp_path,
+        scale=100,
+        decimals=1,
+        seeds=[0, 1],
+        columns={"iid": {"label": "equal | clients"}, "more": {"set": {"trainer.max_rounds": 3}}},
+        skip=["fedavg/more"],
+        published={"fedavg": {"iid": 54}, "prox": {"iid": [80, 2]}},
+        claims=[{"claim": "prox > fedavg at iid", "says": "It helps"}, "fedavg > 50 at iid", "prox rises at more"],
+    )
+    for row, column, seed, value in (
+        *(("fedavg", "iid", 0, 0.50), ("fedavg", "iid", 1, 0.60)),
+        *(("prox", "iid", 0, 0.70), ("prox", "iid", 1, 0.82), ("prox", "more", 0, 0.9)),
+    ):
+        finish(grid, row, column, seed, f"round,global/acc\n0,0.1\n1,{value}\n")
+    return grid
+
+
+def test_the_table_by_hand(grid):
+    # FedAvg: mean 55, s = √((5² + 5²)/1) = 7.07; FedProx: mean 76, s = √(6² + 6²) = 8.49; 55 − 54 = 1, 76 − 80 = −4.
+    results = collect(grid)
+    entry = results.entries[Place("prox", "iid")]
+    assert entry.mean == pytest.approx(76)
+    assert entry.std == pytest.approx(72**0.5)
+    lines = table_markdown(results).splitlines()
+    assert "| | equal \\| clients | more |" in lines
+    assert "| fedavg | 55.0 ± 7.1 (paper 54, +1.0) |  |" in lines
+    assert "| prox | **76.0 ± 8.5** (paper 80 ± 2, −4.0) | 90.0 (1 of 2 seeds) |" in lines
+    assert lines[-1].endswith("it is not of the setting of the profile pocket.")
+
+
+def test_the_table_as_csv(grid):
+    rows = list(csv.DictReader(io.StringIO(table_csv(collect(grid)))))
+    assert [(row["row"], row["column"], row["seeds"], row["best"]) for row in rows] == [
+        ("fedavg", "iid", "2", "no"),
+        ("prox", "iid", "2", "yes"),
+        ("prox", "more", "1", "no"),
+    ]
+    assert (float(rows[0]["mean"]), float(rows[0]["published"]), float(rows[0]["difference"])) == (55, 54, 1)
+    assert rows[2]["std"] == ""
+
+
+def test_the_claims_by_hand(grid):
+    # Paired differences 20 and 22: 21 ± 6.314·1.414/√2 = 6.3; 0 and 10 are 5 ± 31.6; one seed decides nothing.
+    verdicts = [(verdict.outcome, verdict.seeds) for _, verdict in collect(grid).verdicts]
+    assert verdicts == [("holds", 2), ("undecided", 2), ("undecided", 1)]
+    text = claims_markdown([collect(grid)])
+    assert "| tiny | It helps (`prox > fedavg at iid`) | holds | +21 ± 6.3 | 2 |" in text
+    assert "| `fedavg > 50 at iid` | undecided | +5 ± 32, within the spread | 2 |" in text
+
+
+def test_lower_is_better_for_a_loss(tmp_path):
+    grid = grid_of(tmp_path, metric="train/loss")
+    finish(grid, "fedavg", "iid", 0, "round,train/loss\n1,0.5\n")
+    finish(grid, "prox", "iid", 0, "round,train/loss\n1,0.4\n")
+    assert [entry.best for entry in collect(grid).entries.values()] == [False, True]
+
+
+def test_who_looks_equal_is_equally_best(tmp_path):
+    grid = grid_of(tmp_path, decimals=2)
+    finish(grid, "fedavg", "iid", 0, "round,global/acc\n1,0.501\n")
+    finish(grid, "prox", "iid", 0, "round,global/acc\n1,0.502\n")
+    assert [entry.best for entry in collect(grid).entries.values()] == [True, True]
+
+
+def test_the_report_needs_nothing_else(grid, tmp_path):
+    results = collect(grid)
+    pictures = [tmp_path / "bars.png", tmp_path / "curves.png"]
+    draw_bars(results, pictures[0])
+    draw_curves(results, pictures[1])
+    html = report_html(results, pictures, [(grid.cells[-1], "it <broke>")])
+    assert html.count("data:image/png;base64,") == 2
+    assert "http" not in html.replace("https://github.com", ""), "it reaches for the network"
+    assert "it &lt;broke&gt;" in html
+    assert "equal | clients" in html
+    for cell in grid.cells:
+        assert cell.shell in html
+    for path in TINY["configs"]:
+        assert path in html
+    again = tmp_path / "again.png"
+    draw_bars(results, again)
+    assert again.read_bytes() == pictures[0].read_bytes()
+
+
+def test_pictures_of_nothing_finished(tmp_path):
+    results = collect(grid_of(tmp_path))
+    draw_bars(results, tmp_path / "bars.png")
+    draw_curves(results, tmp_path / "curves.png")
+    assert "| fedavg | – |" in table_markdown(results)
+
+
+def test_the_time_is_estimated_from_the_row_or_from_a_round(grid):
+    # Finished cells of FedProx took 10 s for 2, 2 and 3 rounds: (5 + 5 + 3.33)/3 = 4.44 s a round, for 3 rounds.
+    left = [cell for cell in grid.cells if not cell.done and cell.row == "prox"]
+    finished = [cell for cell in grid.cells if cell.done and cell.row == "prox"]
+    assert [cell.name for cell in left] == ["prox/more/1"]
+    assert estimate(left, finished, None) == pytest.approx(3 * (5 + 5 + 10 / 3) / 3)
+    assert estimate(left, [], (2.0, 4.0)) == 4 + 3 * 2
+    assert estimate(left, [], None) is None
+    assert [duration(s) for s in (40, 200, 5 * 3600, 90000, 86400 * 5)] == ["40 s", "3 min", "5.0 h", "25 h", "5 days"]

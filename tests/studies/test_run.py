@@ -1,0 +1,193 @@
+"""Studies as a user runs them: finished, failing, killed, interrupted, changed; and mistakes told before any cell."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lit_fed.cli import main
+from lit_fed.studies.command import parse
+from tests.studies.support import CONFIGS, TINY, write_study
+from tests.support import rows, start_cli
+
+NO_DATA = {"data": "ArrayFile", "data.init_args.path": "no.npz"}
+TABLES = ("table.md", "table.csv", "claims.md")
+THREE = {
+    "rows": TINY["rows"]
+    | {"broken": {"set": {"model.init_args.optimizer.init_args.lr": 1e30}}},  # its loss is not finite
+    "claims": ["prox > fedavg", {"claim": "fedavg rises by -1", "metric": "global/loss"}],
+    "metric": "clients/acc_mean",
+}
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A study that ran without interruption, one of its cells failing: its folder and what it printed."""
+    folder = tmp_path_factory.mktemp("finished")
+    process = start_cli("study", "-c", write_study(folder, **THREE), "--jobs", "2", cwd=folder)
+    out, err = process.communicate(timeout=240)
+    assert (process.returncode, err) == (1, ""), "a failed cell is the exit status 1"
+    return folder / "studies_out" / "tiny" / "pocket", out
+
+
+def error_of(args: list[str], capsys: Any) -> str:
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        main(["study", *args])
+    lines = capsys.readouterr().err.splitlines()
+    assert stop.value.code == 2
+    assert len(lines) == 1, lines
+    assert not Path("studies_out/tiny/pocket/fedavg").exists(), "a cell has run"
+    return lines[0].removeprefix("lit-fed: error: ")
+
+
+def run_here(*args: str, code: int = 0) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["study", *args])
+    assert stop.value.code == code
+
+
+def wait_for(condition: Any, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_study_leaves_tables_pictures_and_ordinary_runs(finished):
+    folder, out = finished
+    assert {*TABLES, "bars.png", "curves.png", "report.html"} <= {path.name for path in folder.iterdir()}
+    run = folder / "prox" / "iid" / "seed_0" / "lightning_logs" / "version_0"
+    accuracy = float(rows(run / "metrics.csv")[1]["clients/acc_mean"])
+    assert f"{accuracy:.4f}" in (folder / "table.md").read_text()
+    assert f"prox/iid/0  clients/acc_mean {accuracy:.4f}" in out
+    assert (run / "config.yaml").is_file()
+    assert "one seed has no spread" in (folder / "claims.md").read_text()
+
+
+def test_a_failed_cell_is_listed_and_stops_no_other(finished):
+    folder, out = finished
+    assert "failed  broken/iid/0: client " in out
+    assert "is not finite; try a smaller learning rate (see " in out
+    assert "| broken | – |" in (folder / "table.md").read_text()
+    assert "is not finite" in (folder / "report.html").read_text()
+
+
+def test_killed_and_started_again_gives_the_same_tables(finished, tmp_path, capsys):
+    study = write_study(tmp_path, **THREE)
+    process = start_cli("study", "-c", study, "--jobs", "1", cwd=tmp_path)
+    folder = tmp_path / "studies_out" / "tiny" / "pocket"
+    second = folder / "prox" / "iid" / "seed_0" / "lightning_logs" / "version_0" / "metrics.csv"
+    wait_for(lambda: second.is_file() and len(second.read_text().splitlines()) > 1, process)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    before = (folder / "fedavg/iid/seed_0/lightning_logs/version_0/metrics.csv").stat().st_mtime_ns
+    run_here("-c", str(study), code=1)  # the cell of the killed study is gone, or the folder's lock would be held
+    out = capsys.readouterr().out
+    assert "3 cells, 1 of them finished before" in out
+    assert (folder / "fedavg/iid/seed_0/lightning_logs/version_0/metrics.csv").stat().st_mtime_ns == before
+    assert [path.name for path in second.parents[1].iterdir()] == ["version_0"], "it went on in its folder"
+    for name in TABLES:
+        assert (folder / name).read_bytes() == (finished[0] / name).read_bytes()
+
+
+def test_changed_cells_begin_in_a_fresh_folder(finished, tmp_path, capsys):
+    shutil.copytree(finished[0], "studies_out/tiny/pocket")
+    shutil.rmtree("studies_out/tiny/pocket/broken")
+    changed = write_study(tmp_path, rows=TINY["rows"], set=TINY["set"] | {"model.init_args.local_steps": 1})
+    run_here("-c", str(changed), "--only", "prox")
+    out = capsys.readouterr().out
+    assert "prox/iid/0: the settings have changed; the run before is now studies_out/tiny/pocket/prox/iid/" in out
+    assert Path("studies_out/tiny/pocket/prox/iid/seed_0.before_1/lightning_logs").is_dir()
+    assert Path("studies_out/tiny/pocket/fedavg/iid/seed_0/lightning_logs").is_dir()
+    assert "| fedavg | – |" in Path("studies_out/tiny/pocket/table.md").read_text(), "the table mixes settings"
+
+
+def test_a_dry_run_lists_cells_and_tells_the_time(finished, tmp_path, capsys):
+    shutil.copytree(finished[0], "studies_out/tiny/pocket")
+    before = {path: path.stat().st_mtime_ns for path in Path("studies_out").rglob("*")}
+    run_here("-c", str(write_study(tmp_path, rows=TINY["rows"], seeds=[0, 1])), "--dry_run", "--jobs", "2")
+    out = capsys.readouterr().out
+    assert [out.count(word) for word in ("finished", "to run")] == [3, 3], "two cells each, and the last line"
+    assert "2 cells to run, 2 side by side: about " in out
+    assert "from the cells that have finished" in out
+    assert {path: path.stat().st_mtime_ns for path in Path("studies_out").rglob("*")} == before
+
+
+def test_ctrl_c_stops_the_cells_and_says_how_to_go_on(tmp_path):
+    study = write_study(tmp_path, set=TINY["set"] | {"trainer.max_rounds": 500})
+    process = start_cli("study", "-c", study, "--only", "fedavg", cwd=tmp_path)
+    log = tmp_path / "studies_out/tiny/pocket/fedavg/iid/seed_0/log.txt"
+    wait_for(lambda: log.is_file() and "round 1 " in log.read_text(), process)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (130, "")
+    assert "interrupted with 0 of 2 cells finished; go on with" in out
+    assert f"python cli.py study -c {study} --only fedavg" in out
+    assert "interrupted in round" in log.read_text(), "the cell said good-bye"
+
+
+@pytest.mark.parametrize(
+    ("changes", "args", "expected"),
+    [
+        (
+            {"rows": {"a": {"configs": ["configs/method/fedavgg.yaml"]}}},
+            [],
+            "a/iid: config file configs/method/fedavgg",
+        ),
+        ({"metric": "global/accuracy"}, [], "fedavg/iid reports no metric 'global/accuracy'; did you mean global/acc?"),
+        ({"claims": ["prox > fedavg at shards"]}, [], "there is no column 'shards'; there are iid"),
+        ({}, ["--profile", "paper"], "there is no profile 'paper'; the file has pocket"),
+        ({}, ["--only", "prax"], "--only prax matches no cell"),
+        ({}, ["--jobs", "0"], "--jobs is 0; it must be at least 1"),
+        ({}, ["--jobs", "two"], "argument --jobs: invalid int value: 'two'; see lit-fed study --help"),
+        (
+            {"columns": {"iid": {"set": {"data": "ArrayFile", "data.init_args.path": "no.npz"}}}},
+            [],
+            "no.npz does not exist",
+        ),
+    ],
+    ids=str,
+)
+def test_a_mistake_ends_in_one_line_before_any_cell(changes, args, expected, tmp_path, capsys):
+    assert expected in error_of(["-c", str(write_study(tmp_path, **changes)), *args], capsys)
+
+
+def test_a_metric_that_no_round_reports_is_found_by_running_one(tmp_path, capsys):
+    message = error_of(["-c", str(write_study(tmp_path, metric="train/lossy"))], capsys)
+    assert message.endswith("fedavg/iid reports no metric 'train/lossy'; did you mean train/loss?")
+
+
+def test_two_studies_of_one_name_are_refused(tmp_path, capsys):
+    (tmp_path / "other").mkdir()
+    files = [str(write_study(folder)) for folder in (tmp_path, tmp_path / "other")]
+    assert error_of(["-c", *files], capsys).startswith("two studies would write into studies_out/tiny/pocket")
+
+
+def test_a_dry_run_lists_cells_where_the_data_are_missing_too(tmp_path, capsys):
+    columns = {"files": {"set": NO_DATA}}
+    run_here("-c", str(write_study(tmp_path, columns=columns)), "--dry_run")
+    out = capsys.readouterr().out
+    assert "fedavg/files/0" in out
+    assert "2 cells to run; they cannot yet: fedavg/files: no.npz does not exist" in out
+    assert not Path("studies_out").exists()
+
+
+def test_help_is_there(capsys):
+    run_here("--help")
+    assert "--dry_run" in capsys.readouterr().out
+    assert parse(["-c", "a.yaml", "b.yaml", "-c", "c.yaml"]).config == ["a.yaml", "b.yaml", "c.yaml"]
+    assert (CONFIGS / "studies").is_dir()

@@ -1,0 +1,135 @@
+"""The study file: what it may hold, how profiles change it, and how mistakes in it are told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lit_fed.errors import ConfigError
+from lit_fed.studies.study import Place, read_study
+
+SMALL = {
+    "metric": "global/acc",
+    "configs": ["base.yaml"],
+    "set": {"trainer.max_rounds": 9, "trainer.num_threads": 1},
+    "seeds": [0, 1],
+    "rows": {"a": {"label": "Method A", "set": {"model.mu": 1}}, "b": {}},
+    "columns": {"x": {}, "y": {"metric": "train/loss"}},
+    "published": {"a": {"x": 0.5, "y": [0.25, 0.1]}},
+    "claims": ["a > b at x"],
+    "profiles": {
+        "paper": {},
+        "pocket": {"set": {"trainer.max_rounds": 2}, "seeds": [7], "rows": {"b": None}, "claims": []},
+    },
+}
+
+
+def study(tmp_path: Path, profile: str = "paper", **changes):
+    path = tmp_path / "small.yaml"
+    path.write_text(yaml.safe_dump(SMALL | changes))
+    return read_study(path, profile)
+
+
+def error(tmp_path: Path, profile: str = "paper", **changes) -> str:
+    with pytest.raises(ConfigError) as caught:
+        study(tmp_path, profile, **changes)
+    message = str(caught.value)
+    assert message.startswith(str(tmp_path / "small.yaml"))
+    return message.removeprefix(str(tmp_path / "small.yaml")).removeprefix(": ")
+
+
+def test_a_file_becomes_a_study(tmp_path):
+    read = study(tmp_path)
+    assert (read.name, read.profile, read.seeds, read.configs) == ("small", "paper", (0, 1), ("base.yaml",))
+    assert (read.rows["a"].label, read.rows["b"].label, read.rows["a"].set) == ("Method A", "b", {"model.mu": 1})
+    assert list(map(str, read.places)) == ["a/x", "a/y", "b/x", "b/y"]
+    assert read.published == {Place("a", "x"): (0.5, None), Place("a", "y"): (0.25, 0.1)}
+    assert read.claims[0].text == "a > b at x"
+
+
+def test_a_column_may_be_another_metric(tmp_path):
+    read = study(tmp_path, scale=100, columns={"x": {}, "y": {"metric": "train/loss", "scale": 1, "report": "best"}})
+    x, y = read.measure_of(Place("a", "x")), read.measure_of(Place("a", "y"))
+    assert (x.metric, x.report, x.lower, x.scale, x.decimals) == ("global/acc", "last", False, 100, 2)
+    assert (y.metric, y.report, y.lower, y.scale, y.decimals) == ("train/loss", "best", True, 1, 4)
+    other = read.measure_of(Place("a", "x"), "drift/cosine_mean")
+    assert (other.metric, other.scale) == ("drift/cosine_mean", 1)
+
+
+def test_a_profile_is_laid_over_the_file(tmp_path):
+    read = study(tmp_path, "pocket")
+    assert read.set == {"trainer.max_rounds": 2, "trainer.num_threads": 1}
+    assert (read.seeds, list(read.rows), read.claims) == ((7,), ["a"], ())
+    assert study(tmp_path).set["trainer.max_rounds"] == 9
+
+
+def test_a_study_of_rows_alone_has_one_column(tmp_path):
+    read = study(tmp_path, columns=None, published=None, claims=["a > b"])
+    assert list(map(str, read.places)) == ["a/all", "b/all"]
+
+
+def test_skipped_places_stay_empty(tmp_path):
+    assert list(map(str, study(tmp_path, skip=["b/y"]).places)) == ["a/x", "a/y", "b/x"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"colums": {}}, "unknown key 'colums'; did you mean columns?"),
+        ({"rows": {"a": {"config": []}}}, "rows.a: unknown key 'config'; did you mean configs?"),
+        ({"rows": {"a": ["x.yaml"]}}, "rows.a: expected a mapping, not ['x.yaml']"),
+        ({"rows": None, "claims": [], "published": None}, "rows are missing; name at least one"),
+        ({"rows": {"a b": {}}}, "rows: 'a b' cannot be a name"),
+        ({"rows": {"10": {}}}, "rows: '10' cannot be a name: it must be one word, no number"),
+        ({"rows": {"at": {}}}, "rows: 'at' cannot be a name"),
+        ({"rows": {"../a": {}}}, "rows: '../a' cannot be a name"),
+        ({"rows": {"x": {}}, "published": None}, "'x' is a row and a column"),
+        ({"metric": None}, "metric: expected a text, not None"),
+        ({"report": "first"}, "report: expected last or best or mean, not 'first'"),
+        ({"scale": -1}, "scale: expected a positive number, not -1"),
+        ({"decimals": 1.5}, "decimals: expected a whole number from 0 to 12, not 1.5"),
+        ({"seeds": 3}, "seeds: expected a list of different whole numbers, not 3"),
+        ({"seeds": [1, 1]}, "seeds: expected a list of different whole numbers"),
+        ({"configs": "base.yaml"}, "configs: expected a list of texts, not 'base.yaml'"),
+        ({"skip": ["a/z"]}, "skip: a/z: there is no column 'z'; there are x, y"),
+        ({"published": {"c": {"x": 1}}}, "published: c/x: there is no row 'c'; there are a, b"),
+        ({"published": {"a": {"x": "much"}}}, "published: a/x: expected a number"),
+        ({"claims": ["a > c at x"]}, "claim 1, 'a > c at x': there is no row 'c'"),
+        ({"profiles": {"paper": {"sets": {}}}}, "profiles.paper: unknown key 'sets'; did you mean set?"),
+        ({"profiles": {"full": {}}}, "there is no profile 'paper'; the file has full"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_a_mistake_is_named_with_its_place(changes, expected, tmp_path):
+    assert error(tmp_path, **changes).startswith(expected)
+
+
+def test_no_metric_at_all(tmp_path):
+    path = tmp_path / "bare.yaml"
+    path.write_text("rows: {a: {}}\nprofiles: {paper: {}}\n")
+    with pytest.raises(ConfigError, match="no metric for a/all; set metric"):
+        read_study(path, "paper")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("rows: {a: {}\n", "line 2: "),
+        ("- a\n", "holds no study; write keys such as rows:, columns: and metric:"),
+        ("\0", "is not a YAML text"),
+    ],
+)
+def test_a_broken_file_is_named(text, expected, tmp_path):
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=expected):
+        read_study(path, "paper")
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"study file .*none\.yaml does not exist"):
+        read_study(tmp_path / "none.yaml", "paper")
+    with pytest.raises(ConfigError, match="is a folder"):
+        read_study(tmp_path, "paper")
