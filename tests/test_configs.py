@@ -85,6 +85,16 @@ def test_runs_a_round_on_embedded_data(path, tmp_path, capsys):
     assert len(rows(tmp_path / "lightning_logs" / "version_0" / "metrics.csv")) == 1
 
 
+def test_methods_and_data_compose_because_they_set_different_things():
+    sets = {"method": {"model", "algorithm"}, "data": {"data"}, "network": {"model"}, "participation": {"trainer"}}
+    for folder, keys in sets.items():
+        for path in (CONFIGS / folder).glob("*.yaml"):
+            content = yaml.safe_load(path.read_text(encoding="utf-8"))
+            protocols = content.pop("trainer", None) if folder == "method" else None
+            assert set(content) <= keys, path
+            assert protocols is None or set(protocols) == {"protocols"}, path
+
+
 def test_a_method_keeps_the_settings_below_it(capsys):
     base = parsed(capsys, QUICKSTART)["model"]
     prox = parsed(capsys, QUICKSTART, CONFIGS / "method" / "fedprox.yaml")["model"]
