@@ -162,6 +162,9 @@ class ClientModule(LightningModule):
         down and never changes them.
     """
 
+    divisible_batches = True
+    """Whether the gradient of a batch is the mean of its parts' gradients, as ``strategy=ddp`` takes for granted."""
+
     def __init__(self, local_epochs: int | None = 1, local_steps: int | None = None) -> None:
         super().__init__()
         if local_steps is not None:

@@ -138,7 +138,8 @@ def check_optimization(module: ClientModule, data_parallel: bool) -> None:
 
     Raises:
         ConfigError: If `configure_optimizers` fails (a negative learning rate, say), returns several optimizers while
-            the module optimises automatically, or the module optimises manually under ``strategy=ddp``.
+            the module optimises automatically, or the module optimises manually or needs whole batches under
+            ``strategy=ddp``.
     """
     try:
         optimizers, _, _ = parse_optimizers(module.configure_optimizers())
@@ -151,6 +152,10 @@ def check_optimization(module: ClientModule, data_parallel: bool) -> None:
         raise ConfigError(
             f"model {name} has {len(optimizers)} optimizers; set self.automatic_optimization = False and step them"
             " in training_step, or return one optimizer"
+        )
+    if data_parallel and not module.divisible_batches:
+        raise ConfigError(
+            f"model {name} needs whole batches, which strategy=ddp would cut over processes; use 'clients'"
         )
     if not module.automatic_optimization and data_parallel:
         raise ConfigError(f"model {name} optimises manually, which strategy=ddp cannot synchronise; use 'clients'")

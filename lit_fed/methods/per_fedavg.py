@@ -35,8 +35,11 @@ class PerFedAvg(Classifier):
     Note:
         Two batches a step, as in the paper, are two halves of one here, so ``data.batch_size`` is twice the paper's; a
         batch of one sample serves as both. Batch norm sees each half by itself. Under a plain ``lightning.Trainer``
-        the same objective is trained centrally.
+        the same objective is trained centrally. A batch's halves cannot be cut over processes: ``strategy=ddp`` is
+        refused.
     """
+
+    divisible_batches = False
 
     def __init__(self, alpha: float = 0.01, first_order: bool = True, **kwargs: Any) -> None:
         super().__init__(**kwargs)

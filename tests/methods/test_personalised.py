@@ -12,6 +12,7 @@ from torch import nn
 
 from lit_fed.errors import ConfigError
 from lit_fed.methods import Ditto, FedPer, FedRep, LocalOnly, PerFedAvg
+from lit_fed.optimization import check_optimization
 from lit_fed.protocols import ClientTest, GlobalTest, PersonalTest
 from tests.methods.support import client_state, global_weight, run_quickstart
 from tests.support import LeastSquares, Points, assert_same, fit, saved_weights, weights
@@ -189,3 +190,8 @@ def test_wrong_settings() -> None:
 def test_a_batch_of_one_sample_serves_twice(tmp_path: Path) -> None:
     made = fit(tmp_path, MetaLeastSquares(alpha=0.5), Points(1), max_rounds=1)
     assert global_weight(made) == [0.5, 0.0]
+
+
+def test_per_fedavg_refuses_cut_batches() -> None:
+    with pytest.raises(ConfigError, match="MetaLeastSquares needs whole batches, which strategy=ddp would cut"):
+        check_optimization(MetaLeastSquares(), data_parallel=True)
