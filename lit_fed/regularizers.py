@@ -1,6 +1,6 @@
 r"""Terms that keep a client near the global model it downloaded, on top of any classification objective.
 
-The five columns of Table 1 of Kim, Kim, Jeong, Oh, Cho, Yun, Yun: "FedDr+: Stabilizing Dot-regression with Global
+The five columns of Table 1 of Kim, Jeong, Kim, Cho, Ahn, Yun: "FedDr+: Stabilizing Dot-regression with Global
 Feature Distillation for Federated Learning", 2024: the objective becomes
 :math:`\beta\,\mathcal{L} + (1-\beta)\,\mathcal{R}` there (its Eq. 4), which is ``objective_weight=β, weight=1-β``
 here. The teacher is the downloaded model, in eval mode and without gradient.
@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lit_fed.errors import ConfigError
-from lit_fed.losses import knowledge_distillation, not_true_distillation, proximal
+from lit_fed.losses import feature_distillation, knowledge_distillation, not_true_distillation, proximal
 from lit_fed.networks import Outputs
 
 if TYPE_CHECKING:
@@ -123,10 +123,7 @@ class LD(Regularizer):
 
 
 class FD(Regularizer):
-    r"""Mean squared error between the raw features, :math:`\tfrac1d\|f - f^g\|^2` averaged over the batch.
-
-    Kim et al.: "FedDr+", 2024, Section 3.2.
-    """
+    """Distance between the raw features; see `lit_fed.losses.feature_distillation`."""
 
     name = "fd"
     uses_features = True
@@ -136,7 +133,7 @@ class FD(Regularizer):
         taught = module.teach(x)
         assert outputs.features is not None
         assert taught.features is not None
-        return F.mse_loss(outputs.features, taught.features)
+        return feature_distillation(outputs.features, taught.features)
 
 
 REGULARIZERS: dict[str, type[Regularizer]] = {kind.name: kind for kind in (Prox, KD, NTD, LD, FD)}

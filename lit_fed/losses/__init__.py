@@ -2,6 +2,15 @@
 
 from lit_fed.losses.contrast import model_contrast
 from lit_fed.losses.distillation import knowledge_distillation, not_true_distillation
+from lit_fed.losses.frozen import balanced_softmax, dot_regression, feature_distillation
 from lit_fed.losses.proximal import proximal
 
-__all__ = ["knowledge_distillation", "model_contrast", "not_true_distillation", "proximal"]
+__all__ = [
+    "balanced_softmax",
+    "dot_regression",
+    "feature_distillation",
+    "knowledge_distillation",
+    "model_contrast",
+    "not_true_distillation",
+    "proximal",
+]

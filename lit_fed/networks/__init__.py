@@ -1,6 +1,15 @@
 """Networks by name: a few of our own, and everything timm has."""
 
 from lit_fed.networks.basic import MLP, ClassificationNetwork, Logistic, SmallCNN
+from lit_fed.networks.etf import (
+    CosineHead,
+    ProjectedETFHead,
+    class_cosines,
+    classifier_path,
+    orthonormal_classes,
+    replace_classifier,
+    simplex_etf,
+)
 from lit_fed.networks.mcmahan import McMahanCNN
 from lit_fed.networks.mobilenet import MobileNet
 from lit_fed.networks.outputs import Outputs, run, run_with
@@ -13,15 +22,22 @@ __all__ = [
     "NETWORKS",
     "VGG11",
     "ClassificationNetwork",
+    "CosineHead",
     "Logistic",
     "McMahanCNN",
     "MobileNet",
     "Outputs",
+    "ProjectedETFHead",
     "ResNet18Cifar",
     "SmallCNN",
     "build_network",
+    "class_cosines",
     "classifier",
+    "classifier_path",
     "features",
+    "orthonormal_classes",
+    "replace_classifier",
     "run",
     "run_with",
+    "simplex_etf",
 ]
