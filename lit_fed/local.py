@@ -206,6 +206,11 @@ class LocalLoop:
             with self._autocast():
                 yield batch, self.module.predict_step(batch, batch_idx)
 
+    def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """Every batch of a loader, on the device and in the model's precision."""
+        for batch in loader:
+            yield self._to_device(batch, loader)
+
     def _to_device(self, batch: Any, loader: Iterable[Any]) -> Any:
         """Move a batch, unless its loader already makes it on the device, and give it the model's precision."""
         if getattr(loader, "device", None) != self.fabric.device:

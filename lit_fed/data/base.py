@@ -243,6 +243,11 @@ class FederatedDataModule(LightningDataModule, ABC):
         """Training samples of one client."""
         return self._ready.train.size(client_id)
 
+    def class_counts(self, client_id: int) -> IntArray:
+        """Training samples of one client in each class, shape (num_classes,)."""
+        cut = self._ready
+        return np.bincount(cut.labels[cut.train[client_id]], minlength=self.num_classes)
+
     @property
     def has_val(self) -> bool:
         """Whether samples are held out to validate on."""

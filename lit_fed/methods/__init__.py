@@ -3,7 +3,10 @@
 from lit_fed.methods.ditto import Ditto
 from lit_fed.methods.fedavg import FedAvg
 from lit_fed.methods.fedavgm import FedAvgM
+from lit_fed.methods.fedbabu import FedBABU
+from lit_fed.methods.feddr_plus import DotRegression, FedDrPlus
 from lit_fed.methods.feddyn import FedDyn, FedDynServer
+from lit_fed.methods.fedetf import FedETF
 from lit_fed.methods.fedexp import FedExP
 from lit_fed.methods.fednova import CountsSteps, FedNova, FedNovaServer
 from lit_fed.methods.fedntd import FedNTD
@@ -16,16 +19,22 @@ from lit_fed.methods.moon import Moon
 from lit_fed.methods.per_fedavg import PerFedAvg
 from lit_fed.methods.scaffold import Scaffold, ScaffoldServer
 from lit_fed.methods.server import ServerOptimizer
+from lit_fed.methods.spherefed import CalibratedTest, SphereFed
 
 __all__ = [
+    "CalibratedTest",
     "CountsSteps",
     "Ditto",
+    "DotRegression",
     "FedAdagrad",
     "FedAdam",
     "FedAvg",
     "FedAvgM",
+    "FedBABU",
+    "FedDrPlus",
     "FedDyn",
     "FedDynServer",
+    "FedETF",
     "FedExP",
     "FedNTD",
     "FedNova",
@@ -40,4 +49,5 @@ __all__ = [
     "Scaffold",
     "ScaffoldServer",
     "ServerOptimizer",
+    "SphereFed",
 ]
