@@ -1,5 +1,6 @@
 """Listeners of a run."""
 
+from lit_fed.callbacks.alignment import Alignment
 from lit_fed.callbacks.base import Callback, RoundRecord
 from lit_fed.callbacks.checkpoint import Checkpoint
 from lit_fed.callbacks.dashboard import Dashboard
@@ -8,6 +9,7 @@ from lit_fed.callbacks.progress import Progress
 from lit_fed.callbacks.recorder import Recorder
 
 __all__ = [
+    "Alignment",
     "Callback",
     "Checkpoint",
     "Dashboard",

@@ -56,7 +56,7 @@ class Dashboard(Callback):
     def on_fit_start(self, trainer: FederatedTrainer) -> None:
         """Drop what a killed process wrote; in a new run folder write what is known before the first round."""
         self._mapped_round = -1
-        writers = _writers(trainer)
+        writers = tensorboard_writers(trainer)
         for writer in writers:
             start_session(writer, trainer.start_round)
         if writers and not _continues(trainer):
@@ -73,7 +73,7 @@ class Dashboard(Callback):
             return
         for logger in trainer.loggers:
             logger.log_metrics(record.metrics, step=record.round_idx)
-        if writers := _writers(trainer):
+        if writers := tensorboard_writers(trainer):
             for tag, values in _values_over_clients(record.rows).items():
                 for writer in writers:
                     _add_histogram(writer, tag, values, record.round_idx)
@@ -83,7 +83,7 @@ class Dashboard(Callback):
 
     def on_fit_end(self, trainer: FederatedTrainer) -> None:
         """Draw the participation map and sample predictions, and close the loggers."""
-        if (writers := _writers(trainer)) and trainer.federation is not None and trainer.next_round:
+        if (writers := tensorboard_writers(trainer)) and trainer.federation is not None and trainer.next_round:
             last = trainer.next_round - 1
             if self._mapped_round != last:
                 self._draw_participation(trainer, writers, last)
@@ -160,7 +160,8 @@ def _add_hparams(writer: SummaryWriter, config: str) -> None:
         file_writer.add_summary(summary)
 
 
-def _writers(trainer: FederatedTrainer) -> list[SummaryWriter]:
+def tensorboard_writers(trainer: FederatedTrainer) -> list[SummaryWriter]:
+    """The TensorBoard writers of a run; none on other processes than the first."""
     if not trainer.fabric.is_global_zero:
         return []
     return [logger.experiment for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -158,6 +158,32 @@ def predictions_picture(images: NDArray[np.float32], predicted: Sequence[int], t
         )
     correct = sum(guess == label for guess, label in zip(predicted, true, strict=True))
     figure.suptitle(f"Global model on test images: {correct} of {len(pixels)} right", fontsize=11)
+    return figure
+
+
+def curves_picture(rounds: Sequence[int], panels: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
+    """Curves over rounds, a panel for every title, in four columns; the legend fills a place that is left.
+
+    Args:
+        rounds: Where the curves have values.
+        panels: By title the curves, by label, as long as `rounds`; every panel has the same labels.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    num_rows = -(-len(panels) // 4)
+    figure = Figure(figsize=(11, 2.5 * num_rows + 0.3), dpi=110, layout="constrained")
+    grid = figure.subplots(num_rows, 4, squeeze=False).flat
+    for axes in list(grid)[len(panels) :]:
+        axes.set_axis_off()
+    for axes, (title, curves) in zip(grid, panels.items(), strict=False):
+        for label, values in curves.items():
+            axes.plot(rounds, values, label=label, linewidth=1.5, marker="." if len(rounds) < 30 else None)
+        axes.set_title(title, fontsize=10)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        axes.grid(alpha=0.3)
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.axes[min(len(panels), len(figure.axes) - 1)].legend(handles, labels, loc="center", frameon=False)
     return figure
 
 
