@@ -7,7 +7,7 @@ from typing import Any
 from lit_fed.classifier import Classifier
 from lit_fed.client import Split
 from lit_fed.errors import ConfigError
-from lit_fed.networks import classifier, classifier_path
+from lit_fed.networks import classifier
 
 
 class FrozenClassifier(Classifier):
@@ -25,19 +25,18 @@ class FrozenClassifier(Classifier):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        path = self.make_head()
-        head = classifier(self.network).named_parameters(prefix=f"network.{path}")
-        self.frozen = tuple(name for name, parameter in head if not parameter.requires_grad)
-        if not any(parameter.requires_grad for parameter in self.parameters()):
+        self.make_head()
+        trains = {name: parameter.requires_grad for name, parameter in self.named_parameters()}
+        self.frozen = tuple(name for name in self.head_names() if not trains[name])
+        if not any(trains.values()):
             raise ConfigError(
                 f"network {type(self.network).__name__} has nothing to train below its classifier, which "
                 f"{type(self).__name__} freezes; choose a network with hidden layers"
             )
 
-    def make_head(self) -> str:
-        """Freeze the classifier, or put a frozen one in its place; returns its name in the network."""
+    def make_head(self) -> None:
+        """Freeze the classifier, or put a frozen one in its place; by default its first weights are kept."""
         classifier(self.network).requires_grad_(False)
-        return classifier_path(self.network)
 
     def split(self, round_idx: int) -> Split:
         """Everything travels but the frozen weights."""

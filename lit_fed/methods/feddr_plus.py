@@ -31,9 +31,9 @@ class DotRegression(FrozenClassifier):
         frame of 10 or more gets far above 0.71, and the objective not below about 0.043.
     """
 
-    def make_head(self) -> str:
+    def make_head(self) -> None:
         """A frozen simplex ETF over the features."""
-        return replace_classifier(
+        replace_classifier(
             self.network, lambda num_features, num_classes: CosineHead(simplex_etf(num_classes, num_features))
         )
 
@@ -69,11 +69,14 @@ class FedDrPlus(DotRegression):
         for key, value in (("beta", beta), ("fine_tuning_beta", fine_tuning_beta)):
             if not 0 <= value <= 1:
                 raise ConfigError(f"model.{key} is {value}; it must be between 0 and 1")
-        terms = [FD(weight=1 - value, objective_weight=value) for value in (beta, fine_tuning_beta)]
-        super().__init__(regularizer=terms[0], **kwargs)
-        self.training_term, self.fine_tuning_term = terms
+        super().__init__(**kwargs)
+        self.beta, self.fine_tuning_beta = beta, fine_tuning_beta
+        self.distillation = FD()
+        self.regularizers.insert(0, self.distillation)
+        self.on_train_start()
 
     def on_train_start(self) -> None:
-        """Choose the stage's β."""
+        """Weigh the two terms by the stage's β."""
         fine_tuning = self.ctx is not None and self.ctx.fine_tuning is not None
-        self.regularizer = self.fine_tuning_term if fine_tuning else self.training_term
+        beta = self.fine_tuning_beta if fine_tuning else self.beta
+        self.distillation.weight, self.distillation.objective_weight = 1 - beta, beta

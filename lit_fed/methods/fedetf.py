@@ -44,9 +44,9 @@ class FedETF(FrozenClassifier):
         self.gamma = gamma
         self.counts = torch.ones(())
 
-    def make_head(self) -> str:
+    def make_head(self) -> None:
         """A projection from d to C, and a frozen ETF of C classes in C dimensions."""
-        return replace_classifier(self.network, ProjectedETFHead)
+        replace_classifier(self.network, ProjectedETFHead)
 
     def on_train_start(self) -> None:
         """Look up the client's class counts."""

@@ -20,7 +20,6 @@ from lit_fed.networks import (
     CosineHead,
     Outputs,
     classifier,
-    classifier_path,
     orthonormal_classes,
     replace_classifier,
     run,
@@ -46,9 +45,9 @@ class SphereFed(FrozenClassifier):
         times smaller.
     """
 
-    def make_head(self) -> str:
+    def make_head(self) -> None:
         """Frozen orthonormal classes over the features."""
-        return replace_classifier(
+        replace_classifier(
             self.network, lambda num_features, num_classes: CosineHead(orthonormal_classes(num_classes, num_features))
         )
 
@@ -101,7 +100,7 @@ class CalibratedTest(Protocol):
             module.load_tensors(state)
             moments, uplink_bytes = self._collect(federation, module, round_idx)
             module.load_tensors(state)  # the last client may have had buffers of its own
-            weight = f"network.{classifier_path(module.network)}.weight"
+            (weight,) = module.head_names()
             module.load_tensors({weight: solve(moments["second"], moments["cross"], self.ridge)})
             loader = data.test_loader() if split == "test" else data.val_loader()
             values = federation.loop.evaluate(loader, split, spread=True) | {"uplink_bytes": float(uplink_bytes)}

@@ -133,20 +133,6 @@ def class_cosines(head: nn.Module, features: Tensor) -> Tensor:
     return F.linear(F.normalize(features, dim=1), F.normalize(weight, dim=1))
 
 
-def classifier_path(network: nn.Module) -> str:
-    """Where a network's classifier lives: its name among ``named_modules()``, such as ``head`` or ``head.fc``.
-
-    Args:
-        network: One of our networks, a timm model, or any module with a `head`.
-
-    Raises:
-        ConfigError: If there is no single classifier.
-    """
-    found = classifier(network)
-    path: str = next(name for name, module in network.named_modules() if module is found)
-    return path
-
-
 def replace_classifier(network: nn.Module, make: Callable[[int, int], nn.Module]) -> str:
     """Put another last layer into a network, in place.
 
@@ -155,7 +141,7 @@ def replace_classifier(network: nn.Module, make: Callable[[int, int], nn.Module]
         make: Makes the new layer from the number of features and of classes.
 
     Returns:
-        The layer's name in the network.
+        The layer's name among the network's ``named_modules()``, such as ``head`` or ``head.fc``.
 
     Raises:
         ConfigError: If there is no single linear classifier.
@@ -166,7 +152,7 @@ def replace_classifier(network: nn.Module, make: Callable[[int, int], nn.Module]
             f"the classifier of network {type(network).__name__} is a {type(before).__name__}; only linear ones can be "
             "replaced: choose another network"
         )
-    path = classifier_path(network)
+    path: str = next(name for name, module in network.named_modules() if module is before)
     network.set_submodule(path, make(before.in_features, before.out_features))
     return path
 

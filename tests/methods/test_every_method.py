@@ -33,7 +33,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def spread(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same on two processes, interrupted after two rounds."""
     folder = tmp_path_factory.mktemp("spread")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29541"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     for rounds in (2, ROUNDS):
         command = [*torchrun, "-m", "tests.methods.run_methods", str(folder), str(rounds), "2"]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
