@@ -58,7 +58,7 @@ def test_says_what_it_is_and_parses_on_top_of_the_quickstart(path, capsys):
     assert all(content[key]["class_path"] for key in ("model", "data", "algorithm"))
 
 
-@pytest.mark.parametrize("path", [p for p in ALL if p.parent.name in ("experiment", "configs")], ids=name)
+@pytest.mark.parametrize("path", [p for p in ALL if p.parent.name in ("experiment", "feddr_plus", "configs")], ids=name)
 def test_an_experiment_is_complete_by_itself(path, capsys):
     content = parsed(capsys, path)
     schedule = content["model"]["init_args"]["lr_scheduler"]
@@ -93,6 +93,18 @@ def test_methods_and_data_compose_because_they_set_different_things():
             protocols = content.pop("trainer", None) if folder == "method" else None
             assert set(content) <= keys, path
             assert protocols is None or set(protocols) == {"protocols"}, path
+
+
+TUNED = sorted((CONFIGS / "experiment" / "feddr_plus" / "tuned").glob("digits_*.yaml"))
+
+
+@pytest.mark.parametrize("path", [CONFIGS / "method" / "fedavg.yaml", *TUNED], ids=name)
+def test_the_pocket_experiment_runs_with_every_tuned_method(path, tmp_path, capsys):
+    files = ["-c", str(CONFIGS / "experiment" / "feddr_plus" / "digits.yaml"), "-c", str(path)]
+    main(["fit", *files, *SHORT, *SMALL, "--trainer.evaluate_every", "0", "--trainer.default_root_dir", str(tmp_path)])
+    assert capsys.readouterr().err == ""
+    (row,) = rows(tmp_path / "lightning_logs" / "version_0" / "metrics.csv")
+    assert -1 <= float(row["alignment/observed"]) <= 1
 
 
 def test_a_method_keeps_the_settings_below_it(capsys):

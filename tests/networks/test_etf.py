@@ -118,6 +118,16 @@ def test_a_classifier_is_replaced_wherever_it_lives(name):
     assert network(x).abs().max() <= 1
 
 
+def test_published_numbers_of_parameters():
+    # FedDr+'s networks: VGG-11 for 10 classes and MobileNet for 100, with a head without bias, and with FedETF's.
+    published = {"vgg11": (10, 9_750_912, 9_751_013), "mobilenet": (100, 3_309_376, 3_319_377)}
+    for name, (num_classes, *expected) in published.items():
+        for make, count in zip((lambda d, c: CosineHead(simplex_etf(c, d)), ProjectedETFHead), expected, strict=True):
+            network = build_network(name, num_classes, 3, (3, 32, 32))
+            replace_classifier(network, make)
+            assert sum(parameter.numel() for parameter in network.parameters()) == count
+
+
 def test_only_linear_classifiers_are_replaced():
     network = build_network("mlp", 5, 1, (1, 8, 8))
     network.head = nn.Sequential(network.head)
