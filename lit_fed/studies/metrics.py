@@ -91,7 +91,7 @@ def _names(config: Mapping[str, Any], prefix: str) -> tuple[list[str], bool]:
         return [], False
     protocols = _protocols(config)
     if prefix not in protocols:
-        return [], None not in protocols
+        return [], None not in protocols and not config["trainer"]["callbacks"]  # a callback may add metrics
     steps = [
         (getattr(model, name, None), getattr(Classifier, name))
         for name in ("test_step", "validation_step", "_evaluate")
@@ -124,4 +124,5 @@ def _kind(config: Mapping[str, Any]) -> str:
     """Runs of a kind report the same names."""
     trainer = config["trainer"]
     classes = [config[key]["class_path"] for key in ("model", "algorithm", "data")]
-    return json.dumps([classes, trainer["protocols"], bool(trainer["evaluate_every"])], default=str)
+    listens = [trainer["protocols"], trainer["callbacks"], bool(trainer["evaluate_every"])]
+    return json.dumps([classes, *listens], default=str)

@@ -167,6 +167,15 @@ def test_a_metric_that_the_configuration_promises(changes, tmp_path):
     check_metrics(grid_of(tmp_path, **changes))
 
 
+def test_a_callback_may_add_metrics(tmp_path):
+    listening = {"set": {"trainer.callbacks": [{"class_path": "Alignment"}]}, "metric": "alignment/observed"}
+    check_metrics(grid_of(tmp_path, **listening))
+    asked = []
+    grid = grid_of(tmp_path, **listening)
+    check_metrics(grid, grid.cells, lambda cell: asked.append(cell) or ["round", "alignment/observed"])
+    assert asked
+
+
 def test_what_only_the_code_knows_is_asked_once_for_each_kind_of_run(tmp_path):
     grid = grid_of(tmp_path, metric="server/step", columns={"x": {}, "y": {"set": {"trainer.max_rounds": 3}}})
     asked = []
