@@ -242,3 +242,10 @@ def test_validate_and_test_after_training(tmp_path: Path) -> None:
     assert fresh.test(Validated(), Points(val_fraction=0.34), FedAvg(), "last")["global/loss"] == pytest.approx(
         expected
     )
+
+
+def test_there_is_no_global_model_where_a_part_is_personal(tmp_path: Path) -> None:
+    # The server holds an untrained head; its accuracy would look like a result.
+    metrics = fit(tmp_path, Wanderer(), Points(4, sizes=(2, 3)), max_rounds=1).metrics
+    assert not [name for name in metrics if name.startswith("global/")]
+    assert "clients/loss_mean" in metrics

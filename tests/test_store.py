@@ -338,7 +338,7 @@ def test_memory_and_disk_give_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_a_run_keeps_exactly_the_files_its_checkpoints_name(tmp_path: Path) -> None:
-    checkpoint = Checkpoint(monitor="global/loss", mode="max", keep_last=2)
+    checkpoint = Checkpoint(monitor="clients/loss_mean", mode="max", keep_last=2)
     made = fit(
         tmp_path,
         Wanderer(lr=0.05),
