@@ -86,11 +86,19 @@ class Scaffold(Classifier):
         return super().configure_optimizers()
 
     def receive(self, payload: Payload) -> None:
-        """Take in the model, and work out the correction of this client's gradients."""
+        """Take in the model, and work out the correction of this client's gradients.
+
+        Raises:
+            ConfigError: If the server is not SCAFFOLD's.
+        """
         control, model = split_prefix(CONTROL, payload)
         super().receive(model)
         self._correction = {}
         if self.ctx is not None and self.ctx.stage == "train":
+            if not control:
+                raise ConfigError(
+                    "model Scaffold needs the algorithm ScaffoldServer; this one sends no control variate"
+                )
             self._correction = {name: tensor - self._own[name] for name, tensor in control.items()}
 
     def on_train_start(self) -> None:

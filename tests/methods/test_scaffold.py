@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from lit_fed.errors import CheckpointError, ConfigError
+from lit_fed.errors import CheckpointError, ClientFailure, ConfigError
 from lit_fed.methods import FedAvg, Scaffold, ScaffoldServer
 from lit_fed.methods.scaffold import _MeanGradient
 from tests.methods.support import Rota, client_state, global_weight, run_quickstart
@@ -142,6 +142,11 @@ def test_wrong_settings(tmp_path: Path) -> None:
         ScaffoldServer(server_lr=0)
     with pytest.raises(ConfigError, match="ScaffoldServer needs a model Scaffold; this one is LeastSquares"):
         fit(tmp_path, LeastSquares(), algorithm=ScaffoldServer())
+
+
+def test_another_server(tmp_path: Path) -> None:
+    with pytest.raises(ClientFailure, match="model Scaffold needs the algorithm ScaffoldServer"):
+        fit(tmp_path, ScaffoldLeastSquares(), algorithm=FedAvg())
 
 
 def test_another_methods_checkpoint(tmp_path: Path) -> None:
