@@ -13,6 +13,8 @@ from lit_fed.payload import Payload
 from lit_fed.reducers import Reducer
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from lit_fed.data import FederatedDataModule
 
 AggregateT = TypeVar("AggregateT")
@@ -53,6 +55,10 @@ class Algorithm(ABC, Generic[AggregateT]):
         Returns:
             Metrics of the server by name, such as ``server/step_size``.
         """
+
+    def figures(self) -> dict[str, Figure]:
+        """Pictures of the server's state by name, for TensorBoard; by default none. Drawn on the first process only."""
+        return {}
 
     @abstractmethod
     def global_state(self) -> dict[str, Tensor]:

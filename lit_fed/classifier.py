@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -63,10 +63,14 @@ class Classifier(ClientModule):
 
     def configure_optimizers(self) -> Any:
         """A fresh optimizer over the parameters that train now, and the schedule where there is one."""
-        optimizer = self.optimizer(parameter for parameter in self.parameters() if parameter.requires_grad)
+        optimizer = self.optimizer(parameter for parameter in self.own_parameters() if parameter.requires_grad)
         if self.lr_scheduler is None:
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": self.lr_scheduler(optimizer)}
+
+    def own_parameters(self) -> Iterable[nn.Parameter]:
+        """What the current client's optimizer may train; by default every parameter."""
+        return self.parameters()
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (B, C) of a batch (B, …)."""

@@ -235,6 +235,10 @@ class ClientModule(LightningModule):
             return [Phase("fine_tuning", ctx.train_loader(), epochs=ctx.fine_tuning.epochs)]
         return [Phase("train", ctx.train_loader(), epochs=self.local_epochs, steps=self.local_steps)]
 
+    def preparation(self, ctx: ClientContext) -> list[Phase]:
+        """Local work between receiving a broadcast and being tested or used with it; by default none."""
+        return []
+
     def on_phase_start(self, phase: Phase) -> None:
         """Called before each phase, before its optimizers are made; by default nothing."""
 

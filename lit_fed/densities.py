@@ -40,9 +40,9 @@ def fit_class_gaussians(logits: Tensor, labels: Tensor) -> ClassGaussians:
         is left out; K is 0 where no class has 2, and D rows wide all the same.
 
     Note:
-        The floor, with :math:`\overline{\sigma^2}` the mean over this client's classes and logits, is ours: a logit that
-        is constant on the calibration samples would have an infinite density. The variance is the maximum-likelihood
-        one, as scikit-learn's mixtures have it; the paper names no estimator.
+        The floor, with :math:`\overline{\sigma^2}` the mean over this client's classes and logits, is ours: a logit
+        that is constant on the calibration samples would have an infinite density. The variance is the
+        maximum-likelihood one, as in scikit-learn; the paper names no estimator.
     """
     z = logits.double()
     classes, counts = labels.unique(return_counts=True)
@@ -55,10 +55,12 @@ def fit_class_gaussians(logits: Tensor, labels: Tensor) -> ClassGaussians:
 
 
 def log_density(z: Tensor, gaussians: ClassGaussians) -> Tensor:
-    r"""Log density of the mixture, summed over dimensions, Eq. 7:
+    r"""Log density of the mixture, summed over dimensions.
 
     .. math:: \ell(z) = \log\frac{1}{K}\sum_k (2\pi)^{-D/2} \prod_d \sigma_{kd}^{-1}
         \exp\left[-\tfrac12\sum_d \frac{(z_d-\mu_{kd})^2}{\sigma_{kd}^2}\right]
+
+    Eq. 7 of the paper.
 
     Args:
         z: Logits (n, D).

@@ -72,6 +72,20 @@ class LocalLoop:
 
     def train(self, ctx: ClientContext) -> Meter:
         """Run all phases of the module's current client; returns what it logged."""
+        lr = ctx.fine_tuning.lr if ctx.fine_tuning is not None else None
+        return self._work(ctx, self.module.phases, lr)
+
+    @contextlib.contextmanager
+    def prepared(self, ctx: ClientContext) -> Iterator[None]:
+        """The module's current client after its `ClientModule.preparation`, whose effects end with the context."""
+        if not self.module.preparation(ctx):
+            yield
+            return
+        with self.module.preserved():
+            self._work(ctx, self.module.preparation, None)
+            yield
+
+    def _work(self, ctx: ClientContext, phases: Callable[[ClientContext], list[Phase]], lr: float | None) -> Meter:
         module = self.module
         meter = module.work.meter = Meter()
         seed_device(ctx.derive_seed("training"), self.fabric.device)
@@ -81,22 +95,22 @@ class LocalLoop:
             module.train()
         try:
             module.on_train_start()
-            for phase in module.phases(ctx):
+            for phase in phases(ctx):
                 ctx.phase = phase.name
-                self._run_phase(phase, ctx, meter)
+                self._run_phase(phase, ctx, meter, lr)
             module.on_train_end()
         finally:
             module.work.meter = None
         return meter
 
-    def _run_phase(self, phase: Phase, ctx: ClientContext, meter: Meter) -> None:
+    def _run_phase(self, phase: Phase, ctx: ClientContext, meter: Meter, lr: float | None) -> None:
         module = self.module
         module.on_phase_start(phase)
         module.set_trainable(phase.trains)
         optimizers, schedulers = self.optimizers.build(phase.name, ctx.round_idx)
-        if ctx.fine_tuning is not None and ctx.fine_tuning.lr is not None:
+        if lr is not None:
             for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-                group["lr"] = ctx.fine_tuning.lr
+                group["lr"] = lr
         automatic = module.automatic_optimization
         if not automatic:
             wrapped = self.fabric.setup_optimizers(*optimizers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,7 +34,7 @@ def write_predictions(federation: Federation, output: Path, client_id: int | Non
     """
     if output.suffix not in (".csv", ".npz"):
         raise ConfigError(f"predictions go to a .csv or .npz file, not {output.name!r}; change --output")
-    data = federation.data
+    data, ctx = federation.data, None
     if client_id is None:
         if not federation.algorithm.global_state():
             raise ConfigError("this method has no global model; name a client with --client_id")
@@ -41,12 +42,14 @@ def write_predictions(federation: Federation, output: Path, client_id: int | Non
     else:
         if not 0 <= client_id < data.num_clients:
             raise ConfigError(f"there is no client {client_id}; clients are 0 to {data.num_clients - 1}")
-        federation.executor.enter(client_id, federation.evaluation_broadcast(round_idx), round_idx, "predict")
+        broadcast = federation.evaluation_broadcast(round_idx)
+        ctx = federation.executor.enter(client_id, broadcast, round_idx, "predict")
         loader = data.test_loader(client_id)
     batches: dict[str, list[np.ndarray]] = {}
-    for batch, result in federation.loop.predict(loader):
-        for name, value in (_named(result) | _label(batch)).items():
-            batches.setdefault(name, []).append(_array(value))
+    with contextlib.nullcontext() if ctx is None else federation.loop.prepared(ctx):
+        for batch, result in federation.loop.predict(loader):
+            for name, value in (_named(result) | _label(batch)).items():
+                batches.setdefault(name, []).append(_array(value))
     if not batches:
         raise ConfigError(
             "there is no test data to predict on" + ("" if client_id is None else f" for client {client_id}")

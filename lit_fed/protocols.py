@@ -133,8 +133,13 @@ class ClientTest(Protocol):
         self, federation: Federation, client_id: int, broadcast: Payload, round_idx: int, split: EvalSplit
     ) -> dict[str, float]:
         """Metrics of one client."""
-        federation.executor.enter(client_id, broadcast, round_idx, "test")
-        return federation.loop.evaluate(_client_loader(federation, client_id, split), split)
+        ctx = federation.executor.enter(client_id, broadcast, round_idx, "test")
+        with federation.loop.prepared(ctx):
+            return federation.loop.evaluate(self.loader(federation, client_id, split), split)
+
+    def loader(self, federation: Federation, client_id: int, split: EvalSplit) -> Iterable[object]:
+        """What to test on: the client's own data."""
+        return _client_loader(federation, client_id, split)
 
 
 class UnseenTest(ClientTest):
@@ -179,8 +184,41 @@ class PersonalTest(ClientTest):
         """Fine-tune, test, and put the module back as it was."""
         with federation.module.preserved():
             ctx = federation.executor.enter(client_id, broadcast, round_idx, "personal", self.fine_tuning)
-            federation.loop.train(ctx)
-            return federation.loop.evaluate(_client_loader(federation, client_id, split), split)
+            with federation.loop.prepared(ctx):
+                federation.loop.train(ctx)
+                return federation.loop.evaluate(self.loader(federation, client_id, split), split)
+
+
+class ClientGlobalTest(ClientTest):
+    """As `ClientTest`, on the shared test set, which has all classes: ``clients_global/…``.
+
+    The accuracy that tables of federated distillation show. It costs the clients' number times the shared test set.
+    """
+
+    name = "clients_global"
+    stage = "global"
+
+    def loader(self, federation: Federation, client_id: int, split: EvalSplit) -> Iterable[object]:
+        """What to test on: the shared data."""
+        return federation.data.test_loader() if split == "test" else federation.data.val_loader()
+
+
+class LocalTest(ClientTest):
+    """As `ClientTest`, with each client's model as its own work left it, before the newest broadcast: ``local/…``.
+
+    Says something of its own for methods that refine what a client keeps by what the server sends
+    (`lit_fed.client.ClientModule.preparation`); elsewhere it equals `ClientTest`.
+    """
+
+    name = "local"
+    stage = "local"
+
+    def test_client(
+        self, federation: Federation, client_id: int, broadcast: Payload, round_idx: int, split: EvalSplit
+    ) -> dict[str, float]:
+        """Metrics of one client."""
+        federation.executor.enter(client_id, broadcast, round_idx, "test")
+        return federation.loop.evaluate(self.loader(federation, client_id, split), split)
 
 
 def _client_loader(federation: Federation, client_id: int, split: EvalSplit) -> Iterable[object]:

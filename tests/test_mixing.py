@@ -35,7 +35,9 @@ def read(payload: Payload) -> tuple[Tensor, Tensor]:
 
 def updates(clients: Any) -> list[ClientUpdate]:
     return [
-        ClientUpdate(i, {"values": torch.tensor(values).view(3, 2), "scores": torch.tensor(scores, dtype=torch.float64)})
+        ClientUpdate(
+            i, {"values": torch.tensor(values).view(3, 2), "scores": torch.tensor(scores, dtype=torch.float64)}
+        )
         for i, (scores, values) in enumerate(clients)
     ]
 

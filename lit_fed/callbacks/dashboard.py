@@ -27,7 +27,13 @@ if TYPE_CHECKING:
     from lit_fed.federation import Federation
     from lit_fed.trainer import FederatedTrainer
 
-_HISTOGRAMS = {"test": "clients", "personal": "personal", "unseen": "unseen"}  # stage of a row: protocol in tags
+_HISTOGRAMS = {  # stage of a row: protocol in tags
+    "test": "clients",
+    "global": "clients_global",
+    "local": "local",
+    "personal": "personal",
+    "unseen": "unseen",
+}
 _HPARAM_METRICS = ("global/acc", "global/loss", "clients/acc_mean")
 _NO_HPARAMS = ("trainer.enable_", "trainer.logger", "trainer.default_root_dir", "trainer.num_threads")
 _MOST_IMAGES = 16
@@ -41,7 +47,8 @@ class Dashboard(Callback):
     TensorBoard's readers, when the run is resumed.
 
     Args:
-        picture_every: Draw the participation map every so many rounds; 0 for only at the end.
+        picture_every: Draw the participation map, and what the algorithm draws, every so many rounds; 0 for only at the
+            end.
 
     Raises:
         ConfigError: If `picture_every` is negative.
@@ -78,7 +85,7 @@ class Dashboard(Callback):
                 for writer in writers:
                     _add_histogram(writer, tag, values, record.round_idx)
             if self.picture_every and (record.round_idx + 1) % self.picture_every == 0:
-                self._draw_participation(trainer, writers, record.round_idx)
+                self._draw(trainer, writers, record.round_idx)
         _flush(trainer)
 
     def on_fit_end(self, trainer: FederatedTrainer) -> None:
@@ -86,7 +93,7 @@ class Dashboard(Callback):
         if (writers := tensorboard_writers(trainer)) and trainer.federation is not None and trainer.next_round:
             last = trainer.next_round - 1
             if self._mapped_round != last:
-                self._draw_participation(trainer, writers, last)
+                self._draw(trainer, writers, last)
             picture = _sample_predictions(trainer.federation)
             if picture is not None:
                 _add_picture(writers, "pictures/predictions", picture, last)
@@ -96,7 +103,7 @@ class Dashboard(Callback):
         """Close the loggers, so that nothing that was logged is lost."""
         _close(trainer, "failed")
 
-    def _draw_participation(self, trainer: FederatedTrainer, writers: list[SummaryWriter], round_idx: int) -> None:
+    def _draw(self, trainer: FederatedTrainer, writers: list[SummaryWriter], round_idx: int) -> None:
         if trainer.federation is None:
             return
         participation = trainer.federation.participation
@@ -104,6 +111,8 @@ class Dashboard(Callback):
             participation.plan, round_idx + 1, participation.num_clients, participation.nominal_cohort_size
         )
         _add_picture(writers, "pictures/participation", render(figure), round_idx)
+        for name, figure in trainer.federation.algorithm.figures().items():
+            _add_picture(writers, f"pictures/{name}", render(figure), round_idx)
         self._mapped_round = round_idx
 
 

@@ -131,6 +131,30 @@ def participation_map(
     return figure
 
 
+def weights_picture(weights: NDArray[np.float64], clients: NDArray[np.int64]) -> Figure:
+    """How much each client has a say in what the mixture says of each class.
+
+    Args:
+        weights: Mean weight per client and class, shape (n, num_classes); NaN where there is none.
+        clients: Their ids, shape (n,).
+    """
+    classes = even_subset(weights.shape[1], _MOST_CLASSES)
+    figure, axes = _figure()
+    image = axes.imshow(
+        np.ma.masked_invalid(weights[:, classes].T),
+        aspect="auto",
+        origin="lower",
+        cmap="viridis_r",
+        interpolation="nearest",
+        vmin=0,
+    )
+    figure.colorbar(image, ax=axes, label="mean weight (white: not in this round)", pad=0.02)
+    _label(axes.xaxis, clients, "client")
+    _label(axes.yaxis, classes, "class, as the mixture has it")
+    axes.set_title(f"Who is trusted with what: {_counted(int(clients[-1]) + 1, len(clients), 'client')}")
+    return figure
+
+
 def predictions_picture(images: NDArray[np.float32], predicted: Sequence[int], true: Sequence[int]) -> Figure:
     """Images with what the model took them for.
 

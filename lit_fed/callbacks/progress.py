@@ -30,10 +30,21 @@ _REFRESH_HZ = 10.0
 _PROTOCOLS = {
     "global": "the global model on the shared {data} set",
     "clients": "each client's model on its own {data} data, before fine-tuning",
+    "clients_global": "each client's model on the shared {data} set",
+    "local": "each client's model as its own work left it, on its own {data} data",
     "personal": "each client's model on its own {data} data, after local fine-tuning",
     "unseen": "the model that clients never sampled would receive, on their own {data} data",
 }
-_KEY_METRICS = ("global/acc", "global/loss", "clients/acc_mean", "personal/acc_mean", "unseen/acc_mean", "train/loss")
+_KEY_METRICS = (
+    "global/acc",
+    "global/loss",
+    "clients/acc_mean",
+    "clients_global/acc_mean",
+    "local/acc_mean",
+    "personal/acc_mean",
+    "unseen/acc_mean",
+    "train/loss",
+)
 _LOWER_IS_BETTER = {"error", "err", "nll", "mse", "rmse", "mae", "perplexity", "ppl", "ece", "brier", "wer", "cer"}
 
 

@@ -330,6 +330,17 @@ class FederatedDataModule(LightningDataModule, ABC):
         batch_size = self.test_batch_size if generator is None else self.batch_size
         return self.make_public_loader(self._ready.public, batch_size=batch_size, generator=generator)
 
+    def public_accuracy(self, classes: IntArray) -> float:
+        """How many of the public samples are of the classes that a server takes them for.
+
+        The only use of the public set's labels, which no loader yields: a number to report, for nothing to learn from.
+
+        Args:
+            classes: One for each public sample, in the order of their positions, shape (public_size,).
+        """
+        cut = self._ready
+        return float((cut.labels[cut.public] == classes).mean())
+
     # Loaders for a plain lightning.Trainer: all clients' data pooled.
 
     def train_dataloader(self) -> Any:

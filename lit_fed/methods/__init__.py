@@ -4,10 +4,13 @@ from lit_fed.methods.ditto import Ditto
 from lit_fed.methods.fedavg import FedAvg
 from lit_fed.methods.fedavgm import FedAvgM
 from lit_fed.methods.fedbabu import FedBABU
+from lit_fed.methods.feddf import FedDF, FedDFServer
 from lit_fed.methods.feddr_plus import DotRegression, FedDrPlus
 from lit_fed.methods.feddyn import FedDyn, FedDynServer
+from lit_fed.methods.federated_distillation import DistillationServer, FederatedDistillation
 from lit_fed.methods.fedetf import FedETF
 from lit_fed.methods.fedexp import FedExP
+from lit_fed.methods.fedmd import FedMD, FedMDServer
 from lit_fed.methods.fednova import CountsSteps, FedNova, FedNovaServer
 from lit_fed.methods.fedntd import FedNTD
 from lit_fed.methods.fedopt import FedAdagrad, FedAdam, FedYogi
@@ -20,10 +23,13 @@ from lit_fed.methods.per_fedavg import PerFedAvg
 from lit_fed.methods.scaffold import Scaffold, ScaffoldServer
 from lit_fed.methods.server import ServerOptimizer
 from lit_fed.methods.spherefed import CalibratedTest, SphereFed
+from lit_fed.methods.uwa import UWA, UWAServer
 
 __all__ = [
+    "UWA",
     "CalibratedTest",
     "CountsSteps",
+    "DistillationServer",
     "Ditto",
     "DotRegression",
     "FedAdagrad",
@@ -31,11 +37,15 @@ __all__ = [
     "FedAvg",
     "FedAvgM",
     "FedBABU",
+    "FedDF",
+    "FedDFServer",
     "FedDrPlus",
     "FedDyn",
     "FedDynServer",
     "FedETF",
     "FedExP",
+    "FedMD",
+    "FedMDServer",
     "FedNTD",
     "FedNova",
     "FedNovaServer",
@@ -43,6 +53,7 @@ __all__ = [
     "FedProx",
     "FedRep",
     "FedYogi",
+    "FederatedDistillation",
     "LocalOnly",
     "Moon",
     "PerFedAvg",
@@ -50,4 +61,5 @@ __all__ = [
     "ScaffoldServer",
     "ServerOptimizer",
     "SphereFed",
+    "UWAServer",
 ]

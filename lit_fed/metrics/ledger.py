@@ -20,7 +20,7 @@ class ClientRow(NamedTuple):
 
     Args:
         client_id: The client.
-        stage: ``train``, ``test``, ``personal`` or ``unseen``.
+        stage: ``train``, ``test``, ``global``, ``local``, ``personal`` or ``unseen``.
         metric: Name of the value.
         value: The value.
     """
