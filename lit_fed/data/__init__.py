@@ -4,6 +4,7 @@ from lit_fed.data.array_file import ArrayFile
 from lit_fed.data.base import FederatedDataModule, Population
 from lit_fed.data.client_folders import ClientFolders
 from lit_fed.data.csr import CSR, ClientIndices
+from lit_fed.data.csv_text import CSVText
 from lit_fed.data.dataset_module import DatasetModule, Datasets
 from lit_fed.data.digits import Digits
 from lit_fed.data.in_memory import Arrays, ImageDataModule, TensorDataModule
@@ -28,6 +29,7 @@ __all__ = [
     "ArrayFile",
     "Arrays",
     "Augmentation",
+    "CSVText",
     "ClassesPerClient",
     "ClientFolders",
     "ClientIndices",

@@ -14,14 +14,17 @@ from lit_fed.networks.mobilenet import MobileNet
 from lit_fed.networks.outputs import Outputs, run, run_with
 from lit_fed.networks.registry import NETWORKS, build_network, classifier, features
 from lit_fed.networks.resnet import ResNet18Cifar
+from lit_fed.networks.text import BertTiny, EmbeddingBag
 from lit_fed.networks.vgg import VGG11
 
 __all__ = [
     "MLP",
     "NETWORKS",
     "VGG11",
+    "BertTiny",
     "ClassificationNetwork",
     "CosineHead",
+    "EmbeddingBag",
     "Logistic",
     "McMahanCNN",
     "MobileNet",

@@ -14,6 +14,7 @@ from lit_fed.networks.basic import MLP, Logistic, SmallCNN
 from lit_fed.networks.mcmahan import McMahanCNN
 from lit_fed.networks.mobilenet import MobileNet
 from lit_fed.networks.resnet import ResNet18Cifar
+from lit_fed.networks.text import BertTiny, EmbeddingBag
 from lit_fed.networks.vgg import VGG11
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
@@ -24,6 +25,8 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "vgg11": VGG11,
     "mobilenet": MobileNet,
     "resnet18_cifar": ResNet18Cifar,
+    "embedding_bag": EmbeddingBag,
+    "bert_tiny": BertTiny,
 }
 """Our own networks by name; they come before timm's. Each takes num_classes, in_channels, input_shape and head_bias."""
 
