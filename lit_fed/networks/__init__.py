@@ -1,6 +1,7 @@
 """Networks by name: a few of our own, and everything timm has."""
 
 from lit_fed.networks.basic import MLP, ClassificationNetwork, Logistic, SmallCNN
+from lit_fed.networks.choice import Assignment, NetworkChoice
 from lit_fed.networks.etf import (
     CosineHead,
     ProjectedETFHead,
@@ -12,7 +13,7 @@ from lit_fed.networks.etf import (
 from lit_fed.networks.mcmahan import McMahanCNN
 from lit_fed.networks.mobilenet import MobileNet
 from lit_fed.networks.outputs import Outputs, run, run_with
-from lit_fed.networks.registry import NETWORKS, build_network, classifier, features
+from lit_fed.networks.registry import NETWORKS, TEXT_NETWORKS, build_network, classifier, features
 from lit_fed.networks.resnet import ResNet18Cifar
 from lit_fed.networks.text import BertTiny, EmbeddingBag
 from lit_fed.networks.vgg import VGG11
@@ -20,7 +21,9 @@ from lit_fed.networks.vgg import VGG11
 __all__ = [
     "MLP",
     "NETWORKS",
+    "TEXT_NETWORKS",
     "VGG11",
+    "Assignment",
     "BertTiny",
     "ClassificationNetwork",
     "CosineHead",
@@ -28,6 +31,7 @@ __all__ = [
     "Logistic",
     "McMahanCNN",
     "MobileNet",
+    "NetworkChoice",
     "Outputs",
     "ProjectedETFHead",
     "ResNet18Cifar",

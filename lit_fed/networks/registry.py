@@ -30,6 +30,9 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
 }
 """Our own networks by name; they come before timm's. Each takes num_classes, in_channels, input_shape and head_bias."""
 
+TEXT_NETWORKS = frozenset({"embedding_bag", "bert_tiny"})
+"""Those of them that read rows of token ids; all others read images."""
+
 
 def build_network(
     name: str, num_classes: int, in_channels: int, input_shape: tuple[int, ...] | None = None, **kwargs: Any

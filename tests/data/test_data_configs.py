@@ -47,7 +47,7 @@ def test_every_configuration_parses_and_says_what_it_is(path):
 
 
 def test_there_is_a_configuration_for_each_data_set():
-    assert len(CONFIGS) == 10
+    assert len(CONFIGS) == 15
 
 
 def test_short_names_and_single_settings():
