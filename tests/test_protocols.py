@@ -13,7 +13,16 @@ from lit_fed.callbacks import Callback
 from lit_fed.errors import ConfigError
 from lit_fed.methods import FedAvg
 from lit_fed.participation import UniformParticipation
-from lit_fed.protocols import ClientTest, Evaluation, GlobalTest, PersonalTest, Protocol, UnseenTest
+from lit_fed.protocols import (
+    ClientGlobalTest,
+    ClientTest,
+    Evaluation,
+    GlobalTest,
+    LocalTest,
+    PersonalTest,
+    Protocol,
+    UnseenTest,
+)
 from tests.support import LeastSquares, Points, Wanderer, assert_same, fit, rows, trainer, weights
 from tests.test_store import Threes
 
@@ -249,3 +258,14 @@ def test_there_is_no_global_model_where_a_part_is_personal(tmp_path: Path) -> No
     metrics = fit(tmp_path, Wanderer(), Points(4, sizes=(2, 3)), max_rounds=1).metrics
     assert not [name for name in metrics if name.startswith("global/")]
     assert "clients/loss_mean" in metrics
+
+
+def test_clients_on_the_shared_set_and_before_the_broadcast(tmp_path: Path) -> None:
+    """Every client of FedAvg has the global model, whoever's data it is tested on."""
+    made = fit(tmp_path, max_rounds=1, protocols=[GlobalTest(), ClientTest(), ClientGlobalTest(), LocalTest()])
+    one, two = loss(AFTER_ONE[0], 2), loss(AFTER_ONE[1], 4)
+    assert made.metrics["clients_global/loss_mean"] == made.metrics["global/loss"] == pytest.approx((one + 3 * two) / 4)
+    assert made.metrics["clients_global/loss_std"] == 0.0
+    assert made.metrics["local/loss_mean"] == made.metrics["clients/loss_mean"]
+    stages = {row["stage"] for row in rows(made.log_dir / "clients.csv")}
+    assert stages == {"train", "test", "global", "local"}

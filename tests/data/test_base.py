@@ -272,3 +272,11 @@ def test_errors_say_what_is_wrong(build, message):
         build()
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_public_accuracy_counts_right_classes_and_gives_no_labels():
+    data = ready(Numbered(num_clients=4, public_size=60))
+    labels = data._cut.labels[data._cut.public]
+    guess = labels.copy()
+    guess[:15] = (guess[:15] + 1) % data.num_classes
+    assert data.public_accuracy(guess) == 0.75  # 45 of 60

@@ -146,7 +146,7 @@ def test_importing_the_networks_does_not_import_timm() -> None:
     [
         (("smal_cnn", 10, 1), {}, r"'smal_cnn' is neither .* did you mean small_cnn"),
         (("resnet_18", 10, 1), {}, r"did you mean .*resnet18"),
-        (("???", 10, 1), {}, r"choose small_cnn, mlp, logistic, .*, resnet18_cifar or a timm model"),
+        (("???", 10, 1), {}, r"choose small_cnn, mlp, logistic, .*, bert_tiny or a timm model"),
         (("small_cnn", 10, 3, (1, 8, 8)), {}, r"in_channels is 3, but input_shape \(1, 8, 8\) has 1"),
         (("small_cnn", 10, 3), {}, r"in_channels is 3, but input_shape \(1, 8, 8\)"),
         (("small_cnn", 10, 1, (1, 3, 8)), {}, r"input_shape is \(1, 3, 8\); give .* at least 4×4"),
