@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from scipy.special import logsumexp, softmax
 from scipy.stats import multivariate_normal
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -23,7 +24,7 @@ from lit_fed.mixing import SoftmaxMix
 from lit_fed.networks import Logistic
 from lit_fed.payload import ClientUpdate
 from lit_fed.protocols import ClientGlobalTest
-from tests.support import assert_same, fit, rows
+from tests.support import ROOT, assert_same, fit, rows
 from tests.test_mixing import ALONE
 
 PUBLIC = 80
@@ -210,3 +211,13 @@ def test_trust_beats_the_average_where_clients_know_few_classes(tmp_path: Path) 
 
     average, trust = accuracy(FederatedDistillation, DistillationServer()), accuracy(UWA, UWAServer(0.25))
     assert trust > average + 0.05, (trust, average)
+
+
+@pytest.mark.parametrize(
+    ("name", "num_classes", "megabytes"),
+    # 2,000 × 10 × 4 × 25 and 5,000 × 100 × 4 × 25 bytes: Section 5.4 prints 2 and 50 MB up per client in 25 rounds.
+    [("yahoo", 10, 2.0), ("cifar100", 100, 50.0)],
+)
+def test_the_papers_megabytes_follow_from_its_configurations(name: str, num_classes: int, megabytes: float) -> None:
+    settings = yaml.safe_load((ROOT / f"configs/experiment/suwa_{name}.yaml").read_text())
+    assert settings["data"]["init_args"]["public_size"] * num_classes * 4 * 25 / 1e6 == megabytes
