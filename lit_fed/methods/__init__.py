@@ -8,6 +8,7 @@ from lit_fed.methods.feddr_plus import DotRegression, FedDrPlus
 from lit_fed.methods.feddyn import FedDyn, FedDynServer
 from lit_fed.methods.fedetf import FedETF
 from lit_fed.methods.fedexp import FedExP
+from lit_fed.methods.fedfrozen import FedFrozen
 from lit_fed.methods.fednova import CountsSteps, FedNova, FedNovaServer
 from lit_fed.methods.fedntd import FedNTD
 from lit_fed.methods.fedopt import FedAdagrad, FedAdam, FedYogi
@@ -36,6 +37,7 @@ __all__ = [
     "FedDynServer",
     "FedETF",
     "FedExP",
+    "FedFrozen",
     "FedNTD",
     "FedNova",
     "FedNovaServer",
