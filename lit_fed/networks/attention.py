@@ -123,7 +123,7 @@ def _num_parts(path: str, module: nn.Module, projection: nn.Module, name: str) -
     if by_head or not rows or rows not in (2 * width, 3 * width):
         raise ConfigError(
             f"network: {path}.{name} ({type(module).__module__}.{type(module).__name__}) holds {rows} rows, and which "
-            "of them are queries, keys and values is not known; choose a network whose projections are separate or sorted"
+            "of them are queries, keys and values is not known; choose a network with separate projections"
         )
     return int(rows) // int(width)
 
