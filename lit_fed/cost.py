@@ -257,7 +257,8 @@ def report(cost: RunCost) -> str:
         f"parameters         {groups.unique:15,}",
         f"  queries, keys    {groups.kernel:15,}  {kernel:5.2f} %",
         f"  and values       {groups.kernel + groups.values:15,}  {attention:5.2f} %",
-        f"{'rounds':12} {'clients':>7} {'down a client':>15} {'up a client':>15} {'down a round':>15} {'up a round':>15}",
+        f"{'rounds':12} {'clients':>7} "
+        + " ".join(f"{title:>15}" for title in ("down a client", "up a client", "down a round", "up a round")),
     ]
     first = 0
     for last, one in enumerate(cost.rounds):
@@ -271,7 +272,7 @@ def report(cost: RunCost) -> str:
     lines.append(f"bytes in all {cost.total:,}; FedAvg {cost.fedavg:,}; cost ratio {cost.ratio:.4f}")
     if cost.frozen:
         lines.append(
-            f"not counted: what freezes after training, {cost.frozen:,} bytes, which a client of a later round needs once"
+            f"not counted: what freezes after training, {cost.frozen:,} bytes, which a client of later rounds needs once"
         )
     return "\n".join(lines)
 
