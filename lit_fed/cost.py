@@ -272,7 +272,7 @@ def report(cost: RunCost) -> str:
     lines.append(f"bytes in all {cost.total:,}; FedAvg {cost.fedavg:,}; cost ratio {cost.ratio:.4f}")
     if cost.frozen:
         lines.append(
-            f"not counted: what freezes after training, {cost.frozen:,} bytes, which a client of later rounds needs once"
+            f"not counted: what freezes after training, {cost.frozen:,} bytes, which a client of later rounds needs"
         )
     return "\n".join(lines)
 

@@ -187,7 +187,7 @@ def test_wrong_settings(tmp_path: Path) -> None:
         Task(reduction="max")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"simulate\.figure is 'figure9'; choose one of figure1"):
         Settings(figure="figure9")
-    with pytest.raises(ConfigError, match="1.5 is no fraction of the rounds"):
+    with pytest.raises(ConfigError, match=r"1\.5 is no fraction of the rounds"):
         Settings(figure="figure2", warmups=(1.5,))
     path = tmp_path / "figure.yaml"
     path.write_text("simulate: {figure: figure1, seed: 3}")
