@@ -1,4 +1,4 @@
-"""The command line: ``python cli.py {fit,validate,test,predict,study,cost,simulate} --config …``, the same as ``lit-fed``."""
+"""The command line: ``python cli.py {fit,validate,test,predict,study,cost,simulate} -c …``, the same as ``lit-fed``."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class FederatedCLI(LightningCLI):
         kwargs.setdefault("dump_header", [f"lit_fed=={__version__}"])
         kwargs.setdefault("description", "Federated learning for PyTorch Lightning")
         kwargs.setdefault("version", __version__)
-        kwargs.setdefault("epilog", "A grid of runs and its tables: lit-fed study --help. What a run will send: lit-fed cost --config …")
+        kwargs.setdefault("epilog", "A grid of runs: lit-fed study --help; what a run will send: lit-fed cost -c …")
         return super().init_parser(**kwargs)
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:

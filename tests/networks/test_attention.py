@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -155,3 +156,24 @@ def test_rows_that_are_sorted_by_head() -> None:
     network = timm.create_model("tiny_vit_5m_224")
     with pytest.raises(ConfigError, match=r"attn\.qkv \(timm\.models\.tiny_vit\.Attention\) holds 384 rows"):
         separate_attention(network)
+
+
+def test_pretrained_weights_from_a_file_and_without_one(tmp_path: Path) -> None:
+    from lit_fed.networks import build_network
+
+    small = {key: value for key, value in TINY["vit_tiny_patch16_224"].items() if key != "img_size"}
+    published = build_network("vit_tiny_patch16_224", 7, 3, (3, 8, 8), **small)
+    torch.save(published.state_dict(), tmp_path / "weights.pth")
+    overlay = {"file": str(tmp_path / "weights.pth"), "num_classes": 7, "input_size": (3, 8, 8)}
+    settings = small | {"pretrained": True, "pretrained_cfg_overlay": overlay}
+    found = build_network("vit_tiny_patch16_224", 10, 1, (1, 8, 8), **settings)
+    assert torch.equal(found.blocks[0].attn.qkv.weight, published.blocks[0].attn.qkv.weight)  # type: ignore[union-attr,index]
+    assert found.head.weight.shape == (10, 24)  # type: ignore[union-attr]
+    # One channel is worth three equal ones: timm sums the first layer over them.
+    colours = published.patch_embed.proj.weight  # type: ignore[union-attr]
+    torch.testing.assert_close(found.patch_embed.proj.weight, colours.sum(1, keepdim=True))  # type: ignore[union-attr]
+    overlay["file"] = str(tmp_path / "missing.pth")
+    with pytest.raises(
+        ConfigError, match=r"pretrained weights cannot be had .* network_args\.pretrained_cfg_overlay\.file"
+    ):
+        build_network("vit_tiny_patch16_224", 10, 1, (1, 8, 8), **settings)
