@@ -1,4 +1,4 @@
-"""The command line: ``python cli.py {fit,validate,test,predict,study} --config …``, the same as ``lit-fed``."""
+"""The command line: ``python cli.py {fit,validate,test,predict,study,cost,simulate} -c …``, the same as ``lit-fed``."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class FederatedCLI(LightningCLI):
         kwargs.setdefault("dump_header", [f"lit_fed=={__version__}"])
         kwargs.setdefault("description", "Federated learning for PyTorch Lightning")
         kwargs.setdefault("version", __version__)
-        kwargs.setdefault("epilog", "A grid of runs and its tables: lit-fed study --help")
+        kwargs.setdefault("epilog", "A grid of runs: lit-fed study --help; what a run will send: lit-fed cost -c …")
         return super().init_parser(**kwargs)
 
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
@@ -190,6 +190,16 @@ def main(args: list[str] | None = None) -> None:
             from lit_fed.studies.command import run_studies  # what other commands need not load
 
             sys.exit(run_studies(words[1:]))
+        if words[:1] == ["cost"]:
+            from lit_fed.cost import run
+
+            run(words[1:])
+            return
+        if words[:1] == ["simulate"]:
+            from lit_fed.simulations.command import simulate
+
+            simulate(words[1:])
+            return
         FederatedCLI(args)
     except ClientFailure as error:
         if error.details and _rank() == 0:

@@ -246,6 +246,14 @@ class ClientModule(LightningModule):
         """The client's answer; by default its shared tensors, weighted by its number of samples."""
         return ClientUpdate(ctx.client_id, self.shared_tensors(), weight=ctx.num_samples)
 
+    def example_payload(self, ctx: ClientContext) -> Payload:
+        """What an update holds, by names and shapes, for ``python cli.py cost``; tensors may be on the meta device.
+
+        By default the update of a client that has not trained. A module whose updates need its data, such as
+        predictions on a public set, answers with empty tensors of their size.
+        """
+        return self.make_update(ctx).payload
+
     def client_state_dict(self) -> dict[str, Tensor]:
         """What this client keeps until it next takes part; by default its personal parameters and local buffers."""
         return self.tensors(self.personal_names())

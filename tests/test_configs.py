@@ -18,7 +18,10 @@ from tests.support import ROOT, rows
 CONFIGS = ROOT / "configs"
 QUICKSTART = CONFIGS / "quickstart.yaml"
 STUDIES = sorted((CONFIGS / "studies").glob("*.yaml"))  # no runs, but grids of them
-ALL = [path for path in sorted(CONFIGS.rglob("*.yaml")) if path not in STUDIES]
+# Nor are these: what `cli.py cost` and `cli.py simulate` read, see tests/test_cost.py and tests/simulations.
+OTHER = [*(CONFIGS / "experiment" / "fedfrozen").glob("figure?.yaml"), CONFIGS / "experiment/fedfrozen/table2.yaml"]
+ALL = [path for path in sorted(CONFIGS.rglob("*.yaml")) if path not in (*STUDIES, *OTHER)]
+COMPLETE = ("experiment", "feddr_plus", "fedfrozen", "configs")
 SHORT = ("--trainer.max_rounds", "1", "--trainer.logger", "false", "--trainer.enable_progress_bar", "false")
 SMALL = ("--model.init_args.local_epochs", "null", "--model.init_args.local_steps", "1")
 
@@ -58,7 +61,7 @@ def test_says_what_it_is_and_parses_on_top_of_the_quickstart(path, capsys):
     assert all(content[key]["class_path"] for key in ("model", "data", "algorithm"))
 
 
-@pytest.mark.parametrize("path", [p for p in ALL if p.parent.name in ("experiment", "feddr_plus", "configs")], ids=name)
+@pytest.mark.parametrize("path", [p for p in ALL if p.parent.name in COMPLETE], ids=name)
 def test_an_experiment_is_complete_by_itself(path, capsys):
     content = parsed(capsys, path)
     schedule = content["model"]["init_args"]["lr_scheduler"]
@@ -107,6 +110,51 @@ def test_the_pocket_experiment_runs_with_every_tuned_method(path, tmp_path, caps
     assert -1 <= float(row["alignment/observed"]) <= 1
 
 
+FEDFROZEN = CONFIGS / "experiment" / "fedfrozen"
+BASELINES = ["fedavg", "fedprox", "scaffold", "fedavgm", "fedadam", "fednova"]
+
+
+@pytest.mark.parametrize("data", ["cifar10", "cifar100", "femnist"])
+@pytest.mark.parametrize("method", [*BASELINES, "fedfrozen"])
+def test_settings_of_fedfrozens_table_5(data, method, capsys):
+    tuned = [FEDFROZEN / "tuned" / f"{prefix}{method}.yaml" for prefix in (f"{data}_", "")]
+    over = [path for path in tuned if path.exists()][:1] or [CONFIGS / "method" / f"{method}.yaml"]
+    content = parsed(capsys, FEDFROZEN / f"{data}.yaml", *over)
+    model, server = content["model"]["init_args"], content["algorithm"]["init_args"]
+    assert (content["trainer"]["max_rounds"], model["local_epochs"], content["trainer"]["seed"]) == (10, 10, 42)
+    sizes = content["data"]["init_args"]
+    assert (sizes["max_train_samples"], sizes["max_test_samples"]) == (5000, 2000)
+    assert (sizes["num_clients"], sizes["batch_size"]) == {"cifar100": (20, 32), "femnist": (10, 64)}.get(
+        data, (10, 32)
+    )
+    assert model["network"] == ("vit_small_patch16_224" if data == "femnist" else "vit_base_patch32_224")
+    optimizer = model["optimizer"]["init_args"]
+    if method == "scaffold":
+        expected = (0.1, 0.0) if data == "cifar10" else (0.003, 0.9)
+        assert (optimizer["lr"], optimizer["momentum"], optimizer["weight_decay"]) == (*expected, 0.0)
+    else:
+        assert (optimizer["lr"], optimizer["weight_decay"]) == (1e-4, 0.01)
+    if method == "fedprox":
+        assert model["mu"] == 0.01
+    if method == "fedfrozen":
+        assert model["warmup_rounds"] == (3 if data == "cifar100" else 5)
+    if method in ("fedavgm", "fednova"):
+        assert server["server_lr"] == 1.0
+    if method == "fedavgm":
+        assert server["beta"] == 0.9
+    if method == "fedadam":  # FEMNIST: the file says what to change
+        assert (server["server_lr"], server["beta1"], server["beta2"], server["tau"]) == (1e-3, 0.9, 0.99, 1e-3)
+
+
+@pytest.mark.parametrize("method", [*BASELINES, "fedfrozen"])
+def test_the_pocket_transformer_runs_with_every_method(method, tmp_path, capsys):
+    path = FEDFROZEN / "tuned" / f"{method}.yaml"
+    over = path if path.exists() else CONFIGS / "method" / f"{method}.yaml"
+    files = ["-c", str(FEDFROZEN / "digits.yaml"), "-c", str(over)]
+    main(["fit", *files, *SHORT, *SMALL, "--trainer.evaluate_every", "0", "--trainer.default_root_dir", str(tmp_path)])
+    assert capsys.readouterr().err == ""
+
+
 def test_a_method_keeps_the_settings_below_it(capsys):
     base = parsed(capsys, QUICKSTART)["model"]
     prox = parsed(capsys, QUICKSTART, CONFIGS / "method" / "fedprox.yaml")["model"]
@@ -137,5 +185,5 @@ def test_a_study_says_what_it_is_and_all_of_its_cells_parse(path, profile, tmp_p
 
 
 def test_no_configuration_names_a_folder_of_one_machine():
-    for path in [*ALL, *STUDIES]:
+    for path in [*ALL, *STUDIES, *OTHER]:
         assert ": /" not in path.read_text(encoding="utf-8")

@@ -95,6 +95,14 @@ def test_commands_of_the_readme_parse(arguments: list[str], at_root: Path, capsy
         grids = [lay_out(read_study(path, options.profile), at_root) for path in options.config]
         assert list(chosen(grids, options.only))
         return
+    if arguments[0] == "cost":
+        main(arguments)
+        assert "cost ratio" in capsys.readouterr().out
+        return
+    if arguments[0] == "simulate":
+        main([*arguments, "--rounds", "4", "--seeds", "2", "--processes", "1"])
+        assert "written" in capsys.readouterr().out
+        return
     if not any(option.endswith(".help") or option == "--print_config" for option in arguments):
         arguments = [*arguments, "--print_config"]
     with pytest.raises(SystemExit) as ended:

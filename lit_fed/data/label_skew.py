@@ -106,20 +106,22 @@ class Dirichlet(Partition):
         alpha: α > 0, the concentration.
         min_samples: The fewest training samples a client may hold.
         max_retries: How many times to draw before giving up.
+        cap: Whether clients that hold their share of the data already are given no more; False is the plain
+            class-wise form, as FedFrozen's paper describes its own (its Appendix C.1).
 
     Note:
         Draws come from NumPy's legacy ``RandomState(seed)``, so that seed 0 gives the client sizes of the
         splits that FedDr+'s authors ship for CIFAR-10 and CIFAR-100; seeds must be below 2**32.
     """
 
-    def __init__(self, alpha: float = 0.5, min_samples: int = 10, max_retries: int = 1000) -> None:
+    def __init__(self, alpha: float = 0.5, min_samples: int = 10, max_retries: int = 1000, cap: bool = True) -> None:
         if not (np.isfinite(alpha) and alpha > 0):
             raise ConfigError(f"Dirichlet.alpha is {alpha}: the concentration must be a number above 0")
         if min_samples < 1:
             raise ConfigError(f"Dirichlet.min_samples is {min_samples}: every client needs at least 1 sample")
         if max_retries < 1:
             raise ConfigError(f"Dirichlet.max_retries is {max_retries}: it must be at least 1")
-        self.alpha, self.min_samples, self.max_retries = alpha, min_samples, max_retries
+        self.alpha, self.min_samples, self.max_retries, self.cap = alpha, min_samples, max_retries, cap
 
     def assign(self, labels: IntArray, num_clients: int, seed: int, client_ids: IntArray | None) -> CSR:
         """See `Partition.__call__`.
@@ -159,7 +161,9 @@ class Dirichlet(Partition):
         for label in range(len(by_class)):
             start, stop = by_class.bounds(label)
             random.shuffle(indices[start:stop])
-            shares = random.dirichlet(np.full(num_clients, self.alpha)) * (held < total / num_clients)
+            shares = random.dirichlet(np.full(num_clients, self.alpha))
+            if self.cap:
+                shares = shares * (held < total / num_clients)
             mass = shares.sum()
             if start == stop:
                 continue

@@ -10,6 +10,7 @@ from lit_fed.methods.feddyn import FedDyn, FedDynServer
 from lit_fed.methods.federated_distillation import DistillationServer, FederatedDistillation
 from lit_fed.methods.fedetf import FedETF
 from lit_fed.methods.fedexp import FedExP
+from lit_fed.methods.fedfrozen import FedFrozen
 from lit_fed.methods.fedmd import FedMD, FedMDServer
 from lit_fed.methods.fednova import CountsSteps, FedNova, FedNovaServer
 from lit_fed.methods.fedntd import FedNTD
@@ -44,6 +45,7 @@ __all__ = [
     "FedDynServer",
     "FedETF",
     "FedExP",
+    "FedFrozen",
     "FedMD",
     "FedMDServer",
     "FedNTD",

@@ -148,6 +148,14 @@ def _build_timm(
         if "unexpected keyword" not in str(error):
             raise
         raise ConfigError(f"network {name!r}: {error}; remove that setting") from None
+    except OSError as error:
+        if not kwargs.get("pretrained"):
+            raise
+        cause = str(error).strip().splitlines()
+        raise ConfigError(
+            f"network {name!r}: its pretrained weights cannot be had ({cause[0] if cause else error!r}); name a "
+            "file of them in network_args.pretrained_cfg_overlay.file, or set network_args.pretrained to false"
+        ) from error
     except (RuntimeError, AssertionError) as error:
         cause = str(error).strip().splitlines()
         raise ConfigError(f"network {name!r} cannot be built: {cause[0] if cause else error!r}") from error

@@ -222,3 +222,17 @@ def test_matched_split_of_one_client_does_not_depend_on_the_others(seed):
     backwards = MatchedTestSplit(csr, labels, test_labels, seed)
     first = [forwards[k].tolist() for k in range(4)]
     assert first == [backwards[k].tolist() for k in reversed(range(4))][::-1]
+
+
+def test_dirichlet_without_the_cap_is_the_plain_class_wise_form() -> None:
+    # The formulas as they stand: shuffle a class, draw shares, cut by their cumulative sum.
+    labels = np.repeat(np.arange(3), 40)
+    random = np.random.RandomState(5)
+    expected = np.zeros(4, dtype=int)
+    for _ in range(3):
+        random.shuffle(np.arange(40))
+        cuts = (np.cumsum(random.dirichlet(np.full(4, 0.5))) * 40).astype(int)[:-1]
+        expected += np.diff(cuts, prepend=0, append=40)
+    found = Dirichlet(0.5, min_samples=1, cap=False)(labels, 4, 5)
+    assert found.sizes.tolist() == expected.tolist()
+    assert expected.max() > 120 / 4

@@ -20,6 +20,10 @@ SMALL = {
     "model.init_args.network": "mlp",
     "model.init_args.local_epochs": "1",
 }
+# What a method cannot do without: its own network, and here a warm-up that ends before the last round.
+OWN: dict[str, dict[str, str | None]] = {
+    "fedfrozen": {"model.init_args.network": None, "model.init_args.warmup_rounds": "2"},
+}
 
 
 def run_method(method: Path, folder: Path, rounds: int, devices: int = 1) -> Path:
@@ -27,8 +31,8 @@ def run_method(method: Path, folder: Path, rounds: int, devices: int = 1) -> Pat
     from lit_fed.cli import main
 
     root = folder / method.stem
-    options = SMALL | {"trainer.max_rounds": str(rounds), "trainer.devices": str(devices)}
-    words = [word for key, value in options.items() for word in (f"--{key}", value)]
+    options = SMALL | OWN.get(method.stem, {}) | {"trainer.max_rounds": str(rounds), "trainer.devices": str(devices)}
+    words = [word for key, value in options.items() if value is not None for word in (f"--{key}", value)]
     files = ["-c", str(CONFIGS / "quickstart.yaml"), "-c", str(method)]
     main(["fit", *files, *words, "--trainer.default_root_dir", str(root), "--ckpt_path", "last"])
     return root / "lightning_logs" / "version_0"

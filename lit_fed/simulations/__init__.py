@@ -1,0 +1,1 @@
+"""Simulations of papers whose task is no data set."""

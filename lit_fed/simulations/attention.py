@@ -1,0 +1,177 @@
+r"""Federated linear attention: the task of FedFrozen's simulations, with clients and seeds as batch dimensions.
+
+Du, Li, Feng, Feng: "FedFrozen: Two-Stage Federated Optimization via Attention Kernel Freezing", 2026, Eq. 2 and
+Appendix B.1:
+
+.. math:: O(H) = \varphi(HW^Q)\,\varphi(HW^K)^\top\,HW^V, \qquad \varphi = \text{row softmax}.
+
+The weights are kept side by side, :math:`W = [W^Q\,|\,W^K\,|\,W^V]`, (…, d, 2·d_k + d_v), so that each step needs two
+large products.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lit_fed.errors import ConfigError
+from lit_fed.seeding import torch_generator
+
+Reduction = Literal["half_sum", "sum", "tokens", "mean"]
+
+
+@dataclass(frozen=True)
+class Task:
+    r"""What the clients learn: the outputs of a teacher, on tokens around means of their own.
+
+    Client k draws :math:`\mu_k \sim \mathcal N(0, \rho^2 I_d)` and tokens :math:`H \sim \mathcal N(\mu_k, I_d)`;
+    :math:`Y = O(H; W^\star) + \sigma\varepsilon`.
+
+    Args:
+        num_clients: K.
+        dim: d, the length of a token.
+        key_dim: d_k.
+        value_dim: d_v.
+        tokens: n, tokens of an example.
+        examples: m, examples of a client.
+        noise: σ.
+        reduction: How a client's squared errors become its loss: ``half_sum`` is half their sum over tokens and values,
+            averaged over examples; ``sum`` twice that; ``tokens`` averages over tokens too, ``mean`` over everything.
+        init_scale: Standard deviation of the first weights, in units of :math:`1/\sqrt d`.
+        teacher_scale: The same of the teacher's weights.
+
+    Raises:
+        ConfigError: For an unknown reduction, or a size below 1.
+
+    Note:
+        The paper states neither the reduction nor the two scales, and they decide the outcome. Tried with one seed,
+        T = 200, E = 20 (init_scale/teacher_scale; h is the profile objective of FedAvg's kernel):
+
+        - ``half_sum`` and ``tokens`` with 1/1 at η = 1e-3: divergence at ρ = 2; ``tokens`` 0.75/0.75 too.
+        - ``tokens`` 0.5/0.5 and ``half_sum`` 0.3/0.3 at η = 1e-3: h falls throughout at ρ = 2 (0.33 → 0.13, 0.093 →
+          0.057), the heterogeneity is too small to matter, and FedAvg is ahead of FedFrozen.
+        - ``tokens`` 1/1 at η = 2e-4, ρ = 2: h 38.0 → 34.4 → 54.8 → 48.7; FedFrozen ahead after short warm-ups only.
+        - ``mean`` 1/1 at η = 1e-3: the right shape at ρ = 1 (0.0529 → 0.0527 → 0.0571), but h all but stands still at
+          ρ = 0 (0.0087640, rising in the seventh digit).
+        - ``mean`` 1.25/1.25 at η = 1e-3: Figure 1's shapes, at ρ = 0 h falls throughout (0.017124 → 0.017119), at ρ = 2
+          it falls, then rises (4.22 → 4.15 → 4.71). Figure 1's file has it.
+        - ``mean`` 1/3 at η = 2e-4, ρ = 2: a trade-off in the warm-up as in Figure 2 (final loss 85.5, 82.4, 47.8, 30.3,
+          33.3 for T_warm/T = 0, ¼, ½, ¾, 1), SCAFFOLD 54.9 and FedProx 55.6 behind. The files of Figures 2 and 3 have
+          it.
+    """
+
+    num_clients: int = 10
+    dim: int = 64
+    key_dim: int = 32
+    value_dim: int = 32
+    tokens: int = 16
+    examples: int = 40
+    noise: float = 1e-2
+    reduction: Reduction = "half_sum"
+    init_scale: float = 1.0
+    teacher_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        if self.reduction not in ("half_sum", "sum", "tokens", "mean"):
+            raise ConfigError(f"task.reduction is {self.reduction!r}; choose half_sum, sum, tokens or mean")
+        for key in ("num_clients", "dim", "key_dim", "value_dim", "tokens", "examples"):
+            if getattr(self, key) < 1:
+                raise ConfigError(f"task.{key} is {getattr(self, key)}; it must be at least 1")
+
+    @property
+    def loss_scale(self) -> float:
+        """What a client's sum of squared errors is multiplied by."""
+        counted = {"half_sum": 2, "sum": 1, "tokens": self.tokens, "mean": self.tokens * self.value_dim}
+        return 1.0 / (self.examples * counted[self.reduction])
+
+
+@dataclass(frozen=True)
+class Federation:
+    """A task's data, for several seeds at once.
+
+    Args:
+        task: Where they come from.
+        inputs: Tokens (S, K, m·n, d).
+        targets: What the teacher makes of them, with noise, (S, K, m·n, d_v).
+        weights: The first weights, (S, d, 2·d_k + d_v).
+    """
+
+    task: Task
+    inputs: Tensor
+    targets: Tensor
+    weights: Tensor
+
+
+def draw(task: Task, rho: float, seeds: list[int], dtype: torch.dtype = torch.float32) -> Federation:
+    """Draw data and first weights; a seed gives the same standard normal numbers for every ρ."""
+    inputs, targets, weights = [], [], []
+    for seed in seeds:
+        generator = torch_generator(seed, "linear attention")
+
+        def normal(*shape: int, generator: torch.Generator = generator) -> Tensor:
+            return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+        width = 2 * task.key_dim + task.value_dim
+        means = rho * normal(task.num_clients, 1, task.dim)
+        tokens = means + normal(task.num_clients, task.examples * task.tokens, task.dim)
+        teacher = task.teacher_scale / task.dim**0.5 * normal(task.dim, width)
+        start = task.init_scale / task.dim**0.5 * normal(task.dim, width)
+        features = attended(task, tokens, teacher.expand(task.num_clients, -1, -1))
+        output = features @ teacher[:, 2 * task.key_dim :]
+        inputs.append(tokens)
+        targets.append(output + task.noise * normal(*output.shape))
+        weights.append(start)
+    return Federation(task, *(torch.stack(parts).to(dtype) for parts in (inputs, targets, weights)))
+
+
+def _maps(task: Task, inputs: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """φ(HW^Q) and φ(HW^K) of tokens (B, m·n, d), by example: (B·m, n, d_k)."""
+    blocks = weights[..., : 2 * task.key_dim].split(task.key_dim, -1)
+    query, key = (torch.bmm(inputs, block).softmax(-1).view(-1, task.tokens, task.key_dim) for block in blocks)
+    return query, key
+
+
+def attended(task: Task, inputs: Tensor, weights: Tensor) -> Tensor:
+    """What the value block sees, A(H)·H: (B, m·n, d) for tokens (B, m·n, d) and weights (B, d, 2·d_k + d_v)."""
+    query, key = _maps(task, inputs, weights)
+    return torch.bmm(torch.bmm(query, key.transpose(1, 2)), inputs.reshape(-1, task.tokens, task.dim)).reshape(
+        inputs.shape
+    )
+
+
+def gradient(task: Task, inputs: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    r"""A client's loss and its gradient, without the ridge.
+
+    With residuals R = AV − Y, V = HW^V: dV = AᵀR, dA = RVᵀ, dφ(Q) = dA·φ(K), dφ(K) = dAᵀφ(Q), through the softmax, and
+    dW = Hᵀ[dQ | dK | dV].
+
+    Args:
+        task: Sizes and reduction.
+        inputs: (B, m·n, d).
+        targets: (B, m·n, d_v).
+        weights: (B, d, 2·d_k + d_v).
+
+    Returns:
+        Losses (B,) and gradients (B, d, 2·d_k + d_v).
+    """
+    query, key = _maps(task, inputs, weights)
+    kernel = torch.bmm(query, key.transpose(1, 2))
+    values = torch.bmm(inputs, weights[..., 2 * task.key_dim :]).view(-1, task.tokens, task.value_dim)
+    residual = torch.baddbmm(targets.view(values.shape), kernel, values, beta=-1)
+    d_kernel = torch.bmm(residual, values.transpose(1, 2))
+    d_query = _through_softmax(torch.bmm(d_kernel, key), query)
+    d_key = _through_softmax(torch.bmm(d_kernel.transpose(1, 2), query), key)
+    d_values = torch.bmm(kernel.transpose(1, 2), residual)
+    across = inputs.transpose(1, 2)
+    blocks = [torch.bmm(across, block.view(*inputs.shape[:-1], -1)) for block in (d_query, d_key, d_values)]
+    losses = task.loss_scale * residual.square().view(len(inputs), -1).sum(1)
+    return losses, torch.cat(blocks, -1).mul_(2 * task.loss_scale)
+
+
+def _through_softmax(gradient: Tensor, output: Tensor) -> Tensor:
+    """The gradient of a row softmax's input, from that of its output: φ ⊙ (g − ⟨g, φ⟩)."""
+    return torch._softmax_backward_data(gradient, output, -1, output.dtype)

@@ -1,0 +1,142 @@
+"""``python cli.py simulate --config …``: a figure of a paper from simulations, as CSV and PNG."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from lit_fed.errors import ConfigError
+from lit_fed.simulations.figures import FIGURES, Point, Settings
+
+
+def simulate(args: Sequence[str]) -> None:
+    """Run the command.
+
+    Raises:
+        ConfigError: For a file that is no simulation.
+    """
+    parser = argparse.ArgumentParser(
+        "lit-fed simulate", description="A figure from simulations: medians and quartiles over seeds.",
+        allow_abbrev=False,
+    )  # fmt: skip
+    parser.add_argument("-c", "--config", required=True, type=Path, help="a file with the key simulate")
+    parser.add_argument("-o", "--output", type=Path, help="folder to write to; simulations/<name of the file> if none")
+    parser.add_argument("--processes", type=int, default=2, help="jobs at a time, each on one thread")
+    parser.add_argument("--seeds", type=int, help="in place of the file's")
+    parser.add_argument("--rounds", type=int, help="in place of the file's")
+    options = parser.parse_args(args)
+    settings = read(options.config, {"seeds": options.seeds, "rounds": options.rounds})
+    folder = options.output or Path("simulations") / options.config.stem
+    points = FIGURES[settings.figure](settings, options.processes)
+    write(points, folder)
+    draw(points, folder / f"{settings.figure}.png", settings)
+    print(summary(points))
+    print(f"written     {folder}")
+
+
+def read(path: Path, changes: dict[str, Any] | None = None) -> Settings:
+    """Settings from a file, and changes to them where they are not None.
+
+    Raises:
+        ConfigError: If it is no simulation's file, or a setting is unknown or cannot work.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is no YAML: {str(error).splitlines()[0]}") from None
+    if not isinstance(content, dict) or not isinstance(content.get("simulate"), dict):
+        raise ConfigError(f"{path} has no key simulate; configs/experiment/fedfrozen/figure1.yaml is an example")
+    found = content["simulate"] | {key: value for key, value in (changes or {}).items() if value is not None}
+    try:
+        return Settings(**found)
+    except TypeError as error:
+        raise ConfigError(f"{path}: {str(error).partition('() ')[2] or error}") from None
+
+
+def write(points: Sequence[Point], folder: Path) -> None:
+    """Every seed's numbers to ``points.csv``, medians and quartiles to ``summary.csv``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "points.csv", "w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow(Point._fields)
+        table.writerows(points)
+    with open(folder / "summary.csv", "w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow(["panel", "line", "x", "q25", "median", "q75"])
+        table.writerows((*key, *quartiles) for key, quartiles in quartiles_of(points).items())
+
+
+def quartiles_of(points: Sequence[Point]) -> dict[tuple[str, str, float], tuple[float, float, float]]:
+    """Lower quartile, median and upper quartile over seeds; what diverged counts as infinite."""
+    values: dict[tuple[str, str, float], list[float]] = defaultdict(list)
+    for point in points:
+        values[point.panel, point.line, point.x].append(point.value if np.isfinite(point.value) else np.inf)
+    found = {}
+    for key, numbers in values.items():
+        # Between two values, `lower` and `higher` would differ; the midpoint of infinity and a number is infinity.
+        q25, median, q75 = (float(np.quantile(numbers, q, method="median_unbiased")) for q in (0.25, 0.5, 0.75))
+        found[key] = (q25, median, q75)
+    return found
+
+
+def summary(points: Sequence[Point]) -> str:
+    """Medians as lines of text."""
+    lines: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for (panel, line, x), (_, median, _) in quartiles_of(points).items():
+        lines[panel, line].append(f"{x:g}: {median:.4g}")
+    return "\n".join(f"{panel} | {line} | {', '.join(numbers)}" for (panel, line), numbers in lines.items())
+
+
+def draw(points: Sequence[Point], path: Path, settings: Settings) -> None:
+    """Medians as lines with quartiles shaded, a panel each; what depends on warm-up and ρ as a heat map."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    quartiles = quartiles_of(points)
+    panels = list(dict.fromkeys(point.panel for point in points))
+    figure = Figure(figsize=(4.2 * len(panels), 3.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    for axes, panel in zip(np.atleast_1d(figure.subplots(1, len(panels))), panels, strict=True):
+        lines: dict[str, list[tuple[float, ...]]] = defaultdict(list)
+        for (where, line, x), numbers in quartiles.items():
+            if where == panel:
+                lines[line].append((x, *numbers))
+        axes.set_title(panel, fontsize=10)
+        if " and " in panel:
+            _heat_map(axes, lines)
+            continue
+        for line, rows in lines.items():
+            x, low, middle, high = np.array(sorted(rows)).T
+            axes.plot(x, middle, marker="o" if len(x) < 15 else "", label=line)
+            axes.fill_between(x, low, high, alpha=0.2)
+        if "loss by rho" in panel or "ridge" in panel:
+            axes.set_yscale("log")
+        if "ridge" in panel:
+            axes.set_xscale("symlog", linthresh=0.1)
+        axes.set_xlabel({"profile": "round", "loss ratio by E": "E"}.get(panel.split(",")[0], panel.split(" by ")[-1]))
+        if len(lines) > 1:
+            axes.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+
+
+def _heat_map(axes: Any, lines: dict[str, list[tuple[float, ...]]]) -> None:
+    """Medians on a log10 scale; a star on the best warm-up of each row."""
+    x = [row[0] for row in sorted(next(iter(lines.values())))]
+    values = np.array([[row[2] for row in sorted(rows)] for rows in lines.values()])
+    with np.errstate(invalid="ignore"):
+        scaled = np.log10(values)
+    axes.imshow(np.where(np.isfinite(scaled), scaled, np.nan), aspect="auto", origin="lower", cmap="viridis")
+    axes.set_xticks(range(len(x)), [f"{fraction:g}" for fraction in x])
+    axes.set_yticks(range(len(lines)), list(lines))
+    axes.set_xlabel("T_warm / T")
+    for row, numbers in enumerate(scaled):
+        for column, number in enumerate(numbers):
+            star = " ★" if column == int(np.argmin(numbers)) else ""
+            axes.text(column, row, f"{number:.2f}{star}", ha="center", va="center", color="white", fontsize=8)

@@ -1,0 +1,133 @@
+"""What a run will send is foreseen to the byte, and the published table comes out of the architectures' shapes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from lit_fed.cli import main
+from lit_fed.client import ClientContext
+from lit_fed.cost import count, foresee
+from lit_fed.data import Digits
+from lit_fed.methods import FedAvg
+from lit_fed.networks import MLP
+from lit_fed.networks.blueprints import BLUEPRINTS, build_blueprint
+from lit_fed.payload import CastCodec, Payload
+from tests.methods.run_methods import CONFIGS, run_method
+from tests.support import ROOT, LeastSquares, Points, rows, trainer
+from tests.test_families import Exchange, Mixing
+
+# Table 2 of the paper: QK %, QKV %, cost ratio.
+PUBLISHED = {
+    "ViT-B/32": ("16.10", "24.15", "0.8712"),
+    "T5-small": ("10.10", "15.16", "0.8752"),
+    "BART-base": ("9.81", "14.72", "0.8780"),
+    "ELECTRA-base": ("13.02", "19.53", "0.8959"),
+    "BERT-base": ("12.95", "19.42", "0.8964"),
+}
+# Parameters as their authors and transformers count them.
+UNIQUE = {
+    "vit-base-patch32": 88_045_824,
+    "t5-small": 60_506_624,
+    "bart-base": 139_420_416,
+    "electra-base": 108_891_648,
+    "bert-base": 109_482_240,
+}
+
+
+def test_table_2_from_one_command(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["cost", "--config", str(ROOT / "configs/experiment/fedfrozen/table2.yaml")])
+    printed = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines()[1:-1]}
+    assert {name: (row[3], row[4], row[6]) for name, row in printed.items()} == PUBLISHED
+
+
+@pytest.mark.parametrize("name", BLUEPRINTS)
+def test_blueprints_have_the_published_numbers_of_parameters(name: str) -> None:
+    assert count(build_blueprint(name)).unique == UNIQUE[name]
+
+
+def test_blueprints_are_what_transformers_builds() -> None:
+    transformers = pytest.importorskip("transformers")
+    configs = {
+        "vit-base-patch32": (transformers.ViTModel, transformers.ViTConfig(patch_size=32)),
+        "bert-base": (transformers.BertModel, transformers.BertConfig()),
+        "electra-base": (
+            transformers.ElectraModel,
+            transformers.ElectraConfig(
+                embedding_size=768, hidden_size=768, num_attention_heads=12, intermediate_size=3072
+            ),
+        ),
+        "t5-small": (transformers.T5Model, transformers.T5Config()),
+        "bart-base": (
+            transformers.BartModel,
+            transformers.BartConfig(
+                d_model=768, encoder_layers=6, decoder_layers=6, encoder_ffn_dim=3072, decoder_ffn_dim=3072,
+                encoder_attention_heads=12, decoder_attention_heads=12,
+            ),
+        ),
+    }  # fmt: skip
+    for name, (kind, config) in configs.items():
+        with torch.device("meta"):
+            theirs = count(kind(config))
+        ours = count(build_blueprint(name))
+        assert (theirs.kernel, theirs.values, theirs.unique) == (ours.kernel, ours.values, ours.unique), name
+
+
+def foreseen(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()
+    main(["cost", "-c", str(folder / "config.yaml")])
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("method", ["fedfrozen", "scaffold", "fedper"])
+def test_a_runs_bytes_are_those_foreseen(method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_method(CONFIGS / "method" / f"{method}.yaml", tmp_path, 4)
+    lines = foreseen(run, capsys).splitlines()
+    table = {}
+    for line in lines[4:-1]:
+        if not line[0].isdigit():
+            continue
+        span, *numbers = line.split()
+        first, _, last = span.partition("–")
+        for round_idx in range(int(first), int(last or first) + 1):
+            table[round_idx] = [int(number.replace(",", "")) for number in numbers[-2:]]
+    measured = [
+        [float(row["comm/downlink_bytes"]), float(row["comm/uplink_bytes"])] for row in rows(run / "metrics.csv")
+    ]
+    assert [table[round_idx] for round_idx in range(4)] == measured
+
+
+def test_codecs_and_cohorts_count() -> None:
+    # Two float32 from the model of two weights: 8 bytes down, 4 up in bfloat16, to and from two clients.
+    made = trainer(Path(), max_rounds=3, uplink_codec=CastCodec("bfloat16"))
+    cost = foresee(made, LeastSquares(), Points(), FedAvg())
+    assert [(one.downlink, one.uplink) for one in cost.rounds] == [(16, 8)] * 3
+    assert (cost.total, cost.ratio, cost.frozen) == (72, 1.0, 0)
+    assert cost.groups.kernel == cost.groups.values == 0
+
+
+def test_methods_that_send_predictions_say_their_size() -> None:
+    class Announced(Exchange):
+        def example_payload(self, ctx: ClientContext) -> Payload:
+            return {"predictions": torch.empty(100, 10, device="meta")}
+
+    cost = foresee(trainer(Path(), max_rounds=2), Announced(), Digits(num_clients=4, public_size=100), Mixing())
+    assert [one.uplink for one in cost.rounds] == [4 * 100 * 10 * 4] * 2
+
+
+def test_percentages_by_hand() -> None:
+    # Blocks of width 768: 2·(768² + 768) = 1,181,184 for queries and keys, times 12 = 14,174,208, of 88,045,824.
+    groups = count(build_blueprint("vit-base-patch32"))
+    assert groups.kernel == 12 * 2 * (768 * 768 + 768)
+    assert groups.percentages == pytest.approx((16.09867, 24.148), abs=1e-4)
+    assert count(MLP(10, 1, (1, 8, 8))).kernel == 0
+
+
+def test_an_unknown_architecture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "table.yaml"
+    path.write_text("cost: {models: {GPT: gpt}}")
+    with pytest.raises(SystemExit):
+        main(["cost", "-c", str(path)])
+    assert "architecture 'gpt' is not known; choose one of vit-base-patch32" in capsys.readouterr().err
