@@ -35,6 +35,14 @@ class Algorithm(ABC, Generic[AggregateT]):
     def broadcast(self, round_idx: int) -> Payload:
         """What every client of the cohort receives. Clients must not write into it."""
 
+    def example_broadcast(self, round_idx: int) -> Payload:
+        """What a broadcast will hold, by names and shapes, for ``python cli.py cost``, where nothing was ever stepped.
+
+        By default the first broadcast. A server that sends what its steps give answers with empty tensors of their
+        size.
+        """
+        return self.broadcast(round_idx)
+
     def evaluation_broadcast(self, round_idx: int) -> Payload:
         """What a client is given to be tested with; by default what it would be given to train with."""
         return self.broadcast(round_idx)

@@ -161,7 +161,7 @@ def foresee(trainer: Any, module: ClientModule, data: Any, algorithm: Any) -> Ru
         if round_idx:  # what never trained is every client's from the start
             newly = set(module.layout.split.frozen) - before
             frozen += num_bytes(module.tensors(newly))
-        broadcast, down = channel.down(algorithm.broadcast(round_idx))
+        broadcast, down = channel.down(algorithm.example_broadcast(round_idx))
         plan = participation.plan(round_idx)
         client_id = plan[0].client_id if plan else 0
         ctx = ClientContext(client_id, round_idx, "train", trainer.seed, data)
@@ -186,7 +186,7 @@ def _fedavg(channel: Channel, whole: Any, buffers: Any, policy: str, cost: Round
 
 
 def run(args: Sequence[str]) -> None:
-    """``cost --config …``: of a run's configuration, or of the architectures that a file names under ``cost``.
+    """``cost --config …``: of a run's configuration, or of the architectures or exchanges a file names under ``cost``.
 
     Raises:
         ConfigError: For a file that is neither.
@@ -194,8 +194,8 @@ def run(args: Sequence[str]) -> None:
     files = [args[i + 1] for i, word in enumerate(args[:-1]) if word in ("-c", "--config")]
     if len(files) == 1 and len(args) == 2:
         table = _read(Path(files[0]))
-        if isinstance(table, dict) and "cost" in table:
-            print(architectures(**table["cost"]))
+        if isinstance(table, dict) and isinstance(wanted := table.get("cost"), dict):
+            print(exchanges(wanted["exchanges"]) if "exchanges" in wanted else architectures(**wanted))
             return
     print(report(_parts(args)))
 
@@ -233,11 +233,44 @@ def architectures(models: dict[str, str], rounds: int = 10, warmup_rounds: int =
     return "\n".join([*lines, f"queries and keys frozen in {rounds - warmup_rounds} of {rounds} rounds"])
 
 
+def exchanges(runs: dict[str, dict[str, int]]) -> str:
+    """What a client sends in whole runs, in one direction, from their settings alone.
+
+    Args:
+        runs: By the name to print either ``rounds``, ``parameters`` and ``models`` (how many models' worth of them are
+            sent a round), or ``rounds``, ``public`` samples and ``classes``; every number takes 4 bytes.
+
+    Raises:
+        ConfigError: For other settings.
+    """
+    width = max(map(len, runs))
+    lines = []
+    for title, settings in runs.items():
+        if settings.keys() == {"rounds", "parameters", "models"}:
+            numbers = settings["parameters"] * settings["models"]
+        elif settings.keys() == {"rounds", "public", "classes"}:
+            numbers = settings["public"] * settings["classes"]
+        else:
+            raise ConfigError(
+                f"cost.exchanges {title!r} needs rounds, parameters and models, or rounds, public and classes; it has "
+                f"{', '.join(settings)}"
+            )
+        lines.append(f"{title:{width}} {4 * numbers * settings['rounds'] / 1e6:8.2f} MB")
+    return "\n".join(lines)
+
+
 def _parts(args: Sequence[str]) -> RunCost:
     from lit_fed.cli import FederatedCLI
 
     class Parts(FederatedCLI):
-        """A run's parts, built and not run."""
+        """A run's parts, built and not run; pretrained weights would cost a download and change no byte."""
+
+        def instantiate_classes(self) -> None:
+            assert self.subcommand is not None
+            network_args = self.config[self.subcommand].model.init_args.get("network_args")
+            if isinstance(network_args, dict) and network_args.get("pretrained"):
+                network_args["pretrained"] = False
+            super().instantiate_classes()
 
         def _run_subcommand(self, subcommand: str) -> None:
             self.cost = foresee(self.trainer, self.model, self.datamodule, self.config_init[subcommand].algorithm)

@@ -19,7 +19,11 @@ CONFIGS = ROOT / "configs"
 QUICKSTART = CONFIGS / "quickstart.yaml"
 STUDIES = sorted((CONFIGS / "studies").glob("*.yaml"))  # no runs, but grids of them
 # Nor are these: what `cli.py cost` and `cli.py simulate` read, see tests/test_cost.py and tests/simulations.
-OTHER = [*(CONFIGS / "experiment" / "fedfrozen").glob("figure?.yaml"), CONFIGS / "experiment/fedfrozen/table2.yaml"]
+OTHER = [
+    *(CONFIGS / "experiment" / "fedfrozen").glob("figure?.yaml"),
+    CONFIGS / "experiment/fedfrozen/table2.yaml",
+    CONFIGS / "experiment/uwa_communication.yaml",
+]
 ALL = [path for path in sorted(CONFIGS.rglob("*.yaml")) if path not in (*STUDIES, *OTHER)]
 COMPLETE = ("experiment", "feddr_plus", "fedfrozen", "configs")
 SHORT = ("--trainer.max_rounds", "1", "--trainer.logger", "false", "--trainer.enable_progress_bar", "false")

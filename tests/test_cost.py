@@ -11,7 +11,7 @@ from lit_fed.cli import main
 from lit_fed.client import ClientContext
 from lit_fed.cost import count, foresee
 from lit_fed.data import Digits
-from lit_fed.methods import FedAvg
+from lit_fed.methods import UWA, FedAvg, UWAServer
 from lit_fed.networks import MLP
 from lit_fed.networks.blueprints import BLUEPRINTS, build_blueprint
 from lit_fed.payload import CastCodec, Payload
@@ -81,7 +81,7 @@ def foreseen(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("method", ["fedfrozen", "scaffold", "fedper"])
+@pytest.mark.parametrize("method", ["fedfrozen", "scaffold", "fedper", "fd_avg", "fedmd", "feddf"])
 def test_a_runs_bytes_are_those_foreseen(method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = run_method(CONFIGS / "method" / f"{method}.yaml", tmp_path, 4)
     lines = foreseen(run, capsys).splitlines()
@@ -115,6 +115,36 @@ def test_methods_that_send_predictions_say_their_size() -> None:
 
     cost = foresee(trainer(Path(), max_rounds=2), Announced(), Digits(num_clients=4, public_size=100), Mixing())
     assert [one.uplink for one in cost.rounds] == [4 * 100 * 10 * 4] * 2
+
+
+def test_densities_are_foreseen_for_all_classes() -> None:
+    # 100 public samples × 10 classes, and mean and variance of 10 logits for each of 10 classes: 4·(1000 + 200) bytes.
+    data = Digits(num_clients=4, public_size=100, calibration_fraction=0.2)
+    cost = foresee(trainer(Path(), max_rounds=2), UWA(network="mlp", input_shape=(1, 8, 8)), data, UWAServer())
+    assert [(one.down, one.up) for one in cost.rounds] == [(0, 4800), (4000, 4800)]
+
+
+def test_uwas_communication(capsys: pytest.CaptureFixture[str]) -> None:
+    # Section 5.4: 172 MB against 2 MB, and 468 MB against 50 MB.
+    # 4.3e6·4·2·5 = 172e6, 2,000·10·4·25 = 2e6, 11.7e6·4·2·5 = 468e6, 5,000·100·4·25 = 50e6.
+    main(["cost", "--config", str(CONFIGS / "experiment" / "uwa_communication.yaml")])
+    figures = [line.rsplit(maxsplit=2)[1] for line in capsys.readouterr().out.splitlines()]
+    assert figures == ["172.00", "2.00", "468.00", "50.00"]
+
+
+def test_pretrained_weights_are_not_fetched(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["cost", "-c", str(CONFIGS / "experiment" / "suwa_cifar100.yaml")])
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert f"{5000 * 100 * 4:,}" in out  # down, a round
+
+
+def test_exchanges_without_their_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "table.yaml"
+    path.write_text("cost: {exchanges: {Ours: {rounds: 3, public: 10}}}")
+    with pytest.raises(SystemExit):
+        main(["cost", "-c", str(path)])
+    assert "cost.exchanges 'Ours' needs rounds, parameters and models, or" in capsys.readouterr().err
 
 
 def test_percentages_by_hand() -> None:

@@ -73,6 +73,10 @@ class FedDF(FederatedDistillation):
         """None: it is the server that distils."""
         return []
 
+    def example_payload(self, ctx: ClientContext) -> Payload:
+        """Logits (P, C), empty, and the model."""
+        return {**super().example_payload(ctx), **self.shared_tensors()}
+
     def answer(self, ctx: ClientContext) -> dict[str, Tensor]:
         """Logits on the public set, and the model."""
         return super().answer(ctx) | self.shared_tensors()

@@ -195,6 +195,10 @@ class FederatedDistillation(Classifier):
         """What is sent; subclasses add to it."""
         return {"logits": self.infer(ctx.data.public_loader())[0]}
 
+    def example_payload(self, ctx: ClientContext) -> Payload:
+        """Logits (P, C), empty."""
+        return {"logits": torch.empty(ctx.data.public_size, self.num_classes, device="meta")}
+
     @torch.no_grad()
     def infer(self, loader: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """Logits (n, C), float32, in eval mode, and what comes with the samples (n,)."""
@@ -248,6 +252,10 @@ class DistillationServer(Algorithm[Mixed]):
     def broadcast(self, round_idx: int) -> Payload:
         """The mixture of the round before (P, C); nothing in the first round."""
         return {} if self.targets is None else {"targets": self.targets}
+
+    def example_broadcast(self, round_idx: int) -> Payload:
+        """Nothing in the first round, then a mixture (P, C), empty."""
+        return {"targets": torch.empty(self.data.public_size, self.num_classes, device="meta")} if round_idx else {}
 
     def reducer(self) -> SoftmaxMix:
         """A mixture by `temperature`."""

@@ -76,6 +76,11 @@ class UWA(FederatedDistillation):
         density = fit_class_gaussians(*self.infer(loader))
         return super().answer(ctx) | {"mean": density.mean.float(), "variance": density.variance.float()}
 
+    def example_payload(self, ctx: ClientContext) -> Payload:
+        """Logits, and the densities of a client that has every class, which is the most there can be; all empty."""
+        density = torch.empty(self.num_classes, self.num_classes, device="meta")
+        return {**super().example_payload(ctx), "mean": density, "variance": density}
+
 
 class UWAServer(DistillationServer):
     r"""Trusts a client where an input looks to it like its own: :math:`w_i(x) = \mathrm{softmax}_i(\tau\,\ell_i(x))`.
