@@ -98,6 +98,10 @@ def test_methods_and_data_compose_because_they_set_different_things():
         for path in (CONFIGS / folder).glob("*.yaml"):
             content = yaml.safe_load(path.read_text(encoding="utf-8"))
             protocols = content.pop("trainer", None) if folder == "method" else None
+            if folder == "method":  # a public set and calibration samples are a method's need, not a data set's nature
+                needs = content.pop("data", {"init_args": {}})
+                assert needs.keys() == {"init_args"}, path
+                assert needs["init_args"].keys() <= {"public_size", "calibration_fraction"}, path
             assert set(content) <= keys, path
             assert protocols is None or set(protocols) == {"protocols"}, path
 

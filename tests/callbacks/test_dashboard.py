@@ -69,7 +69,7 @@ def a_federation(**more: Any) -> Any:
         "loop": loop,
         "data": Data(),
         "participation": participation,
-        "algorithm": SimpleNamespace(global_state=lambda: {"weight": torch.ones(())}),
+        "algorithm": SimpleNamespace(global_state=lambda: {"weight": torch.ones(())}, figures=dict),
     }
     return SimpleNamespace(**parts | more)
 
@@ -204,7 +204,7 @@ def test_predictions_are_those_of_the_global_model(tmp_path: Path, monkeypatch: 
 def test_predictions_are_left_out_where_they_make_no_sense(tmp_path: Path, case: str) -> None:
     federation = a_federation()
     if case == "no global model":
-        federation.algorithm = SimpleNamespace(global_state=dict)
+        federation.algorithm = SimpleNamespace(global_state=dict, figures=dict)
     elif case == "no images":
         federation.data.input_shape = (20,)
     elif case == "no predict_step":
