@@ -402,7 +402,7 @@ def test_help_names_commands_and_settings(capsys):
     fit = output_of(["fit", "--help"], capsys)
     assert "Rounds in all, those before a resume counted in." in fit
     assert "``" not in fit
-    assert len(fit.splitlines()) < 250
+    assert len(fit.splitlines()) < 300  # the classes of torch would be thousands
     model = output_of(["fit", "--model.help", "FedProx"], capsys)
     assert "--model.mu MU" in model
     assert len(model.splitlines()) < 100, "it lists all of torch"

@@ -22,7 +22,13 @@ SMALL = {
 }
 # What a method cannot do without: its own network, and here a warm-up that ends before the last round.
 OWN: dict[str, dict[str, str | None]] = {
-    "fedfrozen": {"model.init_args.network": None, "model.init_args.warmup_rounds": "2"},
+    "fedfrozen": {
+        "model.init_args.network": None,
+        "model.init_args.warmup_rounds": "2",
+        "model.init_args.optimizer": "torch.optim.AdamW",
+        "model.init_args.optimizer.lr": "0.003",
+        "model.init_args.local_epochs": "8",
+    },
 }
 
 
