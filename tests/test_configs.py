@@ -18,6 +18,7 @@ from tests.support import ROOT, rows
 CONFIGS = ROOT / "configs"
 QUICKSTART = CONFIGS / "quickstart.yaml"
 STUDIES = sorted((CONFIGS / "studies").glob("*.yaml"))  # no runs, but grids of them
+PROFILES = [(path, profile) for path in STUDIES for profile in yaml.safe_load(path.read_text("utf-8"))["profiles"]]
 # Nor are these: what `cli.py cost` and `cli.py simulate` read, see tests/test_cost.py and tests/simulations.
 OTHER = [
     *(CONFIGS / "experiment" / "fedfrozen").glob("figure?.yaml"),
@@ -178,8 +179,11 @@ def test_a_network_leaves_nothing_of_the_one_below_it(capsys):
     assert (content["network"], content["network_args"]) == ("small_cnn", {"width": 16})
 
 
-@pytest.mark.parametrize("profile", ["paper", "pocket"])
-@pytest.mark.parametrize("path", STUDIES, ids=name)
+def test_every_study_has_the_two_profiles_of_the_readme():
+    assert all({(path, "paper"), (path, "pocket")} <= set(PROFILES) for path in STUDIES)
+
+
+@pytest.mark.parametrize(("path", "profile"), PROFILES, ids=lambda part: part if isinstance(part, str) else name(part))
 def test_a_study_says_what_it_is_and_all_of_its_cells_parse(path, profile, tmp_path, monkeypatch):
     first = path.read_text(encoding="utf-8").splitlines()[0]
     assert first.startswith("# ")

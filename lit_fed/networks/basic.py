@@ -103,6 +103,8 @@ class MLP(ClassificationNetwork):
         input_shape: Shape of one example, of any number of dimensions.
         hidden: Widths of the hidden layers; the last one is the feature length d.
         head_bias: Whether the head has a bias.
+        batch_norm: Normalise each layer before its ReLU by the statistics of the batch at hand, in eval mode too, as
+            `MobileNet` does with its ``batch_stats``; there are no buffers, and a batch needs two examples or more.
 
     Raises:
         ConfigError: If a layer has no units or the input's channels are not `in_channels`.
@@ -115,6 +117,7 @@ class MLP(ClassificationNetwork):
         input_shape: Sequence[int],
         hidden: Sequence[int] = (64,),
         head_bias: bool = True,
+        batch_norm: bool = False,
     ) -> None:
         widths = [_flat_size(type(self).__name__, in_channels, input_shape), *hidden]
         if min(widths) < 1:
@@ -122,7 +125,8 @@ class MLP(ClassificationNetwork):
         super().__init__(widths[-1], num_classes, head_bias)
         layers: list[nn.Module] = [nn.Flatten()]
         for width_in, width_out in pairwise(widths):
-            layers += [nn.Linear(width_in, width_out), nn.ReLU()]
+            norm = [nn.BatchNorm1d(width_out, track_running_stats=False)] if batch_norm else []
+            layers += [nn.Linear(width_in, width_out), *norm, nn.ReLU()]
         self.body = nn.Sequential(*layers)
 
     def forward_features(self, x: Tensor) -> Tensor:

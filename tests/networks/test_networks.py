@@ -37,6 +37,7 @@ def num_parameters(network: nn.Module) -> int:
         (MLP(10, 1, (1, 8, 8)), 4160 + 650),
         # 1,152 inputs (9 sensors × 128 steps): 1152·20+20 = 23,060; 20·30+30 = 630; head 30·6+6 = 186
         (MLP(6, 9, (9, 128), hidden=(20, 30)), 23060 + 630 + 186),
+        (MLP(10, 1, (1, 8, 8), batch_norm=True), 4160 + 2 * 64 + 650),
         # 3·4·4 = 48 inputs: 48·2+2
         (Logistic(2, 3, (3, 4, 4)), 98),
     ],
@@ -188,3 +189,12 @@ def test_networks_without_the_split_are_refused() -> None:
         distilled = build_network("deit_tiny_distilled_patch16_224", 10, 3, (3, 32, 32))
     with pytest.raises(ConfigError, match="no single classifier"):
         classifier(distilled)
+
+
+def test_an_mlp_normalises_by_the_batch_in_evaluation_too():
+    network = MLP(2, 1, (1, 8, 8), hidden=(16, 8), batch_norm=True).eval()
+    assert not list(network.buffers())
+    x = torch.randn(50, 1, 8, 8)
+    normalised = network.body[:-1](x)  # before the last ReLU
+    assert torch.allclose(normalised.mean(dim=0), torch.zeros(8), atol=1e-5)
+    assert torch.allclose(normalised.var(dim=0, correction=0), torch.ones(8), atol=1e-2)
