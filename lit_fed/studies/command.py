@@ -22,8 +22,16 @@ from lit_fed.studies.figures import draw_bars, draw_curves
 from lit_fed.studies.jobs import Job, locked, one_round, run_jobs, share_machine, working
 from lit_fed.studies.metrics import check_metrics
 from lit_fed.studies.parts import check_parts
-from lit_fed.studies.report import report_html
-from lit_fed.studies.results import Results, claims_markdown, collect, table_csv, table_markdown, verdict_text
+from lit_fed.studies.report import index_html, report_html
+from lit_fed.studies.results import (
+    Results,
+    claims_markdown,
+    collect,
+    table_csv,
+    table_markdown,
+    tally_text,
+    verdict_text,
+)
 from lit_fed.studies.study import Place, read_study
 from lit_fed.studies.worker import Worker
 
@@ -159,21 +167,22 @@ def _run(
     waiting = [cell for _, cell in todo if not cell.done]
     slots = share_machine(waiting, options.jobs)
     check_parts(waiting)
-    failures: list[tuple[Cell, str]] = []
+    failures: list[tuple[Grid, Cell, str]] = []
     made_with = describe()
     with working(slots, list(locks.values())) as workers:
         for grid in grids:
             check_metrics(grid, waiting, _asker(grid, workers[0], console))
+        results = []
         for grid in grids:
             mine = [cell for owner, cell in todo if owner is grid]
-            failures += _run_grid(grid, mine, workers, made_with, console)
-    results = [collect(grid) for grid in grids]
-    for result in results:
-        _write(result, [(cell, reason) for cell, reason in failures if cell in result.grid.cells])
-        _show(result, console)
+            failed = _run_grid(grid, mine, workers, made_with, console)
+            results.append(collect(grid))
+            _write_all(results[-1], failed)
+            _show(results[-1], console)
+            failures += [(grid, cell, reason) for cell, reason in failed]
     _summarise(results, Path(options.output), options.profile, console)
-    for cell, reason in failures:
-        say(console, f"failed  {cell.name}: {reason} (see {cell.folder / 'log.txt'})")
+    for grid, cell, reason in failures:
+        say(console, f"failed  {grid.study.name}: {cell.name}: {reason} (see {cell.folder / 'log.txt'})")
     return 1 if failures else 0
 
 
@@ -239,7 +248,7 @@ def _told(grid: Grid, cell: Cell) -> str:
     return ", ".join(dict.fromkeys(found))
 
 
-def _write(results: Results, failures: Sequence[tuple[Cell, str]]) -> None:
+def _write_all(results: Results, failures: Sequence[tuple[Cell, str]]) -> None:
     """Write a study's files."""
     folder = results.grid.folder
     pictures = []
@@ -253,9 +262,14 @@ def _write(results: Results, failures: Sequence[tuple[Cell, str]]) -> None:
         ("claims.md", claims_markdown([results])),
         ("report.html", report_html(results, pictures, failures)),
     ):
-        temporary = folder / f".{name}.{os.getpid()}.tmp"
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(folder / name)
+        _write(folder / name, text)
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file at once or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
 
 
 def _show(results: Results, console: Console) -> None:
@@ -278,18 +292,21 @@ def _show(results: Results, console: Console) -> None:
 
 
 def _summarise(results: Sequence[Results], output: Path, profile: str, console: Console) -> None:
-    """One table of the claims of all studies, on the terminal and in a file."""
-    if not any(result.verdicts for result in results):
-        return
-    table = Table(title="claims", title_justify="left")
-    for heading in ("study", "claim", "verdict", "margin", "seeds"):
-        table.add_column(heading, overflow="fold", justify="right" if heading == "seeds" else "left")
-    for result in results:
-        for claim, verdict in result.verdicts:
-            outcome = f"[{_COLORS[verdict.outcome]}]{verdict.outcome}[/]"
-            words = (result.grid.study.name, claim.text, outcome, verdict_text(verdict), str(verdict.seeds))
-            table.add_row(*words)
-    console.print(table)
-    path = output / f"claims.{profile}.md"
-    path.write_text(claims_markdown(results), encoding="utf-8")
-    say(console, f"{'claims':<12}{path}")
+    """One table of the claims of all studies, on the terminal and in a file, and a page that leads to the reports."""
+    if any(result.verdicts for result in results):
+        table = Table(title="claims", title_justify="left")
+        for heading in ("study", "claim", "verdict", "margin", "seeds"):
+            table.add_column(heading, overflow="fold", justify="right" if heading == "seeds" else "left")
+        for result in results:
+            for claim, verdict in result.verdicts:
+                outcome = f"[{_COLORS[verdict.outcome]}]{verdict.outcome}[/]"
+                words = (result.grid.study.name, claim.text, outcome, verdict_text(verdict), str(verdict.seeds))
+                table.add_row(*words)
+        console.print(table)
+        say(console, tally_text(results))
+    for name, text in (
+        (f"claims.{profile}.md", claims_markdown(results)),
+        (f"index.{profile}.html", index_html(results, output)),
+    ):
+        _write(output / name, text)
+        say(console, f"{name.partition('.')[0]:<12}{output / name}")

@@ -7,9 +7,10 @@ import json
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
+from urllib.parse import quote
 
 from lit_fed.studies.cells import Cell, Grid
-from lit_fed.studies.results import Entry, Results, caption, verdict_text
+from lit_fed.studies.results import OUTCOMES, Entry, Results, caption, count_verdicts, tally_text, verdict_text
 from lit_fed.studies.study import Place
 
 _STYLE = """
@@ -50,11 +51,7 @@ def report_html(results: Results, pictures: Iterable[Path], failures: Sequence[t
         _cells(grid),
         _files(grid),
     ]
-    head = f"<meta charset=utf-8><meta name=viewport content='width=device-width'><title>{escape(study.title)}</title>"
-    body = "\n".join(part for part in parts if part)
-    return (
-        f"<!doctype html>\n<html lang=en><head>{head}<style>{_STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"
-    )
+    return _page(study.title, "\n".join(part for part in parts if part))
 
 
 def _table(results: Results) -> str:
@@ -75,17 +72,60 @@ def _entry(entry: Entry) -> str:
 def _claims(results: Results) -> str:
     if not results.verdicts:
         return ""
+    return f"<h2>What the paper says</h2>{_claims_table([results])}"
+
+
+def _claims_table(several: Sequence[Results]) -> str:
+    """The claims of one study, or of several with a column that names it."""
+    name = len(several) > 1
     rows = "".join(
-        f"<tr><td>{escape(claim.says)}{'<br>' if claim.says else ''}<code>{escape(claim.text)}</code></td>"
+        "<tr>" + (f"<td>{escape(results.grid.study.name)}</td>" if name else "") + f"<td>{escape(claim.says)}"
+        f"{'<br>' if claim.says else ''}<code>{escape(claim.text)}</code></td>"
         f"<td class={verdict.outcome}>{verdict.outcome}</td>"
         f"<td class=number>{escape(verdict_text(verdict))}</td><td class=number>{verdict.seeds}</td></tr>"
+        for results in several
         for claim, verdict in results.verdicts
     )
+    head = "<th>study</th>" * name + "<th>claim</th><th>verdict</th><th>margin</th><th>seeds</th>"
     return (
-        "<h2>What the paper says</h2><table><thead><tr><th>claim</th><th>verdict</th><th>margin</th><th>seeds</th></tr>"
-        f"</thead><tbody>{rows}</tbody></table><p><small>The margin is what is left beyond the claimed one: mean over "
+        f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+        "<p><small>The margin is what is left beyond the claimed one: mean over "
         "seeds ± t·s/√n, the one-sided 95 % confidence interval. A claim holds where the interval lies above zero, "
         "fails where it lies below, and is undecided else.</small></p>"
+    )
+
+
+def index_html(several: Sequence[Results], folder: Path) -> str:
+    """A page that leads to the reports of studies and has all of their claims.
+
+    Args:
+        several: The studies.
+        folder: Where the page will lie.
+    """
+    rows = []
+    for results in several:
+        grid, tally = results.grid, count_verdicts([results])
+        done = sum(cell.done for cell in grid.cells)
+        link = quote((grid.folder / "report.html").relative_to(folder).as_posix())
+        counts = "".join(f"<td class=number>{tally[outcome]}</td>" for outcome in OUTCOMES)
+        rows.append(
+            f"<tr><td><a href='{link}'>{escape(grid.study.name)}</a></td><td>{escape(grid.study.title)}<br><small>"
+            f"{escape(grid.study.source)}</small></td><td class=number>{done} of {len(grid.cells)}</td>{counts}</tr>"
+        )
+    title = f"Studies, profile {several[0].grid.study.profile}"
+    heads = ("study", "", "cells finished", *OUTCOMES)
+    body = (
+        f"<h1>{escape(title)}</h1>\n<p>{escape(tally_text(several))}</p>\n<table><thead><tr>"
+        + "".join(f"<th>{word}</th>" for word in heads)
+        + f"</tr></thead><tbody>{''.join(rows)}</tbody></table>\n<h2>All claims</h2>\n{_claims_table(several)}"
+    )
+    return _page(title, body)
+
+
+def _page(title: str, body: str) -> str:
+    head = f"<meta charset=utf-8><meta name=viewport content='width=device-width'><title>{escape(title)}</title>"
+    return (
+        f"<!doctype html>\n<html lang=en><head>{head}<style>{_STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"
     )
 
 

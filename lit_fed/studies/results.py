@@ -17,6 +17,7 @@ from lit_fed.studies.cells import Grid
 from lit_fed.studies.claims import Claim, Verdict, check
 from lit_fed.studies.study import Measure, Place
 
+OUTCOMES = ("holds", "undecided", "fails")
 _MISSING = "–"
 _ROUNDS = {"last": "last round", "best": "best evaluated round", "mean": "mean over evaluated rounds"}
 
@@ -195,6 +196,21 @@ def verdict_text(verdict: Verdict) -> str:
         return verdict.note
     text = f"{verdict.margin:+.4g}" + (f" ± {verdict.spread:.2g}" if verdict.spread is not None else "")
     return text.replace("-", "−") + (f", {verdict.note}" if verdict.note else "")
+
+
+def count_verdicts(several: Sequence[Results]) -> dict[str, int]:
+    """How many claims of some studies came out in each way."""
+    found = [verdict.outcome for _, _, verdict in _claims(several)]
+    return {outcome: found.count(outcome) for outcome in OUTCOMES}
+
+
+def tally_text(several: Sequence[Results]) -> str:
+    """The same as a sentence."""
+    counts = count_verdicts(several)
+    studies = "1 study" if len(several) == 1 else f"{len(several)} studies"
+    return f"{sum(counts.values())} claims of {studies}: " + ", ".join(
+        f"{outcome} {count}" for outcome, count in counts.items()
+    )
 
 
 def claims_markdown(results: Sequence[Results]) -> str:

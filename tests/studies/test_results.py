@@ -9,8 +9,8 @@ import pytest
 
 from lit_fed.studies.display import duration, estimate
 from lit_fed.studies.figures import draw_bars, draw_curves
-from lit_fed.studies.report import report_html
-from lit_fed.studies.results import claims_markdown, collect, table_csv, table_markdown
+from lit_fed.studies.report import index_html, report_html
+from lit_fed.studies.results import claims_markdown, collect, table_csv, table_markdown, tally_text
 from lit_fed.studies.study import Place
 from tests.studies.support import TINY, finish, grid_of
 
@@ -100,6 +100,16 @@ def test_the_report_needs_nothing_else(grid, tmp_path):
     again = tmp_path / "again.png"
     draw_bars(results, again)
     assert again.read_bytes() == pictures[0].read_bytes()
+
+
+def test_a_page_leads_to_the_reports_and_counts_the_claims(grid, tmp_path):
+    # The claims above: one holds, two are undecided; of six runs five are finished.
+    results = collect(grid)
+    html = index_html([results, results], tmp_path / "out")
+    assert "<a href='tiny/pocket/report.html'>tiny</a>" in html
+    assert html.count("5 of 6</td><td class=number>1</td><td class=number>2</td><td class=number>0</td>") == 2
+    assert html.count("<td>tiny</td><td>It helps<br><code>prox &gt; fedavg at iid</code></td><td class=holds>") == 2
+    assert tally_text([results, results]) == "6 claims of 2 studies: holds 2, undecided 4, fails 0"
 
 
 def test_pictures_of_nothing_finished(tmp_path):

@@ -80,6 +80,13 @@ def test_a_study_leaves_tables_pictures_and_ordinary_runs(finished):
     assert "one seed has no spread" in (folder / "claims.md").read_text()
 
 
+def test_all_studies_end_in_one_table_of_claims_and_a_page(finished):
+    folder, out = finished[0].parents[1], finished[1]
+    assert out.count("2 claims of 1 study: holds 0, undecided 2, fails 0\n") == 1
+    assert "href='tiny/pocket/report.html'" in (folder / "index.pocket.html").read_text()
+    assert (folder / "claims.pocket.md").read_bytes() == (finished[0] / "claims.md").read_bytes()
+
+
 def test_a_cell_is_what_its_printed_command_gives_to_the_bit(finished, tmp_path):
     folder = finished[0] / "prox" / "iid" / "seed_0"  # the second cell of its worker, or the first
     command = json.loads((folder / "cell.json").read_text())["fit"]
@@ -94,7 +101,7 @@ def test_a_cell_is_what_its_printed_command_gives_to_the_bit(finished, tmp_path)
 
 def test_a_failed_cell_is_listed_and_stops_no_other(finished):
     folder, out = finished
-    assert "failed  broken/iid/0: client " in out
+    assert "failed  tiny: broken/iid/0: client " in out
     assert "is not finite; try a smaller learning rate (see " in out
     assert "| broken | – |" in (folder / "table.md").read_text()
     assert "is not finite" in (folder / "report.html").read_text()
