@@ -11,7 +11,7 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +183,7 @@ def lay_out(study: Study, output: Path) -> Grid:
     folder = output / study.name / study.profile
     cells: dict[tuple[Any, ...], Cell] = {}
     at: dict[tuple[Place, int], Cell] = {}
-    reader = _Reader()
+    reader = _reader()
     for place in study.places:
         variants = (study.rows[place.row], study.columns[place.column])
         configs = (*study.configs, *variants[0].configs, *variants[1].configs)
@@ -265,6 +265,12 @@ class _Reader(FederatedCLI):
             self._set_seed()
         content: dict[str, Any] = yaml.safe_load(self._resolved_config())
         return content
+
+
+@cache
+def _reader() -> _Reader:
+    """One for all studies: making a parser takes as long as reading three commands."""
+    return _Reader()
 
 
 def _option(study: Study, key: Any, value: Any) -> str:
