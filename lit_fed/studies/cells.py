@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from jsonargparse import ArgumentError, Namespace
 
 from lit_fed.cli import FederatedCLI, user_error
 from lit_fed.errors import ConfigError
 from lit_fed.studies.study import Place, Study
 
 _SEED = "{seed}"
+_ANY = 1_827_364_591  # stands for any seed while a command is read; nobody writes this number
 
 
 @dataclass(frozen=True)
@@ -180,24 +182,37 @@ def lay_out(study: Study, output: Path) -> Grid:
     """
     folder = output / study.name / study.profile
     cells: dict[tuple[Any, ...], Cell] = {}
-    at, reader = {}, _Reader()
+    at: dict[tuple[Place, int], Cell] = {}
+    reader = _Reader()
     for place in study.places:
         variants = (study.rows[place.row], study.columns[place.column])
         configs = (*study.configs, *variants[0].configs, *variants[1].configs)
         settings = {**study.set, **variants[0].set, **variants[1].set}
-        words = tuple(_option(study, key, value) for key, value in settings.items())
-        config: dict[str, Any] = {}
-        for seed in study.seeds:
-            files = [word for path in configs for word in ("-c", path)]
-            args = (*files, *(word.replace(_SEED, str(seed)) for word in words), f"--trainer.seed={seed}")
-            if args not in cells:
-                if not config or any(_SEED in word for word in words):
-                    config = reader.read(["fit", *args], f"{study.path}: {place.row}/{place.column}")
-                config = {**config, "trainer": {**config["trainer"], "seed": seed}}
+        words = [*(_option(study, key, value) for key, value in settings.items()), f"--trainer.seed={_SEED}"]
+        commands = {
+            seed: (*(word for path in configs for word in ("-c", path)), *(_filled(word, seed) for word in words))
+            for seed in (_ANY, *study.seeds)
+        }
+        if any(commands[seed] not in cells for seed in study.seeds):
+            resolved = reader.read(commands, f"{study.path}: {place.row}/{place.column}")
+            for seed, config in resolved.items():
+                if commands[seed] in cells:
+                    continue
                 where = folder / place.row / place.column / f"seed_{seed}"
-                cells[args] = Cell(place.row, place.column, seed, args, config, where)
-            at[place, seed] = cells[args]
+                cells[commands[seed]] = Cell(place.row, place.column, seed, commands[seed], config, where)
+        at |= {(place, seed): cells[commands[seed]] for seed in study.seeds}
     return Grid(study, folder, tuple(cells.values()), at)
+
+
+def _filled(value: Any, seed: int, mark: str | int = _SEED) -> Any:
+    """A setting, or a configuration, with a seed in all places of a mark."""
+    if isinstance(value, dict):
+        return {key: _filled(item, seed, mark) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_filled(item, seed, mark) for item in value]
+    if isinstance(value, str):
+        return value.replace(str(mark), str(seed))
+    return type(value)(seed) if value == mark else value  # of the type that the parser made of it
 
 
 class _Reader(FederatedCLI):
@@ -212,29 +227,43 @@ class _Reader(FederatedCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         """Nothing, as above."""
 
-    def read(self, args: list[str], where: str) -> dict[str, Any]:
-        """The configuration that a command comes to.
+    def read(self, commands: Mapping[int, Sequence[str]], where: str) -> dict[int, dict[str, Any]]:
+        """The configurations that a command with several seeds comes to; as a rule it is read once.
 
         Args:
-            args: The command.
+            commands: Its arguments by seed; with the stand-in for all of them too.
             where: What to blame.
 
         Raises:
             ConfigError: If the command is no good.
         """
+        seeds = [seed for seed in commands if seed != _ANY]
         try:
-            if not self._made:
-                super().__init__(args)
-                self._made = True
-            else:
-                self.parse_arguments(self.parser, args)
-                self._set_seed()
-            content: dict[str, Any] = yaml.safe_load(self._resolved_config())
+            config = self._read(list(commands[_ANY]))
+        except Exception:  # the command is no good, or some setting takes seeds but not every number
+            return {seed: self._read_or_blame(list(commands[seed]), where) for seed in seeds}
+        return {seed: _filled(config, seed, _ANY) for seed in seeds}
+
+    def _read_or_blame(self, args: list[str], where: str) -> dict[str, Any]:
+        try:
+            return self._read(args)
         except Exception as error:
-            line = user_error(error, args)
+            line = user_error(error, ["fit", *args])
             if line is None:
                 raise
             raise ConfigError(f"{where}: {line}") from error
+
+    def _read(self, args: list[str]) -> dict[str, Any]:
+        if not self._made:
+            super().__init__(["fit", *args])
+            self._made = True
+        else:
+            try:
+                self.config = Namespace(fit=self._parser("fit").parse_args(args))  # twice as fast as the whole parser,
+            except ArgumentError:
+                self.parse_arguments(self.parser, ["fit", *args])  # whose words a user knows
+            self._set_seed()
+        content: dict[str, Any] = yaml.safe_load(self._resolved_config())
         return content
 
 

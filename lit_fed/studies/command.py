@@ -19,12 +19,13 @@ from lit_fed.studies.cells import Cell, Grid, chosen, lay_out
 from lit_fed.studies.display import Display, duration, estimate, plain_console, say
 from lit_fed.studies.environment import describe
 from lit_fed.studies.figures import draw_bars, draw_curves
-from lit_fed.studies.jobs import Job, Slots, locked, one_round, run_jobs, share_machine
+from lit_fed.studies.jobs import Job, locked, one_round, run_jobs, share_machine, working
 from lit_fed.studies.metrics import check_metrics
 from lit_fed.studies.parts import check_parts
 from lit_fed.studies.report import report_html
 from lit_fed.studies.results import Results, claims_markdown, collect, table_csv, table_markdown, verdict_text
 from lit_fed.studies.study import Place, read_study
+from lit_fed.studies.worker import Worker
 
 _COLORS = {"holds": "green", "fails": "red", "undecided": "yellow"}
 
@@ -132,8 +133,8 @@ def _dry_run(grids: Sequence[Grid], todo: Sequence[tuple[Grid, Cell]], options: 
     if seconds is None:
         grid, first = next(pair for pair in todo if not pair[1].done)
         say(console, f"timing one round of {first.name}…")
-        with locked(grid.folder) as lock:
-            _, of_round, rest = one_round(first, grid.folder, slots.env(0), lock)
+        with locked(grid.folder) as lock, working(slots, [lock]) as workers:
+            _, of_round, rest = one_round(first, grid.folder, workers[0])
         seconds = estimate(waiting, [], (of_round, rest))
         basis = f"from one round of {first.name}"
     assert seconds is not None
@@ -158,13 +159,14 @@ def _run(
     waiting = [cell for _, cell in todo if not cell.done]
     slots = share_machine(waiting, options.jobs)
     check_parts(waiting)
-    for grid in grids:
-        check_metrics(grid, waiting, _asker(grid, slots, locks[grid.folder], console))
     failures: list[tuple[Cell, str]] = []
     made_with = describe()
-    for grid in grids:
-        mine = [cell for owner, cell in todo if owner is grid]
-        failures += _run_grid(grid, mine, slots, locks[grid.folder], made_with, console)
+    with working(slots, list(locks.values())) as workers:
+        for grid in grids:
+            check_metrics(grid, waiting, _asker(grid, workers[0], console))
+        for grid in grids:
+            mine = [cell for owner, cell in todo if owner is grid]
+            failures += _run_grid(grid, mine, workers, made_with, console)
     results = [collect(grid) for grid in grids]
     for result in results:
         _write(result, [(cell, reason) for cell, reason in failures if cell in result.grid.cells])
@@ -175,16 +177,16 @@ def _run(
     return 1 if failures else 0
 
 
-def _asker(grid: Grid, slots: Slots, lock: int, console: Console) -> Callable[[Cell], Sequence[str]]:
+def _asker(grid: Grid, worker: Worker, console: Console) -> Callable[[Cell], Sequence[str]]:
     def ask(cell: Cell) -> Sequence[str]:
         say(console, f"{grid.study.name}: running one round of {cell.name} to see which metrics it reports")
-        return one_round(cell, grid.folder, slots.env(0), lock)[0]
+        return one_round(cell, grid.folder, worker)[0]
 
     return ask
 
 
 def _run_grid(
-    grid: Grid, cells: Sequence[Cell], slots: Slots, lock: int, made_with: dict[str, str], console: Console
+    grid: Grid, cells: Sequence[Cell], workers: Sequence[Worker], made_with: dict[str, str], console: Console
 ) -> list[tuple[Cell, str]]:
     waiting = [cell for cell in cells if not cell.done]
     study, finished = grid.study, len(cells) - len(waiting)
@@ -192,7 +194,7 @@ def _run_grid(
         console,
         f"{study.name}, profile {study.profile}: {len(cells)} cells"
         + (f", {finished} of them finished before" if finished else "")
-        + (f"; {slots.jobs} side by side" if waiting else ""),
+        + (f"; {len(workers)} side by side" if waiting else ""),
     )
     for cell in waiting:
         if cell.changed:
@@ -214,8 +216,8 @@ def _run_grid(
         display.ended(job, reason, _told(grid, cell))
 
     rounds = sum(cell.max_rounds for cell in waiting)
-    with Display(len(cells), finished, rounds, slots.jobs, console) as display:
-        run_jobs(waiting, slots, lock, ended, display.tick)
+    with Display(len(cells), finished, rounds, len(workers), console) as display:
+        run_jobs(waiting, workers, ended, display.tick)
     return failures
 
 

@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import lit_fed
 from lit_fed.errors import ConfigError, LitFedError
 from lit_fed.studies.cells import Cell
+from lit_fed.studies.worker import Worker
 
 _POLL_S = 0.1
 _GRACE_S = 10.0  # how long an interrupted cell may take to say good-bye
@@ -101,16 +100,12 @@ class Job:
 
     Args:
         cell: The cell.
-        slot: Its slot.
-        process: Its process, first of a group of its own.
-        log: Where its output goes.
+        worker: Where it runs.
         started: When, by this process's clock.
     """
 
     cell: Cell
-    slot: int
-    process: subprocess.Popen[bytes]
-    log: IO[bytes]
+    worker: Worker
     started: float = field(default_factory=time.monotonic)
 
     @property
@@ -118,38 +113,26 @@ class Job:
         """How long it has been running."""
         return time.monotonic() - self.started
 
-    def stop(self, signum: int) -> None:
-        """Send a signal to the cell and whatever it started, unless it has ended."""
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signum)
 
-    def close(self) -> None:
-        """Let go of its pipes."""
-        self.log.close()
-        if self.process.stdin is not None:
-            self.process.stdin.close()
+@contextmanager
+def working(slots: Slots, locks: Sequence[int]) -> Iterator[list[Worker]]:
+    """A worker for every slot; they end with the block.
 
-
-def start(cell: Cell, command: Sequence[str], log: Path, env: Mapping[str, str], slot: int, lock: int) -> Job:
-    """Start a command in a process group of its own; it ends when this process does."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    file = open(log, "ab")  # noqa: SIM115  # closed with the job
-    process = subprocess.Popen(
-        [sys.executable, "-m", "lit_fed.studies.child", *command],
-        stdin=subprocess.PIPE,
-        stdout=file,
-        stderr=subprocess.STDOUT,
-        env=dict(env),
-        start_new_session=True,
-        pass_fds=(lock,),  # the folder stays locked while a cell of a killed study lives
-    )
-    return Job(cell, slot, process, file)
+    Args:
+        slots: How many, and what each may use.
+        locks: The descriptors of the locks on the studies' folders.
+    """
+    workers = [Worker(slots.env(slot), locks) for slot in range(slots.jobs)]
+    try:
+        yield workers
+    finally:
+        for worker in workers:
+            worker.close()
 
 
 def run_jobs(
     cells: Sequence[Cell],
-    slots: Slots,
-    lock: int,
+    workers: Sequence[Worker],
     on_end: Callable[[Job, str], None],
     on_tick: Callable[[Sequence[Job]], Any],
 ) -> None:
@@ -157,54 +140,51 @@ def run_jobs(
 
     Args:
         cells: What to run, in this order.
-        slots: How many side by side.
-        lock: The descriptor of the lock on the study's folder.
+        workers: Where; each runs one cell at a time.
         on_end: Called with every job that has ended and, if it failed, why.
         on_tick: Called again and again with the jobs under way.
     """
-    waiting, running = list(reversed(cells)), list[Job]()
+    waiting, idle, running = list(reversed(cells)), list(workers), list[Job]()
     try:
         while waiting or running:
-            while waiting and len(running) < slots.jobs:
-                cell = waiting.pop()
-                slot = min(set(range(slots.jobs)) - {job.slot for job in running})
+            while waiting and idle:
+                cell, worker = waiting.pop(), idle.pop(0)
                 cell.write_record(status="running")
-                job = start(cell, cell.command, cell.folder / _LOG, slots.env(slot), slot, lock)
-                running.append(job)
+                running.append(Job(cell, worker))
+                worker.start(cell.command, cell.folder / _LOG)
             on_tick(running)
             time.sleep(_POLL_S)
-            for job in [job for job in running if job.process.poll() is not None]:
-                running.remove(job)
-                job.close()
-                code = job.process.returncode
-                on_end(job, "" if code == 0 else why(job.cell.folder / _LOG, code))
+            for job, code in [(job, job.worker.poll()) for job in running]:
+                if code is not None:
+                    running.remove(job)
+                    idle.append(job.worker)
+                    on_end(job, "" if code == 0 else why(job.cell.folder / _LOG, code))
     finally:
-        stop_all(running)
+        stop_all([job.worker for job in running])
 
 
-def stop_all(running: Sequence[Job]) -> None:
-    """End jobs: as Ctrl-C does, and for good if they have not ended by then."""
-    for job in running:
-        job.stop(signal.SIGINT)
+def stop_all(running: Sequence[Worker]) -> None:
+    """End the cells of workers: as Ctrl-C does, and for good if they have not ended by then."""
+    left = [worker for worker in running if worker.poll() is None]
+    for worker in left:
+        worker.stop(signal.SIGINT)
     deadline = time.monotonic() + _GRACE_S
     try:
-        while any(job.process.poll() is None for job in running) and time.monotonic() < deadline:
+        while left and time.monotonic() < deadline:
             time.sleep(_POLL_S)
+            left = [worker for worker in left if worker.poll() is None]
     finally:  # a second Ctrl-C does not wait
-        for job in running:
-            job.stop(signal.SIGKILL)
-            job.process.wait()
-            job.close()
+        for worker in left:
+            worker.close()
 
 
-def one_round(cell: Cell, folder: Path, env: Mapping[str, str], lock: int) -> tuple[list[str], float, float]:
+def one_round(cell: Cell, folder: Path, worker: Worker) -> tuple[list[str], float, float]:
     """Run a cell's first round beside the study.
 
     Args:
         cell: The cell.
         folder: The study's folder.
-        env: The process's environment.
-        lock: The descriptor of the lock on the study's folder.
+        worker: Where to run it.
 
     Returns:
         The names that it reports, seconds of the round, and seconds of everything else.
@@ -215,14 +195,17 @@ def one_round(cell: Cell, folder: Path, env: Mapping[str, str], lock: int) -> tu
     aside = folder / ".first_round"
     shutil.rmtree(aside, ignore_errors=True)
     options = ("max_rounds=1", "logger=false", "enable_checkpointing=false", f"default_root_dir={aside}")
-    job = start(cell, ["fit", *cell.args, *(f"--trainer.{o}" for o in options)], aside / _LOG, env, 0, lock)
+    probe = Cell(cell.row, cell.column, cell.seed, cell.args, cell.config, aside)
+    job = Job(probe, worker)
+    worker.start(["fit", *cell.args, *(f"--trainer.{o}" for o in options)], aside / _LOG)
     try:
-        code = job.process.wait()
-    finally:
-        stop_all([job])
+        while (code := worker.poll()) is None:
+            time.sleep(_POLL_S)
+    except BaseException:
+        stop_all([worker])
+        raise
     if code != 0:
         raise CellFailure(f"{cell.name} cannot run: {why(aside / _LOG, code)}")
-    probe = Cell(cell.row, cell.column, cell.seed, cell.args, cell.config, aside)
     row = probe.rows()[0]
     shutil.rmtree(aside, ignore_errors=True)
     return list(row), float(row["time/round_s"]), max(0.0, job.seconds - float(row["time/round_s"]))

@@ -315,9 +315,9 @@ def _measure(where: _Where, content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _seeds(where: _Where, seeds: Any) -> tuple[int, ...]:
-    whole = isinstance(seeds, list) and all(isinstance(s, int) and not isinstance(s, bool) and s >= 0 for s in seeds)
-    if not whole or not seeds or len(set(seeds)) < len(seeds):
-        raise where.error(f"expected a list of different whole numbers, not {seeds!r}")
+    whole = isinstance(seeds, list) and all(isinstance(s, int) and not isinstance(s, bool) for s in seeds)
+    if not whole or not seeds or len(set(seeds)) < len(seeds) or not all(0 <= s < 2**32 for s in seeds):
+        raise where.error(f"expected a list of different whole numbers, not {seeds!r}; 0 ≤ seed < 2³²")
     return tuple(seeds)
 
 

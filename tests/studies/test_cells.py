@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from lit_fed.errors import ConfigError
-from lit_fed.studies.cells import chosen
+from lit_fed.studies.cells import _ANY, chosen
 from lit_fed.studies.jobs import share_machine
 from lit_fed.studies.metrics import check_metrics
 from lit_fed.studies.parts import check_parts
@@ -37,6 +37,21 @@ def test_a_cell_is_an_ordinary_command(tmp_path):
 def test_the_data_keep_their_seed_unless_the_study_says_otherwise(tmp_path):
     cells = grid_of(tmp_path, seeds=[3, 4]).cells
     assert [(c.config["trainer"]["seed"], c.config["data"]["init_args"]["seed"]) for c in cells[:2]] == [(3, 0), (4, 0)]
+
+
+def test_seeds_arrive_wherever_they_are_asked_for_and_in_what_form(tmp_path):
+    asks = {"data.init_args.partition": {"class_path": "Dirichlet", "init_args": {"alpha": "{seed}"}}}
+    asks |= {"model.init_args.network": "small_cnn_{seed}", "data.init_args.seed": "{seed}"}
+    cells = grid_of(tmp_path, seeds=[3, 4], set=TINY["set"] | asks, columns={"x": {}}).cells[:2]
+    parts = [(c.config["data"]["init_args"], c.config["model"]["init_args"]) for c in cells]
+    found = [(data["seed"], data["partition"]["init_args"]["alpha"], model["network"]) for data, model in parts]
+    assert repr(found) == "[(3, 3.0, 'small_cnn_3'), (4, 4.0, 'small_cnn_4')]", "α is a float, as the command has it"
+    assert all(str(_ANY) not in str((cell.args, cell.config)) for cell in cells)
+
+
+def test_a_setting_that_takes_no_seed_is_told_of_a_seed(tmp_path):
+    message = error(grid_of, tmp_path, seeds=[3], set={"model.init_args.optimizer.init_args.maximize": "{seed}"})
+    assert message.endswith("model.init_args.optimizer.init_args.maximize: expected true or false, not 3")
 
 
 def test_later_parts_win(tmp_path):

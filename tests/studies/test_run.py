@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -15,9 +16,10 @@ import pytest
 from lit_fed.cli import main
 from lit_fed.studies.command import parse
 from tests.studies.support import CONFIGS, TINY, write_study
-from tests.support import rows, start_cli
+from tests.support import assert_same, rows, run_cli, saved_weights, start_cli
 
 NO_DATA = {"data": "ArrayFile", "data.init_args.path": "no.npz"}
+TIMES = {"time/round_s", "time/local_s", "time/aggregate_s", "time/eval_s"}
 TABLES = ("table.md", "table.csv", "claims.md")
 THREE = {
     "rows": TINY["rows"]
@@ -76,6 +78,18 @@ def test_a_study_leaves_tables_pictures_and_ordinary_runs(finished):
     assert f"prox/iid/0  clients/acc_mean {accuracy:.4f}" in out
     assert (run / "config.yaml").is_file()
     assert "one seed has no spread" in (folder / "claims.md").read_text()
+
+
+def test_a_cell_is_what_its_printed_command_gives_to_the_bit(finished, tmp_path):
+    folder = finished[0] / "prox" / "iid" / "seed_0"  # the second cell of its worker, or the first
+    command = json.loads((folder / "cell.json").read_text())["fit"]
+    assert run_cli("fit", *command, cwd=tmp_path).returncode == 0
+    ours, its = (path / "lightning_logs" / "version_0" for path in (folder, tmp_path))
+    for one, other in zip(rows(ours / "metrics.csv"), rows(its / "metrics.csv"), strict=True):
+        assert one.keys() == other.keys()
+        assert {key: value for key, value in one.items() if value != other[key]}.keys() <= TIMES
+    assert (ours / "clients.csv").read_bytes().count(b"\n") > 2
+    assert_same(saved_weights(ours), saved_weights(its))
 
 
 def test_a_failed_cell_is_listed_and_stops_no_other(finished):

@@ -92,6 +92,10 @@ def test_skipped_places_stay_empty(tmp_path):
         ({"decimals": 1.5}, "decimals: expected a whole number from 0 to 12, not 1.5"),
         ({"seeds": 3}, "seeds: expected a list of different whole numbers, not 3"),
         ({"seeds": [1, 1]}, "seeds: expected a list of different whole numbers"),
+        (
+            {"seeds": [1, 2**32]},
+            "seeds: expected a list of different whole numbers, not [1, 4294967296]; 0 ≤ seed < 2³²",
+        ),
         ({"configs": "base.yaml"}, "configs: expected a list of texts, not 'base.yaml'"),
         ({"skip": ["a/z"]}, "skip: a/z: there is no column 'z'; there are x, y"),
         ({"published": {"c": {"x": 1}}}, "published: c/x: there is no row 'c'; there are a, b"),
