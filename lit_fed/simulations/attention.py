@@ -148,7 +148,7 @@ def attended(task: Task, inputs: Tensor, weights: Tensor) -> Tensor:
 
 
 def gradient(task: Task, inputs: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    r"""A client's loss and its gradient, without the ridge.
+    r"""A client's residuals and the gradient of its loss, without the ridge.
 
     With residuals R = AV − Y, V = HW^V: dV = AᵀR, dA = RVᵀ, dφ(Q) = dA·φ(K), dφ(K) = dAᵀφ(Q), through the softmax, and
     dW = Hᵀ[dQ | dK | dV].
@@ -160,7 +160,7 @@ def gradient(task: Task, inputs: Tensor, targets: Tensor, weights: Tensor) -> tu
         weights: (B, d, 2·d_k + d_v).
 
     Returns:
-        Losses (B,) and gradients (B, d, 2·d_k + d_v).
+        Residuals (B, m·n, d_v), of which `loss` makes the loss, and gradients (B, d, 2·d_k + d_v).
     """
     query, key = _maps(task, inputs, weights)
     kernel = torch.bmm(query, key.transpose(1, 2))
@@ -172,8 +172,12 @@ def gradient(task: Task, inputs: Tensor, targets: Tensor, weights: Tensor) -> tu
     d_values = torch.bmm(kernel.transpose(1, 2), residual)
     across = inputs.transpose(1, 2)
     blocks = [torch.bmm(across, block.view(*inputs.shape[:-1], -1)) for block in (d_query, d_key, d_values)]
-    losses = task.loss_scale * residual.square().view(len(inputs), -1).sum(1)
-    return losses, torch.cat(blocks, -1).mul_(2 * task.loss_scale)
+    return residual.view(targets.shape), torch.cat(blocks, -1).mul_(2 * task.loss_scale)
+
+
+def loss(task: Task, residuals: Tensor) -> Tensor:
+    """A client's loss (B,) from its residuals (B, m·n, d_v), without the ridge."""
+    return task.loss_scale * residuals.square().sum((1, 2))
 
 
 def _through_softmax(gradient: Tensor, output: Tensor) -> Tensor:

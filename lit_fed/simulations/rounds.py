@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from lit_fed.simulations.attention import Federation, attended, gradient
+from lit_fed.simulations.attention import Federation, attended, gradient, loss
 
 _CHUNK = 2  # models that work at a time: their data then stay in a core's cache
 
@@ -89,9 +89,9 @@ def train(
             anchor = start[chunk]
             weights = anchor.clone()
             for step in range(work.local_steps):
-                loss, slope = gradient(task, inputs[chunk], targets[chunk], weights)
+                residuals, slope = gradient(task, inputs[chunk], targets[chunk], weights)
                 if step == 0:
-                    losses.append(loss)
+                    losses.append(loss(task, residuals))
                 values = slice(2 * task.key_dim, None)
                 slope[..., values].add_(weights[..., values], alpha=work.ridge)
                 if work.mu:
@@ -120,7 +120,8 @@ def evaluate(federation: Federation, weights: Tensor) -> Tensor:
     num_seeds, num_clients = federation.inputs.shape[:2]
     every = weights.repeat_interleave(num_clients, 0)
     inputs, targets = federation.inputs.flatten(0, 1), federation.targets.flatten(0, 1)
-    parts = [gradient(federation.task, inputs[c], targets[c], every[c])[0] for c in _chunks(len(inputs))]
+    task = federation.task
+    parts = [loss(task, gradient(task, inputs[c], targets[c], every[c])[0]) for c in _chunks(len(inputs))]
     return torch.cat(parts).view(num_seeds, num_clients).mean(1)
 
 
