@@ -15,7 +15,8 @@ loss by ridge, drift by ridge         loss, drift                              r
 ====================================  =======================================  ===========================
 
 Values are natural logarithms, since the losses of two seeds differ by factors: ``a > b + 0.05`` says that a is 5 %
-above b. ``step`` is the largest change between two neighbouring points of h, so that ``0 > step`` says that h always falls.
+above b. ``step`` is the largest change between two neighbouring points of h, so that ``0 > step`` says that h falls
+throughout.
 """
 
 from __future__ import annotations
