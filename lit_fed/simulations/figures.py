@@ -220,8 +220,9 @@ def figure2(settings: Settings, processes: int = 1) -> list[Point]:
     for steps, outcome in zip(settings.steps, outcomes[: len(ladder)], strict=True):
         ratios = [ours / theirs for ours, theirs in zip(outcome.frozen[warm], outcome.loss, strict=True)]
         points += _points("loss ratio by E", "FedFrozen/FedAvg", steps, ratios)
-    for at in warms:
-        points += _points("loss by warm-up", "FedFrozen", at / settings.rounds, outcomes[len(ladder)].frozen[at])
+    for fraction in settings.warmups:
+        losses = outcomes[len(ladder)].frozen[settings.round_of(fraction)]
+        points += _points("loss by warm-up", "FedFrozen", fraction, losses)
     for (rho, name), outcome in zip(grid, outcomes[len(ladder) + 1 :], strict=True):
         points += _points("loss by rho", name, rho, outcome.loss)
         if name == "FedAvg":
@@ -240,8 +241,9 @@ def figure3(settings: Settings, processes: int = 1) -> list[Point]:
     outcomes = solve_all(jobs, processes)
     points = []
     for rho, outcome in zip(settings.rhos, outcomes, strict=False):
-        for at in warms:
-            points += _points("loss by warm-up and rho", f"rho {rho:g}", at / settings.rounds, outcome.frozen[at])
+        for fraction in settings.warmups:
+            losses = outcome.frozen[settings.round_of(fraction)]
+            points += _points("loss by warm-up and rho", f"rho {rho:g}", fraction, losses)
     for ridge, outcome in zip(settings.ridges, outcomes[len(settings.rhos) :], strict=True):
         points += _points("loss by ridge", "FedFrozen", ridge, outcome.frozen[warm])
         points += _points("drift by ridge", "FedFrozen", ridge, outcome.drift[warm])
