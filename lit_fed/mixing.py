@@ -111,6 +111,11 @@ class SoftmaxSum:
             return torch.where(distance == 0, 0.0, _LOWEST).to(distance.dtype)
         return (self.temperature * distance).clamp_min(_LOWEST)
 
+    def weight(self, scores: Tensor) -> Tensor:
+        """What weight scores ℓ (P,) that were taken in have in the mixture, (P,)."""
+        assert self.peak is not None
+        return self.gap(self.prepared(scores), self.peak).exp() / self.sums[:, -3]
+
     def result(self) -> Mixed:
         """The mixture of all that was taken in."""
         total = self.sums[:, -3]
@@ -168,10 +173,8 @@ class SoftmaxMix(Reducer[Mixed]):
         if self._sum.peak is None:
             return None
         mixed = self._sum.result()
-        total = self._sum.sums[:, -3]
         for client_id in sorted(self._scores):
-            scores = self._scores[client_id].to(total.device)
-            mixed.weights[client_id] = self._sum.gap(scores, self._sum.peak).exp() / total
+            mixed.weights[client_id] = self._sum.weight(self._scores[client_id].to(self._sum.peak.device))
         return mixed
 
     def _merge(self, workers: Workers) -> None:

@@ -93,6 +93,18 @@ def on_first_process(fabric: Fabric, function: Callable[[], T]) -> T:
     return result  # type: ignore[return-value]  # without an error there is a result
 
 
+def leave_processes() -> None:
+    """End the process group, which waits for gloo's threads.
+
+    Note:
+        Left to the end of the interpreter, one of those threads may still drop the last reference to a tensor. It asks
+        for the interpreter's lock, which is gone, and the process aborts after all its work is done: "terminate called
+        without an active exception". Lightning ends nccl's group itself; gloo's it leaves.
+    """
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
 class Workers:
     """The processes over which clients are spread, and how their results meet.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ from lit_fed.protocols import ClientTest, EvalSplit, Evaluation, GlobalTest, Pro
 from lit_fed.reducers import Reducer
 from lit_fed.runs import open_run
 from lit_fed.store import ClientStore, write_atomically
-from lit_fed.strategy import Workers, build_fabric, on_first_process
+from lit_fed.strategy import Workers, build_fabric, leave_processes, on_first_process
 
 if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule
@@ -385,11 +386,14 @@ class FederatedTrainer:
         return self.default_root_dir / "lightning_logs"
 
     def _launch(self, function: Callable[[], R]) -> R:
+        atexit.unregister(leave_processes)  # after an error other processes may still wait in a collective: just exit
         if self._launched:
-            return function()
-        # A strategy that forks ends its processes with the function; the others keep them for the next call.
-        self._launched = getattr(self.fabric.strategy, "_start_method", "popen") == "popen"
-        result: R = self.fabric.launch(lambda _fabric: function())
+            result: R = function()
+        else:
+            # A strategy that forks ends its processes with the function; the others keep them for the next call.
+            self._launched = getattr(self.fabric.strategy, "_start_method", "popen") == "popen"
+            result = self.fabric.launch(lambda _fabric: function())
+        atexit.register(leave_processes)
         return result
 
     def _assemble(self, model: ClientModule, data: FederatedDataModule, algorithm: Algorithm[Any]) -> Federation:

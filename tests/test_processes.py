@@ -66,6 +66,18 @@ def test_two_processes_with_everything_that_moves_between_them(tmp_path: Path) -
     assert any(name.startswith("late-") for name in states[0]), "nobody was late in the last round"
 
 
+def test_the_process_group_has_ended_when_the_interpreter_does(tmp_path: Path) -> None:
+    """Else one of gloo's threads may need the interpreter after its end, which aborts the process."""
+    program = (
+        "import atexit, sys, torch.distributed as dist; from lit_fed.cli import main;"
+        "atexit.register(lambda: print('ended', not dist.is_initialized(), flush=True)); main(sys.argv[2:])"
+    )
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python")
+    done = run_cli(*QUICK, "--trainer.devices", "2", cwd=tmp_path, program=(*torchrun, sys.executable, "-c", program))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("ended True") == 2
+
+
 def test_data_parallel_clients(single: Path, tmp_path: Path) -> None:
     done = run_cli(*QUICK, "--trainer.devices", "2", "--trainer.strategy", "ddp", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

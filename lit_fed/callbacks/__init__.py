@@ -7,6 +7,7 @@ from lit_fed.callbacks.dashboard import Dashboard
 from lit_fed.callbacks.early_stopping import EarlyStopping
 from lit_fed.callbacks.progress import Progress
 from lit_fed.callbacks.recorder import Recorder
+from lit_fed.callbacks.teacher_error import TeacherError
 
 __all__ = [
     "Alignment",
@@ -17,6 +18,7 @@ __all__ = [
     "Progress",
     "Recorder",
     "RoundRecord",
+    "TeacherError",
     "default_callbacks",
 ]
 

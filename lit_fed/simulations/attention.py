@@ -12,7 +12,7 @@ large products.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from torch import Tensor
 from lit_fed.errors import ConfigError
 from lit_fed.seeding import torch_generator
 
-Reduction = Literal["half_sum", "sum", "tokens", "mean"]
+Reduction = Literal["half_sum", "sum", "half_tokens", "tokens", "mean"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,8 @@ class Task:
         examples: m, examples of a client.
         noise: σ.
         reduction: How a client's squared errors become its loss: ``half_sum`` is half their sum over tokens and values,
-            averaged over examples; ``sum`` twice that; ``tokens`` averages over tokens too, ``mean`` over everything.
+            averaged over examples; ``sum`` twice that; ``half_tokens`` is half their sum over values, averaged over
+            tokens and examples; ``tokens`` twice that; ``mean`` averages over everything.
         init_scale: Standard deviation of the first weights, in units of :math:`1/\sqrt d`.
         teacher_scale: The same of the teacher's weights.
 
@@ -47,24 +48,8 @@ class Task:
         ConfigError: For an unknown reduction, or a size below 1.
 
     Note:
-        The paper states neither the reduction nor the two scales, and they decide the outcome. Tried with T = 200 and
-        E = 20, on seed 0 unless it says otherwise (init_scale/teacher_scale; h is the profile objective of FedAvg's
-        kernel):
-
-        - ``half_sum`` and ``tokens`` with 1/1 at η = 1e-3: divergence at ρ = 2; ``tokens`` 0.75/0.75 too.
-        - ``tokens`` 0.5/0.5 and ``half_sum`` 0.3/0.3 at η = 1e-3: h falls throughout at ρ = 2 (0.33 → 0.13, 0.093 →
-          0.057), and FedAvg is ahead of FedFrozen for every warm-up tried.
-        - ``tokens`` 1/1 at η = 2e-4, ρ = 2: h 38.0 → 34.4 → 54.8 → 48.7; FedFrozen ahead after short warm-ups only.
-        - ``mean`` 1/1 at η = 1e-3: the right shape at ρ = 1 (0.0529 → 0.0527 → 0.0571), but h all but stands still at
-          ρ = 0 (0.0087640, rising in the seventh digit).
-        - ``mean`` 1.25/1.25 at η = 1e-3, all ten seeds: at ρ = 0 h falls throughout for every seed (median 0.017377 →
-          0.017373), at ρ = 1 it falls, then rises for every seed (median 0.1712 → 0.1672 in round 20 → 0.1798). At
-          ρ = 2 the paper's shape does not come out: h ends above where it began for 4 seeds of 10, and the median
-          falls (3.16 → 1.58). Figure 1's file has it.
-        - ``mean`` 1/3 at η = 2e-4, ρ = 2: a trade-off in the warm-up as in Figure 2 (final loss 85.5, 82.4, 47.8, 30.3,
-          33.3 for T_warm/T = 0, ¼, ½, ¾, 1), SCAFFOLD 54.9 and FedProx 55.6 behind. FedFrozen's loss at ¾ over
-          FedAvg's is 1.00 for E = 5 (medians of three seeds), 0.91 for E = 20 and 1.04 for E = 40: it does not
-          keep falling. The files of Figures 2 and 3 have it; they were not run with ten seeds.
+        The paper states neither the reduction nor the two scales, and they decide the outcome:
+        ``docs/results/fedfrozen.md`` lists what was tried.
     """
 
     num_clients: int = 10
@@ -80,8 +65,8 @@ class Task:
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        if self.reduction not in ("half_sum", "sum", "tokens", "mean"):
-            raise ConfigError(f"task.reduction is {self.reduction!r}; choose half_sum, sum, tokens or mean")
+        if self.reduction not in get_args(Reduction):
+            raise ConfigError(f"task.reduction is {self.reduction!r}; choose one of {', '.join(get_args(Reduction))}")
         for key in ("num_clients", "dim", "key_dim", "value_dim", "tokens", "examples"):
             if getattr(self, key) < 1:
                 raise ConfigError(f"task.{key} is {getattr(self, key)}; it must be at least 1")
@@ -89,7 +74,10 @@ class Task:
     @property
     def loss_scale(self) -> float:
         """What a client's sum of squared errors is multiplied by."""
-        counted = {"half_sum": 2, "sum": 1, "tokens": self.tokens, "mean": self.tokens * self.value_dim}
+        counted = {
+            **{"half_sum": 2, "sum": 1, "half_tokens": 2 * self.tokens, "tokens": self.tokens},
+            "mean": self.tokens * self.value_dim,
+        }
         return 1.0 / (self.examples * counted[self.reduction])
 
 
@@ -148,7 +136,7 @@ def attended(task: Task, inputs: Tensor, weights: Tensor) -> Tensor:
 
 
 def gradient(task: Task, inputs: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    r"""A client's loss and its gradient, without the ridge.
+    r"""A client's residuals and the gradient of its loss, without the ridge.
 
     With residuals R = AV − Y, V = HW^V: dV = AᵀR, dA = RVᵀ, dφ(Q) = dA·φ(K), dφ(K) = dAᵀφ(Q), through the softmax, and
     dW = Hᵀ[dQ | dK | dV].
@@ -160,7 +148,7 @@ def gradient(task: Task, inputs: Tensor, targets: Tensor, weights: Tensor) -> tu
         weights: (B, d, 2·d_k + d_v).
 
     Returns:
-        Losses (B,) and gradients (B, d, 2·d_k + d_v).
+        Residuals (B, m·n, d_v), of which `loss` makes the loss, and gradients (B, d, 2·d_k + d_v).
     """
     query, key = _maps(task, inputs, weights)
     kernel = torch.bmm(query, key.transpose(1, 2))
@@ -172,8 +160,12 @@ def gradient(task: Task, inputs: Tensor, targets: Tensor, weights: Tensor) -> tu
     d_values = torch.bmm(kernel.transpose(1, 2), residual)
     across = inputs.transpose(1, 2)
     blocks = [torch.bmm(across, block.view(*inputs.shape[:-1], -1)) for block in (d_query, d_key, d_values)]
-    losses = task.loss_scale * residual.square().view(len(inputs), -1).sum(1)
-    return losses, torch.cat(blocks, -1).mul_(2 * task.loss_scale)
+    return residual.view(targets.shape), torch.cat(blocks, -1).mul_(2 * task.loss_scale)
+
+
+def loss(task: Task, residuals: Tensor) -> Tensor:
+    """A client's loss (B,) from its residuals (B, m·n, d_v), without the ridge."""
+    return task.loss_scale * residuals.square().sum((1, 2))
 
 
 def _through_softmax(gradient: Tensor, output: Tensor) -> Tensor:

@@ -13,7 +13,9 @@ import numpy as np
 import yaml
 
 from lit_fed.errors import ConfigError
+from lit_fed.simulations.claims import verdicts
 from lit_fed.simulations.figures import FIGURES, Point, Settings
+from lit_fed.studies.results import verdict_text
 
 
 def simulate(args: Sequence[str]) -> None:
@@ -38,6 +40,9 @@ def simulate(args: Sequence[str]) -> None:
     write(points, folder)
     draw(points, folder / f"{settings.figure}.png", settings)
     print(summary(points))
+    table = claims(settings, points)
+    (folder / "claims.md").write_text(table, encoding="utf-8")
+    print(f"\n{table}")
     print(f"written     {folder}")
 
 
@@ -92,6 +97,15 @@ def summary(points: Sequence[Point]) -> str:
     for (panel, line, x), (_, median, _) in quartiles_of(points).items():
         lines[panel, line].append(f"{x:g}: {median:.4g}")
     return "\n".join(f"{panel} | {line} | {', '.join(numbers)}" for (panel, line), numbers in lines.items())
+
+
+def claims(settings: Settings, points: Sequence[Point]) -> str:
+    """What the paper says and how it stands, as a Markdown table."""
+    lines = ["| claim | verdict | margin, natural logarithm | seeds |", "|---|---|---|---|"]
+    for claim, verdict in verdicts(settings, points):
+        said = f"{claim.says} (`{claim.text}`)" if claim.says else f"`{claim.text}`"
+        lines.append(f"| {said} | {verdict.outcome} | {verdict_text(verdict)} | {verdict.seeds} |")
+    return "\n".join(lines) + "\n"
 
 
 def draw(points: Sequence[Point], path: Path, settings: Settings) -> None:

@@ -41,6 +41,7 @@ class Settings:
         warmups: T_warm / T of Figures 2b and 3a.
         mu: FedProx's μ in Figure 2c.
         ridges: λ of Figure 3b.
+        claims: What the paper says about the figure, see `lit_fed.simulations.claims`.
     """
 
     figure: str
@@ -58,6 +59,7 @@ class Settings:
     warmups: Sequence[float] = (0.0, 0.25, 0.5, 0.75, 1.0)
     mu: float = 200.0
     ridges: Sequence[float] = (0.0, 0.1, 1.0, 10.0, 100.0)
+    claims: Sequence[Any] = ()
 
     def __post_init__(self) -> None:
         """Check what would fail late."""
@@ -144,11 +146,26 @@ def solve(job: Job) -> Outcome:
 
 
 def solve_all(jobs: Sequence[Job], processes: int) -> list[Outcome]:
-    """Run jobs side by side."""
-    if processes < 2 or len(jobs) < 2:
-        return [solve(job) for job in jobs]
-    with ProcessPoolExecutor(min(processes, len(jobs)), mp_context=get_context("spawn")) as pool:
-        return list(pool.map(solve, jobs))
+    """Run jobs side by side; those that differ only in what they are asked for run once."""
+    asked: dict[Job, list[Job]] = {}
+    for job in jobs:
+        asked.setdefault(replace(job, profiles=(), warmups=(), whole=True), []).append(job)
+    together = [
+        replace(
+            alone,
+            profiles=tuple(sorted({at for job in same for at in job.profiles})),
+            warmups=tuple(sorted({at for job in same for at in job.warmups})),
+            whole=any(job.whole for job in same),
+        )
+        for alone, same in asked.items()
+    ]
+    if processes < 2 or len(together) < 2:
+        outcomes = [solve(job) for job in together]
+    else:
+        with ProcessPoolExecutor(min(processes, len(together)), mp_context=get_context("spawn")) as pool:
+            outcomes = list(pool.map(solve, together))
+    found = dict(zip(asked, outcomes, strict=True))
+    return [found[replace(job, profiles=(), warmups=(), whole=True)] for job in jobs]
 
 
 class Point(NamedTuple):
@@ -203,8 +220,9 @@ def figure2(settings: Settings, processes: int = 1) -> list[Point]:
     for steps, outcome in zip(settings.steps, outcomes[: len(ladder)], strict=True):
         ratios = [ours / theirs for ours, theirs in zip(outcome.frozen[warm], outcome.loss, strict=True)]
         points += _points("loss ratio by E", "FedFrozen/FedAvg", steps, ratios)
-    for at, values in outcomes[len(ladder)].frozen.items():
-        points += _points("loss by warm-up", "FedFrozen", at / settings.rounds, values)
+    for fraction in settings.warmups:
+        losses = outcomes[len(ladder)].frozen[settings.round_of(fraction)]
+        points += _points("loss by warm-up", "FedFrozen", fraction, losses)
     for (rho, name), outcome in zip(grid, outcomes[len(ladder) + 1 :], strict=True):
         points += _points("loss by rho", name, rho, outcome.loss)
         if name == "FedAvg":
@@ -223,8 +241,9 @@ def figure3(settings: Settings, processes: int = 1) -> list[Point]:
     outcomes = solve_all(jobs, processes)
     points = []
     for rho, outcome in zip(settings.rhos, outcomes, strict=False):
-        for at, values in outcome.frozen.items():
-            points += _points("loss by warm-up and rho", f"rho {rho:g}", at / settings.rounds, values)
+        for fraction in settings.warmups:
+            losses = outcome.frozen[settings.round_of(fraction)]
+            points += _points("loss by warm-up and rho", f"rho {rho:g}", fraction, losses)
     for ridge, outcome in zip(settings.ridges, outcomes[len(settings.rhos) :], strict=True):
         points += _points("loss by ridge", "FedFrozen", ridge, outcome.frozen[warm])
         points += _points("drift by ridge", "FedFrozen", ridge, outcome.drift[warm])

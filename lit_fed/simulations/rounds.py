@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from lit_fed.simulations.attention import Federation, attended, gradient
+from lit_fed.simulations.attention import Federation, attended, gradient, loss
 
-_CHUNK = 2  # models that work at a time: their data then stay in a core's cache
+_CHUNK = 1280  # tokens that are worked on at a time: they then stay in a core's cache
 
 
 @dataclass(frozen=True)
@@ -85,13 +85,13 @@ def train(
             mean = own.view(num_seeds, num_clients, *own.shape[1:]).mean(1)
             control = mean.repeat_interleave(num_clients, 0) - own
         losses = []
-        for chunk in _chunks(len(inputs)):
+        for chunk in _chunks(inputs):
             anchor = start[chunk]
             weights = anchor.clone()
             for step in range(work.local_steps):
-                loss, slope = gradient(task, inputs[chunk], targets[chunk], weights)
+                residuals, slope = gradient(task, inputs[chunk], targets[chunk], weights)
                 if step == 0:
-                    losses.append(loss)
+                    losses.append(loss(task, residuals))
                 values = slice(2 * task.key_dim, None)
                 slope[..., values].add_(weights[..., values], alpha=work.ridge)
                 if work.mu:
@@ -120,7 +120,8 @@ def evaluate(federation: Federation, weights: Tensor) -> Tensor:
     num_seeds, num_clients = federation.inputs.shape[:2]
     every = weights.repeat_interleave(num_clients, 0)
     inputs, targets = federation.inputs.flatten(0, 1), federation.targets.flatten(0, 1)
-    parts = [gradient(federation.task, inputs[c], targets[c], every[c])[0] for c in _chunks(len(inputs))]
+    task = federation.task
+    parts = [loss(task, gradient(task, inputs[c], targets[c], every[c])[0]) for c in _chunks(inputs)]
     return torch.cat(parts).view(num_seeds, num_clients).mean(1)
 
 
@@ -166,11 +167,15 @@ def profile(federation: Federation, weights: Tensor, ridge: float) -> Tensor:
         federation: The data.
         weights: (S, d, 2·d_k + d_v), of which the kernel counts.
         ridge: λ; where it is 0 the least-squares solution of smallest norm.
+
+    Returns:
+        h, infinite where the weights are not finite.
     """
-    problem = fix_kernel(federation, weights)
+    finite = torch.isfinite(weights).all((1, 2))
+    problem = fix_kernel(federation, torch.where(finite[:, None, None], weights, 0.0))
     gram, cross = problem.gram.mean(1), problem.cross.mean(1)
     values = ridge_solution(gram, cross, ridge)
-    return problem.loss(values) + 0.5 * ridge * values.square().sum((1, 2))
+    return torch.where(finite, problem.loss(values) + 0.5 * ridge * values.square().sum((1, 2)), torch.inf)
 
 
 def ridge_solution(gram: Tensor, cross: Tensor, ridge: float) -> Tensor:
@@ -204,5 +209,7 @@ def train_values(federation: Federation, work: Work, weights: Tensor, rounds: in
     return path
 
 
-def _chunks(count: int) -> list[slice]:
-    return [slice(start, start + _CHUNK) for start in range(0, count, _CHUNK)]
+def _chunks(inputs: Tensor) -> list[slice]:
+    """Clients that work together, of all (B, m·n, d)."""
+    size = max(1, _CHUNK // inputs.shape[1])
+    return [slice(start, start + size) for start in range(0, len(inputs), size)]

@@ -300,6 +300,18 @@ def test_fedbabu_fine_tunes_what_it_is_told(tmp_path: Path) -> None:
     assert len({loss for loss, _ in found.values()}) == 3
 
 
+def test_fedbabu_starts_from_a_simplex_etf_if_told_so(tmp_path: Path) -> None:
+    frame = client(FedBABU, etf=True, fine_tunes="all").state_dict()["network.head.weight"].double()
+    assert frame.shape == (10, 64)  # norm 1, and a cosine of −1/9 between any two of the 10 classes
+    torch.testing.assert_close(frame @ frame.T, 10 / 9 * torch.eye(10).double() - 1 / 9, atol=1e-6, rtol=0)
+    # The federation leaves it as it is; fine-tuning trains it where it is told to.
+    found = {part: personal(tmp_path, client(FedBABU, etf=True, fine_tunes=part)) for part in ("body", "all")}
+    for _, state in found.values():
+        torch.testing.assert_close(state["network.head.weight"].double(), frame)
+        assert not state["network.head.bias"].any()
+    assert found["body"][0] != found["all"][0]
+
+
 def test_a_head_that_is_fine_tuned_has_the_downloaded_one_for_a_teacher(tmp_path: Path) -> None:
     module = client(FedBABU, fine_tunes="head", regularizer=KD())
     federation = fit(tmp_path, module, digits(), max_rounds=1, protocols=[]).federation
@@ -378,6 +390,7 @@ def test_calibration_on_two_processes(tmp_path: Path) -> None:
         (lambda: client(SphereFed, network_args={"hidden": [8]}), "no 10 orthonormal classes in 8 dimensions"),
         (lambda: client(DotRegression, network_args={"hidden": [8]}), "no simplex ETF of 10 classes in 8 dimensions"),
         (lambda: client(FedBABU, network=nn.Sequential(nn.Flatten())), "has no single classifier"),
+        (lambda: client(FedBABU, network_args={"hidden": [8]}, etf=True), "no simplex ETF of 10 classes in 8"),
     ],
 )
 def test_settings_that_cannot_work(make: Any, message: str) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lit_fed.cli import main
 from lit_fed.errors import ConfigError
+from lit_fed.simulations import attention
 from lit_fed.simulations.attention import Federation, Task, attended, draw, gradient
 from lit_fed.simulations.command import quartiles_of, read
 from lit_fed.simulations.figures import FIGURES, Point, Settings
@@ -44,15 +45,16 @@ def test_gradient_of_linear_attention_is_autograds() -> None:
     weights = data.weights.repeat_interleave(3, 0).requires_grad_()
     expected = loss(SMALL, inputs, targets, weights)
     slopes = torch.autograd.grad(expected.sum(), weights)[0]
-    losses, found = gradient(SMALL, inputs, targets, weights.detach())
+    residuals, found = gradient(SMALL, inputs, targets, weights.detach())
+    losses = attention.loss(SMALL, residuals)
     torch.testing.assert_close(losses, expected.detach(), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(found, slopes, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize(
-    # Times the sum of squares: half of it over 7 examples; all of it; also over 3 tokens; also over 5 values.
+    # Times the sum of squares: half of it over 7 examples; all of it; both also over 3 tokens; all over 5 values too.
     ("reduction", "scale"),
-    [("half_sum", 1 / 14), ("sum", 1 / 7), ("tokens", 1 / 21), ("mean", 1 / 105)],
+    [("half_sum", 1 / 14), ("sum", 1 / 7), ("half_tokens", 1 / 42), ("tokens", 1 / 21), ("mean", 1 / 105)],
 )
 def test_reductions(reduction: str, scale: float) -> None:
     task = Task(num_clients=3, dim=6, key_dim=4, value_dim=5, tokens=3, examples=7, reduction=reduction)  # type: ignore[arg-type]
@@ -97,6 +99,16 @@ def test_without_a_ridge_the_least_squares_solution_is_no_worse_than_any() -> No
     data = federation()
     assert (profile(data, data.weights, 0.0) <= profile(data, data.weights, 1e-9) + 1e-12).all()
     assert (profile(data, data.weights, 0.0) <= evaluate(data, data.weights)).all()
+
+
+@pytest.mark.parametrize("ridge", [0.0, 0.1])
+def test_a_seed_that_diverged_has_an_infinite_profile_and_leaves_the_others_alone(ridge: float) -> None:
+    data = federation()
+    weights = data.weights.clone()
+    weights[1, 0, 0] = torch.nan
+    found = profile(data, weights, ridge)
+    assert found[1] == torch.inf
+    torch.testing.assert_close(found[0], profile(data, data.weights, ridge)[0])
 
 
 def plain_rounds(data: Federation, work: Work, rounds: int) -> Tensor:

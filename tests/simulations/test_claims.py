@@ -1,0 +1,77 @@
+"""What is claimed about a figure, from points made by hand."""
+
+from __future__ import annotations
+
+from math import log
+
+import pytest
+
+from lit_fed.errors import ConfigError
+from lit_fed.simulations.claims import verdicts
+from lit_fed.simulations.command import claims
+from lit_fed.simulations.figures import Point, Settings
+
+
+def curve(rho: float, *values: float) -> list[Point]:
+    """A curve after rounds 0, 5, … of three seeds, which differ by a factor that no claim may depend on."""
+    return [
+        Point(f"profile, rho {rho:g}", "h", 5 * number, seed, value * 10**seed)
+        for seed in range(3)
+        for number, value in enumerate(values)
+    ]
+
+
+def outcomes(figure: str, points: list[Point], *texts: object) -> list[tuple[str, float | None]]:
+    found = verdicts(Settings(figure=figure, seeds=3, claims=texts), points)
+    return [(verdict.outcome, verdict.margin) for _, verdict in found]
+
+
+def test_a_curve_that_falls_and_one_that_turns_upward() -> None:
+    points = [*curve(0, 8, 4, 3, 2), *curve(2, 8, 4, 5, 6)]
+    found = outcomes(
+        "figure1",
+        points,
+        "0 > step at rho=0",  # the smallest fall is from 4 to 3
+        "0 > step at rho=2",  # the largest rise is from 4 to 5
+        "last > lowest + 0.01 at rho=2",
+        "first > lowest at rho=2",
+        "h rises from 5 at rho=2",  # thirds of 4, 5, 6
+    )
+    expected = [log(4 / 3), -log(5 / 4), log(6 / 4) - 0.01, log(8 / 4), log(6 / 4)]
+    assert [outcome for outcome, _ in found] == ["holds", "fails", "holds", "holds", "holds"]
+    assert [margin for _, margin in found] == pytest.approx(expected)
+
+
+def test_losses_of_figure_2_by_method_and_rho_and_ratios_by_local_steps() -> None:
+    points = [Point("loss by rho", "FedAvg", 2, seed, 6 * 10**seed) for seed in range(3)]
+    points += [Point("loss by rho", "FedFrozen", 2, seed, 3 * 10**seed) for seed in range(3)]
+    points += [Point("loss ratio by E", "FedFrozen/FedAvg", e, seed, 2 / e) for e in (1, 5) for seed in range(3)]
+    points += [Point("loss by warm-up", "FedFrozen", 0.25, seed, 1) for seed in range(3)]
+    found = outcomes("figure2", points, "fedavg > fedfrozen at rho=2", "ratio/E=1 > ratio/E=5", "0 > ratio at E=1")
+    assert [outcome for outcome, _ in found] == ["holds", "holds", "fails"]
+    assert [margin for _, margin in found] == pytest.approx([log(2), log(5), -log(2)])
+
+
+def test_rows_of_figure_3_are_rhos() -> None:
+    points = [Point("loss by warm-up and rho", "rho 2", x, seed, 4 * x) for x in (0.5, 1) for seed in range(3)]
+    points += [Point("drift by ridge", "FedFrozen", 100, seed, 1) for seed in range(3)]
+    assert outcomes("figure3", points, "warm=1 > warm=0.5 at rho=2") == [("holds", pytest.approx(log(2)))]
+
+
+def test_a_loss_that_diverged_decides_nothing() -> None:
+    points = [Point("loss by rho", "FedAvg", 2, seed, float("nan") if seed == 1 else 6) for seed in range(3)]
+    points += [Point("loss by rho", "FedFrozen", 2, seed, 3) for seed in range(3)]
+    assert outcomes("figure2", points, "fedavg > fedfrozen at rho=2")[0][0] == "undecided"
+
+
+def test_claims_that_the_figure_cannot_answer() -> None:
+    points = curve(0, 2, 1)
+    with pytest.raises(ConfigError, match=r"simulate\.claims, 1.*there is no column 'rho=7'"):
+        outcomes("figure1", points, "last > lowest at rho=7")
+    with pytest.raises(ConfigError, match="a simulation has neither metric nor report"):
+        outcomes("figure1", points, {"claim": "first > last at rho=0", "metric": "global/acc"})
+
+
+def test_the_table_says_what_is_claimed_in_words() -> None:
+    settings = Settings(figure="figure1", seeds=3, claims=[{"says": "It falls", "claim": "first > last at rho=0"}])
+    assert "| It falls (`first > last at rho=0`) | holds | +0.6931 ± " in claims(settings, curve(0, 2, 1))
