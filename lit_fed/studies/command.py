@@ -131,7 +131,7 @@ def _dry_run(grids: Sequence[Grid], todo: Sequence[tuple[Grid, Cell]], options: 
         say(console, "all cells are finished")
         return 0
     try:
-        check_parts(waiting)
+        _check_parts(grids, todo)
     except ConfigError as error:
         say(console, f"{len(waiting)} cells to run; they cannot yet: {error}")
         return 0
@@ -166,7 +166,7 @@ def _run(
 ) -> int:
     waiting = [cell for _, cell in todo if not cell.done]
     slots = share_machine(waiting, options.jobs)
-    check_parts(waiting)
+    _check_parts(grids, todo)
     failures: list[tuple[Grid, Cell, str]] = []
     made_with = describe()
     with working(slots, list(locks.values())) as workers:
@@ -184,6 +184,14 @@ def _run(
     for grid, cell, reason in failures:
         say(console, f"failed  {grid.study.name}: {cell.name}: {reason} (see {cell.folder / 'log.txt'})")
     return 1 if failures else 0
+
+
+def _check_parts(grids: Sequence[Grid], todo: Sequence[tuple[Grid, Cell]]) -> None:
+    for grid in grids:
+        try:
+            check_parts(cell for owner, cell in todo if owner is grid and not cell.done)
+        except ConfigError as error:
+            raise ConfigError(f"{grid.study.path}: {error}") from error
 
 
 def _asker(grid: Grid, worker: Worker, console: Console) -> Callable[[Cell], Sequence[str]]:

@@ -200,10 +200,11 @@ def test_two_studies_of_one_name_are_refused(tmp_path, capsys):
 
 def test_a_dry_run_lists_cells_where_the_data_are_missing_too(tmp_path, capsys):
     columns = {"files": {"set": NO_DATA}}
-    run_here("-c", str(write_study(tmp_path, columns=columns)), "--dry_run")
+    study = write_study(tmp_path, columns=columns)
+    run_here("-c", str(study), "--dry_run")
     out = capsys.readouterr().out
     assert "fedavg/files/0" in out
-    assert "2 cells to run; they cannot yet: fedavg/files: no.npz does not exist" in out
+    assert f"2 cells to run; they cannot yet: {study}: fedavg/files: no.npz does not exist" in out
     assert not Path("studies_out").exists()
 
 
