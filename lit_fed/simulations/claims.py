@@ -42,8 +42,8 @@ _AXES = {
 }
 
 
-def verdicts(settings: Settings, points: Sequence[Point]) -> list[tuple[Claim, Verdict]]:
-    """How the claims of a figure's file stand.
+def verdicts(settings: Settings, points: Sequence[Point]) -> list[tuple[Claim, Verdict, int]]:
+    """How the claims of a figure's file stand, and for how many seeds each is so when taken alone.
 
     Raises:
         ConfigError: If a claim is no sentence of the grammar, or names what the figure does not have.
@@ -52,18 +52,21 @@ def verdicts(settings: Settings, points: Sequence[Point]) -> list[tuple[Claim, V
     values = _values(points, curves)
     rows, columns = (list(dict.fromkeys(names)) for names in zip(*values, strict=True))
     gaps = set(itertools.product(rows, columns)) - set(values)
+
+    def value(place: Place, seed: int) -> float | None:
+        return values[place].get(seed)
+
+    def curve(place: Place, seed: int) -> list[tuple[int, float]]:
+        return curves.get(place, {}).get(seed, [])
+
     found = []
     for number, content in enumerate(settings.claims, 1):
         claim = parse_claim(content, f"simulate.claims, {number}", rows, columns, gaps)
         if claim.metric or claim.report:
             raise ConfigError(f"simulate.claims, {number}: a simulation has neither metric nor report")
-        verdict = check(
-            claim,
-            range(settings.seeds),
-            lambda place, seed: values[place].get(seed),
-            lambda place, seed: curves.get(place, {}).get(seed, ()),
-        )
-        found.append((claim, verdict))
+        every = range(settings.seeds)
+        alone = [check(claim, [seed], value, curve).margin or 0.0 for seed in every]
+        found.append((claim, check(claim, every, value, curve), sum(margin > 0 for margin in alone)))
     return found
 
 

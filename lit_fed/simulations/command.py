@@ -101,10 +101,10 @@ def summary(points: Sequence[Point]) -> str:
 
 def claims(settings: Settings, points: Sequence[Point]) -> str:
     """What the paper says and how it stands, as a Markdown table."""
-    lines = ["| claim | verdict | margin, natural logarithm | seeds |", "|---|---|---|---|"]
-    for claim, verdict in verdicts(settings, points):
+    lines = ["| claim | verdict | margin, natural logarithm | so for seeds |", "|---|---|---|---|"]
+    for claim, verdict, seeds in verdicts(settings, points):
         said = f"{claim.says} (`{claim.text}`)" if claim.says else f"`{claim.text}`"
-        lines.append(f"| {said} | {verdict.outcome} | {verdict_text(verdict)} | {verdict.seeds} |")
+        lines.append(f"| {said} | {verdict.outcome} | {verdict_text(verdict)} | {seeds} of {verdict.seeds} |")
     return "\n".join(lines) + "\n"
 
 

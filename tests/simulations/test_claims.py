@@ -23,7 +23,7 @@ def curve(rho: float, *values: float) -> list[Point]:
 
 def outcomes(figure: str, points: list[Point], *texts: object) -> list[tuple[str, float | None]]:
     found = verdicts(Settings(figure=figure, seeds=3, claims=texts), points)
-    return [(verdict.outcome, verdict.margin) for _, verdict in found]
+    return [(verdict.outcome, verdict.margin) for _, verdict, _ in found]
 
 
 def test_a_curve_that_falls_and_one_that_turns_upward() -> None:
@@ -61,7 +61,9 @@ def test_rows_of_figure_3_are_rhos() -> None:
 def test_a_loss_that_diverged_decides_nothing() -> None:
     points = [Point("loss by rho", "FedAvg", 2, seed, float("nan") if seed == 1 else 6) for seed in range(3)]
     points += [Point("loss by rho", "FedFrozen", 2, seed, 3) for seed in range(3)]
-    assert outcomes("figure2", points, "fedavg > fedfrozen at rho=2")[0][0] == "undecided"
+    claim = "fedavg > fedfrozen at rho=2"
+    ((_, verdict, seeds),) = verdicts(Settings(figure="figure2", seeds=3, claims=[claim]), points)
+    assert (verdict.outcome, seeds) == ("undecided", 3)  # infinite is above 3, as 6 is
 
 
 def test_claims_that_the_figure_cannot_answer() -> None:
