@@ -44,23 +44,24 @@ def checked_targets(targets: NDArray[Any], output_shape: tuple[int, ...], what: 
 
 
 def quantile_strata(train: NDArray[Any], test: NDArray[Any], num_strata: int) -> tuple[IntArray, IntArray]:
-    """Strata by size of the target, of equally many training samples each, for partitions to cut by.
+    """Strata by size of the target, for partitions to cut by, whose numbers of training samples differ by at most one.
 
     Args:
         train: Training targets, shape (n,).
-        test: Test targets, shape (m,); they fall where the training targets' quantiles put them.
+        test: Test targets, shape (m,); stratum i begins at the same target as that of the training samples.
         num_strata: How many strata.
 
     Returns:
-        For both the stratum of each sample, from 0 for the smallest targets; where many targets are equal, some strata
-        may be empty.
+        For both the stratum of each sample, from 0 for the smallest targets; equal targets share a stratum,
+        which makes it larger.
 
     Raises:
         ConfigError: There are fewer training samples than strata.
     """
     if not 1 <= num_strata <= len(train):
         raise ConfigError(f"data.strata is {num_strata}: it must be 1 to {len(train)}, the number of training samples")
-    edges = np.quantile(np.asarray(train, dtype=np.float64), np.arange(1, num_strata) / num_strata)
+    starts = -(-np.arange(1, num_strata) * len(train) // num_strata)
+    edges = np.sort(np.asarray(train, dtype=np.float64))[starts]
     first, second = (np.searchsorted(edges, np.asarray(part, dtype=np.float64), side="right") for part in (train, test))
     return first.astype(np.int64), second.astype(np.int64)
 

@@ -139,7 +139,42 @@ def test_iid_test_parts_are_disjoint_and_equal():
     assert (split.sizes == 5).all()
 
 
-@pytest.mark.parametrize("partition", [IID(), Shards(2), Dirichlet(1.0, min_samples=1), ClassesPerClient(2)])
+@given(st.integers(20, 300), st.integers(1, 6), st.floats(0.3, 50.0), seeds)
+def test_quantity_uses_every_sample_once_in_unequal_parts(num_samples, num_clients, alpha, seed):
+    csr = Quantity(alpha, min_samples=2)(Samples(num_samples), num_clients, seed)
+    assert_each_once(csr, num_samples)
+    assert csr.sizes.min() >= 2
+
+
+def test_quantity_gives_dirichlet_shares_of_the_samples():
+    # Shares of Dir(α·1_N) have the variance (1/N)(1 − 1/N)/(αN + 1): for N = 100 and α = 2 it is 0.0099/201.
+    sizes = Quantity(2.0, min_samples=1)(Samples(1_000_000), 100, 0).sizes
+    assert sizes.std() / 1e6 == pytest.approx((0.0099 / 201) ** 0.5, rel=0.2)
+
+
+@given(st.integers(20, 200), st.integers(1, 20), seeds)
+def test_samples_without_strata_are_cut_by_their_number_or_their_clients(num_samples, num_clients, seed):
+    own = np.arange(num_samples) % num_clients
+    for partition in (IID(), Natural(), Quantity(50.0, min_samples=1)):
+        samples = Samples(num_samples, clients=own)
+        csr = partition(samples, num_clients, seed)
+        assert_each_once(csr, num_samples)
+        test = partition.split_test(csr, samples, Samples(30), seed)
+        parts = [test[k] for k in range(num_clients)]
+        assert all(len(np.unique(part)) == len(part) and ((part >= 0) & (part < 30)).all() for part in parts)
+        if not isinstance(partition, IID):  # as many test samples as training samples, as far as there are any
+            assert [len(part) for part in parts] == np.minimum(csr.sizes, 30).tolist()
+
+
+@given(labels_of_4, st.integers(1, 20), seeds)
+def test_iid_does_not_look_at_strata(labels, num_clients, seed):
+    first, second = (IID()(samples, num_clients, seed) for samples in (Samples.of(labels), Samples(len(labels))))
+    np.testing.assert_array_equal(first.indices, second.indices)
+
+
+@pytest.mark.parametrize(
+    "partition", [IID(), Shards(2), Dirichlet(1.0, min_samples=1), ClassesPerClient(2), Quantity()]
+)
 def test_a_partition_is_a_function_of_the_seed(partition: Partition):
     labels = Samples.of(np.arange(800) % 4)
     np.random.seed(1)  # noqa: NPY002 - the global state must not matter
@@ -164,10 +199,13 @@ def test_hold_out_keeps_every_sample_once(labels, num_clients, seed):
         assert set.union(*parts) == set(csr[client_id].tolist())
 
 
-@pytest.mark.parametrize("partition", [IID(), Dirichlet(100.0, min_samples=1), Shards(1), ClassesPerClient(1)])
+@pytest.mark.parametrize(
+    "partition",
+    [IID(), Dirichlet(100.0, min_samples=1), Shards(1), ClassesPerClient(1), Quantity(100.0, min_samples=1)],
+)
 def test_100_000_clients_keep_no_object_each(partition: Partition):
     labels = np.arange(400_000) % 10
-    if isinstance(partition, Dirichlet):
+    if isinstance(partition, Dirichlet | Quantity):
         labels = np.arange(4_000_000) % 10
     samples = Samples.of(labels)
     gc.collect()
@@ -200,6 +238,15 @@ def test_100_000_clients_keep_no_object_each(partition: Partition):
         (lambda: ClassesPerClient(3)(Samples.of(np.arange(50) % 2), 2, 0), "only 2 classes"),
         (lambda: ClassesPerClient(2)(Samples.of(np.arange(10) % 2), 6, 0), "class 0 has 5 training samples for the 6"),
         (lambda: ClassesPerClient(2, 20)(Samples.of(np.arange(10) % 2), 2, 0), "a client is to draw 10"),
+        (
+            lambda: Dirichlet()(Samples(50, source="a.npz"), 2, 0),
+            "Dirichlet needs the class (or another stratum) of each",
+        ),
+        (lambda: Shards()(Samples(50, source="a.npz"), 2, 0), "which a.npz does not tell: choose IID, Quantity or"),
+        (lambda: ClassesPerClient()(Samples(50), 2, 0), "partition ClassesPerClient needs the class"),
+        (lambda: Quantity(alpha=-1.0), "Quantity.alpha is -1.0"),
+        (lambda: Quantity()(Samples(50), 10, 0), "Quantity cannot give 10 clients 10 samples each from 50"),
+        (lambda: Quantity(0.01, 1, 3)(Samples(50), 40, 0), "Quantity(alpha=0.01) gave some of 40 clients fewer than 1"),
         (lambda: Natural()(Samples(5), 2, 0), "names the client of each sample"),
         (lambda: Natural()(Samples(3, clients=np.array([0, 0, 2])), 3, 0), "client 1 has no training samples"),
         (lambda: IID()(Samples(5), 2, 0)[2], "client 2 does not exist"),
