@@ -192,7 +192,7 @@ def load_network(ckpt_path: str | Path, network: nn.Module | None = None) -> nn.
         path = next((file for file in files if file.is_file()), files[-1])
     content = read_checkpoint(path)
     if network is None:
-        from lit_fed.cli import build_module  # the command line imports this module
+        from lit_fed.command.cli import build_module  # the command line imports this module
 
         if not content["config"]:
             raise CheckpointError(f"{path} holds no configuration; pass the network to load its weights into")

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from lit_fed.networks.blueprints import BLUEPRINTS, build_blueprint
 
-from lit_fed.cli import main
 from lit_fed.client import ClientContext
-from lit_fed.cost import count, foresee
+from lit_fed.command.cli import main
+from lit_fed.command.cost import foresee
 from lit_fed.data import Digits
 from lit_fed.methods import UWA, FedAvg, UWAServer
 from lit_fed.networks import MLP
-from lit_fed.networks.blueprints import BLUEPRINTS, build_blueprint
 from lit_fed.payload import CastCodec, Payload
 from tests.methods.run_methods import CONFIGS, run_method
 from tests.support import ROOT, LeastSquares, Points, rows, trainer
