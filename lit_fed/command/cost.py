@@ -161,10 +161,10 @@ def _fedavg(channel: Channel, whole: Any, buffers: Any, policy: str, cost: Round
 
 
 def add_arguments(parser: LightningArgumentParser) -> None:
-    """Add the command's options: those of a run, and ``table`` in their place."""
+    """Add the command's options: those of a run, and ``cost`` in their place."""
     parser.add_argument("-c", "--config", action=ActionConfigFile, help="configuration of a run, or of a table")
     add_parts(parser, required=False)
-    parser.add_subclass_arguments(CostTable, "table", required=False, help="a paper's table, in place of a run")
+    parser.add_subclass_arguments(CostTable, "cost", required=False, help="a paper's table, in place of a run")
 
 
 def run(call: Call) -> int:
@@ -177,8 +177,8 @@ def run(call: Call) -> int:
         ConfigError: If parts of the run are missing.
     """
     settings, parser = call.settings, call.parser
-    if settings.table is not None:
-        print(parser.instantiate(Namespace(table=settings.table)).table.text())
+    if settings.cost is not None:
+        print(parser.instantiate(Namespace(cost=settings.cost)).cost.text())
         return 0
     if absent := [name for name in PARTS if settings[name] is None]:
         raise ConfigError(missing(absent))

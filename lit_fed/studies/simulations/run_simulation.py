@@ -18,8 +18,8 @@ from lit_fed.studies.simulations.simulation import Point, Simulation, verdicts
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("-c", "--config", action=ActionConfigFile, help="a file with the key simulation")
-    parser.add_subclass_arguments(Simulation, "simulation", required=True, help="the figure, by class")
+    parser.add_argument("-c", "--config", action=ActionConfigFile, help="a file with the key simulate")
+    parser.add_subclass_arguments(Simulation, "simulate", required=True, help="the figure, by class")
     parser.add_argument("-o", "--output", type=Path | None, help="folder to write to; simulations/<its name> if none")
     parser.add_argument("--processes", type=int, default=2, help="jobs at a time, each on one thread")
 
@@ -31,7 +31,7 @@ def run(call: Call) -> int:
         call: Its settings.
     """
     options = call.settings
-    simulation: Simulation = call.parser.instantiate(options).simulation
+    simulation: Simulation = call.parser.instantiate(options).simulate
     folder = options.output or Path("simulations") / simulation.name
     points = simulation.points(options.processes)
     write(points, folder)

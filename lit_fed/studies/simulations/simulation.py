@@ -84,9 +84,9 @@ def verdicts(simulation: Simulation, points: Sequence[Point]) -> list[tuple[Clai
 
     found = []
     for number, content in enumerate(simulation.claims, 1):
-        claim = parse_claim(content, f"simulation.claims, {number}", rows, columns, gaps)
+        claim = parse_claim(content, f"simulate.claims, {number}", rows, columns, gaps)
         if claim.metric or claim.report:
-            raise ConfigError(f"simulation.claims, {number}: a simulation has neither metric nor report")
+            raise ConfigError(f"simulate.claims, {number}: a simulation has neither metric nor report")
         every = range(simulation.seeds)
         alone = [check(claim, [seed], value, curve).margin or 0.0 for seed in every]
         found.append((claim, check(claim, every, value, curve), sum(margin > 0 for margin in alone)))

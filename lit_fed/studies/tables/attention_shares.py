@@ -65,7 +65,7 @@ class AttentionShares(CostTable):
 
     def __init__(self, models: Mapping[str, str], rounds: int = 10, warmup_rounds: int = 2) -> None:
         if not 0 <= warmup_rounds <= rounds or not rounds:
-            raise ConfigError(f"table.warmup_rounds is {warmup_rounds}; it must be from 0 to table.rounds, {rounds}")
+            raise ConfigError(f"cost.warmup_rounds is {warmup_rounds}; it must be from 0 to cost.rounds, {rounds}")
         self.rounds, self.frozen_rounds = rounds, rounds - warmup_rounds
         self.groups = {title: count(build_blueprint(name)) for title, name in models.items()}
 

@@ -35,7 +35,7 @@ def _megabytes(title: str, settings: Mapping[str, int]) -> float:
         numbers = settings["public"] * settings["classes"]
     else:
         raise ConfigError(
-            f"table.runs {title!r} needs rounds, parameters and models, or rounds, public and classes; it has "
+            f"cost.runs {title!r} needs rounds, parameters and models, or rounds, public and classes; it has "
             f"{', '.join(settings)}"
         )
     return 4 * numbers * settings["rounds"] / 1e6

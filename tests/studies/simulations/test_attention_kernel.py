@@ -35,7 +35,7 @@ FIGURE_FILES = sorted((ROOT / "configs/experiment/fedfrozen").glob("figure*.yaml
 def read(path: Path) -> Simulation:
     parser = ArgumentParser(exit_on_error=False)
     add_arguments(parser)
-    return parser.instantiate(parser.parse_args(["-c", str(path)])).simulation
+    return parser.instantiate(parser.parse_args(["-c", str(path)])).simulate
 
 
 def clients(rho: float = 1.0, task: Task = SMALL) -> Clients:
@@ -188,7 +188,7 @@ def test_attended_tokens_times_values_are_the_output() -> None:
 def test_a_tiny_version_of_every_figure(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = read(path)
     assert (settings.seeds, settings.rounds, settings.local_steps) == (10, 200, 20), "Table 3"
-    small = ["--simulation.seeds", "2", "--simulation.rounds", "4", "--processes", "1"]
+    small = ["--simulate.seeds", "2", "--simulate.rounds", "4", "--processes", "1"]
     main(["simulate", "-c", str(path), "-o", str(tmp_path), *small])
     assert str(tmp_path) in capsys.readouterr().out
     assert (tmp_path / f"{settings.name}.png").stat().st_size > 10_000
@@ -216,17 +216,17 @@ def test_wrong_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         Task(reduction="max")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"1\.5 is no fraction of the rounds"):
         Figure2(warmups=(1.5,))
-    with pytest.raises(ConfigError, match=r"simulation\.every is 0; it must be at least 1"):
+    with pytest.raises(ConfigError, match=r"simulate\.every is 0; it must be at least 1"):
         Figure1(every=0)
     path = tmp_path / "figure.yaml"
     figure = "lit_fed.studies.simulations.attention_kernel.Figure1"
     for text, expected in (
-        (f"simulation: {{class_path: {figure}, init_args: {{seed: 3}}}}", "Figure1 has no such setting; did you mean"),
-        (f"simulation: {{class_path: {figure}, init_args: {{ridges: [3]}}}}", "Figure1 has no such setting"),
-        (f"simulation: {{class_path: {figure}, init_args: {{task: {{dimm: 3}}}}}}", "dimm"),
-        (f"simulation: {{class_path: {figure}, init_args: {{every: 0}}}}", "simulation.every is 0"),
-        (f"simulation: {{class_path: {figure}s}}", "there is no Simulation named"),
-        ("trainer: {}", "unknown key trainer"),
+        (f"simulate: {{class_path: {figure}, init_args: {{seed: 3}}}}", "Figure1 has no such setting; did you mean"),
+        (f"simulate: {{class_path: {figure}, init_args: {{ridges: [3]}}}}", "Figure1 has no such setting"),
+        (f"simulate: {{class_path: {figure}, init_args: {{task: {{dimm: 3}}}}}}", "dimm"),
+        (f"simulate: {{class_path: {figure}, init_args: {{every: 0}}}}", "simulate.every is 0"),
+        (f"simulate: {{class_path: {figure}s}}", "there is no Simulation named"),
+        ("trainer: {seed: 1}", "unknown key trainer"),
     ):
         path.write_text(text)
         with pytest.raises(SystemExit) as stop:

@@ -146,10 +146,10 @@ class KernelFigure(Simulation):
         """Check what would fail late."""
         for key in ("seeds", "rounds", "local_steps", "every"):
             if getattr(self, key, 1) < 1:
-                raise ConfigError(f"simulation.{key} is {getattr(self, key)}; it must be at least 1")
+                raise ConfigError(f"simulate.{key} is {getattr(self, key)}; it must be at least 1")
         for fraction in (getattr(self, "warmup", 0), *getattr(self, "warmups", ())):
             if not 0 <= fraction <= 1:
-                raise ConfigError(f"simulation.warmups: {fraction} is no fraction of the rounds; give 0 to 1")
+                raise ConfigError(f"simulate.warmups: {fraction} is no fraction of the rounds; give 0 to 1")
 
     @property
     def work(self) -> Work:
