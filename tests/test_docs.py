@@ -17,12 +17,12 @@ from examples.my_method import Anchored, MomentumServer
 from examples.my_module import LitDigits
 from lit_fed import Classifier, ClientModule
 from lit_fed.algorithm import Algorithm
-from lit_fed.cli import main
+from lit_fed.command.cli import main
 from lit_fed.data import Digits, FederatedDataModule
 from lit_fed.methods import FedAvg
 from lit_fed.studies.cells import chosen, lay_out
-from lit_fed.studies.command import parse
-from lit_fed.studies.metrics import check_metrics
+from lit_fed.studies.run_studies import parse
+from lit_fed.studies.reported import check_metrics
 from lit_fed.studies.study import read_study
 from tests.support import ROOT, LeastSquares, Points, assert_same, fit, rows, trainer, weights
 

@@ -69,7 +69,7 @@ def test_two_processes_with_everything_that_moves_between_them(tmp_path: Path) -
 def test_the_process_group_has_ended_when_the_interpreter_does(tmp_path: Path) -> None:
     """Else one of gloo's threads may need the interpreter after its end, which aborts the process."""
     program = (
-        "import atexit, sys, torch.distributed as dist; from lit_fed.cli import main;"
+        "import atexit, sys, torch.distributed as dist; from lit_fed.command.cli import main;"
         "atexit.register(lambda: print('ended', not dist.is_initialized(), flush=True)); main(sys.argv[2:])"
     )
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--no-python")

@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 from jsonargparse import ArgumentError, Namespace
 
-from lit_fed.cli import FederatedCLI, user_error
+from lit_fed.command.cli import FederatedCLI, user_error
 from lit_fed.errors import ConfigError
 from lit_fed.studies.study import Place, Study
 

@@ -21,7 +21,7 @@ import threading
 import traceback
 from collections.abc import Sequence
 
-from lit_fed.cli import main
+from lit_fed.command.cli import main
 
 # What main and the runs import when they come to it. Only importing is safe here: a thread, of Python or of a library,
 # would not live on in a forked process, and CUDA would not work there.

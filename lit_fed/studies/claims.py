@@ -31,13 +31,6 @@ WORDS = (">", "<", "+", "-", "−", "at", "rises", "falls", "by", "from", "to")
 REPORTS = ("last", "best", "mean")  # which evaluated round counts
 _KEYS = ("claim", "says", "metric", "report")
 
-# 95 % quantiles of Student's t with 1, 2, … 30 degrees of freedom; the normal distribution's beyond.
-_T95 = (
-    *(6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.796, 1.782, 1.771, 1.761, 1.753),
-    *(1.746, 1.740, 1.734, 1.729, 1.725, 1.721, 1.717, 1.714, 1.711, 1.708, 1.706, 1.703, 1.701, 1.699, 1.697),
-)
-_NORMAL = 1.645
-
 Curve = Sequence[tuple[int, float]]  # round and value, in the order of rounds
 ValueOf = Callable[[tuple[str, str], int], float | None]  # of a place and a seed
 CurveOf = Callable[[tuple[str, str], int], Curve]
@@ -130,8 +123,9 @@ def decide(differences: Sequence[float]) -> Verdict:
         return Verdict("undecided", mean, None, count, "a value is not finite")
     if count == 1:
         return Verdict("undecided", mean, None, 1, "one seed has no spread")
-    quantile = _T95[count - 2] if count - 2 < len(_T95) else _NORMAL
-    spread = quantile * float(values.std(ddof=1)) / count**0.5
+    from scipy.stats import t  # takes a second to import
+
+    spread = float(t.ppf(0.95, count - 1)) * float(values.std(ddof=1)) / count**0.5
     if mean - spread > 0:
         return Verdict("holds", mean, spread, count)
     if mean + spread < 0:

@@ -10,8 +10,8 @@ from jsonargparse import Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lit_fed.algorithm import Algorithm
-from lit_fed.cli import fill_from_data, user_error
 from lit_fed.client import ClientModule
+from lit_fed.command.cli import fill_from_data, user_error
 from lit_fed.errors import ConfigError
 from lit_fed.studies.cells import Cell
 

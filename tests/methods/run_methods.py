@@ -34,7 +34,7 @@ OWN: dict[str, dict[str, str | None]] = {
 
 def run_method(method: Path, folder: Path, rounds: int, devices: int = 1) -> Path:
     """Run a method for some rounds on eight clients of the digits, four a round; returns the run's folder."""
-    from lit_fed.cli import main
+    from lit_fed.command.cli import main
 
     root = folder / method.stem
     options = SMALL | OWN.get(method.stem, {}) | {"trainer.max_rounds": str(rounds), "trainer.devices": str(devices)}

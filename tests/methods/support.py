@@ -40,7 +40,7 @@ def global_weight(made: FederatedTrainer) -> list[float]:
 
 def run_quickstart(folder: Path, *options: str, rounds: int = 2) -> Path:
     """The quickstart with a small network for a few rounds; returns the run's folder."""
-    from lit_fed.cli import main
+    from lit_fed.command.cli import main
     from tests.methods.run_methods import CONFIGS, SMALL
 
     words = [word for key, value in SMALL.items() for word in (f"--{key}", value)]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.classifier import Classifier
-from lit_fed.cli import main
+from lit_fed.command.cli import main
 from lit_fed.errors import ConfigError
 from lit_fed.methods import FedFrozen
 from tests.methods.run_methods import CONFIGS, SMALL

@@ -9,8 +9,8 @@ import pytest
 from lit_fed.errors import ConfigError
 from lit_fed.studies.cells import _ANY, chosen
 from lit_fed.studies.jobs import share_machine
-from lit_fed.studies.metrics import check_metrics
 from lit_fed.studies.parts import check_parts
+from lit_fed.studies.reported import check_metrics
 from lit_fed.studies.study import Place
 from tests.studies.support import CONFIGS, TINY, finish, grid_of
 
@@ -139,7 +139,7 @@ def test_jobs_share_the_cores_by_what_the_configurations_ask_for(tmp_path, monke
     [
         ({"configs": ["nowhere.yaml"]}, "fedavg/iid: config file nowhere.yaml does not exist"),
         ({"set": {"trainer.max_round": 2}}, "unknown option --trainer.max_round; did you mean --trainer.max_rounds?"),
-        ({"rows": {"a": {"set": {"model": "FedProxx"}}}}, "a/iid: model: there is no ClientModule named 'FedProxx'"),
+        ({"rows": {"a": {"set": {"model": "FedProxx"}}}}, "a/iid: model: there is no LightningModule named 'FedProxx'"),
         ({"set": {"trainer.seed": 2}}, "set: trainer.seed is the study's own; use seeds"),
         ({"set": {3: 2}}, "set: 3 is no key"),
     ],

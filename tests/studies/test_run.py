@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from lit_fed.cli import main
-from lit_fed.studies.command import parse
+from lit_fed.command.cli import main
+from lit_fed.studies.run_studies import parse
 from tests.studies.support import CONFIGS, TINY, write_study
 from tests.support import assert_same, rows, run_cli, saved_weights, start_cli
 

@@ -1,4 +1,4 @@
-"""What a run will send is foreseen to the byte, and the published table comes out of the architectures' shapes."""
+"""The papers' tables of costs: published numbers come out of architectures' shapes and of runs' settings."""
 
 from __future__ import annotations
 
@@ -7,17 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from lit_fed.cli import main
-from lit_fed.client import ClientContext
-from lit_fed.cost import count, foresee
-from lit_fed.data import Digits
-from lit_fed.methods import UWA, FedAvg, UWAServer
+from lit_fed.command.cli import main
 from lit_fed.networks import MLP
-from lit_fed.networks.blueprints import BLUEPRINTS, build_blueprint
-from lit_fed.payload import CastCodec, Payload
-from tests.methods.run_methods import CONFIGS, run_method
-from tests.support import ROOT, LeastSquares, Points, rows, trainer
-from tests.test_families import Exchange, Mixing
+from lit_fed.studies.tables.attention_shares import count
+from lit_fed.studies.tables.blueprints import BLUEPRINTS, build_blueprint
+from tests.support import ROOT
+
+CONFIGS = ROOT / "configs"
 
 # Table 2 of the paper: QK %, QKV %, cost ratio.
 PUBLISHED = {
@@ -75,55 +71,6 @@ def test_blueprints_are_what_transformers_builds() -> None:
         assert (theirs.kernel, theirs.values, theirs.unique) == (ours.kernel, ours.values, ours.unique), name
 
 
-def foreseen(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    capsys.readouterr()
-    main(["cost", "-c", str(folder / "config.yaml")])
-    return capsys.readouterr().out
-
-
-@pytest.mark.parametrize("method", ["fedfrozen", "scaffold", "fedper", "fd_avg", "fedmd", "feddf"])
-def test_a_runs_bytes_are_those_foreseen(method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = run_method(CONFIGS / "method" / f"{method}.yaml", tmp_path, 4)
-    lines = foreseen(run, capsys).splitlines()
-    table = {}
-    for line in lines[4:-1]:
-        if not line[0].isdigit():
-            continue
-        span, *numbers = line.split()
-        first, _, last = span.partition("–")
-        for round_idx in range(int(first), int(last or first) + 1):
-            table[round_idx] = [int(number.replace(",", "")) for number in numbers[-2:]]
-    measured = [
-        [float(row["comm/downlink_bytes"]), float(row["comm/uplink_bytes"])] for row in rows(run / "metrics.csv")
-    ]
-    assert [table[round_idx] for round_idx in range(4)] == measured
-
-
-def test_codecs_and_cohorts_count() -> None:
-    # Two float32 from the model of two weights: 8 bytes down, 4 up in bfloat16, to and from two clients.
-    made = trainer(Path(), max_rounds=3, uplink_codec=CastCodec("bfloat16"))
-    cost = foresee(made, LeastSquares(), Points(), FedAvg())
-    assert [(one.downlink, one.uplink) for one in cost.rounds] == [(16, 8)] * 3
-    assert (cost.total, cost.ratio, cost.frozen) == (72, 1.0, 0)
-    assert cost.groups.kernel == cost.groups.values == 0
-
-
-def test_methods_that_send_predictions_say_their_size() -> None:
-    class Announced(Exchange):
-        def example_payload(self, ctx: ClientContext) -> Payload:
-            return {"predictions": torch.empty(100, 10, device="meta")}
-
-    cost = foresee(trainer(Path(), max_rounds=2), Announced(), Digits(num_clients=4, public_size=100), Mixing())
-    assert [one.uplink for one in cost.rounds] == [4 * 100 * 10 * 4] * 2
-
-
-def test_densities_are_foreseen_for_all_classes() -> None:
-    # 100 public samples × 10 classes, and mean and variance of 10 logits for each of 10 classes: 4·(1000 + 200) bytes.
-    data = Digits(num_clients=4, public_size=100, calibration_fraction=0.2)
-    cost = foresee(trainer(Path(), max_rounds=2), UWA(network="mlp", input_shape=(1, 8, 8)), data, UWAServer())
-    assert [(one.down, one.up) for one in cost.rounds] == [(0, 4800), (4000, 4800)]
-
-
 def test_uwas_communication(capsys: pytest.CaptureFixture[str]) -> None:
     # Section 5.4: 172 MB against 2 MB, and 468 MB against 50 MB.
     # 4.3e6·4·2·5 = 172e6, 2,000·10·4·25 = 2e6, 11.7e6·4·2·5 = 468e6, 5,000·100·4·25 = 50e6.
@@ -132,19 +79,14 @@ def test_uwas_communication(capsys: pytest.CaptureFixture[str]) -> None:
     assert figures == ["172.00", "2.00", "468.00", "50.00"]
 
 
-def test_pretrained_weights_are_not_fetched(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["cost", "-c", str(CONFIGS / "experiment" / "suwa_cifar100.yaml")])
-    out, err = capsys.readouterr()
-    assert err == ""
-    assert f"{5000 * 100 * 4:,}" in out  # down, a round
-
-
 def test_exchanges_without_their_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "table.yaml"
-    path.write_text("cost: {exchanges: {Ours: {rounds: 3, public: 10}}}")
+    path.write_text(
+        "cost: {class_path: lit_fed.studies.tables.Exchanges, init_args: {runs: {Ours: {rounds: 3, public: 10}}}}"
+    )
     with pytest.raises(SystemExit):
         main(["cost", "-c", str(path)])
-    assert "cost.exchanges 'Ours' needs rounds, parameters and models, or" in capsys.readouterr().err
+    assert "cost.runs 'Ours' needs rounds, parameters and models, or" in capsys.readouterr().err
 
 
 def test_percentages_by_hand() -> None:
@@ -157,7 +99,7 @@ def test_percentages_by_hand() -> None:
 
 def test_an_unknown_architecture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "table.yaml"
-    path.write_text("cost: {models: {GPT: gpt}}")
+    path.write_text("cost: {class_path: lit_fed.studies.tables.AttentionShares, init_args: {models: {GPT: gpt}}}")
     with pytest.raises(SystemExit):
         main(["cost", "-c", str(path)])
     assert "architecture 'gpt' is not known; choose one of vit-base-patch32" in capsys.readouterr().err

@@ -15,8 +15,9 @@ import pytest
 import torch
 import yaml
 
-from lit_fed.cli import main
-from lit_fed.explain import explain
+from lit_fed.command.cli import main
+from lit_fed.command.explain import explain
+from lit_fed.command.table import COMMANDS
 from tests.support import ROOT, rows
 
 QUICKSTART = ROOT / "configs" / "quickstart.yaml"
@@ -84,8 +85,11 @@ def written(text: str) -> str:
             "unknown key trainer.callbacks.init_args.patienc: EarlyStopping has no such setting; "
             "did you mean patience?",
         ),
-        (["--model", "Classifer"], "model: there is no ClientModule named 'Classifer'; did you mean Classifier?"),
-        (["--model", "lit_fed.Classifer"], "model: there is no ClientModule named 'lit_fed.Classifer'; did you mean"),
+        (["--model", "Classifer"], "model: there is no LightningModule named 'Classifer'; did you mean Classifier?"),
+        (
+            ["--model", "lit_fed.Classifer"],
+            "model: there is no LightningModule named 'lit_fed.Classifer'; did you mean",
+        ),
         (["--algorithm", "FedAvgg"], "algorithm: there is no Algorithm named 'FedAvgg'; did you mean FedAvg?"),
         (["--algorithm", "Classifier"], "algorithm: there is no Algorithm named 'Classifier'; there "),
         (["--data.init_args.partition", "Dirchlet"], "no Partition named 'Dirchlet'; did you mean Dirichlet?"),
@@ -141,7 +145,7 @@ def test_a_bad_option_is_named_with_what_was_meant(args, expected, capsys):
             "unknown key model.init_args.optimizer.init_args.learning_rate: SGD has no such setting; "
             "its settings are lr, momentum,",
         ),
-        ("model: {class_path: Classifer}", "model: there is no ClientModule named 'Classifer'; did you mean"),
+        ("model: {class_path: Classifer}", "model: there is no LightningModule named 'Classifer'; did you mean"),
         ("model: [1, 2]", "model: a class is needed; give class_path and init_args"),
         ("trainer: 3", "trainer is 3; it must hold settings, such as max_rounds"),
         ("trainer: {max_rounds: many}", "trainer.max_rounds: expected a whole number, not many"),
@@ -164,11 +168,22 @@ def test_a_bad_config_file_is_named_with_what_was_meant(text, expected, capsys):
 @pytest.mark.parametrize(
     ("args", "expected"),
     [
-        ([], "no command given; choose fit, validate, test, predict or study, as in: lit-fed fit --config my.yaml"),
+        (
+            [],
+            "no command given; choose fit, validate, test, predict, study, cost or simulate, as in: lit-fed",
+        ),
         (["fitt"], "there is no command 'fitt'; did you mean fit?"),
-        (["studdy"], "there is no command 'studdy'; did you mean study?"),
-        (["study"], "the following arguments are required: -c/--config; see lit-fed study --help"),
-        (["train"], "there is no command 'train'; choose fit, validate, test, predict or study"),
+        *(([f"{name}x"], f"there is no command '{name}x'; did you mean {name}?") for name in COMMANDS),
+        (["study"], "--config is missing; see lit-fed study --help"),
+        (["study", "-c", "a.yaml", "--job", "2"], "unknown option --job; did you mean --jobs?"),
+        (["study", "-c", "a.yaml", "--jobs", "two"], "jobs: expected a whole number, not two"),
+        (["simulate"], "--simulate is missing; see lit-fed simulate --help"),
+        (["simulate", "-c", "nowhere.yaml"], "config file nowhere.yaml does not exist"),
+        (["simulate", "--processes", "many"], "processes: expected a whole number, not many"),
+        (["cost"], "model, data and algorithm are missing; name a class with --model or in a file given with --config"),
+        (["cost", "--cost", "AttentionShare"], "cost: there is no CostTable named 'AttentionShare'"),
+        (["cost", "--model", "Classifer"], "model: there is no LightningModule named 'Classifer'; did you mean"),
+        (["train"], "there is no command 'train'; choose fit, validate, test, predict, study, cost or simulate"),
         (["-c", str(QUICKSTART), "fit"], "settings come after the command: lit-fed fit --config my.yaml"),
         (["fit", "-c", "nowhere.yaml"], "config file nowhere.yaml does not exist"),
         (["fit", "-c", "."], "config file . is a folder"),
@@ -362,7 +377,7 @@ def test_a_full_disk_stops_the_run_and_the_previous_checkpoint_survives():
     # The kernel refuses every byte beyond the limit, as a full disk does; the other files of the run are smaller.
     program = (
         f"import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, ({len(before) // 2},) * 2);"
-        "from lit_fed.cli import main; main(sys.argv[1:])"
+        "from lit_fed.command.cli import main; main(sys.argv[1:])"
     )
     args = command("fit", "--trainer.max_rounds", "3", "--ckpt_path", "last")
     env = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
@@ -391,14 +406,10 @@ def output_of(args: list[str], capsys: Any) -> str:
 
 
 def test_help_names_commands_and_settings(capsys):
-    general = output_of(["--help"], capsys)
-    for line in (
-        "Train a federation.",
-        "Run every protocol on the test data",
-        "Write predictions on the shared test",
-        "lit-fed study",
-    ):
-        assert line in general
+    general = " ".join(output_of(["--help"], capsys).split())
+    assert list(COMMANDS) == ["fit", "validate", "test", "predict", "study", "cost", "simulate"]
+    for name, line in COMMANDS.items():
+        assert f" {name} {line.help}" in general
     fit = output_of(["fit", "--help"], capsys)
     assert "Rounds in all, those before a resume counted in." in fit
     assert "``" not in fit

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from jsonargparse import ArgumentParser
 from rich.console import Console
 from rich.table import Table
 
+from lit_fed.command.table import Call
 from lit_fed.errors import ConfigError
 from lit_fed.studies.cells import Cell, Grid, chosen, lay_out
 from lit_fed.studies.display import Display, duration, estimate, plain_console, say
 from lit_fed.studies.environment import describe
 from lit_fed.studies.figures import draw_bars, draw_curves
 from lit_fed.studies.jobs import Job, locked, one_round, run_jobs, share_machine, working
-from lit_fed.studies.metrics import check_metrics
 from lit_fed.studies.parts import check_parts
 from lit_fed.studies.report import index_html, report_html
+from lit_fed.studies.reported import check_metrics
 from lit_fed.studies.results import (
     Results,
     claims_markdown,
@@ -38,11 +39,25 @@ from lit_fed.studies.worker import Worker
 _COLORS = {"holds": "green", "fails": "red", "undecided": "yellow"}
 
 
-def run_studies(args: Sequence[str]) -> int:
-    """Run the subcommand.
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument("-c", "--config", nargs="+", action="extend", required=True, help="study files")
+    parser.add_argument("--profile", default="pocket", help="pocket: embedded data, minutes; paper: full settings")
+    parser.add_argument(
+        "--jobs", type=int | None, help="cells side by side; by default as many as there are cores or GPUs for"
+    )
+    parser.add_argument(
+        "--only", nargs="+", action="extend", default=[], metavar="ROW/COLUMN/SEED", help="run these cells; * for all"
+    )
+    parser.add_argument("--output", default="studies_out", help="folder of all studies")
+    parser.add_argument("--dry_run", action="store_true", help="list the cells and the time they will take")
+
+
+def run(call: Call) -> int:
+    """Run the command.
 
     Args:
-        args: What follows ``study`` on the command line.
+        call: Its settings.
 
     Returns:
         The exit status: 0, 1 where a cell failed, 130 after Ctrl-C.
@@ -50,7 +65,7 @@ def run_studies(args: Sequence[str]) -> int:
     Raises:
         ConfigError: If something cannot work; no cell has run then.
     """
-    options = parse(args)
+    options = call.settings
     grids = [lay_out(read_study(path, options.profile), Path(options.output)) for path in options.config]
     if twice := [str(g.folder) for i, g in enumerate(grids) if g.folder in [other.folder for other in grids[:i]]]:
         raise ConfigError(f"two studies would write into {twice[0]}; give their files different names")
@@ -67,33 +82,8 @@ def run_studies(args: Sequence[str]) -> int:
         except KeyboardInterrupt:
             done = sum(cell.done for grid in grids for cell in grid.cells)
             say(console, f"interrupted with {done} of {sum(len(g.cells) for g in grids)} cells finished; go on with")
-            say(console, f"  {shlex.join(['python', 'cli.py', 'study', *args])}")
+            say(console, f"  {shlex.join(['python', 'cli.py', *call.words])}")
             return 130
-
-
-def parse(args: Sequence[str]) -> argparse.Namespace:
-    """Read the subcommand's options."""
-    parser = _Parser(
-        prog="lit-fed study",
-        allow_abbrev=False,
-        description="Run a grid of runs (methods × settings × seeds), and print the paper's table beside ours.",
-    )
-    parser.add_argument("-c", "--config", nargs="+", action="extend", required=True, help="study files")
-    parser.add_argument("--profile", default="pocket", help="pocket: embedded data, minutes; paper: full settings")
-    parser.add_argument(
-        "--jobs", type=int, help="cells side by side; by default as many as there are cores or GPUs for"
-    )
-    parser.add_argument(
-        "--only", nargs="+", action="extend", default=[], metavar="ROW/COLUMN/SEED", help="run these cells; * for all"
-    )
-    parser.add_argument("--output", default="studies_out", help="folder of all studies")
-    parser.add_argument("--dry_run", action="store_true", help="list the cells and the time they will take")
-    return parser.parse_args(args)
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{message}; see lit-fed study --help")
 
 
 @contextmanager

@@ -1,8 +1,7 @@
-"""``python cli.py simulate --config …``: a figure of a paper from simulations, as CSV and PNG."""
+"""``python cli.py simulate -c …``: a figure of a paper from simulations, as CSV and PNG."""
 
 from __future__ import annotations
 
-import argparse
 import csv
 from collections import defaultdict
 from collections.abc import Sequence
@@ -10,59 +9,39 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
+from jsonargparse import ActionConfigFile, ArgumentParser
 
-from lit_fed.errors import ConfigError
-from lit_fed.simulations.claims import verdicts
-from lit_fed.simulations.figures import FIGURES, Point, Settings
+from lit_fed.command.table import Call
 from lit_fed.studies.results import verdict_text
+from lit_fed.studies.simulations.simulation import Point, Simulation, verdicts
 
 
-def simulate(args: Sequence[str]) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument("-c", "--config", action=ActionConfigFile, help="a file with the key simulate")
+    parser.add_subclass_arguments(Simulation, "simulate", required=True, help="the figure, by class")
+    parser.add_argument("-o", "--output", type=Path | None, help="folder to write to; simulations/<its name> if none")
+    parser.add_argument("--processes", type=int, default=2, help="jobs at a time, each on one thread")
+
+
+def run(call: Call) -> int:
     """Run the command.
 
-    Raises:
-        ConfigError: For a file that is no simulation.
+    Args:
+        call: Its settings.
     """
-    parser = argparse.ArgumentParser(
-        "lit-fed simulate", description="A figure from simulations: medians and quartiles over seeds.",
-        allow_abbrev=False,
-    )  # fmt: skip
-    parser.add_argument("-c", "--config", required=True, type=Path, help="a file with the key simulate")
-    parser.add_argument("-o", "--output", type=Path, help="folder to write to; simulations/<name of the file> if none")
-    parser.add_argument("--processes", type=int, default=2, help="jobs at a time, each on one thread")
-    parser.add_argument("--seeds", type=int, help="in place of the file's")
-    parser.add_argument("--rounds", type=int, help="in place of the file's")
-    options = parser.parse_args(args)
-    settings = read(options.config, {"seeds": options.seeds, "rounds": options.rounds})
-    folder = options.output or Path("simulations") / options.config.stem
-    points = FIGURES[settings.figure](settings, options.processes)
+    options = call.settings
+    simulation: Simulation = call.parser.instantiate(options).simulate
+    folder = options.output or Path("simulations") / simulation.name
+    points = simulation.points(options.processes)
     write(points, folder)
-    draw(points, folder / f"{settings.figure}.png", settings)
+    draw(points, folder / f"{simulation.name}.png", simulation)
     print(summary(points))
-    table = claims(settings, points)
+    table = claims(simulation, points)
     (folder / "claims.md").write_text(table, encoding="utf-8")
     print(f"\n{table}")
     print(f"written     {folder}")
-
-
-def read(path: Path, changes: dict[str, Any] | None = None) -> Settings:
-    """Settings from a file, and changes to them where they are not None.
-
-    Raises:
-        ConfigError: If it is no simulation's file, or a setting is unknown or cannot work.
-    """
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is no YAML: {str(error).splitlines()[0]}") from None
-    if not isinstance(content, dict) or not isinstance(content.get("simulate"), dict):
-        raise ConfigError(f"{path} has no key simulate; configs/experiment/fedfrozen/figure1.yaml is an example")
-    found = content["simulate"] | {key: value for key, value in (changes or {}).items() if value is not None}
-    try:
-        return Settings(**found)
-    except TypeError as error:
-        raise ConfigError(f"{path}: {str(error).partition('() ')[2] or error}") from None
+    return 0
 
 
 def write(points: Sequence[Point], folder: Path) -> None:
@@ -99,16 +78,16 @@ def summary(points: Sequence[Point]) -> str:
     return "\n".join(f"{panel} | {line} | {', '.join(numbers)}" for (panel, line), numbers in lines.items())
 
 
-def claims(settings: Settings, points: Sequence[Point]) -> str:
+def claims(simulation: Simulation, points: Sequence[Point]) -> str:
     """What the paper says and how it stands, as a Markdown table."""
     lines = ["| claim | verdict | margin, natural logarithm | so for seeds |", "|---|---|---|---|"]
-    for claim, verdict, seeds in verdicts(settings, points):
+    for claim, verdict, seeds in verdicts(simulation, points):
         said = f"{claim.says} (`{claim.text}`)" if claim.says else f"`{claim.text}`"
         lines.append(f"| {said} | {verdict.outcome} | {verdict_text(verdict)} | {seeds} of {verdict.seeds} |")
     return "\n".join(lines) + "\n"
 
 
-def draw(points: Sequence[Point], path: Path, settings: Settings) -> None:
+def draw(points: Sequence[Point], path: Path, simulation: Simulation) -> None:
     """Medians as lines with quartiles shaded, a panel each; what depends on warm-up and ρ as a heat map."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -130,11 +109,7 @@ def draw(points: Sequence[Point], path: Path, settings: Settings) -> None:
             x, low, middle, high = np.array(sorted(rows)).T
             axes.plot(x, middle, marker="o" if len(x) < 15 else "", label=line)
             axes.fill_between(x, low, high, alpha=0.2)
-        if "loss by rho" in panel or "ridge" in panel:
-            axes.set_yscale("log")
-        if "ridge" in panel:
-            axes.set_xscale("symlog", linthresh=0.1)
-        axes.set_xlabel({"profile": "round", "loss ratio by E": "E"}.get(panel.split(",")[0], panel.split(" by ")[-1]))
+        simulation.dress(axes, panel)
         if len(lines) > 1:
             axes.legend(fontsize=8)
     figure.savefig(path, dpi=110)

@@ -7,22 +7,38 @@ from pathlib import Path
 
 import pytest
 import torch
+from jsonargparse import ArgumentParser
 from torch import Tensor
 
-from lit_fed.cli import main
+from lit_fed.command.cli import main
 from lit_fed.errors import ConfigError
-from lit_fed.simulations import attention
-from lit_fed.simulations.attention import Federation, Task, attended, draw, gradient
-from lit_fed.simulations.command import quartiles_of, read
-from lit_fed.simulations.figures import FIGURES, Point, Settings
-from lit_fed.simulations.rounds import Work, evaluate, fix_kernel, profile, ridge_solution, train, train_values
+from lit_fed.studies.simulations.attention_kernel import Figure1, Figure2
+from lit_fed.studies.simulations.attention_kernel import linear_attention as attention
+from lit_fed.studies.simulations.attention_kernel.descent import (
+    Work,
+    evaluate,
+    fix_kernel,
+    profile,
+    ridge_solution,
+    train,
+    train_values,
+)
+from lit_fed.studies.simulations.attention_kernel.linear_attention import Clients, Task, attended, draw, gradient
+from lit_fed.studies.simulations.run_simulation import add_arguments, quartiles_of
+from lit_fed.studies.simulations.simulation import Point, Simulation
 from tests.support import ROOT
 
 SMALL = Task(num_clients=3, dim=6, key_dim=4, value_dim=5, tokens=3, examples=7)
 FIGURE_FILES = sorted((ROOT / "configs/experiment/fedfrozen").glob("figure*.yaml"))
 
 
-def federation(rho: float = 1.0, task: Task = SMALL) -> Federation:
+def read(path: Path) -> Simulation:
+    parser = ArgumentParser(exit_on_error=False)
+    add_arguments(parser)
+    return parser.instantiate(parser.parse_args(["-c", str(path)])).simulate
+
+
+def clients(rho: float = 1.0, task: Task = SMALL) -> Clients:
     return draw(task, rho, [0, 1], torch.float64)
 
 
@@ -40,7 +56,7 @@ def loss(task: Task, inputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor
 
 
 def test_gradient_of_linear_attention_is_autograds() -> None:
-    data = federation()
+    data = clients()
     inputs, targets = data.inputs.flatten(0, 1), data.targets.flatten(0, 1)
     weights = data.weights.repeat_interleave(3, 0).requires_grad_()
     expected = loss(SMALL, inputs, targets, weights)
@@ -71,7 +87,7 @@ def test_the_teacher_explains_the_targets_up_to_the_noise() -> None:
 
 
 def test_ridge_solution_is_where_a_long_descent_ends() -> None:
-    data = federation()
+    data = clients()
     ridge = 0.1
     exact = profile(data, data.weights, ridge)
     problem = fix_kernel(data, data.weights)
@@ -96,14 +112,14 @@ def test_ridge_solution_is_where_a_long_descent_ends() -> None:
 
 
 def test_without_a_ridge_the_least_squares_solution_is_no_worse_than_any() -> None:
-    data = federation()
+    data = clients()
     assert (profile(data, data.weights, 0.0) <= profile(data, data.weights, 1e-9) + 1e-12).all()
     assert (profile(data, data.weights, 0.0) <= evaluate(data, data.weights)).all()
 
 
 @pytest.mark.parametrize("ridge", [0.0, 0.1])
 def test_a_seed_that_diverged_has_an_infinite_profile_and_leaves_the_others_alone(ridge: float) -> None:
-    data = federation()
+    data = clients()
     weights = data.weights.clone()
     weights[1, 0, 0] = torch.nan
     found = profile(data, weights, ridge)
@@ -111,7 +127,7 @@ def test_a_seed_that_diverged_has_an_infinite_profile_and_leaves_the_others_alon
     torch.testing.assert_close(found[0], profile(data, data.weights, ridge)[0])
 
 
-def plain_rounds(data: Federation, work: Work, rounds: int) -> Tensor:
+def plain_rounds(data: Clients, work: Work, rounds: int) -> Tensor:
     """The same rounds for seed 0 from the papers' formulas with autograd, without batching."""
     server, own = data.weights[0], [torch.zeros_like(data.weights[0])] * 3
     for _ in range(rounds):
@@ -135,7 +151,7 @@ def plain_rounds(data: Federation, work: Work, rounds: int) -> Tensor:
 
 @pytest.mark.parametrize("work", [Work(0.05, 4, 0.1), Work(0.05, 4, 0.1, mu=3.0), Work(0.05, 4, 0.1, control=True)])
 def test_rounds_are_those_of_the_formulas(work: Work) -> None:
-    data = federation()
+    data = clients()
     path = train(data, work, 3, keep=(0, 3))
     torch.testing.assert_close(path.weights[3][0], plain_rounds(data, work, 3), rtol=1e-9, atol=1e-10)
     torch.testing.assert_close(path.losses[0], evaluate(data, data.weights))
@@ -143,7 +159,7 @@ def test_rounds_are_those_of_the_formulas(work: Work) -> None:
 
 
 def test_phase_2_is_the_same_descent_with_the_kernel_held() -> None:
-    data, work = federation(), Work(0.05, 4, 0.1)
+    data, work = clients(), Work(0.05, 4, 0.1)
     path = train_values(data, work, data.weights, 3)
     server = data.weights[0]
     for _ in range(3):
@@ -161,7 +177,7 @@ def test_phase_2_is_the_same_descent_with_the_kernel_held() -> None:
 
 
 def test_attended_tokens_times_values_are_the_output() -> None:
-    data = federation()
+    data = clients()
     weights = data.weights.repeat_interleave(3, 0)
     output = attended(SMALL, data.inputs.flatten(0, 1), weights) @ weights[..., 8:]
     residual = (output - data.targets.flatten(0, 1)).square().sum((1, 2)) * SMALL.loss_scale
@@ -172,9 +188,10 @@ def test_attended_tokens_times_values_are_the_output() -> None:
 def test_a_tiny_version_of_every_figure(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = read(path)
     assert (settings.seeds, settings.rounds, settings.local_steps) == (10, 200, 20), "Table 3"
-    main(["simulate", "-c", str(path), "-o", str(tmp_path), "--seeds", "2", "--rounds", "4", "--processes", "1"])
+    small = ["--simulate.seeds", "2", "--simulate.rounds", "4", "--processes", "1"]
+    main(["simulate", "-c", str(path), "-o", str(tmp_path), *small])
     assert str(tmp_path) in capsys.readouterr().out
-    assert (tmp_path / f"{settings.figure}.png").stat().st_size > 10_000
+    assert (tmp_path / f"{settings.name}.png").stat().st_size > 10_000
     with open(tmp_path / "summary.csv", newline="") as file:
         table = list(csv.DictReader(file))
     assert all(float(row["q25"]) <= float(row["median"]) <= float(row["q75"]) for row in table)
@@ -184,7 +201,7 @@ def test_a_tiny_version_of_every_figure(path: Path, tmp_path: Path, capsys: pyte
         "figure2": {"loss ratio by E", "loss by warm-up", "loss by rho"},
         "figure3": {"loss by warm-up and rho", "loss by ridge", "drift by ridge"},
     }
-    assert panels == expected[settings.figure]
+    assert panels == expected[settings.name]
 
 
 def test_quartiles_by_hand_with_a_seed_that_diverged() -> None:
@@ -194,18 +211,28 @@ def test_quartiles_by_hand_with_a_seed_that_diverged() -> None:
     assert 1.0 < q25 < 2.0
 
 
-def test_wrong_settings(tmp_path: Path) -> None:
+def test_wrong_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError, match=r"task\.reduction is 'max'"):
         Task(reduction="max")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"simulate\.figure is 'figure9'; choose one of figure1"):
-        Settings(figure="figure9")
     with pytest.raises(ConfigError, match=r"1\.5 is no fraction of the rounds"):
-        Settings(figure="figure2", warmups=(1.5,))
+        Figure2(warmups=(1.5,))
+    with pytest.raises(ConfigError, match=r"simulate\.every is 0; it must be at least 1"):
+        Figure1(every=0)
     path = tmp_path / "figure.yaml"
-    path.write_text("simulate: {figure: figure1, seed: 3}")
-    with pytest.raises(ConfigError, match="unexpected keyword argument 'seed'"):
-        read(path)
-    path.write_text("trainer: {}")
-    with pytest.raises(ConfigError, match="has no key simulate"):
-        read(path)
-    assert set(FIGURES) == {"figure1", "figure2", "figure3"}
+    figure = "lit_fed.studies.simulations.attention_kernel.Figure1"
+    for text, expected in (
+        (f"simulate: {{class_path: {figure}, init_args: {{seed: 3}}}}", "Figure1 has no such setting; did you mean"),
+        (f"simulate: {{class_path: {figure}, init_args: {{ridges: [3]}}}}", "Figure1 has no such setting"),
+        (f"simulate: {{class_path: {figure}, init_args: {{task: {{dimm: 3}}}}}}", "dimm"),
+        (f"simulate: {{class_path: {figure}, init_args: {{every: 0}}}}", "simulate.every is 0"),
+        (f"simulate: {{class_path: {figure}s}}", "there is no Simulation named"),
+        ("trainer: {seed: 1}", "unknown key trainer"),
+    ):
+        path.write_text(text)
+        with pytest.raises(SystemExit) as stop:
+            main(["simulate", "-c", str(path)])
+        assert stop.value.code == 2
+        said = capsys.readouterr().err
+        assert said.startswith("lit-fed: error: ")
+        assert said.count("\n") == 1
+        assert expected in said

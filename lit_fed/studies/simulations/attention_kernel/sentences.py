@@ -1,6 +1,6 @@
-"""What a paper says about a figure, checked over seeds in the sentences of `lit_fed.studies.claims`.
+"""The figures of FedFrozen as the tables that their claims are about.
 
-A figure's points are a table to these sentences, with rows and columns by panel:
+Rows and columns by panel, for the sentences of `lit_fed.studies.claims`:
 
 ====================================  =======================================  ===========================
 panel                                 rows                                     columns
@@ -23,14 +23,10 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import inf, log
 
-from lit_fed.errors import ConfigError
-from lit_fed.simulations.figures import Point, Settings
-from lit_fed.studies.claims import Claim, Verdict, check, parse_claim
-
-Place = tuple[str, str]
+from lit_fed.studies.simulations.simulation import Curves, Place, Point, Values
 
 _AXES = {
     "loss ratio by E": ("ratio", "E"),
@@ -42,32 +38,10 @@ _AXES = {
 }
 
 
-def verdicts(settings: Settings, points: Sequence[Point]) -> list[tuple[Claim, Verdict, int]]:
-    """How the claims of a figure's file stand, and for how many seeds each is so when taken alone.
-
-    Raises:
-        ConfigError: If a claim is no sentence of the grammar, or names what the figure does not have.
-    """
+def readings(points: Sequence[Point]) -> tuple[Values, Curves]:
+    """Numbers and curves of a figure by row, column and seed."""
     curves = _curves(points)
-    values = _values(points, curves)
-    rows, columns = (list(dict.fromkeys(names)) for names in zip(*values, strict=True))
-    gaps = set(itertools.product(rows, columns)) - set(values)
-
-    def value(place: Place, seed: int) -> float | None:
-        return values[place].get(seed)
-
-    def curve(place: Place, seed: int) -> list[tuple[int, float]]:
-        return curves.get(place, {}).get(seed, [])
-
-    found = []
-    for number, content in enumerate(settings.claims, 1):
-        claim = parse_claim(content, f"simulate.claims, {number}", rows, columns, gaps)
-        if claim.metric or claim.report:
-            raise ConfigError(f"simulate.claims, {number}: a simulation has neither metric nor report")
-        every = range(settings.seeds)
-        alone = [check(claim, [seed], value, curve).margin or 0.0 for seed in every]
-        found.append((claim, check(claim, every, value, curve), sum(margin > 0 for margin in alone)))
-    return found
+    return _values(points, curves), curves
 
 
 def _curves(points: Sequence[Point]) -> dict[Place, dict[int, list[tuple[int, float]]]]:
@@ -79,9 +53,7 @@ def _curves(points: Sequence[Point]) -> dict[Place, dict[int, list[tuple[int, fl
     return curves
 
 
-def _values(
-    points: Sequence[Point], curves: Mapping[Place, Mapping[int, list[tuple[int, float]]]]
-) -> dict[Place, dict[int, float]]:
+def _values(points: Sequence[Point], curves: Curves) -> dict[Place, dict[int, float]]:
     values: dict[Place, dict[int, float]] = defaultdict(dict)
     for point in points:
         if point.panel in _AXES:

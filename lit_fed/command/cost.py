@@ -1,4 +1,4 @@
-"""What a run will send: ``python cli.py cost --config …``.
+"""``python cli.py cost``: what a run will send, or a paper's table of what runs send.
 
 Nothing is trained. A run's parts are built, on torch's meta device where they allow it, and a client that has not
 trained makes its update; the trainer's own channel counts its bytes.
@@ -6,55 +6,30 @@ trained makes its update; the trainer's own channel counts its bytes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
-from torch import nn
+from jsonargparse import ActionConfigFile, Namespace
+from lightning.pytorch.cli import LightningArgumentParser
 
 from lit_fed.client import ClientContext, ClientModule
+from lit_fed.command.cli import Parts, add_parts, build_parts
+from lit_fed.command.explain import missing
+from lit_fed.command.roots import PARTS, FederatedTrainer
+from lit_fed.command.table import Call
 from lit_fed.errors import ConfigError
-from lit_fed.networks.attention import separate_attention
-from lit_fed.networks.blueprints import build_blueprint
 from lit_fed.participation import Fate
 from lit_fed.payload import Channel, num_bytes
 
 
-@dataclass(frozen=True)
-class Groups:
-    """Parameters of a network by group.
+class CostTable(ABC):
+    """A paper's table of what runs send, from their settings alone; see `lit_fed.studies.tables` for two."""
 
-    Args:
-        kernel: Of queries and keys, biases included.
-        values: Of values.
-        unique: All of them, each once.
-        counted: All of them, shared ones as often as modules hold them: the denominator of FedFrozen's percentages.
-    """
-
-    kernel: int
-    values: int
-    unique: int
-    counted: int
-
-    @property
-    def percentages(self) -> tuple[float, float]:
-        """Queries and keys, and those and values, per hundred parameters."""
-        return 100 * self.kernel / self.counted, 100 * (self.kernel + self.values) / self.counted
-
-
-def count(network: nn.Module) -> Groups:
-    """Count a network's parameters by group; its fused projections are split on the way."""
-    try:
-        names = separate_attention(network)
-    except ConfigError:  # no attention, or none that can be told apart: then nothing of it is counted apart
-        names = None
-    sizes = {name: parameter.numel() for name, parameter in network.named_parameters()}
-    kernel, values = ([], []) if names is None else (names.kernel, names.value)
-    counted = sum(parameter.numel() for _, parameter in network.named_parameters(remove_duplicate=False))
-    return Groups(sum(map(sizes.get, kernel)), sum(map(sizes.get, values)), sum(sizes.values()), counted)  # type: ignore[arg-type]
+    @abstractmethod
+    def text(self) -> str:
+        """The table as lines of text."""
 
 
 @dataclass(frozen=True)
@@ -96,13 +71,13 @@ class RunCost:
         rounds: By round.
         fedavg: Bytes of FedAvg with the same network, cohorts and codecs.
         frozen: Bytes that a client needs once when parameters freeze after they trained, and that are not counted.
-        groups: The network's parameters.
+        parameters: The model's parameters.
     """
 
     rounds: list[RoundCost]
     fedavg: int
     frozen: int
-    groups: Groups
+    parameters: int
 
     @property
     def total(self) -> int:
@@ -172,7 +147,7 @@ def foresee(trainer: Any, module: ClientModule, data: Any, algorithm: Any) -> Ru
         rounds.append(RoundCost(round_idx, len(plan), arrived, down, up, late))
         previous = up
         fedavg += _fedavg(channel, whole, averages, trainer.buffers, rounds[-1], len(participation.late(round_idx)))
-    return RunCost(rounds, fedavg, frozen, count(module))
+    return RunCost(rounds, fedavg, frozen, sum(parameter.numel() for parameter in module.parameters()))
 
 
 def _fedavg(channel: Channel, whole: Any, buffers: Any, policy: str, cost: RoundCost, late: int) -> int:
@@ -185,111 +160,48 @@ def _fedavg(channel: Channel, whole: Any, buffers: Any, policy: str, cost: Round
 # ---------------------------------------------------------------------- the command
 
 
-def run(args: Sequence[str]) -> None:
-    """``cost --config …``: of a run's configuration, or of the architectures or exchanges a file names under ``cost``.
-
-    Raises:
-        ConfigError: For a file that is neither.
-    """
-    files = [args[i + 1] for i, word in enumerate(args[:-1]) if word in ("-c", "--config")]
-    if len(files) == 1 and len(args) == 2:
-        table = _read(Path(files[0]))
-        if isinstance(table, dict) and isinstance(wanted := table.get("cost"), dict):
-            print(exchanges(wanted["exchanges"]) if "exchanges" in wanted else architectures(**wanted))
-            return
-    print(report(_parts(args)))
+def add_arguments(parser: LightningArgumentParser) -> None:
+    """Add the command's options: those of a run, and ``cost`` in their place."""
+    parser.add_argument("-c", "--config", action=ActionConfigFile, help="configuration of a run, or of a table")
+    add_parts(parser, required=False)
+    parser.add_subclass_arguments(CostTable, "cost", required=False, help="a paper's table, in place of a run")
 
 
-def _read(path: Path) -> Any:
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is no YAML: {str(error).splitlines()[0]}") from None
-
-
-def architectures(models: dict[str, str], rounds: int = 10, warmup_rounds: int = 2) -> str:
-    """Table 2 of FedFrozen: what freezing saves, from the architectures' parameter counts alone.
+def run(call: Call) -> int:
+    """Print a table, or what a run will send.
 
     Args:
-        models: Blueprint by the name to print.
-        rounds: Rounds of a run.
-        warmup_rounds: Rounds in which everything travels.
-
-    Note:
-        Percentages are of the parameters that modules hold, where T5's and BART's token embedding counts three
-        times; the ratio is of what is sent, where it counts once. So the paper's numbers come out.
-    """
-    if not 0 <= warmup_rounds <= rounds or not rounds:
-        raise ConfigError(f"cost.warmup_rounds is {warmup_rounds}; it must be from 0 to cost.rounds, {rounds}")
-    lines = [f"{'model':14} {'QK':>12} {'all':>12} {'QK %':>6} {'QKV %':>6} {'unique':>12} {'cost ratio':>10}"]
-    for title, name in models.items():
-        groups = count(build_blueprint(name))
-        kernel, attention = groups.percentages
-        ratio = 1 - (rounds - warmup_rounds) / rounds * groups.kernel / groups.unique
-        lines.append(
-            f"{title:14} {groups.kernel:12,} {groups.counted:12,} {kernel:6.2f} {attention:6.2f} {groups.unique:12,}"
-            f" {ratio:10.4f}"
-        )
-    return "\n".join([*lines, f"queries and keys frozen in {rounds - warmup_rounds} of {rounds} rounds"])
-
-
-def exchanges(runs: dict[str, dict[str, int]]) -> str:
-    """What a client sends in whole runs, in one direction, from their settings alone.
-
-    Args:
-        runs: By the name to print either ``rounds``, ``parameters`` and ``models`` (how many models' worth of them are
-            sent a round), or ``rounds``, ``public`` samples and ``classes``; every number takes 4 bytes.
+        call: Its settings.
 
     Raises:
-        ConfigError: For other settings.
+        ConfigError: If parts of the run are missing.
     """
-    width = max(map(len, runs))
-    lines = []
-    for title, settings in runs.items():
-        if settings.keys() == {"rounds", "parameters", "models"}:
-            numbers = settings["parameters"] * settings["models"]
-        elif settings.keys() == {"rounds", "public", "classes"}:
-            numbers = settings["public"] * settings["classes"]
-        else:
-            raise ConfigError(
-                f"cost.exchanges {title!r} needs rounds, parameters and models, or rounds, public and classes; it has "
-                f"{', '.join(settings)}"
-            )
-        lines.append(f"{title:{width}} {4 * numbers * settings['rounds'] / 1e6:8.2f} MB")
-    return "\n".join(lines)
-
-
-def _parts(args: Sequence[str]) -> RunCost:
-    from lit_fed.cli import FederatedCLI
-
-    class Parts(FederatedCLI):
-        """A run's parts, built and not run; pretrained weights would cost a download and change no byte."""
-
-        def instantiate_classes(self) -> None:
-            assert self.subcommand is not None
-            network_args = self.config[self.subcommand].model.init_args.get("network_args")
-            if isinstance(network_args, dict) and network_args.get("pretrained"):
-                network_args["pretrained"] = False
-            super().instantiate_classes()
-
-        def _run_subcommand(self, subcommand: str) -> None:
-            self.cost = foresee(self.trainer, self.model, self.datamodule, self.config_init[subcommand].algorithm)
-
+    settings, parser = call.settings, call.parser
+    if settings.cost is not None:
+        print(parser.instantiate(Namespace(cost=settings.cost)).cost.text())
+        return 0
+    if absent := [name for name in PARTS if settings[name] is None]:
+        raise ConfigError(missing(absent))
+    network_args = settings.model.get("init_args", Namespace()).get("network_args")
+    if isinstance(network_args, dict) and network_args.get("pretrained"):
+        network_args["pretrained"] = False  # weights would cost a download and change no byte
     try:
         with torch.device("meta"):
-            return Parts(["fit", *args]).cost
+            cost = _of_run(*build_parts(parser, settings))
     except (NotImplementedError, RuntimeError):  # something asks for a number, which the meta device does not have
-        return Parts(["fit", *args]).cost
+        cost = _of_run(*build_parts(parser, settings))
+    print(report(cost))
+    return 0
+
+
+def _of_run(parts: Parts, settings: Namespace) -> RunCost:
+    return foresee(FederatedTrainer(**settings.trainer), *parts)
 
 
 def report(cost: RunCost) -> str:
     """A run's cost as lines of text; rounds that cost the same are one line."""
-    groups = cost.groups
-    kernel, attention = groups.percentages
     lines = [
-        f"parameters         {groups.unique:15,}",
-        f"  queries, keys    {groups.kernel:15,}  {kernel:5.2f} %",
-        f"  and values       {groups.kernel + groups.values:15,}  {attention:5.2f} %",
+        f"parameters {cost.parameters:,}",
         f"{'rounds':12} {'clients':>7} "
         + " ".join(f"{title:>15}" for title in ("down a client", "up a client", "down a round", "up a round")),
     ]

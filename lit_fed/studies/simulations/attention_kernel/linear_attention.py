@@ -82,7 +82,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Federation:
+class Clients:
     """A task's data, for several seeds at once.
 
     Args:
@@ -98,7 +98,7 @@ class Federation:
     weights: Tensor
 
 
-def draw(task: Task, rho: float, seeds: list[int], dtype: torch.dtype = torch.float32) -> Federation:
+def draw(task: Task, rho: float, seeds: list[int], dtype: torch.dtype = torch.float32) -> Clients:
     """Draw data and first weights; a seed gives the same standard normal numbers for every ρ."""
     inputs, targets, weights = [], [], []
     for seed in seeds:
@@ -117,7 +117,7 @@ def draw(task: Task, rho: float, seeds: list[int], dtype: torch.dtype = torch.fl
         inputs.append(tokens)
         targets.append(output + task.noise * normal(*output.shape))
         weights.append(start)
-    return Federation(task, *(torch.stack(parts).to(dtype) for parts in (inputs, targets, weights)))
+    return Clients(task, *(torch.stack(parts).to(dtype) for parts in (inputs, targets, weights)))
 
 
 def _maps(task: Task, inputs: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:

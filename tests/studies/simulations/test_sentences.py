@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from math import log
+from typing import Any
 
 import pytest
 
 from lit_fed.errors import ConfigError
-from lit_fed.simulations.claims import verdicts
-from lit_fed.simulations.command import claims
-from lit_fed.simulations.figures import Point, Settings
+from lit_fed.studies.simulations.attention_kernel import Figure1, Figure2, Figure3
+from lit_fed.studies.simulations.attention_kernel.panels import KernelFigure
+from lit_fed.studies.simulations.run_simulation import claims
+from lit_fed.studies.simulations.simulation import Point, verdicts
 
 
 def curve(rho: float, *values: float) -> list[Point]:
@@ -21,15 +23,15 @@ def curve(rho: float, *values: float) -> list[Point]:
     ]
 
 
-def outcomes(figure: str, points: list[Point], *texts: object) -> list[tuple[str, float | None]]:
-    found = verdicts(Settings(figure=figure, seeds=3, claims=texts), points)
+def outcomes(figure: type[KernelFigure], points: list[Point], *texts: Any) -> list[tuple[str, float | None]]:
+    found = verdicts(figure(seeds=3, claims=list(texts)), points)
     return [(verdict.outcome, verdict.margin) for _, verdict, _ in found]
 
 
 def test_a_curve_that_falls_and_one_that_turns_upward() -> None:
     points = [*curve(0, 8, 4, 3, 2), *curve(2, 8, 4, 5, 6)]
     found = outcomes(
-        "figure1",
+        Figure1,
         points,
         "0 > step at rho=0",  # the smallest fall is from 4 to 3
         "0 > step at rho=2",  # the largest rise is from 4 to 5
@@ -47,7 +49,7 @@ def test_losses_of_figure_2_by_method_and_rho_and_ratios_by_local_steps() -> Non
     points += [Point("loss by rho", "FedFrozen", 2, seed, 3 * 10**seed) for seed in range(3)]
     points += [Point("loss ratio by E", "FedFrozen/FedAvg", e, seed, 2 / e) for e in (1, 5) for seed in range(3)]
     points += [Point("loss by warm-up", "FedFrozen", 0.25, seed, 1) for seed in range(3)]
-    found = outcomes("figure2", points, "fedavg > fedfrozen at rho=2", "ratio/E=1 > ratio/E=5", "0 > ratio at E=1")
+    found = outcomes(Figure2, points, "fedavg > fedfrozen at rho=2", "ratio/E=1 > ratio/E=5", "0 > ratio at E=1")
     assert [outcome for outcome, _ in found] == ["holds", "holds", "fails"]
     assert [margin for _, margin in found] == pytest.approx([log(2), log(5), -log(2)])
 
@@ -55,25 +57,25 @@ def test_losses_of_figure_2_by_method_and_rho_and_ratios_by_local_steps() -> Non
 def test_rows_of_figure_3_are_rhos() -> None:
     points = [Point("loss by warm-up and rho", "rho 2", x, seed, 4 * x) for x in (0.5, 1) for seed in range(3)]
     points += [Point("drift by ridge", "FedFrozen", 100, seed, 1) for seed in range(3)]
-    assert outcomes("figure3", points, "warm=1 > warm=0.5 at rho=2") == [("holds", pytest.approx(log(2)))]
+    assert outcomes(Figure3, points, "warm=1 > warm=0.5 at rho=2") == [("holds", pytest.approx(log(2)))]
 
 
 def test_a_loss_that_diverged_decides_nothing() -> None:
     points = [Point("loss by rho", "FedAvg", 2, seed, float("nan") if seed == 1 else 6) for seed in range(3)]
     points += [Point("loss by rho", "FedFrozen", 2, seed, 3) for seed in range(3)]
     claim = "fedavg > fedfrozen at rho=2"
-    ((_, verdict, seeds),) = verdicts(Settings(figure="figure2", seeds=3, claims=[claim]), points)
+    ((_, verdict, seeds),) = verdicts(Figure2(seeds=3, claims=[claim]), points)
     assert (verdict.outcome, seeds) == ("undecided", 3)  # infinite is above 3, as 6 is
 
 
 def test_claims_that_the_figure_cannot_answer() -> None:
     points = curve(0, 2, 1)
     with pytest.raises(ConfigError, match=r"simulate\.claims, 1.*there is no column 'rho=7'"):
-        outcomes("figure1", points, "last > lowest at rho=7")
+        outcomes(Figure1, points, "last > lowest at rho=7")
     with pytest.raises(ConfigError, match="a simulation has neither metric nor report"):
-        outcomes("figure1", points, {"claim": "first > last at rho=0", "metric": "global/acc"})
+        outcomes(Figure1, points, {"claim": "first > last at rho=0", "metric": "global/acc"})
 
 
 def test_the_table_says_what_is_claimed_in_words() -> None:
-    settings = Settings(figure="figure1", seeds=3, claims=[{"says": "It falls", "claim": "first > last at rho=0"}])
+    settings = Figure1(seeds=3, claims=[{"says": "It falls", "claim": "first > last at rho=0"}])
     assert "| It falls (`first > last at rho=0`) | holds | +0.6931 ± " in claims(settings, curve(0, 2, 1))

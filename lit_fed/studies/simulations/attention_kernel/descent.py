@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from lit_fed.simulations.attention import Federation, attended, gradient, loss
+from lit_fed.studies.simulations.attention_kernel.linear_attention import Clients, attended, gradient, loss
 
 _CHUNK = 1280  # tokens that are worked on at a time: they then stay in a core's cache
 
@@ -56,7 +56,7 @@ class Path:
 
 
 def train(
-    federation: Federation,
+    clients: Clients,
     work: Work,
     rounds: int,
     keep: Sequence[int] = (),
@@ -65,16 +65,16 @@ def train(
     """Rounds in which everything trains.
 
     Args:
-        federation: Data and first weights.
+        clients: Data and first weights.
         work: How clients work.
         rounds: How many rounds.
         keep: Rounds after which the weights are kept; those after the last one always are.
         progress: Called after each round with the number of rounds done.
     """
-    task = federation.task
-    num_seeds, num_clients = federation.inputs.shape[:2]
-    inputs, targets = federation.inputs.flatten(0, 1), federation.targets.flatten(0, 1)
-    server = federation.weights
+    task = clients.task
+    num_seeds, num_clients = clients.inputs.shape[:2]
+    inputs, targets = clients.inputs.flatten(0, 1), clients.targets.flatten(0, 1)
+    server = clients.weights
     local = server.repeat_interleave(num_clients, 0)
     own = torch.zeros_like(local) if work.control else None
     path = Path({0: server} if 0 in keep else {})
@@ -111,16 +111,16 @@ def train(
             path.weights[round_idx + 1] = server
         if progress is not None:
             progress(round_idx + 1)
-    path.losses.append(evaluate(federation, server))
+    path.losses.append(evaluate(clients, server))
     return path
 
 
-def evaluate(federation: Federation, weights: Tensor) -> Tensor:
+def evaluate(clients: Clients, weights: Tensor) -> Tensor:
     """The global loss f (S,), without the ridge, of weights (S, d, 2·d_k + d_v)."""
-    num_seeds, num_clients = federation.inputs.shape[:2]
+    num_seeds, num_clients = clients.inputs.shape[:2]
     every = weights.repeat_interleave(num_clients, 0)
-    inputs, targets = federation.inputs.flatten(0, 1), federation.targets.flatten(0, 1)
-    task = federation.task
+    inputs, targets = clients.inputs.flatten(0, 1), clients.targets.flatten(0, 1)
+    task = clients.task
     parts = [loss(task, gradient(task, inputs[c], targets[c], every[c])[0]) for c in _chunks(inputs)]
     return torch.cat(parts).view(num_seeds, num_clients).mean(1)
 
@@ -145,26 +145,26 @@ class Quadratic:
         return ((0.5 * gram @ values - cross) * values).sum((1, 2)) + self.constant.mean(1)
 
 
-def fix_kernel(federation: Federation, weights: Tensor) -> Quadratic:
+def fix_kernel(clients: Clients, weights: Tensor) -> Quadratic:
     """What is left to learn where the kernel of weights (S, d, 2·d_k + d_v) is fixed."""
-    num_seeds, num_clients = federation.inputs.shape[:2]
+    num_seeds, num_clients = clients.inputs.shape[:2]
     grams, crosses, constants = [], [], []
-    scale = 2 * federation.task.loss_scale
+    scale = 2 * clients.task.loss_scale
     for seed in range(num_seeds):
         every = weights[seed].double().expand(num_clients, -1, -1)
-        features = attended(federation.task, federation.inputs[seed].double(), every)
-        targets = federation.targets[seed].double()
+        features = attended(clients.task, clients.inputs[seed].double(), every)
+        targets = clients.targets[seed].double()
         grams.append(scale * features.mT @ features)
         crosses.append(scale * features.mT @ targets)
         constants.append(0.5 * scale * targets.square().sum((1, 2)))
     return Quadratic(torch.stack(grams), torch.stack(crosses), torch.stack(constants))
 
 
-def profile(federation: Federation, weights: Tensor, ridge: float) -> Tensor:
+def profile(clients: Clients, weights: Tensor, ridge: float) -> Tensor:
     r"""The profile objective :math:`h_\lambda(\Phi) = \min_\theta f_\lambda(\Phi, \theta)` (S,), Eq. 7, solved exactly.
 
     Args:
-        federation: The data.
+        clients: The data.
         weights: (S, d, 2·d_k + d_v), of which the kernel counts.
         ridge: λ; where it is 0 the least-squares solution of smallest norm.
 
@@ -172,7 +172,7 @@ def profile(federation: Federation, weights: Tensor, ridge: float) -> Tensor:
         h, infinite where the weights are not finite.
     """
     finite = torch.isfinite(weights).all((1, 2))
-    problem = fix_kernel(federation, torch.where(finite[:, None, None], weights, 0.0))
+    problem = fix_kernel(clients, torch.where(finite[:, None, None], weights, 0.0))
     gram, cross = problem.gram.mean(1), problem.cross.mean(1)
     values = ridge_solution(gram, cross, ridge)
     return torch.where(finite, problem.loss(values) + 0.5 * ridge * values.square().sum((1, 2)), torch.inf)
@@ -187,14 +187,14 @@ def ridge_solution(gram: Tensor, cross: Tensor, ridge: float) -> Tensor:
     return solution
 
 
-def train_values(federation: Federation, work: Work, weights: Tensor, rounds: int) -> Path:
+def train_values(clients: Clients, work: Work, weights: Tensor, rounds: int) -> Path:
     """Rounds in which the value block trains under the kernel of the given weights: phase 2 of FedFrozen.
 
     Under a fixed kernel the clients' losses are quadratics, so their steps need no data, only G and B: E steps of
     length η on all of them cost less than one step with the kernel.
     """
-    problem = fix_kernel(federation, weights)
-    split = 2 * federation.task.key_dim
+    problem = fix_kernel(clients, weights)
+    split = 2 * clients.task.key_dim
     values = weights[..., split:].double()
     path = Path(losses=[problem.loss(values)])
     shrink = 1.0 - work.lr * work.ridge

@@ -1,0 +1,328 @@
+"""The command line: ``python cli.py {fit,validate,test,predict,study,cost,simulate} …``, the same as ``lit-fed``."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import logging
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from jsonargparse import ArgumentError, DefaultHelpFormatter, Namespace
+from lightning import LightningModule, seed_everything
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+
+from lit_fed.command.explain import explain
+from lit_fed.command.roots import PARTS, FederatedTrainer, import_named
+from lit_fed.command.table import COMMANDS, Call, asked
+from lit_fed.errors import ClientFailure, ConfigError, LitFedError
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # writing fails with these without naming the file
+
+
+class _HelpFormatter(DefaultHelpFormatter):
+    """Help without a list of every class of torch, and without the marks of docstrings."""
+
+    def _expand_help(self, action: argparse.Action) -> str:
+        text, known, classes = super()._expand_help(action).partition(", known subclasses: ")
+        names = classes.count(",") + 1
+        return (text + known + (classes if names <= 20 else f"{names} of them)")).replace("``", "")
+
+
+class _Parser(LightningArgumentParser):
+    """A parser that passes its help format on to the parsers it makes for classes."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **({"formatter_class": _HelpFormatter} | kwargs))
+
+
+class Parts(NamedTuple):
+    """What a run is made of."""
+
+    model: LightningModule
+    data: Any
+    algorithm: Any
+
+
+def add_parts(parser: LightningArgumentParser, required: bool = True) -> None:
+    """Add the trainer's settings, and the model, the data and the algorithm by class."""
+    parser.add_class_arguments(FederatedTrainer, "trainer", instantiate=False, sub_configs=True)
+    for name, base in PARTS.items():
+        parser.add_subclass_arguments(base, name, required=required)
+
+
+def build_parts(parser: LightningArgumentParser, settings: Namespace) -> tuple[Parts, Namespace]:
+    """Make the data first, then tell the model what it left open about them.
+
+    Args:
+        parser: The parser, with `add_parts`.
+        settings: What it read; the model's part is completed in place.
+
+    Returns:
+        The parts, and all settings but theirs, instantiated.
+    """
+    data = parser.instantiate(Namespace(data=settings.data)).data
+    fill_from_data(settings.model, data)
+    rest = parser.instantiate(Namespace({key: value for key, value in settings.items() if key != "data"}))
+    return Parts(rest.model, data, rest.algorithm), rest
+
+
+class FederatedCLI(LightningCLI):
+    """LightningCLI with an algorithm, and with commands that are not the trainer's.
+
+    Args:
+        args: Arguments instead of ``sys.argv[1:]``.
+    """
+
+    status = 0
+
+    def __init__(self, args: list[str] | None = None) -> None:
+        self._words = sys.argv[1:] if args is None else list(args)
+        super().__init__(
+            model_class=LightningModule,
+            datamodule_class=PARTS["data"],
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            trainer_class=FederatedTrainer,  # type: ignore[arg-type]  # a Trainer in all that the CLI needs
+            save_config_callback=None,
+            parser_class=_Parser,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+            # the commands' parsers inherit both; argparse would take --trainer.max for --trainer.max_rounds
+            parser_kwargs={"allow_abbrev": False, "exit_on_error": False},
+            args=args,
+        )
+
+    # ------------------------------------------------------------------ the parser
+
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        """A parser that names this program in what it writes."""
+        from lit_fed import __version__
+
+        kwargs.setdefault("dump_header", [f"lit_fed=={__version__}"])
+        kwargs.setdefault("description", "Federated learning for PyTorch Lightning")
+        kwargs.setdefault("version", __version__)
+        kwargs.setdefault("prog", "lit-fed")
+        return super().init_parser(**kwargs)
+
+    def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Nothing: all randomness follows from ``trainer.seed``."""
+
+    def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """The trainer's settings, and the model, data and algorithm by class."""
+        add_parts(parser)
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """The trainer's commands, and the arguments that do not come from the command line."""
+        return {name: {"model", "datamodule", "algorithm"} for name, line in COMMANDS.items() if not line.room}
+
+    def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
+        """All commands of the table; only the one that is asked for has options, the others cost no import."""
+        self._subcommand_parsers = {}
+        actions = parser.add_subcommands()
+        wanted = asked(self._words)
+        for name, line in COMMANDS.items():
+            if name == wanted and not line.room:
+                made = self._prepare_subcommand_parser(FederatedTrainer, name, description=line.help)
+            else:
+                made = _Parser(description=line.help)
+                if name == wanted:
+                    line.load().add_arguments(made)
+            self._subcommand_parsers[name] = made
+            actions.add_subcommand(name, made, help=line.help)
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Read the command line, or arguments given in its place, which is all that Lightning warns about here."""
+        words = self._words if args is None else list(args)
+        self.config = parser.parse_args(_classes_first(words))
+
+    def _parse_ckpt_path(self) -> None:
+        """Nothing: our checkpoints change no setting, and the trainer reads them with better errors."""
+
+    # ------------------------------------------------------------------ running
+
+    @property
+    def _room(self) -> str:
+        return COMMANDS[str(self.subcommand)].room
+
+    def _set_seed(self) -> None:
+        if not self._room:
+            set_seed(self._get(self.config, "trainer"))
+
+    def instantiate_classes(self) -> None:
+        """Make the parts and the trainer, where the command is the trainer's."""
+        if self._room:
+            return
+        assert self.subcommand is not None
+        parts, rest = build_parts(self._parser(self.subcommand), self.config[self.subcommand])
+        self.model, self.datamodule = parts.model, parts.data
+        self.config_init = Namespace({self.subcommand: rest})
+        trainer = FederatedTrainer(**rest.trainer)
+        trainer.config = self._resolved_config()
+        self.trainer: Any = trainer
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        if self._room:
+            call = Call(self.config[subcommand], self._parser(subcommand), self._words)
+            self.status = COMMANDS[subcommand].load().run(call)
+        else:
+            super()._run_subcommand(subcommand)
+
+    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
+        kwargs = super()._prepare_subcommand_kwargs(subcommand)
+        kwargs["algorithm"] = self.config_init[subcommand].algorithm
+        return kwargs
+
+    def _resolved_config(self) -> str:
+        """The configuration as YAML, without what belongs to this one call."""
+        assert self.subcommand is not None
+        parser = self._parser(self.subcommand)
+        config = self.config[self.subcommand].clone()
+        for key in self._subcommand_method_arguments[self.subcommand]:
+            config.pop(key, None)
+        config.pop("config", None)
+        dumped: str = parser.dump(config, skip_unset=False, skip_validation=True)
+        return dumped
+
+
+def set_seed(trainer: Any) -> None:
+    """Seed the making of the model, so that its first weights follow from ``trainer.seed``.
+
+    Raises:
+        ConfigError: If there is no such seed.
+    """
+    if not isinstance(trainer, Namespace):  # the parser lets a lone value pass
+        raise ConfigError(f"trainer is {trainer!r}; it must hold settings, such as max_rounds")
+    if not 0 <= trainer.seed < 2**32:
+        raise ConfigError(f"trainer.seed is {trainer.seed}; it must be at least 0 and below {2**32}")
+    seed_everything(trainer.seed, verbose=False)
+
+
+def fill_from_data(model: Namespace, data: Any) -> None:
+    """Tell a model's configuration what follows from the data, where it asks and was not told.
+
+    Raises:
+        ConfigError: If the model was told another number of classes than the data have.
+    """
+    init_args = model.get("init_args") or Namespace()
+    for key in ("num_classes", "in_channels", "input_shape", "num_outputs"):
+        shape = getattr(data, "output_shape", None)
+        known = getattr(data, key, None) if key != "num_outputs" or shape is None else prod(shape)
+        if key not in init_args or known is None:
+            continue
+        if init_args[key] is None:
+            init_args[key] = known
+        elif key == "num_classes" and init_args[key] < known:
+            raise ConfigError(f"model.num_classes is {init_args[key]}, but the data have {known} classes")
+
+
+def build_module(config: str) -> LightningModule:
+    """Make the module that a run's resolved configuration (YAML) describes, with untrained weights."""
+    parser = LightningArgumentParser()
+    parser.add_subclass_arguments(LightningModule, "model", required=True)
+    parsed = parser.parse_object({"model": yaml.safe_load(config)["model"]})
+    module: LightningModule = parser.instantiate(parsed).model
+    return module
+
+
+# ---------------------------------------------------------------------- any order of files
+
+
+def _classes_first(words: list[str]) -> list[str]:
+    """Name a part's class before the first file that has settings of it, where that file itself does not.
+
+    The parser reads one file after the other, and settings without a class would be nobody's. The class is the one
+    that it comes to in the end.
+    """
+    wanted = asked(words)
+    if wanted is None:
+        return words
+    begin = words.index(wanted) + 1
+    named: dict[str, list[str | None]] = {}
+    for key, value in _parts_in(words[begin:]):
+        named.setdefault(key, []).append(value)
+    late = {key: [name for name in names if name] for key, names in named.items() if names[0] is None}
+    return [*words[:begin], *(f"--{key}={names[-1]}" for key, names in late.items() if names), *words[begin:]]
+
+
+def _parts_in(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+    """Every mention of a part in options and files, in their order, with its class where it has one."""
+    for before, word in zip(("", *words), (*words, ""), strict=True):
+        option, _, value = word.partition("=") if "=" in word else (before, "", word)
+        if option.removeprefix("--") in PARTS:
+            yield option.removeprefix("--"), value
+        elif option in ("-c", "--config") and Path(value).is_file():
+            try:
+                content = yaml.safe_load(Path(value).read_text(encoding="utf-8"))
+            except (yaml.YAMLError, UnicodeDecodeError):
+                continue  # the parser's business
+            for key, part in content.items() if isinstance(content, dict) else ():
+                if key in PARTS and isinstance(part, dict):
+                    yield key, part.get("class_path")
+
+
+# ---------------------------------------------------------------------- the program
+
+
+def main(args: list[str] | None = None) -> None:
+    """Run the command line; a user's mistake ends in one line on stderr and exit status 2.
+
+    Args:
+        args: Arguments instead of ``sys.argv[1:]``.
+    """
+    import_named()
+    for name in ("lightning.fabric", "lightning.pytorch"):  # how processes find each other tells a user nothing
+        logging.getLogger(name).setLevel(logging.WARNING)
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # a user's own classes lie in the working directory, also for the installed script
+    words = sys.argv[1:] if args is None else args
+    try:
+        status = FederatedCLI(args).status
+    except ClientFailure as error:
+        if error.details and _rank() == 0:
+            print(error.details, file=sys.stderr)  # the user's own code raised this: show where
+        _fail(str(error))
+    except Exception as error:
+        line = user_error(error, words)
+        if line is None:
+            raise
+        _fail(line)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    else:
+        if status:
+            sys.exit(status)
+
+
+def user_error(error: BaseException, args: Sequence[str]) -> str | None:
+    """One line about a mistake that a user can mend; None for an error whose place in the code matters."""
+    chain = [error]
+    while chain[-1].__cause__ is not None:  # the parser wraps what the constructor of a class raised
+        chain.append(chain[-1].__cause__)
+    for cause in chain:
+        if isinstance(cause, LitFedError):
+            return str(cause)
+    if isinstance(error, ArgumentError):
+        return explain(str(error), args)
+    for cause in chain:
+        if isinstance(cause, OSError) and cause.strerror and (cause.filename or cause.errno in _FULL):
+            return f"{cause.filename}: {cause.strerror}" if cause.filename else cause.strerror
+    return None
+
+
+def _rank() -> int:
+    """This process's rank: only the first one speaks."""
+    return getattr(rank_zero_only, "rank", 0) or 0
+
+
+def _fail(message: str) -> None:
+    if _rank() == 0:
+        print(f"lit-fed: error: {message}", file=sys.stderr)
+    sys.exit(2)

@@ -1,0 +1,193 @@
+"""What a parser's nested report boils down to: one line that names the culprit and says what to do.
+
+jsonargparse reports as text only, an indented tree of every alternative that it tried. `_PHRASES` and `_FLAT` are all
+of its English that is read here; the keys give the place in the configuration, the innermost complaint the reason.
+What is not recognised is put into one line as it stands. The package's version is bounded, because every release may
+say something else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+from jsonargparse import ArgumentParser
+
+from lit_fed.command import suggest
+from lit_fed.command.suggest import join_and, join_or
+from lit_fed.command.table import COMMANDS, asked
+
+# What a line of a report says, by kind; the first that matches counts.
+_PHRASES = (
+    ("noise", r"Does not validate against|Errors:|Given value type|Expected a <class 'NoneType'>|Expected a path but"),
+    ("noise", r"Subclass types expect|a class path \(str\)|a dict (?:with|without) |Given value: N\w+\("),
+    ("key", r'Parser key "([^"]+)"'),
+    ("class", r"Problem with given class_path '([^']+)'"),
+    ("bases", r"Subtypes: (.*)"),
+    ("given", r"Given value: (.*?)(?:\. Got value: .*)?$"),
+    ("unknown", r"Option '([^']+)' is not accepted"),
+    ("absent", r"the following arguments are required: (.+)"),
+    ("no_class", r"Expected a dot import path string: (\S+)"),
+    ("no_class", r"Import path (\S+) does not correspond to a subclass"),
+    ("no_import", r"module '[^']+' has no attribute '[^']+'|No module named '[^']+'"),
+    ("no_mapping", r"Not a valid subclass"),
+    ("wanted", r"Expected an? (.+)"),
+    ("reason", r"(.*)"),
+)
+# What a whole report says that is no tree, and who answers it.
+_FLAT = (
+    (r"(?:Subcommand|Group) '.+' does not accept option '([^']+)'", suggest.key),
+    (r"Option '[^']+' is not accepted before subcommand '([^']+)'", lambda name: _too_early(name)),
+    (r"Option '([^']+)' is not accepted$", suggest.key),
+    (r"the following arguments are required: (.+)", lambda names: missing(names.split(", "))),
+    (r"expected \"subcommand\" to be one of", lambda _: _no_command()),
+    (r"argument subcommand: invalid choice: '([^']*)'", lambda word: _wrong_command(word)),
+    (r"Parser key \"config\":\s+(?:File does not exist|.*not readable).*'([^']+)'", lambda path: _no_file(path)),
+    (r"Parser key \"config\":\s+Path is not a file: '([^']+)'", lambda path: _no_file(path)),
+)
+_KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "list": "a list", "str": "a text"}
+_KINDS |= {"dict": "a mapping", "tuple": "a list"}
+
+
+def explain(message: str, args: Sequence[str] = ()) -> str:
+    """Boil a parser's report down to one line.
+
+    Args:
+        message: What the parser said.
+        args: The command line that it was said about.
+    """
+    if match := re.match(r"unrecognized arguments: (.+)", message):
+        return suggest.option(match.group(1).split(), _own_options(args))
+    for pattern, answer in _FLAT:
+        if match := re.match(pattern, message, re.DOTALL):
+            return answer(match.group(match.lastindex or 0))
+    if message.startswith(("Problems parsing config", "Unexpected config")):
+        return _broken_file(args) or " ".join(message.split())
+    return _tell(_read(message))
+
+
+def _read(message: str) -> dict[str, list[str]]:
+    """The facts of a nested report, by kind, from the outermost to the innermost."""
+    facts: dict[str, list[str]] = defaultdict(list)
+    for line in message.splitlines():
+        text = line.strip().removeprefix("- ")
+        if made_of := re.match(r"Type (.+?) expects a function or a callable class: (.*)", text):
+            facts["bases"], text = [made_of.group(1)], made_of.group(2)
+            if text.startswith(("Parser key", "Option", "the following")):
+                facts["key"].append("init_args")
+        text, _, value = text.partition(". Got value: ")
+        if of_class := re.match(r"Namespace\(class_path='([^']+)'", value):
+            facts["class"].append(of_class.group(1))
+        kind, found = next((kind, m.group(m.lastindex or 0)) for kind, p in _PHRASES if (m := re.match(p, text)))
+        if kind == "class":
+            facts["key"].append("init_args")
+        elif kind == "key":
+            facts["bases"] = []
+        elif kind == "wanted" and value:
+            facts["given"].append(value)
+        elif kind == "no_import":
+            named = value or facts["class"][-1]
+            if (package := re.match(r"No module named '([^']+)'", text)) and not named.startswith(package.group(1)):
+                kind, found = "reason", f"{named} cannot be imported: {found}"  # by the class's own file
+            else:
+                kind, found = "no_class", named
+        if (found and found not in facts[kind]) or kind in ("key", "class"):
+            facts[kind].append(found)
+    return facts
+
+
+def _tell(facts: dict[str, list[str]]) -> str:
+    inner = ".".join(facts["key"])
+    key = inner.removesuffix(".init_args")
+    bases = suggest.classes_in(facts["bases"][-1] if facts["bases"] else "")
+    given = facts["given"][0] if facts["given"] else None
+    wanted = list(dict.fromkeys(_kind(kind) for kind in facts["wanted"]))
+    if facts["unknown"] == ["class_path"]:
+        return suggest.beside_class_path(key, given)
+    if facts["unknown"]:
+        return suggest.setting(f"{inner}.{facts['unknown'][0]}", facts["class"][-1])
+    if facts["absent"]:
+        absent = [f"{inner}.{name}" if inner else name for name in facts["absent"][0].split(", ")]
+        return f"{join_and(absent)} missing; give it a value"
+    if facts["no_class"]:
+        name = facts["no_class"][-1]
+        if suggest.close_class(name, bases) or not wanted:
+            return f"{key}: {suggest.no_class(name, bases)}"
+    no_class = bool(facts["no_class"] or facts["no_mapping"])
+    if no_class and not wanted:
+        return f"{key}: a class is needed; give class_path and init_args{suggest.choices(bases)}"
+    if wanted:
+        a_class = no_class and "a number" not in wanted  # a number may be a tensor
+        hint = f"; write {key}+={given}" if given in [cls.__name__ for cls in suggest.subclasses(bases)] else ""
+        told = "" if given is None else f", not {given}"
+        return f"{key}: expected {join_or(wanted + ['a class'] * a_class)}{told}{hint}"
+    return ": ".join(part for part in (key, " ".join(": ".join(facts["reason"]).split())) if part)
+
+
+def _kind(kind: str) -> str:
+    if literal := re.match(r"(?:typing\.)?Literal\[(.+)\]", kind):
+        return join_or(literal.group(1).split(", "))
+    name = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", kind)
+    return _KINDS.get(name, name)
+
+
+# ---------------------------------------------------------------------- commands and files
+
+
+def missing(names: Sequence[str]) -> str:
+    """What to say about parts of a run, or options, that are not given."""
+    keys = suggest.in_order([name.partition(".")[2] or name for name in names])
+    if not suggest.are_parts(keys):
+        return f"{join_and([f'--{key}' for key in keys])} missing; see lit-fed {names[0].partition('.')[0]} --help"
+    return f"{join_and(keys)} missing; name a class with --{keys[0]} or in a file given with --config"
+
+
+def _own_options(args: Sequence[str]) -> list[str]:
+    """The options of a command that is not the trainer's."""
+    command = asked(args)
+    if command is None or not COMMANDS[command].room:
+        return []
+    parser = ArgumentParser()
+    COMMANDS[command].load().add_arguments(parser)
+    return list(parser.get_defaults().keys())
+
+
+def _no_command() -> str:
+    return f"no command given; choose {join_or(list(COMMANDS))}, as in: lit-fed fit --config my.yaml"
+
+
+def _wrong_command(word: str) -> str:
+    close = suggest.close(word, COMMANDS)
+    return f"there is no command {word!r}; " + (f"did you mean {close}?" if close else f"choose {join_or([*COMMANDS])}")
+
+
+def _too_early(command: str) -> str:
+    return f"settings come after the command: lit-fed {command} --config my.yaml"
+
+
+def _no_file(path: str) -> str:
+    reason = "is a folder" if Path(path).is_dir() else "cannot be read" if Path(path).exists() else "does not exist"
+    here = Path.cwd()
+    shown = Path(path).relative_to(here) if Path(path).is_relative_to(here) else path
+    return f"config file {shown} {reason}"
+
+
+def _broken_file(args: Sequence[str]) -> str:
+    """The first of the given configuration files that is no YAML mapping, and why."""
+    for before, word in zip(("", *args), args, strict=False):
+        path = word.partition("=")[2] if word.startswith("--config=") else word if before in ("-c", "--config") else ""
+        if not Path(path).is_file():
+            continue
+        try:
+            content = yaml.compose(Path(path).read_text(encoding="utf-8"), yaml.SafeLoader)
+        except yaml.MarkedYAMLError as error:
+            line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+            return f"config file {path}{line}: {error.problem}"
+        except (yaml.YAMLError, UnicodeDecodeError):
+            return f"config file {path} is not a YAML text"
+        if not isinstance(content, yaml.MappingNode):
+            return f"config file {path} holds no settings; write keys such as trainer:, model:, data: and algorithm:"
+    return ""

@@ -1,0 +1,191 @@
+"""What may have been meant by a key, an option or a class that is not there."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from difflib import get_close_matches
+from functools import cache
+
+_MOST = 16  # names in a list that is still read
+
+
+def join_or(words: Sequence[str]) -> str:
+    """``a, b or c``."""
+    return " or ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
+
+
+def join_and(words: Sequence[str]) -> str:
+    """``a, b and c are``."""
+    return f"{', '.join(words[:-1])} and {words[-1]} are" if len(words) > 1 else f"{words[0]} is"
+
+
+def close(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """The known word that looks most like another; empty where none does."""
+    return next(iter(get_close_matches(word, list(known), n=1, cutoff=cutoff)), "")
+
+
+def in_order(keys: Sequence[str]) -> list[str]:
+    """Parts of a run in their usual order, then whatever else there is."""
+    from lit_fed.command.roots import PARTS
+
+    return [*(key for key in PARTS if key in keys), *(key for key in keys if key not in PARTS)]
+
+
+def are_parts(keys: Sequence[str]) -> bool:
+    """Whether keys are parts of a run, which are given by class."""
+    from lit_fed.command.roots import PARTS
+
+    return all(key in PARTS for key in keys)
+
+
+# ---------------------------------------------------------------------- keys
+
+
+def option(words: Sequence[str], known: Sequence[str] = ()) -> str:
+    """About words that are no options; `known` are those of a command that is not the trainer's."""
+    options = [word for word in words if word.startswith("-")]
+    if not options:
+        return f"unexpected word {words[0]!r}; settings are given as --key value"
+    name = options[0].partition("=")[0]
+    meant = close(name.lstrip("-"), known)
+    return f"unknown option {name}; " + (f"did you mean --{meant}?" if meant else _hint(name.lstrip("-"), "--"))
+
+
+def key(name: str) -> str:
+    """About a key that is none."""
+    return f"unknown key {name}; {_hint(name)}"
+
+
+def setting(name: str, owner: str) -> str:
+    """About a key that is no setting of the class whose settings stand there."""
+    last, cls = name.rpartition(".")[2], _import(owner)
+    known = _settings(cls) if cls else []
+    if homes := [home for home in _homes().get(last, []) if home != name]:
+        hint = f"did you mean {join_or(homes[:3])}?"
+    elif meant := close(last, known):
+        hint = f"did you mean {meant}?"
+    elif meant := close(last, _homes(), 0.8):
+        hint = f"did you mean {join_or(_homes()[meant][:3])}?"
+    else:
+        hint = f"its settings are {', '.join(known)}" if known else "remove it"
+    return f"unknown key {name}: {owner.rpartition('.')[2]} has no such setting; {hint}"
+
+
+def beside_class_path(name: str, given: str | None) -> str:
+    """About a mapping with class_path and keys other than init_args: it counts as a mapping of settings."""
+    try:
+        stray = [key for key in ast.literal_eval(given or "") if key not in ("class_path", "init_args", "dict_kwargs")]
+    except (ValueError, SyntaxError, TypeError):
+        stray = []
+    homes = [home for key in stray for home in _homes().get(key, []) if not home.startswith(name)]
+    hint = f"did you mean {join_or(homes[:3])}?" if homes else f"put it into {name}.init_args"
+    which = " and ".join(stray) or "a setting"
+    return f"{name}: {which} cannot stand beside class_path; {hint}"
+
+
+def _hint(name: str, dashes: str = "") -> str:
+    from lit_fed.command.roots import PARTS
+
+    homes = _homes()
+    full = [home for places in homes.values() for home in places]
+    begun = [home for home in full if home.startswith(name)]
+    sections = ["trainer", *PARTS, "ckpt_path", "config"]
+    found = homes.get(name.rpartition(".")[2]) or begun or get_close_matches(name, [*full, *sections], n=1)
+    return f"did you mean {join_or([dashes + home for home in found[:3]])}?" if found else "see lit-fed fit --help"
+
+
+@cache
+def _homes() -> dict[str, list[str]]:
+    """Where each setting belongs: the full keys by the last part of the key."""
+    from lit_fed.command.roots import PLACES
+
+    homes: dict[str, list[str]] = {}
+    for place, bases in PLACES.items():
+        for name in dict.fromkeys(name for cls in _every_class(bases) for name in _settings(cls)):
+            homes.setdefault(name, []).append(f"{place}.{name}")
+    return homes
+
+
+# ---------------------------------------------------------------------- classes
+
+
+def classes_in(text: str) -> list[type]:
+    """The classes whose import paths a type mentions; of a callable, those that it returns."""
+    text = re.sub(r"Callable\[\[[^\]]*\], ", "", text)
+    paths = [path for path in re.findall(r"(?:\w+\.)+\w+", text) if not path.startswith(("typing.", "collections."))]
+    return [found for path in paths if (found := _import(path)) is not None]
+
+
+def subclasses(bases: Sequence[type]) -> list[type]:
+    """The classes that derive from others, as far as they are public and can be made; failing that, themselves."""
+    found = [cls for cls in _every_class(bases) if not (cls.__name__.startswith("_") or inspect.isabstract(cls))]
+    return [cls for cls in found if cls not in bases] or list(bases)
+
+
+def no_class(path: str, bases: Sequence[type]) -> str:
+    """About something that is none of the classes it could be."""
+    kind = bases[0].__name__ if bases else "class"
+    what = f"{path} is no {kind}" if _import(path) else f"there is no {kind} named {path!r}"
+    if meant := close_class(path, bases):
+        return f"{what}; did you mean {meant}?"
+    listed = choices(bases)
+    return what + (listed or ("" if "." in path else "; a class of another package needs its full import path"))
+
+
+def choices(bases: Sequence[type]) -> str:
+    """The classes there are, where they are few."""
+    names = [cls.__name__ for cls in subclasses(bases)]
+    return f"; there {'is' if len(names) == 1 else 'are'} {', '.join(names)}" if 0 < len(names) <= _MOST else ""
+
+
+def close_class(path: str, bases: Sequence[type]) -> str:
+    """The class that a path most likely means."""
+    module, _, name = path.rpartition(".")
+    if meant := close(name, [cls.__name__ for cls in subclasses(bases) if cls.__name__ != path], 0.7):
+        return meant
+    try:
+        there = [name for name, value in vars(importlib.import_module(module)).items() if isinstance(value, type)]
+    except (ImportError, ValueError):
+        return ""
+    return f"{module}.{meant}" if (meant := close(name, there)) else ""
+
+
+def _import(path: str) -> type | None:
+    module, _, name = path.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError):
+        return None
+    return found if isinstance(found, type) else None
+
+
+def _every_class(bases: Iterable[type]) -> Iterator[type]:
+    """The bases and all that derive from them, but for what Lightning brings along for itself."""
+    todo, seen = list(bases), set()
+    while todo:
+        found = todo.pop(0)
+        if found not in seen:
+            seen.add(found)
+            todo += type.__subclasses__(found)
+            if found in bases or not found.__module__.startswith("lightning.pytorch.demos"):
+                yield found
+
+
+def _settings(owner: type) -> list[str]:
+    """The names that a class can be configured with, its bases' included."""
+    names: dict[str, None] = {}
+    for cls in owner.__mro__:
+        if "__init__" not in vars(cls) or cls is object:
+            continue
+        try:
+            parameters = list(inspect.signature(vars(cls)["__init__"]).parameters.values())[1:]
+        except (TypeError, ValueError):
+            continue
+        names |= dict.fromkeys(p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            break  # this constructor hands nothing on to its bases
+    return [name for name in names if name != "params"]  # an optimizer's parameters come from the model

@@ -1,0 +1,5 @@
+"""FedFrozen's simulations: federated linear attention whose kernel freezes after a warm-up."""
+
+from lit_fed.studies.simulations.attention_kernel.panels import Figure1, Figure2, Figure3
+
+__all__ = ["Figure1", "Figure2", "Figure3"]
