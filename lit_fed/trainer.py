@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -56,7 +57,7 @@ class FederatedTrainer:
         local_steps: Batches a client trains on in a round, instead of epochs.
         seed: All randomness of the run follows from it.
         participation: Who takes part in a round; everybody by default.
-        kinds: Networks by client, where they have different ones: by name ``init_args`` that replace the model's, and
+        kinds: Networks by client, where they have different ones: by name the settings of the model that differ, and
             ``clients``, the ids of those who have it; clients take the kinds in turn where none names any. In Python,
             give ``fit`` a model for each name.
         executor: How a cohort is trained: ``sequential``, one client after the other.
@@ -236,6 +237,10 @@ class FederatedTrainer:
         return self._launch(
             lambda: predict(self._assemble(model, datamodule, algorithm), ckpt_path, client_id, Path(output))
         )
+
+    def describe(self, config: str) -> None:
+        """Take in the resolved configuration as YAML, which the run's folder and checkpoints keep."""
+        self.settings = replace(self.settings, config=config)
 
     @property
     def run(self) -> Run:

@@ -14,7 +14,7 @@ import torch
 from jsonargparse import ActionConfigFile, Namespace
 from lightning.pytorch.cli import LightningArgumentParser
 
-from lit_fed.client import ClientContext, ClientModule
+from lit_fed.engine.client import ClientContext, ClientModule
 from lit_fed.command.cli import Parts, add_parts, build_parts
 from lit_fed.command.explain import missing
 from lit_fed.command.roots import PARTS, FederatedTrainer
