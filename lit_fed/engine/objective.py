@@ -100,7 +100,7 @@ class Objective(LightningModule):
                 for name, term in terms:
                     state.meter.add(f"train/{name}", term)
             state.meter.add("train/distillation" if state.public else "train/loss", loss)
-        return loss
+        return cast(Tensor, loss)
 
     def run(self, batch: Any) -> Outputs:
         """The task's own step on a batch."""
