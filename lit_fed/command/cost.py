@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jsonargparse import ActionConfigFile, Namespace
-from lightning.pytorch.cli import LightningArgumentParser
+from jsonargparse import ArgumentParser, Namespace
 
 from lit_fed.client import ClientContext, ClientModule
 from lit_fed.command.cli import Parts, add_parts, build_parts
 from lit_fed.command.explain import missing
-from lit_fed.command.roots import PARTS, FederatedTrainer
+from lit_fed.command.roots import PARTS
 from lit_fed.command.table import Call
 from lit_fed.errors import ConfigError
 from lit_fed.participation import Fate
 from lit_fed.payload import Channel, num_bytes
+from lit_fed.trainer import FederatedTrainer
 
 
 class CostTable(ABC):
@@ -160,9 +160,9 @@ def _fedavg(channel: Channel, whole: Any, buffers: Any, policy: str, cost: Round
 # ---------------------------------------------------------------------- the command
 
 
-def add_arguments(parser: LightningArgumentParser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     """Add the command's options: those of a run, and ``cost`` in their place."""
-    parser.add_argument("-c", "--config", action=ActionConfigFile, help="configuration of a run, or of a table")
+    parser.add_argument("-c", "--config", action="config", help="configuration of a run, or of a table")
     add_parts(parser, required=False)
     parser.add_subclass_arguments(CostTable, "cost", required=False, help="a paper's table, in place of a run")
 
