@@ -1,5 +1,7 @@
 """Bring your own data as arrays: three members, and every partition, loader and picture works.
 
+For a regression leave ``num_classes`` out and give floating-point targets; `lit_fed.data.Diabetes` is one.
+
 Run it with ``python cli.py fit -c configs/quickstart.yaml -c examples/my_data.yaml``.
 """
 

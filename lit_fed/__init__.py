@@ -1,10 +1,11 @@
 """Federated learning for PyTorch Lightning."""
 
-from lit_fed.algorithm import Algorithm
-from lit_fed.checkpoint import load_network
-from lit_fed.classifier import Classifier
-from lit_fed.client import ClientContext, ClientModule, Phase, Split
-from lit_fed.payload import ClientUpdate, Payload
+from lit_fed.engine.algorithm import Algorithm, Cohort, Regularizer
+from lit_fed.engine.client import Client, Pass, Phase, Update
+from lit_fed.engine.model import Model, Split
+from lit_fed.engine.objective import objective_of
+from lit_fed.engine.payload import ClientUpdate, Payload
+from lit_fed.tasks import Classifier, Regressor
 from lit_fed.trainer import FederatedTrainer
 
 __version__ = "0.1.0"
@@ -12,12 +13,17 @@ __version__ = "0.1.0"
 __all__ = [
     "Algorithm",
     "Classifier",
-    "ClientContext",
-    "ClientModule",
+    "Client",
     "ClientUpdate",
+    "Cohort",
     "FederatedTrainer",
+    "Model",
+    "Pass",
     "Payload",
     "Phase",
+    "Regressor",
+    "Regularizer",
     "Split",
-    "load_network",
+    "Update",
+    "objective_of",
 ]

@@ -1,66 +1,45 @@
-"""The round loop: a plain class that owns Fabric and runs a federation."""
+"""What a user holds: a trainer that owns Fabric, and fits, evaluates and predicts with a federation."""
 
 from __future__ import annotations
 
 import atexit
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
+from lightning import Callback as LightningCallback
+from lightning import LightningModule
 from lightning.fabric.strategies.strategy import Strategy
 from lightning.pytorch.loggers import Logger
 
-from lit_fed.algorithm import Algorithm
-from lit_fed.callbacks import Callback, Checkpoint, RoundRecord, default_callbacks
-from lit_fed.checkpoint import restore, snapshot
-from lit_fed.client import BufferPolicy, ClientModule
-from lit_fed.errors import ClientFailure, ConfigError
-from lit_fed.federation import Federation, assemble
-from lit_fed.inference import evaluate, predict
-from lit_fed.local import GradientOptions
-from lit_fed.metrics.ledger import RoundLedger
-from lit_fed.participation import Fate, FullParticipation, Participant, Participation
-from lit_fed.payload import Channel, ClientUpdate, Codec, Payload, is_finite
-from lit_fed.protocols import ClientTest, EvalSplit, Evaluation, GlobalTest, Protocol, check_protocols, run_protocols
-from lit_fed.reducers import Reducer
-from lit_fed.runs import open_run
-from lit_fed.store import ClientStore, write_atomically
-from lit_fed.strategy import Workers, build_fabric, leave_processes, on_first_process
+from lit_fed.callbacks import Callback, default_callbacks, lightning_watchers
+from lit_fed.engine.algorithm import Algorithm
+from lit_fed.engine.checkpoint import restore, save_checkpoint
+from lit_fed.engine.client import LocalWork
+from lit_fed.engine.executor import ExecutorName
+from lit_fed.engine.federation import assemble
+from lit_fed.engine.inference import evaluate, predict
+from lit_fed.engine.kinds import ONLY, Kinds
+from lit_fed.engine.model import BufferPolicy
+from lit_fed.engine.options import GradientOptions
+from lit_fed.engine.participation import FullParticipation, Participation
+from lit_fed.engine.payload import Channel, Codec
+from lit_fed.engine.protocols import ClientTest, GlobalTest, Protocol, check_protocols
+from lit_fed.engine.rounds import run_rounds
+from lit_fed.engine.run import Run, RunSettings
+from lit_fed.engine.runs import open_run
+from lit_fed.engine.store import ClientStore
+from lit_fed.engine.strategy import build_fabric, leave_processes
+from lit_fed.errors import ConfigError
 
 if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule
 
 R = TypeVar("R")
-
-
-@dataclass(slots=True)
-class Round:
-    """One round under way on this process.
-
-    Args:
-        round_idx: The round, counted from 0.
-        plan: Who was selected, and what becomes of their work.
-        broadcast: What the clients receive.
-        reducer: Takes in what arrives.
-        ledger: Takes down what happens.
-        started: When, by the process's clock.
-    """
-
-    round_idx: int
-    plan: Sequence[Participant]
-    broadcast: Payload
-    reducer: Reducer[Any]
-    ledger: RoundLedger
-    started: float
-
-    def close(self, workers: Workers) -> RoundLedger:
-        """The ledger of all processes, once every one of them has run its clients."""
-        self.ledger.local_s = time.perf_counter() - self.started
-        self.ledger.merge(workers)
-        return self.ledger
+Tasks = LightningModule | Mapping[str, LightningModule]
 
 
 class FederatedTrainer:
@@ -74,9 +53,16 @@ class FederatedTrainer:
             every client data-parallel on all of them; or a DDP strategy object.
         precision: ``32-true``, ``bf16-mixed``, ``16-mixed``, … as in Lightning.
         max_rounds: Rounds in all, those before a resume counted in.
+        local_epochs: Passes over a client's data in a round, also fractions (0.5); null with ``local_steps``.
+        local_steps: Batches a client trains on in a round, instead of epochs.
         seed: All randomness of the run follows from it.
         participation: Who takes part in a round; everybody by default.
-        callbacks: Listeners, before the default ones (progress, record, dashboard, checkpoint).
+        kinds: Networks by client, where they have different ones: by name the settings of the model that differ, and
+            ``clients``, the ids of those who have it; clients take the kinds in turn where none names any. In Python,
+            give ``fit`` a model for each name.
+        executor: How a cohort is trained: ``sequential``, one client after the other.
+        callbacks: Listeners, before the default ones (progress, record, dashboard, checkpoint); Lightning's own
+            watch the clients' local work.
         logger: True for TensorBoard, False for none, or Lightning loggers.
         default_root_dir: Where ``lightning_logs`` is made; the working directory by default.
         evaluate_every: Run the protocols every so many rounds and after the last; 0 for never.
@@ -84,7 +70,7 @@ class FederatedTrainer:
         protocols: What to evaluate; `GlobalTest` and `ClientTest` by default.
         buffers: Policy for buffers such as batch-norm statistics: ``average``, ``local`` or ``server``.
         on_client_failure: ``raise`` stops the run with the client's id, ``skip`` goes on without its update.
-        compile: Compile the module's networks with ``torch.compile``.
+        compile: Compile the model's networks with ``torch.compile``.
         gradient_clip_val: Clip the clients' gradients at this value.
         gradient_clip_algorithm: ``norm`` or ``value``.
         accumulate_grad_batches: Batches per optimizer step.
@@ -109,9 +95,13 @@ class FederatedTrainer:
         strategy: str | Strategy = "auto",
         precision: str | int = "32-true",
         max_rounds: int = 100,
+        local_epochs: float | None = 1,
+        local_steps: int | None = None,
         seed: int = 0,
         participation: Participation | None = None,
-        callbacks: list[Callback] | None = None,
+        kinds: dict[str, dict[str, Any]] | None = None,
+        executor: ExecutorName = "sequential",
+        callbacks: list[Callback | LightningCallback] | None = None,
         logger: bool | Logger | list[Logger] = True,
         default_root_dir: str | None = None,
         evaluate_every: int = 1,
@@ -134,51 +124,47 @@ class FederatedTrainer:
             ("max_rounds", max_rounds, 1),
             ("evaluate_every", evaluate_every, 0),
             ("accumulate_grad_batches", accumulate_grad_batches, 1),
-            ("num_threads", 1 if num_threads is None else num_threads, 1),
+            ("num_threads", num_threads, 1),
+            ("local_steps", local_steps, 1),
         ):
-            if value < least:
+            if value is not None and value < least:
                 raise ConfigError(f"trainer.{key} is {value}; it must be at least {least}")
         if gradient_clip_val is not None and gradient_clip_val <= 0:
             raise ConfigError(
                 f"trainer.gradient_clip_val is {gradient_clip_val}; it must be positive, or null for none"
             )
         self.fabric = build_fabric(accelerator, devices, num_nodes, strategy, precision)
-        self.max_rounds = max_rounds
-        self.seed = seed
-        self.participation = participation or FullParticipation()
-        self.evaluate_every = evaluate_every
-        self.evaluate_on: EvalSplit = evaluate_on
-        self.protocols = [GlobalTest(), ClientTest()] if protocols is None else protocols
-        self.buffers: BufferPolicy = buffers
-        self.on_client_failure = on_client_failure
-        self.compile = compile
-        self.num_threads = num_threads
+        given, self.watchers = lightning_watchers(callbacks or [])
+        self.callbacks = default_callbacks(given, enable_progress_bar, enable_checkpointing)
+        self.settings = RunSettings(
+            max_rounds=max_rounds,
+            seed=seed,
+            evaluate_every=evaluate_every,
+            evaluate_on=evaluate_on,
+            protocols=[GlobalTest(), ClientTest()] if protocols is None else protocols,
+            on_client_failure=on_client_failure,
+            logs=Path(default_root_dir or ".") / "lightning_logs",
+            logger=logger,
+        )
+        self.work = local_work(local_epochs, local_steps)
         self.gradients = GradientOptions(gradient_clip_val, gradient_clip_algorithm, accumulate_grad_batches)
         self.channel = Channel(uplink_codec, downlink_codec)
+        self.participation = participation or FullParticipation()
+        self.kinds = kinds
+        self.executor: ExecutorName = executor
+        self.buffers: BufferPolicy = buffers
+        self.compile = compile
         self.client_store: Literal["memory", "disk"] = client_store
-        self.store = ClientStore(client_store)
-        self.callbacks = default_callbacks(callbacks or [], enable_progress_bar, enable_checkpointing)
-        self.keeps_checkpoints = any(isinstance(callback, Checkpoint) for callback in self.callbacks)
-        self.default_root_dir = Path(default_root_dir or ".")
-        self.logger_choice = logger
-
-        self.federation: Federation | None = None
-        self.loggers: list[Logger] = []
-        self.log_dir: Path | None = None
-        self.resumed_from: Path | None = None
-        self.start_round = 0
-        self.next_round = 0
-        self.should_stop = False
-        self.config = ""  # the resolved configuration as YAML, where the command line started the run
-        self.metrics: dict[str, float] = {}
+        self.num_threads = num_threads
+        self._run: Run | None = None
+        self._parts: tuple[Any, Any, Any] | None = None
         self._launched = False
-        self._listeners: dict[str, list[Callable[..., None]]] = {}
 
     # ------------------------------------------------------------------ what a user calls
 
     def fit(
         self,
-        model: ClientModule,
+        model: Tasks,
         datamodule: FederatedDataModule,
         algorithm: Algorithm[Any],
         ckpt_path: str | None = None,
@@ -188,16 +174,16 @@ class FederatedTrainer:
         Called again with the same parts, it goes on after the last finished round.
 
         Args:
-            model: The clients' half.
+            model: What is learnt: any LightningModule, or one for each of ``trainer.kinds`` by name.
             datamodule: The population.
-            algorithm: The server's half.
+            algorithm: How it is federated.
             ckpt_path: Resume from here: ``last`` (of the newest run), a checkpoint file, or a run folder.
         """
         self._launch(lambda: self._fit(model, datamodule, algorithm, ckpt_path))
 
     def validate(
         self,
-        model: ClientModule,
+        model: Tasks,
         datamodule: FederatedDataModule,
         algorithm: Algorithm[Any],
         ckpt_path: str | None = None,
@@ -205,16 +191,16 @@ class FederatedTrainer:
         """Run every protocol on the validation data and print a table.
 
         Args:
-            model: The clients' half.
+            model: What was learnt.
             datamodule: The population, with ``val_fraction`` above 0.
-            algorithm: The server's half.
+            algorithm: How it was federated.
             ckpt_path: ``last``, ``best``, a file or a run folder; None for the model just trained.
         """
-        return self._launch(lambda: evaluate(self, self._assemble(model, datamodule, algorithm), ckpt_path, "val"))
+        return self._launch(lambda: evaluate(self._assemble(model, datamodule, algorithm), ckpt_path, "val"))
 
     def test(
         self,
-        model: ClientModule,
+        model: Tasks,
         datamodule: FederatedDataModule,
         algorithm: Algorithm[Any],
         ckpt_path: str | None = None,
@@ -222,16 +208,16 @@ class FederatedTrainer:
         """Run every protocol on the test data and print a table.
 
         Args:
-            model: The clients' half.
+            model: What was learnt.
             datamodule: The population.
-            algorithm: The server's half.
+            algorithm: How it was federated.
             ckpt_path: ``last``, ``best``, a file or a run folder; None for the model just trained.
         """
-        return self._launch(lambda: evaluate(self, self._assemble(model, datamodule, algorithm), ckpt_path, "test"))
+        return self._launch(lambda: evaluate(self._assemble(model, datamodule, algorithm), ckpt_path, "test"))
 
     def predict(
         self,
-        model: ClientModule,
+        model: Tasks,
         datamodule: FederatedDataModule,
         algorithm: Algorithm[Any],
         ckpt_path: str | None = None,
@@ -241,122 +227,41 @@ class FederatedTrainer:
         """Write predictions on the shared test set, or on one client's own, to a file.
 
         Args:
-            model: The clients' half.
+            model: What was learnt.
             datamodule: The population.
-            algorithm: The server's half.
+            algorithm: How it was federated.
             ckpt_path: ``last``, ``best``, a file or a run folder; None for the model just trained.
             client_id: Predict as this client, on its own test data; None for the global model on the shared set.
             output: File to write: ``.csv`` (one row a sample) or ``.npz`` (one array per output).
         """
         return self._launch(
-            lambda: predict(self, self._assemble(model, datamodule, algorithm), ckpt_path, client_id, Path(output))
+            lambda: predict(self._assemble(model, datamodule, algorithm), ckpt_path, client_id, Path(output))
         )
 
-    # ------------------------------------------------------------------ the loop
+    def describe(self, config: str) -> None:
+        """Take in the resolved configuration as YAML, which the run's folder and checkpoints keep."""
+        self.settings = replace(self.settings, config=config)
 
-    def _fit(
-        self, model: ClientModule, data: FederatedDataModule, algorithm: Algorithm[Any], ckpt_path: str | None
-    ) -> None:
-        federation = self._assemble(model, data, algorithm)
-        if self.evaluate_every:
-            check_protocols(self.protocols, federation, self.evaluate_on)
-        open_run(self, ckpt_path)
-        if self.start_round >= self.max_rounds:
-            self.fabric.print(f"all {self.start_round} rounds are done already; raise trainer.max_rounds to go on")
-        self._call("on_fit_start")
-        try:
-            for round_idx in range(self.start_round, self.max_rounds):
-                if self.should_stop:
-                    break
-                self._run_round(federation, round_idx)
-        except BaseException as error:
-            self._call("on_exception", error)
-            raise
-        model.load_tensors(algorithm.global_state())  # what the caller holds is the trained global model
-        self._call("on_fit_end")
+    @property
+    def run(self) -> Run:
+        """The run under way, or the last one.
 
-    def _run_round(self, federation: Federation, round_idx: int) -> None:
-        algorithm, workers = federation.algorithm, federation.workers
-        current = self._begin_round(federation, round_idx)
-        self._add_late_updates(federation, current)
-        self._run_clients(federation, current)
-        ledger = current.close(workers)
-        if ledger.failures and self.on_client_failure == "raise":
-            raise ledger.failures[0]
+        Raises:
+            ConfigError: If nothing has been run yet.
+        """
+        if self._run is None:
+            raise ConfigError("this trainer has not run anything yet; call fit, validate, test or predict")
+        return self._run
 
-        reduced = time.perf_counter()
-        aggregate = current.reducer.result(workers)
-        metrics = {}
-        if aggregate is not None:
-            metrics = algorithm.step(aggregate, round_idx, len(ledger.delivered))
-        federation.store.commit(workers, round_idx + 1)
-        metrics = ledger.metrics(federation.data.num_samples, workers) | metrics
-        metrics |= {"time/local_s": ledger.local_s, "time/aggregate_s": time.perf_counter() - reduced}
-        self._end_round(federation, current, metrics)
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What the last round gave, by name."""
+        return self.run.metrics
 
-    def _begin_round(self, federation: Federation, round_idx: int) -> Round:
-        plan = federation.participation.plan(round_idx)
-        started = time.perf_counter()
-        self._call("on_round_start", round_idx, plan)
-        federation.module.prepare_round(round_idx)
-        federation.module.load_tensors(federation.algorithm.global_state())
-        broadcast, downlink_bytes = federation.channel.down(federation.algorithm.broadcast(round_idx))
-        return Round(round_idx, plan, broadcast, federation.algorithm.reducer(), RoundLedger(downlink_bytes), started)
-
-    def _run_clients(self, federation: Federation, current: Round) -> None:
-        fates = {participant.client_id: participant.fate for participant in current.plan}
-        working = [client_id for client_id, fate in fates.items() if fate is not Fate.LOST_BEFORE]
-        workers, num_samples = federation.workers, federation.data.num_samples
-        for client_id in workers.share(list(fates), num_samples):
-            current.ledger.sent(client_id)  # whoever drops out has downloaded before
-        share = workers.share(working, num_samples)
-        for update in federation.executor.run(share, current.broadcast, current.round_idx):
-            if isinstance(update, ClientFailure):
-                current.ledger.failed(update)
-                if self.on_client_failure == "raise":
-                    return  # the other processes learn of it when the ledgers merge
-                continue
-            current.ledger.trained(update, current.broadcast)
-            self._call("on_client_end", update)
-            if fates[update.client_id] is Fate.LATE:
-                federation.store.put_update(update)
-            elif fates[update.client_id] is Fate.ON_TIME:
-                self._deliver(federation, current, update)
-
-    def _add_late_updates(self, federation: Federation, current: Round) -> None:
-        late = federation.participation.late(current.round_idx)
-        for client_id in federation.workers.share(late, federation.data.num_samples):
-            update = federation.store.pop_update(client_id, federation.fabric.device)
-            if update is not None:
-                self._deliver(federation, current, update)
-
-    def _deliver(self, federation: Federation, current: Round, update: ClientUpdate) -> None:
-        update.payload, uplink_bytes = federation.channel.up(update.payload)
-        if federation.channel.uplink is not None and not is_finite(update.payload):
-            cause = "its update is no longer finite after trainer.uplink_codec; choose one with a wider range"
-            current.ledger.failed(ClientFailure(update.client_id, current.round_idx, cause))
-            return
-        current.reducer.add(update)
-        current.ledger.arrived(update.client_id, uplink_bytes)
-
-    def _end_round(self, federation: Federation, current: Round, metrics: dict[str, float]) -> None:
-        evaluation, done = Evaluation(), current.round_idx + 1
-        if self.evaluate_every and (done == self.max_rounds or done % self.evaluate_every == 0):
-            self._call("on_evaluation_start", current.round_idx)
-            begun = time.perf_counter()
-            evaluation = run_protocols(self.protocols, federation, current.round_idx, self.evaluate_on)
-            metrics["time/eval_s"] = time.perf_counter() - begun
-        if self.on_client_failure == "skip":
-            metrics["participation/failed"] = len(current.ledger.failures)
-        metrics["time/round_s"] = time.perf_counter() - current.started
-        self.metrics = evaluation.metrics | federation.workers.gather(metrics)[0]  # the first process's clock
-        self.next_round = done
-        if not self.keeps_checkpoints:
-            federation.store.collect_garbage([], delete=self.fabric.is_global_zero)
-        rows = current.ledger.rows + evaluation.rows
-        self._call("on_round_end", RoundRecord(current.round_idx, self.metrics, rows, current.plan))
-
-    # ------------------------------------------------------------------ checkpoints
+    @property
+    def log_dir(self) -> Path:
+        """The run's folder."""
+        return self.run.log_dir
 
     def save_checkpoint(self, path: str | Path) -> None:
         """Write the state after the last finished round; called on every process, written by the first.
@@ -364,26 +269,30 @@ class FederatedTrainer:
         Raises:
             CheckpointError: If it cannot be written; an older file of that name is then still there.
         """
-        on_first_process(self.fabric, lambda: write_atomically(snapshot(self), Path(path)))
+        save_checkpoint(self.run, Path(path))
 
-    def load_checkpoint(self, path: str | Path, resume: bool = False) -> None:
-        """Take everything from a checkpoint; called on every process.
-
-        Args:
-            path: The file.
-            resume: Training is to go on, so the clients must still have the same data.
+    def load_checkpoint(self, path: str | Path) -> None:
+        """Take everything from a checkpoint, to evaluate or predict with it; called on every process.
 
         Raises:
-            CheckpointError: If it is corrupt, foreign, or from a run with another model, seed or partition.
+            CheckpointError: If it is corrupt, foreign, or from a run with another model, method or seed.
         """
-        restore(self, Path(path), resume)
+        restore(self.run, Path(path), resume=False)
 
     # ------------------------------------------------------------------ set-up
 
-    @property
-    def logs(self) -> Path:
-        """The folder of all runs."""
-        return self.default_root_dir / "lightning_logs"
+    def _fit(self, model: Tasks, data: FederatedDataModule, algorithm: Algorithm[Any], ckpt_path: str | None) -> None:
+        run = self._assemble(model, data, algorithm)
+        if run.settings.evaluate_every:
+            check_protocols(run.settings.protocols, run.federation, run.settings.evaluate_on)
+        open_run(run, ckpt_path)
+        if run.start_round >= run.max_rounds:
+            self.fabric.print(f"all {run.start_round} rounds are done already; raise trainer.max_rounds to go on")
+        run_rounds(run)
+        for kind, trained in run.federation.global_models(max(run.next_round - 1, 0)).items():
+            run.federation.loops[kind].model.load(trained)  # what the caller holds is the trained global model
+        for loop in run.federation.loops.values():
+            loop.call("on_fit_end")
 
     def _launch(self, function: Callable[[], R]) -> R:
         atexit.unregister(leave_processes)  # after an error other processes may still wait in a collective: just exit
@@ -396,33 +305,63 @@ class FederatedTrainer:
         atexit.register(leave_processes)
         return result
 
-    def _assemble(self, model: ClientModule, data: FederatedDataModule, algorithm: Algorithm[Any]) -> Federation:
-        before = self.federation
-        if before is not None and (before.module, before.data, before.algorithm) == (model, data, algorithm):
-            return before
+    def _assemble(self, model: Tasks, data: FederatedDataModule, algorithm: Algorithm[Any]) -> Run:
+        if self._run is not None and self._parts == (model, data, algorithm):
+            return self._run
         if self.num_threads is not None:
             torch.set_num_threads(self.num_threads)
-        self.store = ClientStore(self.client_store)
-        self.start_round = self.next_round = 0
-        self.should_stop, self.metrics = False, {}
-        self.federation = assemble(
+        tasks = dict(model) if isinstance(model, Mapping) else {ONLY: model}
+        for name, task in tasks.items():
+            if not isinstance(task, LightningModule):
+                raise ConfigError(f"model {name} is a {type(task).__name__}; it must be a LightningModule")
+        federation = assemble(
             self.fabric,
-            model,
+            tasks,
+            self._kinds(tasks),
             data,
             algorithm,
             participation=self.participation,
+            work=self.work,
             gradients=self.gradients,
             channel=self.channel,
-            store=self.store,
+            store=ClientStore(self.client_store),
+            executor=self.executor,
             buffers=self.buffers,
             compile_network=self.compile,
-            seed=self.seed,
+            watchers=self.watchers,
+            max_rounds=self.settings.max_rounds,
+            seed=self.settings.seed,
         )
-        return self.federation
+        self._run = Run(federation, self.settings, self.callbacks)
+        for task in tasks.values():
+            self._run.names.declare(task)
+        self._parts = (model, data, algorithm)
+        return self._run
 
-    def _call(self, hook: str, *args: Any) -> None:
-        if hook not in self._listeners:  # a hook may run for every client: leave out callbacks that do not use it
-            overriding = [c for c in self.callbacks if getattr(type(c), hook) is not getattr(Callback, hook)]
-            self._listeners[hook] = [getattr(callback, hook) for callback in overriding]
-        for listener in self._listeners[hook]:
-            listener(self, *args)
+    def _kinds(self, tasks: Mapping[str, LightningModule]) -> Kinds:
+        """Which client has which of the models."""
+        if self.kinds is None:
+            return Kinds(tuple(tasks))
+        if set(self.kinds) != set(tasks):
+            odd = sorted(set(self.kinds) ^ set(tasks))[0]
+            raise ConfigError(f"trainer.kinds and the models differ in {odd!r}; give a model for each kind")
+        named = {name: options["clients"] for name, options in self.kinds.items() if options.get("clients") is not None}
+        if named and len(named) < len(self.kinds):
+            missing = next(name for name in self.kinds if name not in named)
+            raise ConfigError(f"trainer.kinds {missing!r} names no clients, and others do; name them for each, or none")
+        return Kinds(tuple(self.kinds), named or None)
+
+
+def local_work(epochs: float | None, steps: int | None) -> LocalWork:
+    """How long a client trains in a round.
+
+    Raises:
+        ConfigError: If neither epochs nor steps are given, or less than nothing.
+    """
+    if steps is not None:
+        return LocalWork(None, steps)
+    if epochs is None:
+        raise ConfigError("give trainer.local_epochs or trainer.local_steps")
+    if not (epochs > 0 and math.isfinite(epochs)):
+        raise ConfigError(f"trainer.local_epochs is {epochs}; it must be above 0, such as 5 or 0.5")
+    return LocalWork(epochs, None)

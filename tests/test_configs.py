@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +19,104 @@ from tests.support import ROOT, rows
 
 CONFIGS = ROOT / "configs"
 QUICKSTART = CONFIGS / "quickstart.yaml"
-STUDIES = sorted((CONFIGS / "studies").glob("*.yaml"))  # no runs, but grids of them
+PAPERS = CONFIGS / "papers"
+EVERY = sorted(CONFIGS.rglob("*.yaml"))
+STUDIES = sorted(PAPERS.glob("*/studies/*.yaml"))  # no runs, but grids of them
 PROFILES = [(path, profile) for path in STUDIES for profile in yaml.safe_load(path.read_text("utf-8"))["profiles"]]
-# Nor are these: what `cli.py cost` and `cli.py simulate` read, see tests/test_cost.py and tests/simulations.
-OTHER = [
-    *(CONFIGS / "experiment" / "fedfrozen").glob("figure?.yaml"),
-    CONFIGS / "experiment/fedfrozen/table2.yaml",
-    CONFIGS / "experiment/uwa_communication.yaml",
-]
-ALL = [path for path in sorted(CONFIGS.rglob("*.yaml")) if path not in (*STUDIES, *OTHER)]
-COMPLETE = ("experiment", "feddr_plus", "fedfrozen", "configs")
+# Nor are these: what `cli.py simulate` and `cli.py cost` read, see tests/simulations and tests/test_cost.py.
+OTHER = [path for path in EVERY if path.parent.name in ("simulations", "costs")]
+ALL = [path for path in EVERY if path not in (*STUDIES, *OTHER)]
+COMPLETE = [path for path in ALL if path.parent.name == "runs" or path == QUICKSTART]
 SHORT = ("--trainer.max_rounds", "1", "--trainer.logger", "false", "--trainer.enable_progress_bar", "false")
-SMALL = ("--model.init_args.local_epochs", "null", "--model.init_args.local_steps", "1")
+SMALL = ("--trainer.local_epochs", "null", "--trainer.local_steps", "1")
 
 
 def name(path: Path) -> str:
     return path.relative_to(CONFIGS).with_suffix("").as_posix()
+
+
+def load(path: Path) -> Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+# ---------------------------------------------------------------------- the files by themselves
+
+
+class _Strict(yaml.SafeLoader):
+    """YAML lets a mapping name a key twice, and keeps the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key) for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        assert len(keys) == len(set(keys)), f"a key twice, from line {node.start_mark.line + 1} on: {keys}"
+        return super().construct_mapping(node, deep)
+
+
+def test_every_key_is_named_once() -> None:
+    for mapping in ("a: 1\na: 2", "a: {b: 1, b: 2}"):
+        with pytest.raises(AssertionError, match="a key twice"):
+            yaml.load(mapping, _Strict)
+    for path in EVERY:
+        assert isinstance(yaml.load(path.read_text(encoding="utf-8"), _Strict), dict), path
+
+
+@pytest.mark.parametrize("path", EVERY, ids=name)
+def test_says_what_it_is(path: Path) -> None:
+    first = path.read_text(encoding="utf-8").splitlines()[0]
+    assert first.startswith("# ")
+    assert first.endswith((".", "?"))
+
+
+def test_every_file_that_is_named_exists() -> None:
+    texts = {path: path.read_text(encoding="utf-8") for path in (*EVERY, *CONFIGS.rglob("*.md"))}
+    named = {(path, word) for path, text in texts.items() for word in re.findall(r"configs/[\w./+-]+\.yaml", text)}
+    assert named
+    assert [(str(path), word) for path, word in sorted(named) if not (ROOT / word).is_file()] == []
+
+
+def test_no_configuration_names_a_folder_of_one_machine() -> None:
+    for path in EVERY:
+        assert ": /" not in path.read_text(encoding="utf-8")
+
+
+def test_a_paper_has_its_files_in_folders_by_what_reads_them() -> None:
+    reads = {"runs": "trainer", "tuned": "algorithm", "studies": "profiles", "simulations": "simulate", "costs": "cost"}
+    for path in PAPERS.rglob("*.yaml"):
+        assert path.parent.parent.parent == PAPERS
+        assert reads[path.parent.name] in load(path), path
+
+
+def keys(content: Any, depth: int) -> set[str]:
+    """The dotted keys of nested mappings down to a depth; classes change nothing about where a setting lies."""
+    if depth == 0 or not isinstance(content, dict):
+        return {""}
+    return {f"{key}.{rest}".rstrip(".") for key, value in content.items() for rest in keys(value, depth - 1)}
+
+
+def test_parts_set_different_keys_so_that_their_order_does_not_matter() -> None:
+    parts = {
+        "method": {"algorithm"},
+        "data": {"data"},
+        "network": {"model.init_args.network", "model.init_args.network_args"},
+        "evaluation": {"trainer.protocols"},
+        "participation": {"trainer.participation"},
+        "trainer": {"trainer.accelerator", "trainer.devices", "trainer.num_nodes", "trainer.strategy"}
+        | {"trainer.precision", "trainer.num_threads"},
+    }
+    for folder, allowed in parts.items():
+        depth = max(key.count(".") + 1 for key in allowed)
+        for path in (CONFIGS / folder).glob("*.yaml"):
+            assert keys(load(path), depth) <= allowed, path
+    for path in PAPERS.glob("*/tuned/*.yaml"):
+        content = load(path)
+        content.pop("algorithm")
+        assert keys(content, 3) <= {"model.init_args.optimizer"}, path
+
+
+def test_every_study_has_the_two_profiles_of_the_readme() -> None:
+    assert all({(path, "paper"), (path, "pocket")} <= set(PROFILES) for path in STUDIES)
+
+
+# ---------------------------------------------------------------------- parsed
 
 
 def parsed(capsys: Any, *paths: Path) -> dict[str, Any]:
@@ -56,70 +140,47 @@ def contains(whole: Any, part: Any) -> bool:
 
 
 @pytest.mark.parametrize("path", ALL, ids=name)
-def test_says_what_it_is_and_parses_on_top_of_the_quickstart(path, capsys):
-    text = path.read_text(encoding="utf-8")
-    first = text.splitlines()[0]
-    assert first.startswith("# ")
-    assert first.endswith(".")
+def test_parses_on_top_of_the_quickstart(path, capsys):
     content = parsed(capsys, QUICKSTART, path)
-    assert contains(content, yaml.safe_load(text)), "a setting was dropped"
+    assert contains(content, load(path)), "a setting was dropped"
     assert all(content[key]["class_path"] for key in ("model", "data", "algorithm"))
 
 
-@pytest.mark.parametrize("path", [p for p in ALL if p.parent.name in COMPLETE], ids=name)
-def test_an_experiment_is_complete_by_itself(path, capsys):
+@pytest.mark.parametrize("path", COMPLETE, ids=name)
+def test_a_run_is_complete_by_itself(path, capsys):
     content = parsed(capsys, path)
     schedule = content["model"]["init_args"]["lr_scheduler"]
     assert schedule is None or schedule["init_args"].get("T_max") in (None, content["trainer"]["max_rounds"])
 
 
-RUNNABLE = [
-    *(CONFIGS / "participation").glob("*.yaml"),
-    *(CONFIGS / "data").glob("digits_*.yaml"),
-    *(CONFIGS / "method").glob("*.yaml"),
-    *(CONFIGS / "network").glob("*.yaml"),
-    CONFIGS / "trainer" / "cpu.yaml",
-    QUICKSTART,
-]
+@pytest.mark.parametrize("method", ["fedprox", "suwa", "fedfrozen"])
+def test_data_method_and_network_come_to_the_same_in_any_order(method, capsys):
+    parts = (
+        CONFIGS / "method" / f"{method}.yaml",
+        CONFIGS / "data" / "digits_shards.yaml",
+        CONFIGS / "network" / "vit_pocket.yaml",
+    )
+    first, *others = [parsed(capsys, QUICKSTART, *order) for order in permutations(parts)]
+    assert all(contains(first, load(path)) for path in parts)
+    assert all(other == first for other in others)
 
 
-@pytest.mark.parametrize("path", sorted(RUNNABLE), ids=name)
-def test_runs_a_round_on_embedded_data(path, tmp_path, capsys):
-    # A network of millions of parameters need not be tested on every client.
-    few = ("--trainer.participation.init_args.count", "1", "--trainer.evaluate_every", "0")
-    options = [*SHORT, *SMALL, *(few if path.parent.name == "network" else ())]
-    main(["fit", "-c", str(QUICKSTART), "-c", str(path), *options, "--trainer.default_root_dir", str(tmp_path)])
-    assert capsys.readouterr().err == ""
-    assert len(rows(tmp_path / "lightning_logs" / "version_0" / "metrics.csv")) == 1
+def test_a_method_leaves_the_settings_below_it_and_the_next_one_nothing_of_it(capsys):
+    base = parsed(capsys, QUICKSTART)
+    prox = parsed(capsys, QUICKSTART, CONFIGS / "method" / "fedprox.yaml")
+    assert prox["algorithm"]["class_path"] == "lit_fed.methods.FedProx"
+    assert prox["algorithm"]["init_args"] == base["algorithm"]["init_args"] | {"mu": 0.01}
+    assert {**prox, "algorithm": None} == {**base, "algorithm": None}
+    assert base == parsed(capsys, QUICKSTART, CONFIGS / "method" / "fedprox.yaml", CONFIGS / "method" / "fedavg.yaml")
 
 
-def test_methods_and_data_compose_because_they_set_different_things():
-    sets = {"method": {"model", "algorithm"}, "data": {"data"}, "network": {"model"}, "participation": {"trainer"}}
-    for folder, keys in sets.items():
-        for path in (CONFIGS / folder).glob("*.yaml"):
-            content = yaml.safe_load(path.read_text(encoding="utf-8"))
-            protocols = content.pop("trainer", None) if folder == "method" else None
-            if folder == "method":  # a public set and calibration samples are a method's need, not a data set's nature
-                needs = content.pop("data", {"init_args": {}})
-                assert needs.keys() == {"init_args"}, path
-                assert needs["init_args"].keys() <= {"public_size", "calibration_fraction"}, path
-            assert set(content) <= keys, path
-            assert protocols is None or set(protocols) == {"protocols"}, path
+def test_a_network_leaves_nothing_of_the_one_below_it(capsys):
+    folder = CONFIGS / "network"
+    content = parsed(capsys, QUICKSTART, folder / "mlp.yaml", folder / "small_cnn.yaml")["model"]["init_args"]
+    assert (content["network"], content["network_args"]) == ("small_cnn", {"width": 16})
 
 
-TUNED = sorted((CONFIGS / "experiment" / "feddr_plus" / "tuned").glob("digits_*.yaml"))
-
-
-@pytest.mark.parametrize("path", [CONFIGS / "method" / "fedavg.yaml", *TUNED], ids=name)
-def test_the_pocket_experiment_runs_with_every_tuned_method(path, tmp_path, capsys):
-    files = ["-c", str(CONFIGS / "experiment" / "feddr_plus" / "digits.yaml"), "-c", str(path)]
-    main(["fit", *files, *SHORT, *SMALL, "--trainer.evaluate_every", "0", "--trainer.default_root_dir", str(tmp_path)])
-    assert capsys.readouterr().err == ""
-    (row,) = rows(tmp_path / "lightning_logs" / "version_0" / "metrics.csv")
-    assert -1 <= float(row["alignment/observed"]) <= 1
-
-
-FEDFROZEN = CONFIGS / "experiment" / "fedfrozen"
+FEDFROZEN = PAPERS / "fedfrozen"
 BASELINES = ["fedavg", "fedprox", "scaffold", "fedavgm", "fedadam", "fednova"]
 
 
@@ -128,9 +189,9 @@ BASELINES = ["fedavg", "fedprox", "scaffold", "fedavgm", "fedadam", "fednova"]
 def test_settings_of_fedfrozens_table_5(data, method, capsys):
     tuned = [FEDFROZEN / "tuned" / f"{prefix}{method}.yaml" for prefix in (f"{data}_", "")]
     over = [path for path in tuned if path.exists()][:1] or [CONFIGS / "method" / f"{method}.yaml"]
-    content = parsed(capsys, FEDFROZEN / f"{data}.yaml", *over)
-    model, server = content["model"]["init_args"], content["algorithm"]["init_args"]
-    assert (content["trainer"]["max_rounds"], model["local_epochs"], content["trainer"]["seed"]) == (10, 10, 42)
+    content = parsed(capsys, FEDFROZEN / "runs" / f"{data}.yaml", *over)
+    trainer, model, algorithm = content["trainer"], content["model"]["init_args"], content["algorithm"]["init_args"]
+    assert (trainer["max_rounds"], trainer["local_epochs"], trainer["seed"]) == (10, 10, 42)
     sizes = content["data"]["init_args"]
     assert (sizes["max_train_samples"], sizes["max_test_samples"]) == (5000, 2000)
     assert (sizes["num_clients"], sizes["batch_size"]) == {"cifar100": (20, 32), "femnist": (10, 64)}.get(
@@ -144,50 +205,20 @@ def test_settings_of_fedfrozens_table_5(data, method, capsys):
     else:
         assert (optimizer["lr"], optimizer["weight_decay"]) == (1e-4, 0.01)
     if method == "fedprox":
-        assert model["mu"] == 0.01
+        assert algorithm["mu"] == 0.01
     if method == "fedfrozen":
-        assert model["warmup_rounds"] == (3 if data == "cifar100" else 5)
+        assert algorithm["warmup_rounds"] == (3 if data == "cifar100" else 5)
     if method in ("fedavgm", "fednova"):
-        assert server["server_lr"] == 1.0
+        assert algorithm["server_lr"] == 1.0
     if method == "fedavgm":
-        assert server["beta"] == 0.9
+        assert algorithm["beta"] == 0.9
     if method == "fedadam":  # FEMNIST: the file says what to change
-        assert (server["server_lr"], server["beta1"], server["beta2"], server["tau"]) == (1e-3, 0.9, 0.99, 1e-3)
-
-
-@pytest.mark.parametrize("method", [*BASELINES, "fedfrozen"])
-def test_the_pocket_transformer_runs_with_every_method(method, tmp_path, capsys):
-    path = FEDFROZEN / "tuned" / f"{method}.yaml"
-    over = path if path.exists() else CONFIGS / "method" / f"{method}.yaml"
-    files = ["-c", str(FEDFROZEN / "digits.yaml"), "-c", str(over)]
-    main(["fit", *files, *SHORT, *SMALL, "--trainer.evaluate_every", "0", "--trainer.default_root_dir", str(tmp_path)])
-    assert capsys.readouterr().err == ""
-
-
-def test_a_method_keeps_the_settings_below_it(capsys):
-    base = parsed(capsys, QUICKSTART)["model"]
-    prox = parsed(capsys, QUICKSTART, CONFIGS / "method" / "fedprox.yaml")["model"]
-    assert prox["class_path"] == "lit_fed.methods.FedProx"
-    assert prox["init_args"] == base["init_args"] | {"mu": 0.01}
-    again = parsed(capsys, QUICKSTART, CONFIGS / "method" / "fedprox.yaml", CONFIGS / "method" / "fedavg.yaml")
-    assert again["model"] == base
-
-
-def test_a_network_leaves_nothing_of_the_one_below_it(capsys):
-    folder = CONFIGS / "network"
-    content = parsed(capsys, QUICKSTART, folder / "mlp.yaml", folder / "small_cnn.yaml")["model"]["init_args"]
-    assert (content["network"], content["network_args"]) == ("small_cnn", {"width": 16})
-
-
-def test_every_study_has_the_two_profiles_of_the_readme():
-    assert all({(path, "paper"), (path, "pocket")} <= set(PROFILES) for path in STUDIES)
+        settings = (algorithm["server_lr"], algorithm["beta1"], algorithm["beta2"], algorithm["tau"])
+        assert settings == (1e-3, 0.9, 0.99, 1e-3)
 
 
 @pytest.mark.parametrize(("path", "profile"), PROFILES, ids=lambda part: part if isinstance(part, str) else name(part))
-def test_a_study_says_what_it_is_and_all_of_its_cells_parse(path, profile, tmp_path, monkeypatch):
-    first = path.read_text(encoding="utf-8").splitlines()[0]
-    assert first.startswith("# ")
-    assert first.endswith((".", "?"))
+def test_all_cells_of_a_study_parse(path, profile, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)  # the files that it names are relative to the working directory
     grid = lay_out(read_study(path.relative_to(ROOT), profile), tmp_path)
     check_metrics(grid)
@@ -196,6 +227,50 @@ def test_a_study_says_what_it_is_and_all_of_its_cells_parse(path, profile, tmp_p
         check_parts(grid.cells)  # on data that need no file
 
 
-def test_no_configuration_names_a_folder_of_one_machine():
-    for path in [*ALL, *STUDIES, *OTHER]:
-        assert ": /" not in path.read_text(encoding="utf-8")
+# ---------------------------------------------------------------------- run
+
+
+RUNNABLE = [
+    *(CONFIGS / "evaluation").glob("*.yaml"),
+    *(CONFIGS / "participation").glob("*.yaml"),
+    *(CONFIGS / "data").glob("digits_*.yaml"),
+    *(CONFIGS / "method").glob("*.yaml"),
+    *(CONFIGS / "network").glob("*.yaml"),
+    *PAPERS.glob("*/tuned/quickstart_*.yaml"),
+    CONFIGS / "trainer" / "cpu.yaml",
+    QUICKSTART,
+]
+NEEDS = {CONFIGS / "method" / "fedfrozen.yaml": CONFIGS / "network" / "vit_pocket.yaml"}  # attention
+
+
+@pytest.mark.parametrize("path", sorted(RUNNABLE), ids=name)
+def test_runs_a_round_on_embedded_data(path, tmp_path, capsys):
+    files = [word for file in (QUICKSTART, path, NEEDS.get(path)) if file for word in ("-c", str(file))]
+    # A network of millions of parameters need not be tested on every client.
+    few = ("--trainer.participation.init_args.count", "1", "--trainer.evaluate_every", "0")
+    options = [*SHORT, *SMALL, *(few if path.parent.name == "network" else ())]
+    main(["fit", *files, *options, "--trainer.default_root_dir", str(tmp_path)])
+    assert capsys.readouterr().err == ""
+    assert len(rows(tmp_path / "lightning_logs" / "version_0" / "metrics.csv")) == 1
+
+
+FEDDR_PLUS = PAPERS / "feddr_plus"
+TUNED = sorted((FEDDR_PLUS / "tuned").glob("digits_*.yaml"))
+
+
+@pytest.mark.parametrize("path", [CONFIGS / "method" / "fedavg.yaml", *TUNED], ids=name)
+def test_feddr_plus_in_the_pocket_runs_with_every_tuned_method(path, tmp_path, capsys):
+    files = ["-c", str(FEDDR_PLUS / "runs" / "digits.yaml"), "-c", str(path)]
+    main(["fit", *files, *SHORT, *SMALL, "--trainer.evaluate_every", "0", "--trainer.default_root_dir", str(tmp_path)])
+    assert capsys.readouterr().err == ""
+    (row,) = rows(tmp_path / "lightning_logs" / "version_0" / "metrics.csv")
+    assert -1 <= float(row["alignment/observed"]) <= 1
+
+
+@pytest.mark.parametrize("method", [*BASELINES, "fedfrozen"])
+def test_the_pocket_transformer_runs_with_every_method(method, tmp_path, capsys):
+    path = FEDFROZEN / "tuned" / f"{method}.yaml"
+    over = path if path.exists() else CONFIGS / "method" / f"{method}.yaml"
+    files = ["-c", str(FEDFROZEN / "runs" / "digits.yaml"), "-c", str(over)]
+    main(["fit", *files, *SHORT, *SMALL, "--trainer.evaluate_every", "0", "--trainer.default_root_dir", str(tmp_path)])
+    assert capsys.readouterr().err == ""

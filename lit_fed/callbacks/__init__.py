@@ -1,25 +1,26 @@
 """Listeners of a run."""
 
-from lit_fed.callbacks.alignment import Alignment
-from lit_fed.callbacks.base import Callback, RoundRecord
+from lightning import Callback as LightningCallback
+
 from lit_fed.callbacks.checkpoint import Checkpoint
 from lit_fed.callbacks.dashboard import Dashboard
 from lit_fed.callbacks.early_stopping import EarlyStopping
+from lit_fed.callbacks.lightning_callbacks import lightning_watchers
 from lit_fed.callbacks.progress import Progress
 from lit_fed.callbacks.recorder import Recorder
-from lit_fed.callbacks.teacher_error import TeacherError
+from lit_fed.engine.callback import Callback, RoundRecord
 
 __all__ = [
-    "Alignment",
     "Callback",
     "Checkpoint",
     "Dashboard",
     "EarlyStopping",
+    "LightningCallback",
     "Progress",
     "Recorder",
     "RoundRecord",
-    "TeacherError",
     "default_callbacks",
+    "lightning_watchers",
 ]
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import yaml
-from lightning import LightningModule
 from lightning.pytorch.loggers import TensorBoardLogger
 from numpy.typing import NDArray
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
@@ -18,14 +17,15 @@ from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
-from lit_fed.callbacks.base import Callback, RoundRecord
-from lit_fed.callbacks.pictures import even_subset, participation_map, partition_picture, predictions_picture, render
+from lit_fed.callbacks.pictures import even_subset, participation_map, predictions_picture, render
+from lit_fed.engine.callback import Callback, RoundRecord
+from lit_fed.engine.compatibility import overrides
+from lit_fed.engine.ledger import ClientRow
 from lit_fed.errors import ConfigError
-from lit_fed.metrics.ledger import ClientRow
 
 if TYPE_CHECKING:
-    from lit_fed.federation import Federation
-    from lit_fed.trainer import FederatedTrainer
+    from lit_fed.engine.federation import Federation
+    from lit_fed.engine.run import Run
 
 _HISTOGRAMS = {  # stage of a row: protocol in tags
     "test": "clients",
@@ -34,7 +34,6 @@ _HISTOGRAMS = {  # stage of a row: protocol in tags
     "personal": "personal",
     "unseen": "unseen",
 }
-_HPARAM_METRICS = ("global/acc", "global/loss", "clients/acc_mean")
 _NO_HPARAMS = ("trainer.enable_", "trainer.logger", "trainer.default_root_dir", "trainer.num_threads")
 _MOST_IMAGES = 16
 
@@ -60,58 +59,55 @@ class Dashboard(Callback):
         self.picture_every = picture_every
         self._mapped_round = -1
 
-    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+    def on_fit_start(self, run: Run) -> None:
         """Drop what a killed process wrote; in a new run folder write what is known before the first round."""
         self._mapped_round = -1
-        writers = tensorboard_writers(trainer)
+        writers = tensorboard_writers(run)
         for writer in writers:
-            start_session(writer, trainer.start_round)
-        if writers and not _continues(trainer):
+            start_session(writer, run.start_round)
+        if writers and not _continues(run):
             for writer in writers:
-                _add_hparams(writer, trainer.config)
-            if trainer.federation is not None:
-                picture = render(partition_picture(trainer.federation.data.class_histogram()))
-                _add_picture(writers, "pictures/partition", picture, trainer.start_round)
-        _flush(trainer)
+                _add_hparams(writer, run.settings.config, _hparam_metrics(run))
+            if (picture := run.federation.data.picture()) is not None:
+                _add_picture(writers, "pictures/partition", picture, run.start_round)
+        _flush(run)
 
-    def on_round_end(self, trainer: FederatedTrainer, record: RoundRecord) -> None:
+    def on_round_end(self, run: Run, record: RoundRecord) -> None:
         """Write the round's metrics and histograms, and see them to the disk."""
-        if not trainer.fabric.is_global_zero:
+        if not run.fabric.is_global_zero:
             return
-        for logger in trainer.loggers:
+        for logger in run.loggers:
             logger.log_metrics(record.metrics, step=record.round_idx)
-        if writers := tensorboard_writers(trainer):
+        if writers := tensorboard_writers(run):
             for tag, values in _values_over_clients(record.rows).items():
                 for writer in writers:
                     _add_histogram(writer, tag, values, record.round_idx)
             if self.picture_every and (record.round_idx + 1) % self.picture_every == 0:
-                self._draw(trainer, writers, record.round_idx)
-        _flush(trainer)
+                self._draw(run, writers, record.round_idx)
+        _flush(run)
 
-    def on_fit_end(self, trainer: FederatedTrainer) -> None:
+    def on_fit_end(self, run: Run) -> None:
         """Draw the participation map and sample predictions, and close the loggers."""
-        if (writers := tensorboard_writers(trainer)) and trainer.federation is not None and trainer.next_round:
-            last = trainer.next_round - 1
+        if (writers := tensorboard_writers(run)) and run.next_round:
+            last = run.next_round - 1
             if self._mapped_round != last:
-                self._draw(trainer, writers, last)
-            picture = _sample_predictions(trainer.federation)
+                self._draw(run, writers, last)
+            picture = _sample_predictions(run.federation, last)
             if picture is not None:
                 _add_picture(writers, "pictures/predictions", picture, last)
-        _close(trainer, "success")
+        _close(run, "success")
 
-    def on_exception(self, trainer: FederatedTrainer, error: BaseException) -> None:
+    def on_exception(self, run: Run, error: BaseException) -> None:
         """Close the loggers, so that nothing that was logged is lost."""
-        _close(trainer, "failed")
+        _close(run, "failed")
 
-    def _draw(self, trainer: FederatedTrainer, writers: list[SummaryWriter], round_idx: int) -> None:
-        if trainer.federation is None:
-            return
-        participation = trainer.federation.participation
+    def _draw(self, run: Run, writers: list[SummaryWriter], round_idx: int) -> None:
+        participation = run.federation.participation
         figure = participation_map(
             participation.plan, round_idx + 1, participation.num_clients, participation.nominal_cohort_size
         )
         _add_picture(writers, "pictures/participation", render(figure), round_idx)
-        for name, figure in trainer.federation.algorithm.figures().items():
+        for name, figure in run.federation.algorithm.figures(run.federation.server).items():
             _add_picture(writers, f"pictures/{name}", render(figure), round_idx)
         self._mapped_round = round_idx
 
@@ -150,13 +146,19 @@ def flatten(config: Any, prefix: str = "") -> dict[str, str | float | int]:
     return flat
 
 
-def _continues(trainer: FederatedTrainer) -> bool:
+def _continues(run: Run) -> bool:
     """Whether the run folder has events of an earlier process; a checkpoint may also be the start of a new folder."""
-    before, now = trainer.resumed_from, trainer.log_dir
-    return trainer.start_round > 0 and (before is None or now is None or before.resolve() == now.resolve())
+    before, now = run.resumed_from, run.log_dir
+    return run.start_round > 0 and (before is None or before.resolve() == now.resolve())
 
 
-def _add_hparams(writer: SummaryWriter, config: str) -> None:
+def _hparam_metrics(run: Run) -> list[str]:
+    """What is compared beside the settings: what the task calls important, else the losses."""
+    names = list(run.names.directions) or ["loss"]
+    return [f"global/{name}" for name in names] + [f"clients/{names[0]}_mean"]
+
+
+def _add_hparams(writer: SummaryWriter, config: str, metrics: list[str]) -> None:
     settings = flatten(yaml.safe_load(config) if config else {})
     params = {
         name.replace(".init_args", ""): value for name, value in settings.items() if not name.startswith(_NO_HPARAMS)
@@ -165,32 +167,32 @@ def _add_hparams(writer: SummaryWriter, config: str) -> None:
         return
     file_writer = writer._get_file_writer()
     # Not `SummaryWriter.add_hparams`, which adds a scalar at step 0 for every metric, in a folder of its own.
-    for summary in hparams(params, dict.fromkeys(_HPARAM_METRICS, 0.0)):
+    for summary in hparams(params, dict.fromkeys(metrics, 0.0)):
         file_writer.add_summary(summary)
 
 
-def tensorboard_writers(trainer: FederatedTrainer) -> list[SummaryWriter]:
+def tensorboard_writers(run: Run) -> list[SummaryWriter]:
     """The TensorBoard writers of a run; none on other processes than the first."""
-    if not trainer.fabric.is_global_zero:
+    if not run.fabric.is_global_zero:
         return []
-    return [logger.experiment for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
+    return [logger.experiment for logger in run.loggers if isinstance(logger, TensorBoardLogger)]
 
 
-def _flush(trainer: FederatedTrainer) -> None:
+def _flush(run: Run) -> None:
     """Hand everything logged to the operating system, which keeps it when the process is killed."""
-    if not trainer.fabric.is_global_zero:
+    if not run.fabric.is_global_zero:
         return
-    for logger in trainer.loggers:
+    for logger in run.loggers:
         if isinstance(logger, TensorBoardLogger):
             logger.experiment.flush()
         else:
             logger.save()
 
 
-def _close(trainer: FederatedTrainer, status: str) -> None:
-    if not trainer.fabric.is_global_zero:
+def _close(run: Run, status: str) -> None:
+    if not run.fabric.is_global_zero:
         return
-    for logger in trainer.loggers:
+    for logger in run.loggers:
         if isinstance(logger, TensorBoardLogger):
             logger.experiment.close()  # `finalize` would also write an empty hparams.yaml; ours is config.yaml
         else:
@@ -201,7 +203,7 @@ def _values_over_clients(rows: Iterable[ClientRow]) -> dict[str, NDArray[np.floa
     """Finite accuracies and losses of clients by tag, such as ``clients/acc``; scalars end in ``_mean`` and so on."""
     values: dict[str, list[float]] = {}
     for row in rows:
-        if row.metric in ("acc", "loss") and row.stage in _HISTOGRAMS and math.isfinite(row.value):
+        if row.stage in _HISTOGRAMS and math.isfinite(row.value):
             values.setdefault(f"{_HISTOGRAMS[row.stage]}/{row.metric}", []).append(row.value)
     return {tag: np.asarray(column) for tag, column in values.items()}
 
@@ -219,22 +221,27 @@ def _add_picture(writers: list[SummaryWriter], tag: str, picture: NDArray[np.uin
         writer.add_image(tag, picture, round_idx, dataformats="HWC")
 
 
-def _sample_predictions(federation: Federation) -> NDArray[np.uint8] | None:
+def _sample_predictions(federation: Federation, round_idx: int) -> NDArray[np.uint8] | None:
     """Some test images with the global model's classes; None where there is no such model, or data are no images."""
-    module, state = federation.module, federation.algorithm.global_state()
+    models = federation.global_models(round_idx)
+    if not models:
+        return None
+    kind, state = next(iter(models.items()))
+    loop = federation.loops[kind]
+    has_step = overrides(loop.model.task, "predict_step")
     shape = federation.data.input_shape
     has_step = type(module).predict_step is not LightningModule.predict_step
-    if not state or not has_step or len(shape) != 3 or shape[0] not in (1, 3):
+    if not has_step or len(shape) != 3 or shape[0] not in (1, 3):
         return None
     batch = next(iter(federation.data.test_loader()), None)
     if not isinstance(batch, list | tuple) or len(batch) != 2 or batch[1].ndim != 1:
         return None
     chosen = torch.from_numpy(even_subset(len(batch[1]), _MOST_IMAGES)).to(batch[1].device)
     images, labels = batch[0][chosen], batch[1][chosen]
-    with module.preserved():
-        module.load_tensors(state)
-        _, output = next(iter(federation.loop.predict([(images, labels)])))
-    classes = _classes(output, len(labels), federation.data.num_classes)
+    with loop.model.preserved():
+        loop.model.load(state)
+        _, output = next(iter(loop.predict([(images, labels)])))
+    classes = _classes(output, len(labels), federation.data.num_classes or 0)
     if classes is None:
         return None
     return render(predictions_picture(images.float().cpu().numpy(), classes, labels.tolist()))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Literal
 
-from lit_fed.callbacks.base import Callback, RoundRecord
+from lit_fed.engine.callback import Callback, RoundRecord
 from lit_fed.errors import ConfigError
 
 if TYPE_CHECKING:
-    from lit_fed.trainer import FederatedTrainer
+    from lit_fed.engine.run import Run
 
 
 def improves(value: float, best: float | None, mode: Literal["max", "min"], min_delta: float = 0.0) -> bool:
@@ -56,13 +56,13 @@ class EarlyStopping(Callback):
         self.best: float | None = None
         self.waited = 0
 
-    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+    def on_fit_start(self, run: Run) -> None:
         """A run that had stopped stays stopped when it is resumed."""
-        if not trainer.start_round:
+        if not run.start_round:
             self.best, self.waited = None, 0
-        trainer.should_stop |= self.waited >= self.patience
+        run.should_stop |= self.waited >= self.patience
 
-    def on_round_end(self, trainer: FederatedTrainer, record: RoundRecord) -> None:
+    def on_round_end(self, run: Run, record: RoundRecord) -> None:
         """Count evaluations without an improvement."""
         if self.monitor not in record.metrics:
             if "time/eval_s" in record.metrics:
@@ -73,7 +73,7 @@ class EarlyStopping(Callback):
             self.best, self.waited = value, 0
         else:
             self.waited += 1
-        trainer.should_stop |= self.waited >= self.patience
+        run.should_stop |= self.waited >= self.patience
 
     def state_dict(self) -> dict[str, Any]:
         """The best value and how long it has stood."""

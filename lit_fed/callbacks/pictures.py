@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_fed.participation import Fate, Participant
+from lit_fed.engine.participation import Fate, Participant
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

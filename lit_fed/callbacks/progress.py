@@ -18,12 +18,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from lit_fed.callbacks.base import Callback, RoundRecord
-from lit_fed.participation import Fate, Participant
-from lit_fed.payload import ClientUpdate
+from lit_fed.engine.callback import Callback, RoundRecord
+from lit_fed.engine.metric_names import base_name
+from lit_fed.engine.participation import Fate, Participant
+from lit_fed.engine.payload import ClientUpdate
 
 if TYPE_CHECKING:
-    from lit_fed.trainer import FederatedTrainer
+    from lit_fed.engine.run import Run
 
 _PLAIN_WIDTH = 100  # where there is no terminal to ask, such as in a log file
 _REFRESH_HZ = 10.0
@@ -35,23 +36,6 @@ _PROTOCOLS = {
     "personal": "each client's model on its own {data} data, after local fine-tuning",
     "unseen": "the model that clients never sampled would receive, on their own {data} data",
 }
-_KEY_METRICS = (
-    "global/acc",
-    "global/loss",
-    "clients/acc_mean",
-    "clients_global/acc_mean",
-    "local/acc_mean",
-    "personal/acc_mean",
-    "unseen/acc_mean",
-    "train/loss",
-)
-_LOWER_IS_BETTER = {"error", "err", "nll", "mse", "rmse", "mae", "perplexity", "ppl", "ece", "brier", "wer", "cer"}
-
-
-def lower_is_better(name: str) -> bool:
-    """Whether a metric is loss-like, judged by the words of its name after the prefix, such as ``loss`` or ``rmse``."""
-    words = name.rpartition("/")[2].lower().split("_")
-    return any(word in _LOWER_IS_BETTER or word.endswith("loss") for word in words)
 
 
 def is_evaluated(name: str) -> bool:
@@ -102,23 +86,24 @@ class Progress(Callback):
         self._clients_done = self._clients_total = 0
         self._doing = ""
         self._latest: dict[str, float] = {}
+        self._monitor: str | None = None
 
     # ------------------------------------------------------------------ what happens during a run
 
-    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+    def on_fit_start(self, run: Run) -> None:
         """Note where the run starts; the display opens with the first round, when nothing can fail before it."""
         self._started = time.perf_counter()
-        self._first_round = self._round_idx = self._rounds_done = trainer.start_round
-        self._max_rounds = trainer.max_rounds
-        if not trainer.start_round:
+        self._first_round = self._round_idx = self._rounds_done = run.start_round
+        self._max_rounds = run.max_rounds
+        if not run.start_round:
             self._bests, self._total_bytes, self._latest = {}, 0.0, {}
 
-    def on_round_start(self, trainer: FederatedTrainer, round_idx: int, plan: Sequence[Participant]) -> None:
+    def on_round_start(self, run: Run, round_idx: int, plan: Sequence[Participant]) -> None:
         """Start the bar over clients again."""
         self._round_idx = round_idx
-        if not trainer.fabric.is_global_zero:
+        if not run.fabric.is_global_zero:
             return
-        self._clients_done, self._clients_total, self._doing = 0, _count_own(trainer, plan), "training"
+        self._clients_done, self._clients_total, self._doing = 0, _count_own(run, plan), "training"
         console = self._get_console()
         if self._live is None and console.is_terminal and not console.is_dumb_terminal:
             self._live = Live(
@@ -126,60 +111,63 @@ class Progress(Callback):
             )
             self._live.start()
 
-    def on_client_end(self, trainer: FederatedTrainer, update: ClientUpdate) -> None:
+    def on_client_end(self, run: Run, update: ClientUpdate) -> None:
         """Count; the display looks at the count ten times a second."""
         self._clients_done += 1
 
-    def on_evaluation_start(self, trainer: FederatedTrainer, round_idx: int) -> None:
+    def on_evaluation_start(self, run: Run, round_idx: int) -> None:
         """Say that the clients are done."""
         self._doing = "evaluating…"
 
-    def on_round_end(self, trainer: FederatedTrainer, record: RoundRecord) -> None:
+    def on_round_end(self, run: Run, record: RoundRecord) -> None:
         """Keep the best values, and print a line where there is no live display."""
         metrics, round_idx = record.metrics, record.round_idx
         for name, value in metrics.items():
             if not is_evaluated(name):
                 continue
             if name in self._bests:
-                self._bests[name].add(value, round_idx, lower_is_better(name))
+                self._bests[name].add(value, round_idx, run.names.direction(name) == "min")
             else:
                 self._bests[name] = _Best(value, value, round_idx)
         self._total_bytes += metrics.get("comm/total_bytes", 0.0)
         self._latest |= metrics
         self._rounds_done = round_idx + 1
-        if trainer.fabric.is_global_zero and self._live is None:
-            self._print(_round_line(round_idx, metrics))
+        if run.fabric.is_global_zero and self._live is None:
+            self._print(_round_line(round_idx, metrics, run.names.monitor))
 
-    def on_fit_end(self, trainer: FederatedTrainer) -> None:
+    def on_evaluation_end(self, run: Run, metrics: dict[str, float], subset: str) -> None:
+        """Print the table of ``validate`` and ``test``."""
+        if run.fabric.is_global_zero:
+            print_evaluation(metrics, subset, run.next_round, self.console)
+
+    def on_fit_end(self, run: Run) -> None:
         """Close the display and print what the run came to."""
         self._stop()
-        if trainer.fabric.is_global_zero:
-            self._summarise(trainer)
+        if run.fabric.is_global_zero:
+            self._summarise(run)
 
-    def _summarise(self, trainer: FederatedTrainer) -> None:
+    def _summarise(self, run: Run) -> None:
         if self._bests:
             self._get_console().print(self._closing_table())
         self._print(f"{format_bytes(self._total_bytes)} sent up and down in {_rounds(self._rounds_done)}")
-        if trainer.log_dir is None:
-            return
-        self._print(f"logs        {_shown(trainer.log_dir)}")
-        if any(isinstance(logger, TensorBoardLogger) for logger in trainer.loggers):
-            self._print(f"watch       tensorboard --logdir {shlex.quote(_shown(trainer.log_dir))}")
+        self._print(f"logs        {_shown(run.log_dir)}")
+        if any(isinstance(logger, TensorBoardLogger) for logger in run.loggers):
+            self._print(f"watch       tensorboard --logdir {shlex.quote(_shown(run.log_dir))}")
         for name in ("last", "best"):
-            file = _checkpoint(trainer.log_dir, name)
+            file = _checkpoint(run.log_dir, name)
             if file.is_file():
                 self._print(f"{name + '.ckpt':<11} {_shown(file)}")
 
-    def on_exception(self, trainer: FederatedTrainer, error: BaseException) -> None:
+    def on_exception(self, run: Run, error: BaseException) -> None:
         """Leave the terminal as it was; after Ctrl+C, print what the run came to and how to continue."""
         self._stop()
-        if not trainer.fabric.is_global_zero or not isinstance(error, KeyboardInterrupt):
+        if not run.fabric.is_global_zero or not isinstance(error, KeyboardInterrupt):
             return
         if self._rounds_done:
-            self._summarise(trainer)
+            self._summarise(run)
         line = f"interrupted in round {self._round_idx}"
-        if trainer.log_dir is not None and _checkpoint(trainer.log_dir, "last").is_file():
-            line += f"; continue with --ckpt_path {shlex.quote(_shown(_checkpoint(trainer.log_dir, 'last')))}"
+        if _checkpoint(run.log_dir, "last").is_file():
+            line += f"; continue with --ckpt_path {shlex.quote(_shown(_checkpoint(run.log_dir, 'last')))}"
         else:
             line += "; there is no checkpoint to continue from"
         self._print(line)
@@ -226,7 +214,7 @@ class Progress(Callback):
         grid.add_row("rounds", ProgressBar(max(total, 1), done, width=width), Text(" · ".join(parts)))
         clients = f"{self._clients_done}/{self._clients_total} · round {self._round_idx} · {self._doing}"
         grid.add_row("clients", ProgressBar(max(self._clients_total, 1), self._clients_done, width=width), clients)
-        latest = Text(_key_values(self._latest), style="green", no_wrap=True, overflow="ellipsis")
+        latest = Text(_key_values(self._latest, self._monitor), style="green", no_wrap=True, overflow="ellipsis")
         return Group(grid, latest) if latest else grid
 
     def _closing_table(self) -> Table:
@@ -287,12 +275,10 @@ def _checkpoint(log_dir: Path, name: str) -> Path:
     return Path(log_dir) / "checkpoints" / f"{name}.ckpt"
 
 
-def _count_own(trainer: FederatedTrainer, plan: Sequence[Participant]) -> int:
+def _count_own(run: Run, plan: Sequence[Participant]) -> int:
     """How many of a round's clients train on this process."""
     working = [participant.client_id for participant in plan if participant.fate is not Fate.LOST_BEFORE]
-    if trainer.federation is None or trainer.federation.workers.world_size == 1:
-        return len(working)
-    return len(trainer.federation.workers.share(working, trainer.federation.data.num_samples))
+    return len(run.workers.share(working, run.federation.data.num_samples))
 
 
 def _sorted_names(names: Mapping[str, Any]) -> list[str]:
@@ -303,14 +289,20 @@ def _sorted_names(names: Mapping[str, Any]) -> list[str]:
     return [name for prefix in prefixes for name in names if name.partition("/")[0] == prefix]
 
 
-def _key_values(metrics: Mapping[str, float]) -> str:
-    shown = [name for name in _KEY_METRICS if name in metrics]
-    if not any(name.endswith(("/acc", "/acc_mean")) for name in shown):  # a task that does not count correct answers
-        shown = [name for name in _sorted_names(metrics) if is_evaluated(name)][: len(_KEY_METRICS)]
-    return " ".join(f"{name} {metrics[name]:.3g}" for name in shown)
+def _key_names(monitor: str | None) -> list[str]:
+    """What a line has room for: what names the best round, by every protocol, and the losses."""
+    if monitor is None:
+        return ["train/loss"]
+    key = base_name(monitor)
+    over_clients = [f"{protocol}/{key}_mean" for protocol in _PROTOCOLS if protocol != "global"]
+    return list(dict.fromkeys([f"global/{key}", "global/loss", *over_clients, "train/loss"]))
 
 
-def _round_line(round_idx: int, metrics: Mapping[str, float]) -> str:
+def _key_values(metrics: Mapping[str, float], monitor: str | None) -> str:
+    return " ".join(f"{name} {metrics[name]:.3g}" for name in _key_names(monitor) if name in metrics)
+
+
+def _round_line(round_idx: int, metrics: Mapping[str, float], monitor: str | None) -> str:
     cost = []
     if "participation/count" in metrics:
         count = int(metrics["participation/count"])
@@ -320,7 +312,7 @@ def _round_line(round_idx: int, metrics: Mapping[str, float]) -> str:
     if "time/round_s" in metrics:
         seconds = metrics["time/round_s"]
         cost.append(f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s")
-    parts = [f"round {round_idx}", _key_values(metrics), " ".join(cost)]
+    parts = [f"round {round_idx}", _key_values(metrics, monitor), " ".join(cost)]
     return " | ".join(part for part in parts if part)
 
 

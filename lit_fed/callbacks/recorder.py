@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from lit_fed.callbacks.base import Callback, RoundRecord
 from lit_fed.callbacks.dashboard import flatten
+from lit_fed.engine.callback import Callback, RoundRecord
 
 if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule
-    from lit_fed.trainer import FederatedTrainer
+    from lit_fed.engine.run import Run
 
 _CLIENT_COLUMNS = ("round", "client_id", "stage", "metric", "value")
 
@@ -33,42 +33,37 @@ class Recorder(Callback):
     def __init__(self) -> None:
         self._columns: list[str] = []
 
-    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+    def on_fit_start(self, run: Run) -> None:
         """Write what is known before the first round, or cut the files back to the checkpoint."""
-        if not trainer.fabric.is_global_zero:
+        if not run.fabric.is_global_zero:
             return
-        assert trainer.log_dir is not None
-        assert trainer.federation is not None
-        folder = trainer.log_dir
-        if trainer.resumed_from is not None and trainer.resumed_from != folder:
+        folder = run.log_dir
+        if run.resumed_from is not None and run.resumed_from != folder:
             for name in ("metrics.csv", "clients.csv"):
-                if (trainer.resumed_from / name).is_file():
-                    shutil.copyfile(trainer.resumed_from / name, folder / name)
-        self._columns = _cut(folder / "metrics.csv", ["round"], trainer.start_round)
-        _cut(folder / "clients.csv", list(_CLIENT_COLUMNS), trainer.start_round)
-        if trainer.config:
-            self._write_config(trainer, folder / "config.yaml")
+                if (run.resumed_from / name).is_file():
+                    shutil.copyfile(run.resumed_from / name, folder / name)
+        self._columns = _cut(folder / "metrics.csv", ["round"], run.start_round)
+        _cut(folder / "clients.csv", list(_CLIENT_COLUMNS), run.start_round)
+        if run.settings.config:
+            self._write_config(run, folder / "config.yaml")
         if not (folder / "partition.json").is_file():
-            _write(folder / "partition.json", _partition(trainer.federation.data))
+            _write(folder / "partition.json", _partition(run.federation.data))
 
-    def _write_config(self, trainer: FederatedTrainer, path: Path) -> None:
+    def _write_config(self, run: Run, path: Path) -> None:
         """Write the configuration; where a resumed run has another than before, keep both and say what changed."""
-        before = path.read_text() if trainer.start_round and path.is_file() else trainer.config
-        old, new = flatten(yaml.safe_load(before)), flatten(yaml.safe_load(trainer.config))
+        before = path.read_text() if run.start_round and path.is_file() else run.settings.config
+        old, new = flatten(yaml.safe_load(before)), flatten(yaml.safe_load(run.settings.config))
         changed = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
         if changed:
-            path.replace(path.with_name(f"config.until_round_{trainer.start_round - 1}.yaml"))
-            trainer.fabric.print(
-                f"resumed with other settings from round {trainer.start_round} on: {', '.join(changed)}"
-            )
-        _write(path, [trainer.config])
+            path.replace(path.with_name(f"config.until_round_{run.start_round - 1}.yaml"))
+            run.fabric.print(f"resumed with other settings from round {run.start_round} on: {', '.join(changed)}")
+        _write(path, [run.settings.config])
 
-    def on_round_end(self, trainer: FederatedTrainer, record: RoundRecord) -> None:
+    def on_round_end(self, run: Run, record: RoundRecord) -> None:
         """Append the round."""
-        if not trainer.fabric.is_global_zero:
+        if not run.fabric.is_global_zero:
             return
-        assert trainer.log_dir is not None
-        metrics, clients = trainer.log_dir / "metrics.csv", trainer.log_dir / "clients.csv"
+        metrics, clients = run.log_dir / "metrics.csv", run.log_dir / "clients.csv"
         if new := [name for name in record.metrics if name not in self._columns]:
             self._columns += new
             _rewrite(metrics, self._columns, list(_rows(metrics)))

@@ -44,9 +44,9 @@ class _Parser(LightningArgumentParser):
 
 
 class Parts(NamedTuple):
-    """What a run is made of."""
+    """What a run is made of; a model for each kind of network where clients have different ones."""
 
-    model: LightningModule
+    model: LightningModule | dict[str, LightningModule]
     data: Any
     algorithm: Any
 
@@ -70,8 +70,31 @@ def build_parts(parser: ArgumentParser, settings: Namespace) -> tuple[Parts, Nam
     """
     data = parser.instantiate(Namespace(data=settings.data)).data
     fill_from_data(settings.model, data)
-    rest = parser.instantiate(Namespace({key: value for key, value in settings.items() if key != "data"}))
-    return Parts(rest.model, data, rest.algorithm), rest
+    kinds = settings.trainer.kinds
+    models = {name: _as_kind(parser, settings.model, name, own) for name, own in (kinds or {}).items()}
+    left = ("data", "model") if kinds else ("data",)
+    rest = parser.instantiate(Namespace({key: value for key, value in settings.items() if key not in left}))
+    return Parts(models if kinds else rest.model, data, rest.algorithm), rest
+
+
+def _as_kind(parser: LightningArgumentParser, model: Namespace, name: str, own: Any) -> LightningModule:
+    """The model with the settings of one of ``trainer.kinds`` in place of its own.
+
+    Raises:
+        ConfigError: For settings that the model does not have.
+    """
+    if not isinstance(own, dict):
+        raise ConfigError(f"trainer.kinds.{name} is {own!r}; it must hold settings of the model, and clients")
+    changed = model.clone()
+    known = changed.get("init_args") or Namespace()
+    for key, value in own.items():
+        if key == "clients":
+            continue
+        if key not in known:
+            raise ConfigError(f"trainer.kinds.{name}.{key} is no setting of model {model.class_path}")
+        known[key] = value
+    made: LightningModule = parser.instantiate(Namespace(model=changed)).model
+    return made
 
 
 class FederatedCLI(LightningCLI):
@@ -166,7 +189,7 @@ class FederatedCLI(LightningCLI):
         self.model, self.datamodule = parts.model, parts.data
         self.config_init = Namespace({self.subcommand: rest})
         trainer = FederatedTrainer(**rest.trainer)
-        trainer.config = self._resolved_config()
+        trainer.describe(self._resolved_config())
         self.trainer: Any = trainer
 
     def _run_subcommand(self, subcommand: str) -> None:

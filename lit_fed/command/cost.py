@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from jsonargparse import ArgumentParser, Namespace
 
-from lit_fed.client import ClientContext, ClientModule
+from lit_fed.engine.client import ClientContext, ClientModule
 from lit_fed.command.cli import Parts, add_parts, build_parts
 from lit_fed.command.explain import missing
 from lit_fed.command.roots import PARTS

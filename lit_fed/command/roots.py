@@ -7,9 +7,9 @@ import importlib
 from lightning import LightningModule
 from torch.optim import SGD, Adam
 
-from lit_fed.algorithm import Algorithm
+from lit_fed.engine.algorithm import Algorithm
 from lit_fed.data import FederatedDataModule, Partition
-from lit_fed.participation import Participation
+from lit_fed.engine.participation import Participation
 from lit_fed.trainer import FederatedTrainer
 
 PARTS: dict[str, type] = {"model": LightningModule, "data": FederatedDataModule, "algorithm": Algorithm}
@@ -26,7 +26,7 @@ PLACES: dict[str, tuple[type, ...]] = {
 }
 """Where settings have their home, and of which classes they are."""
 
-_PACKAGES = ("callbacks", "classifier", "data", "methods", "participation", "protocols")
+_PACKAGES = ("callbacks", "data", "engine.participation", "engine.payload", "engine.protocols", "methods", "tasks")
 
 
 def import_named() -> None:

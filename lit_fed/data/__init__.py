@@ -1,15 +1,18 @@
 """Populations of clients: data sets, the partitions that cut them, and the loaders that feed the clients."""
 
 from lit_fed.data.array_file import ArrayFile
-from lit_fed.data.base import FederatedDataModule, Population
+from lit_fed.data.base import FederatedDataModule, Subset
 from lit_fed.data.client_folders import ClientFolders
 from lit_fed.data.csr import CSR, ClientIndices
 from lit_fed.data.csv_text import CSVText
+from lit_fed.data.cut import Strata
 from lit_fed.data.dataset_module import DatasetModule, Datasets
+from lit_fed.data.diabetes import Diabetes
 from lit_fed.data.digits import Digits
 from lit_fed.data.in_memory import Arrays, ImageDataModule, TensorDataModule
 from lit_fed.data.label_skew import ClassesPerClient, Dirichlet, Shards
-from lit_fed.data.partition import IID, Natural, Partition
+from lit_fed.data.partition import IID, Natural, Partition, Quantity, Samples
+from lit_fed.data.targets import quantile_strata
 from lit_fed.data.tensor_loader import Loader, TensorLoader
 from lit_fed.data.torchvision_sets import CIFAR10, CIFAR100, FashionMNIST
 from lit_fed.data.transforms import (
@@ -20,6 +23,7 @@ from lit_fed.data.transforms import (
     RandomTransform,
     Resize,
 )
+from lit_fed.data.views import View
 
 __all__ = [
     "CIFAR10",
@@ -35,6 +39,7 @@ __all__ = [
     "ClientIndices",
     "DatasetModule",
     "Datasets",
+    "Diabetes",
     "Digits",
     "Dirichlet",
     "FashionMNIST",
@@ -44,12 +49,17 @@ __all__ = [
     "Natural",
     "Normalize",
     "Partition",
-    "Population",
+    "Quantity",
     "RandomCrop",
     "RandomHorizontalFlip",
     "RandomTransform",
     "Resize",
+    "Samples",
     "Shards",
+    "Strata",
+    "Subset",
     "TensorDataModule",
     "TensorLoader",
+    "View",
+    "quantile_strata",
 ]

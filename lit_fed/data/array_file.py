@@ -21,16 +21,18 @@ class ArrayFile(ImageDataModule):
     """One ``.npz`` file with ``x_train y_train x_test y_test`` and, where clients are natural, ``client_*``.
 
     Inputs are images, N×H×W or N×H×W×C, windows N×C×L or feature vectors N×F; a three-dimensional array is images where
-    it holds bytes and windows where it holds floating-point numbers. Labels are integers from 0. ``client_train`` and
-    ``client_test`` are any integers, and clients are numbered in their order. Nothing pickled is ever read. Bytes are
-    scaled to [0, 1]; floating-point values are used as they are.
+    it holds bytes and windows where it holds floating-point numbers. Labels are integers from 0; floating-point ``y_*``
+    of shape N or N×K are the targets of a regression and used as they are. ``client_train`` and ``client_test`` are any
+    integers, and clients are numbered in their order. Nothing pickled is ever read. Bytes are scaled to [0, 1];
+    floating-point values are used as they are.
 
     Args:
         path: The file; none given means ``<root>/<name>.npz``.
         name: The file's name without ending, in `root`.
         test_fraction: Join the file's training and test samples and hold out this share of every client's to test on
             (of every class's where the file names no clients); none given keeps the file's split.
-        num_classes: The number of classes; none given means the largest training label + 1.
+        num_classes: The number of classes; none given means the largest training label + 1, and no classes where
+            ``y_train`` holds floating-point numbers.
         crop_padding: Train on random crops after padding with so many zeros on every side; 0 for none. Images only.
         horizontal_flip: Train on randomly mirrored images.
         image_size: Scale images to this many pixels a side; none given keeps their size.
@@ -78,21 +80,28 @@ class ArrayFile(ImageDataModule):
         if num_classes is not None and num_classes < 1:
             raise ConfigError(f"data.num_classes is {num_classes}: there must be at least 1 class")
         self._num_classes = num_classes
-        self._header: tuple[tuple[int, ...], np.dtype[Any]] | None = None
+        self._headers: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
         self._wants_images = crop_padding > 0 or horizontal_flip or image_size is not None
 
     @property
-    def num_classes(self) -> int:
-        """The number of classes, from the setting or the file's training labels."""
+    def num_classes(self) -> int | None:
+        """The number of classes, from the setting or the file's training labels; None for a regression."""
         if self._num_classes is None:
+            if self._header("y_train")[1].kind == "f":
+                return None
             labels = self._read("y_train")["y_train"]
             self._num_classes = 1 + int(labels.max(initial=0)) if labels.dtype.kind in "iu" else 1
         return self._num_classes
 
     @property
+    def output_shape(self) -> tuple[int, ...]:
+        """(num_classes,), or the shape of one target, from the file's header alone."""
+        return self._header("y_train")[0][1:] if self.num_classes is None else (self.num_classes,)
+
+    @property
     def stored_shape(self) -> tuple[int, ...]:
         """The shape of one input, from the file's header alone."""
-        shape, dtype = self._x_header()
+        shape, dtype = self._header("x_train")
         if len(shape) == 4:
             return (shape[3], shape[1], shape[2])
         if len(shape) == 3 and dtype == np.uint8:
@@ -127,7 +136,7 @@ class ArrayFile(ImageDataModule):
                 raise ConfigError(f"{self._path}: inputs of x_test and x_train differ in shape: they must match")
         for split in ("train", "test"):
             key = f"client_{split}"
-            if key in arrays and arrays[key].shape != arrays[f"y_{split}"].shape:
+            if key in arrays and arrays[key].shape != arrays[f"y_{split}"].shape[:1]:
                 raise ConfigError(f"{self._path}: {key} and y_{split} differ in length: give one client per sample")
         if self.test_fraction is not None:
             arrays = self._split_anew(arrays)
@@ -138,14 +147,15 @@ class ArrayFile(ImageDataModule):
         return Arrays(x_train, arrays["y_train"], x_test, arrays["y_test"], *ranks, source=str(self._path))
 
     def _split_anew(self, arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Join both splits, and hold out the same share of every client, or of every class."""
+        """Join both splits, and hold out the same share of every client, or of every class where there are any."""
         if ("client_train" in arrays) != ("client_test" in arrays):
             raise ConfigError(
                 f"{self._path} names clients for one split only: data.test_fraction needs client_train and client_test"
             )
         kinds = [key.removesuffix("_train") for key in arrays if key.endswith("_train")]
         joined = {kind: np.concatenate([arrays[f"{kind}_train"], arrays[f"{kind}_test"]]) for kind in kinds}
-        _, groups = np.unique(joined.get("client", joined["y"]), return_inverse=True)
+        together = joined["y"] if self.num_classes is not None else np.zeros(len(joined["y"]))  # one group of all
+        _, groups = np.unique(joined.get("client", together), return_inverse=True)
         rows = CSR.from_owners(np.arange(len(groups)), groups, int(groups.max()) + 1)
         test, train = rows.hold_out((self.test_fraction or 0.0,), numpy_generator(self.seed, "array-file", "test"))
         chosen = {"train": np.sort(train.indices), "test": np.sort(test.indices)}
@@ -156,18 +166,18 @@ class ArrayFile(ImageDataModule):
         """What stands for 1: the setting, or 255 for bytes and 1 for other numbers."""
         if self._max_value_given is not None:
             return self._max_value_given
-        return 255.0 if self._x_header()[1] == np.uint8 else 1.0
+        return 255.0 if self._header("x_train")[1] == np.uint8 else 1.0
 
-    def _x_header(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
-        """Shape and type of ``x_train``, without reading the values."""
-        if self._header is None:
+    def _header(self, key: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """Shape and type of an array, without reading the values."""
+        if key not in self._headers:
             self._members()
             try:
-                with zipfile.ZipFile(self._path) as archive, archive.open("x_train.npy") as member:
-                    self._header = _npy_header(member)
+                with zipfile.ZipFile(self._path) as archive, archive.open(f"{key}.npy") as member:
+                    self._headers[key] = _npy_header(member)
             except (KeyError, ValueError, zipfile.BadZipFile) as error:
-                raise ConfigError(f"{self._path}: x_train cannot be read ({error}): write the file anew") from error
-        return self._header
+                raise ConfigError(f"{self._path}: {key} cannot be read ({error}): write the file anew") from error
+        return self._headers[key]
 
     def _members(self) -> list[str]:
         """The keys of the file, after checking that it can be used."""

@@ -6,62 +6,33 @@ Two bases build on it: `TensorDataModule` for data that fit into memory, `Datase
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping
+from operator import index
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from lightning import LightningDataModule
 
-from lit_fed.data.csr import CSR, ClientIndices, IntArray, sha256_of
+from lit_fed.data.csr import IntArray
+from lit_fed.data.cut import Settings, Strata, cut_population, named
+from lit_fed.data.described import DescribedPopulation
 from lit_fed.data.partition import IID, Natural, Partition
 from lit_fed.data.tensor_loader import Loader
+from lit_fed.data.views import View, viewed
 from lit_fed.errors import ConfigError
-from lit_fed.seeding import numpy_generator, torch_generator
+from lit_fed.seeding import torch_generator
 
-Split = Literal["train", "test"]
-
-
-@dataclass(frozen=True)
-class Population:
-    """What must be known of a data set to cut it into clients.
-
-    Args:
-        train_labels: Class of each training sample, counted from 0, shape (n,).
-        test_labels: Class of each test sample, shape (m,).
-        train_clients: The data set's own client of each training sample, shape (n,), where it has one.
-        test_clients: The same for the test samples, shape (m,).
-        source: The file or data set that the labels are from, for error messages.
-    """
-
-    train_labels: IntArray
-    test_labels: IntArray
-    train_clients: IntArray | None = None
-    test_clients: IntArray | None = None
-    source: str = "the data set"
+Subset = Literal["train", "test"]
 
 
-@dataclass(frozen=True)
-class _Cut:
-    """The population after `setup`: sample indices in the data set's own numbering."""
-
-    train: CSR
-    val: CSR
-    calibration: CSR
-    test: ClientIndices
-    public: IntArray
-    shared_val: IntArray
-    shared_test: IntArray
-    labels: IntArray
-
-
-class FederatedDataModule(LightningDataModule, ABC):
+class FederatedDataModule(DescribedPopulation):
     """A data set and the clients that share it.
 
-    ``num_clients``, ``num_classes``, ``in_channels`` and ``input_shape`` are known after construction; everything else
-    after `setup`. Also works with a plain ``lightning.Trainer``, which then sees all clients' data pooled.
+    ``num_clients``, ``num_classes``, ``in_channels``, ``input_shape`` and ``output_shape`` are known after
+    construction; everything else after `setup`. Also works with a plain ``lightning.Trainer``, which then sees all
+    clients' data pooled. What a method needs beside the clients' training data, a public set or calibration samples,
+    it reserves before `setup`, see `reserve`.
 
     Args:
         num_clients: Clients in the population; none given means the data set's own clients under `Natural`, else 10.
@@ -71,8 +42,6 @@ class FederatedDataModule(LightningDataModule, ABC):
         seed: The partition's own seed, independent of the run's, so that runs can share a partition.
         val_fraction: Share of every client's samples that is held out to validate on; together these are the shared
             validation set.
-        calibration_fraction: Share of every client's samples that is held out for density models and the like.
-        public_size: Training samples set aside, before the partition, as a public set without labels.
         max_train_samples: Use a random choice of so many training samples; none given means all.
         max_test_samples: Use a random choice of so many test samples; none given means all.
         drop_last: Leave out a client's last training batch where it is smaller than the others.
@@ -91,8 +60,6 @@ class FederatedDataModule(LightningDataModule, ABC):
         test_batch_size: int = 500,
         seed: int = 0,
         val_fraction: float = 0.0,
-        calibration_fraction: float = 0.0,
-        public_size: int = 0,
         max_train_samples: int | None = None,
         max_test_samples: int | None = None,
         drop_last: bool = False,
@@ -103,51 +70,44 @@ class FederatedDataModule(LightningDataModule, ABC):
         for name, value in (("batch_size", batch_size), ("test_batch_size", test_batch_size)):
             if value < 1:
                 raise ConfigError(f"data.{name} is {value}: a batch needs at least 1 sample")
-        for name, fraction in (("val_fraction", val_fraction), ("calibration_fraction", calibration_fraction)):
-            if not 0 <= fraction < 1:
-                raise ConfigError(f"data.{name} is {fraction}: it must be at least 0 and below 1")
-        if val_fraction + calibration_fraction >= 1:
-            raise ConfigError(
-                f"data.val_fraction {val_fraction} and data.calibration_fraction {calibration_fraction} leave nothing "
-                "to train on: together they must stay below 1"
-            )
+        if not 0 <= val_fraction < 1:
+            raise ConfigError(f"data.val_fraction is {val_fraction}: it must be at least 0 and below 1")
         if num_clients is not None and num_clients < 1:
             raise ConfigError(f"data.num_clients is {num_clients}: a population needs at least 1 client")
-        if public_size < 0:
-            raise ConfigError(f"data.public_size is {public_size}: it must be 0 or more samples")
         for name, most in (("max_train_samples", max_train_samples), ("max_test_samples", max_test_samples)):
             if most is not None and most < 1:
                 raise ConfigError(f"data.{name} is {most}: it must be at least 1, or null for all samples")
         self.partition = partition if partition is not None else IID()
         self.batch_size, self.test_batch_size, self.drop_last = batch_size, test_batch_size, drop_last
         self.seed, self.root, self.download = seed, root, download
-        self.val_fraction, self.calibration_fraction = val_fraction, calibration_fraction
-        self.public_size = public_size
+        self.val_fraction = val_fraction
+        self.public_size, self.calibration_fraction = 0, 0.0
         self.max_train_samples, self.max_test_samples = max_train_samples, max_test_samples
         self._num_clients = num_clients
-        self._cut: _Cut | None = None
-        self._sha256: str | None = None
 
     # What a data set tells about itself.
-
-    @property
-    @abstractmethod
-    def num_classes(self) -> int:
-        """The number of classes; known without `setup`."""
 
     @property
     @abstractmethod
     def input_shape(self) -> tuple[int, ...]:
         """The shape of one input as the model sees it, such as (channels, height, width); known without `setup`."""
 
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """The shape of what a model puts out for one sample: (num_classes,), or without classes () or (k,).
+
+        Known without `setup`. Override it for k targets per sample.
+        """
+        return () if self.num_classes is None else (self.num_classes,)
+
     @abstractmethod
-    def population(self) -> Population:
-        """Read the labels, and the data set's own clients where it has some; called once by `setup`."""
+    def read_strata(self) -> Strata:
+        """Read what the data set tells of its samples, for partitions to cut by; called once by `setup`."""
 
     @abstractmethod
     def make_loader(
         self,
-        split: Split,
+        subset: Subset,
         indices: IntArray,
         *,
         batch_size: int,
@@ -157,7 +117,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         """A loader over some samples.
 
         Args:
-            split: Which part of the data set the indices count in.
+            subset: Which part of the data set the indices count in.
             indices: The samples, shape (n,).
             batch_size: Samples per batch.
             generator: Shuffles where it is given.
@@ -171,6 +131,30 @@ class FederatedDataModule(LightningDataModule, ABC):
     def own_clients(self) -> int | None:
         """How many clients the data set itself knows, without `setup`; none where it knows of no clients."""
         return None
+
+    def view(self, client_id: int) -> View | None:
+        """What a client makes of its batches, such as a lower resolution; None shows them as they are.
+
+        A view is applied to all batches of the client's own data, after normalising. See `ViewLoader` for random ones.
+
+        Args:
+            client_id: Which client.
+        """
+        del client_id
+        return None
+
+    def views(self) -> Mapping[str, View]:
+        """The views that an evaluation may ask for, by name; in the order in which to evaluate them."""
+        return {}
+
+    def keep(self, train: IntArray, test: IntArray) -> None:
+        """Forget samples that belong to clients who are not here; called by `setup` for some clients only.
+
+        Args:
+            train: Training samples to keep, ascending, shape (n,).
+            test: Test samples to keep: the shared test set.
+        """
+        del train, test
 
     def move_to(self, device: torch.device) -> None:
         """Move what is kept in memory to a device; called once after `setup`."""
@@ -196,57 +180,73 @@ class FederatedDataModule(LightningDataModule, ABC):
         """Height of an input in pixels where the inputs are images."""
         return self.input_shape[-2] if len(self.input_shape) == 3 else None
 
-    def setup(self, stage: str | None = None) -> None:
+    def reserve(self, public_size: int = 0, calibration_fraction: float = 0.0) -> None:
+        """Set samples aside for a method; called before `setup`.
+
+        Args:
+            public_size: Training samples set aside, before the partition, as a public set without labels.
+            calibration_fraction: Share of every client's samples that is held out for density models and the like.
+
+        Raises:
+            ConfigError: A value is out of range, or `setup` was called with others.
+        """
+        if public_size < 0:
+            raise ConfigError(f"algorithm.public_size is {public_size}: it must be 0 or more samples")
+        if not 0 <= calibration_fraction < 1:
+            raise ConfigError(
+                f"algorithm.calibration_fraction is {calibration_fraction}: it must be at least 0 and below 1"
+            )
+        if self.val_fraction + calibration_fraction >= 1:
+            raise ConfigError(
+                f"data.val_fraction {self.val_fraction} and algorithm.calibration_fraction {calibration_fraction} "
+                "leave nothing to train on: together they must stay below 1"
+            )
+        before = (self.public_size, self.calibration_fraction)
+        if self._cut is not None and before != (public_size, calibration_fraction):
+            raise ConfigError(
+                f"the data were cut with algorithm.public_size {before[0]} and algorithm.calibration_fraction "
+                f"{before[1]}, and cannot be cut again with {public_size} and {calibration_fraction}: "
+                "reserve before setup, or use a data module of its own for each method"
+            )
+        self.public_size, self.calibration_fraction = public_size, calibration_fraction
+
+    def setup(self, stage: str | None = None, clients: Iterable[int] | None = None) -> None:
         """Read the data and cut them into clients; does nothing the second time.
 
         Args:
             stage: Lightning's stage; every stage needs the same.
+            clients: Those whose data are wanted here, maybe none; their part is the same as if everybody were here.
+                The shared test set and the public set are everywhere, the shared validation set where everybody is.
+                None for everybody, or the second time for those who are here.
 
         Raises:
-            ConfigError: The data are missing, damaged, or cannot be cut as the settings say.
+            ConfigError: The data are missing, damaged, or cannot be cut as the settings say, or are set up already for
+                other clients.
         """
+        wanted = None if clients is None else frozenset(index(client_id) for client_id in clients)
         if self._cut is not None:
-            return
-        population = self.population()
-        train_labels = _checked(population.train_labels, self.num_classes, f"training labels of {population.source}")
-        test_labels = _checked(population.test_labels, self.num_classes, f"test labels of {population.source}")
-        for own, labels in ((population.train_clients, train_labels), (population.test_clients, test_labels)):
-            if own is not None and len(own) != len(labels):
+            if wanted is not None and wanted != frozenset(self.clients):
                 raise ConfigError(
-                    f"{population.source}: {len(own)} client ids for {len(labels)} samples: give one each"
+                    f"the data are set up for {named(self.clients)} and cannot be set up again for {named(wanted)}: "
+                    "use a data module of its own"
                 )
-        pool = self._subset(len(train_labels), self.max_train_samples, "train")
-        public, pool = self._take_public(pool)
-        own = population.train_clients
-        cut = self.partition(train_labels[pool], self.num_clients, self.seed, None if own is None else own[pool])
-        shared_test = self._subset(len(test_labels), self.max_test_samples, "test")
-        own = population.test_clients
-        test = self.partition.split_test(
-            cut, train_labels[pool], test_labels[shared_test], self.seed, None if own is None else own[shared_test]
+            return
+        strata = self.read_strata().checked(self.num_classes)
+        settings = Settings(
+            num_clients=self.num_clients,
+            seed=self.seed,
+            val_fraction=self.val_fraction,
+            calibration_fraction=self.calibration_fraction,
+            public_size=self.public_size,
+            max_train_samples=self.max_train_samples,
+            max_test_samples=self.max_test_samples,
         )
-        val, calibration, train = cut.hold_out(
-            (self.val_fraction, self.calibration_fraction), numpy_generator(self.seed, "data", "hold-out")
-        )
-        val = val.through(pool)
-        self._cut = _Cut(
-            train=train.through(pool),
-            val=val,
-            calibration=calibration.through(pool),
-            test=test,
-            public=public,
-            shared_val=np.unique(val.indices),
-            shared_test=shared_test,
-            labels=train_labels,
-        )
-
-    def num_samples(self, client_id: int) -> int:
-        """Training samples of one client."""
-        return self._ready.train.size(client_id)
-
-    def class_counts(self, client_id: int) -> IntArray:
-        """Training samples of one client in each class, shape (num_classes,)."""
-        cut = self._ready
-        return np.bincount(cut.labels[cut.train[client_id]], minlength=self.num_classes)
+        cut = cut_population(strata, self.partition, settings)
+        if wanted is not None:
+            cut = cut.only(wanted)
+            own = (cut.train.indices, cut.val.indices, cut.calibration.indices, cut.public)
+            self.keep(np.unique(np.concatenate(own)), cut.shared_test)
+        self._cut = cut
 
     @property
     def has_val(self) -> bool:
@@ -263,7 +263,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         """Whether there is a public set."""
         return self.public_size > 0
 
-    # Loaders for the round loop.
+    # Loaders for the round loop. A client's own loaders refuse, by name, a client whose data are not here.
 
     def train_loader(self, client_id: int, generator: torch.Generator) -> Loader:
         """One client's training batches (x, y), shuffled and augmented anew in every iteration.
@@ -272,33 +272,42 @@ class FederatedDataModule(LightningDataModule, ABC):
             client_id: Which client.
             generator: A CPU generator, drawn on by every iteration.
         """
-        indices = self._ready.train[client_id]
-        return self.make_loader("train", indices, batch_size=self.batch_size, generator=generator, training=True)
+        indices = self._of(client_id).train[client_id]
+        loader = self.make_loader("train", indices, batch_size=self.batch_size, generator=generator, training=True)
+        return viewed(loader, self.view(client_id), generator)
 
-    def val_loader(self, client_id: int | None = None) -> Loader:
+    def val_loader(self, client_id: int | None = None, view: str | None = None) -> Loader:
         """One client's held-out batches, or everybody's.
 
         Args:
             client_id: Which client; None for the shared validation set.
+            view: One of `views`; None for the client's own.
 
         Raises:
-            ConfigError: Nothing was held out.
+            ConfigError: Nothing was held out, or not everybody is here to share it.
         """
         if not self.has_val:
             raise ConfigError("there is no validation set: set data.val_fraction above 0")
-        cut = self._ready
-        indices = cut.shared_val if client_id is None else cut.val[client_id]
-        return self.make_loader("train", indices, batch_size=self.test_batch_size)
+        if client_id is None:
+            self._all_here("the shared validation set")
+            indices = self._ready.shared_val
+        else:
+            indices = self._of(client_id).val[client_id]
+        loader = self.make_loader("train", indices, batch_size=self.test_batch_size)
+        return viewed(loader, self._view(client_id, view))
 
-    def test_loader(self, client_id: int | None = None) -> Loader:
+    def test_loader(self, client_id: int | None = None, view: str | None = None) -> Loader:
         """Test batches that match one client's data, or the shared test set.
 
         Args:
             client_id: Which client; None for the shared test set.
+            view: One of `views`; None for the client's own.
         """
-        cut = self._ready
-        indices = cut.shared_test if client_id is None else cut.shared_test[cut.test[client_id]]
-        return self.make_loader("test", indices, batch_size=self.test_batch_size)
+        indices = self._ready.shared_test
+        if client_id is not None:
+            indices = indices[self._of(client_id).test[client_id]]
+        loader = self.make_loader("test", indices, batch_size=self.test_batch_size)
+        return viewed(loader, self._view(client_id, view))
 
     def calibration_loader(self, client_id: int) -> Loader:
         """The batches that one client holds out for calibration, neither shuffled nor augmented.
@@ -310,10 +319,11 @@ class FederatedDataModule(LightningDataModule, ABC):
             ConfigError: Nothing was held out.
         """
         if not self.has_calibration:
-            raise ConfigError("clients hold no calibration samples: set data.calibration_fraction above 0")
-        return self.make_loader("train", self._ready.calibration[client_id], batch_size=self.test_batch_size)
+            raise ConfigError("clients hold no calibration samples: set algorithm.calibration_fraction above 0")
+        indices = self._of(client_id).calibration[client_id]
+        return viewed(self.make_loader("train", indices, batch_size=self.test_batch_size), self.view(client_id))
 
-    def public_loader(self, generator: torch.Generator | None = None) -> Loader:
+    def public_loader(self, generator: torch.Generator | None = None, client_id: int | None = None) -> Loader:
         """The public set as (x, index), never with labels and never augmented.
 
         ``index`` is the position within the public set (int64), by which predictions of different clients are matched.
@@ -321,30 +331,22 @@ class FederatedDataModule(LightningDataModule, ABC):
         Args:
             generator: Shuffles where it is given, in batches of `batch_size`; without it the order is fixed, in
                 batches of `test_batch_size`.
+            client_id: Whose view of it; None for the set as it is.
 
         Raises:
             ConfigError: There is no public set.
         """
         if not self.has_public:
-            raise ConfigError("there is no public set: set data.public_size above 0")
+            raise ConfigError("there is no public set: set algorithm.public_size above 0")
         batch_size = self.test_batch_size if generator is None else self.batch_size
-        return self.make_public_loader(self._ready.public, batch_size=batch_size, generator=generator)
-
-    def public_accuracy(self, classes: IntArray) -> float:
-        """How many of the public samples are of the classes that a server takes them for.
-
-        The only use of the public set's labels, which no loader yields: a number to report, for nothing to learn from.
-
-        Args:
-            classes: One for each public sample, in the order of their positions, shape (public_size,).
-        """
-        cut = self._ready
-        return float((cut.labels[cut.public] == classes).mean())
+        loader = self.make_public_loader(self._ready.public, batch_size=batch_size, generator=generator)
+        return viewed(loader, self._view(client_id, None), generator)
 
     # Loaders for a plain lightning.Trainer: all clients' data pooled.
 
     def train_dataloader(self) -> Any:
         """All clients' training samples, pooled, in batches of `batch_size`."""
+        self._all_here("the pooled training set")
         indices = np.unique(self._ready.train.indices)
         generator = torch_generator(self.seed, "data", "pooled")
         return self.make_loader("train", indices, batch_size=self.batch_size, generator=generator, training=True)
@@ -361,74 +363,21 @@ class FederatedDataModule(LightningDataModule, ABC):
         """The shared test set."""
         return self.test_loader()
 
-    # What a run writes down about its population.
+    def _view(self, client_id: int | None, name: str | None) -> View | None:
+        """The view of a name, or of a client.
 
-    def class_histogram(self) -> IntArray:
-        """Training samples per client and class, shape (num_clients, num_classes)."""
-        return self._ready.train.histogram(self._ready.labels, self.num_classes)
+        Raises:
+            ConfigError: There is no view of that name.
+        """
+        if name is None:
+            return None if client_id is None else self.view(client_id)
+        views = self.views()
+        if name not in views:
+            known = ", ".join(views) or "none"
+            raise ConfigError(f"{type(self).__name__} has no view named {name!r}: it has {known}")
+        return views[name]
 
-    def partition_sha256(self) -> str:
-        """The SHA-256 of the training, validation and calibration rows and of the public set; computed once."""
-        if self._sha256 is None:
-            cut = self._ready
-            arrays = [array for csr in (cut.train, cut.val, cut.calibration) for array in (csr.indices, csr.offsets)]
-            self._sha256 = sha256_of([*arrays, cut.public])
-        return self._sha256
-
-    def partition_rows(self) -> Iterator[tuple[int, dict[str, list[int]]]]:
-        """Each client with its training ``indices``, in the data set's own numbering, and their class ``histogram``."""
-        cut, histogram = self._ready, self.class_histogram()
-        for client_id in range(self.num_clients):
-            indices: list[int] = cut.train[client_id].tolist()
-            yield client_id, {"indices": indices, "histogram": histogram[client_id].tolist()}
-
-    def partition_record(self) -> dict[str, Any]:
-        """The partition in plain Python values: its ``sha256``, and all ``clients`` as `partition_rows` gives them."""
-        return {"sha256": self.partition_sha256(), "clients": dict(self.partition_rows())}
-
-    @property
-    def _ready(self) -> _Cut:
-        if self._cut is None:
-            raise RuntimeError(f"{type(self).__name__} has not read its data yet: call setup() first")
-        return self._cut
-
-    def _subset(self, available: int, most: int | None, purpose: str) -> IntArray:
-        """All indices, or a random choice, ascending."""
-        if most is None or most >= available:
-            return np.arange(available, dtype=np.int64)
-        chosen = numpy_generator(self.seed, "data", "subset", purpose).choice(available, most, replace=False)
-        return np.sort(chosen).astype(np.int64)
-
-    def _take_public(self, pool: IntArray) -> tuple[IntArray, IntArray]:
-        """Set the public samples aside: (public, rest)."""
-        if self.public_size == 0:
-            return pool[:0], pool
-        if self.public_size >= len(pool):
-            raise ConfigError(
-                f"data.public_size {self.public_size} leaves none of the {len(pool)} training samples to the clients: "
-                "lower it"
-            )
-        generator = numpy_generator(self.seed, "data", "public")
-        taken = np.zeros(len(pool), dtype=bool)
-        taken[generator.choice(len(pool), self.public_size, replace=False)] = True
-        return pool[taken], pool[~taken]
-
-
-def _checked(labels: IntArray, num_classes: int, what: str) -> IntArray:
-    """The labels as int64, in 0 … num_classes − 1.
-
-    Raises:
-        ConfigError: There are none, or one is out of range.
-    """
-    array = np.asarray(labels)
-    if array.ndim != 1 or len(array) == 0 or array.dtype.kind not in "iu":
-        raise ConfigError(
-            f"{what}: expected a list of integers, one per sample, found shape {array.shape} of {array.dtype}"
-        )
-    wrong = np.flatnonzero((array < 0) | (array >= num_classes))
-    if len(wrong):
-        raise ConfigError(
-            f"{what}: label {array[wrong[0]]} of sample {wrong[0]} is not in 0 … {num_classes - 1}: "
-            "correct the file or the number of classes"
-        )
-    return array.astype(np.int64)
+    def _all_here(self, what: str) -> None:
+        """Refuse what is made of everybody's data where only some clients are here."""
+        if self._ready.clients is not None:
+            raise ConfigError(f"{what} needs everybody's data: setup was asked for {named(self.clients)} only")

@@ -101,6 +101,16 @@ class CSR:
         """The same rows with every index ``i`` replaced by ``index_map[i]``."""
         return CSR(index_map[self.indices], self.offsets)
 
+    def only(self, rows: list[int]) -> CSR:
+        """As many rows, all empty but some.
+
+        Args:
+            rows: Those that stay, ascending.
+        """
+        sizes = np.zeros(len(self), dtype=np.int64)
+        sizes[rows] = self.sizes[rows]
+        return CSR.from_sizes(np.concatenate([self.indices[:0], *(self[row] for row in rows)]), sizes)
+
     def histogram(self, labels: IntArray, num_classes: int) -> IntArray:
         """Samples per client and class, shape (num_clients, num_classes)."""
         cells = self.owners() * num_classes + labels[self.indices]

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sized
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset
 
-from lit_fed.data.base import FederatedDataModule, Population, Split
+from lit_fed.data.base import FederatedDataModule, Subset
 from lit_fed.data.csr import IntArray
+from lit_fed.data.cut import Strata
 from lit_fed.data.worker_loader import WorkerLoader, WorkerPool
 from lit_fed.errors import ConfigError
 
 
 @dataclass(frozen=True)
 class Datasets:
-    """Map-style data sets of (x, y), and the labels without which nothing can be cut.
+    """Map-style data sets, and what partitions may cut them by.
+
+    A sample is (x, y), where x and y may be tensors, numbers, or nested lists and dictionaries of them, as PyTorch's
+    default collation takes them; or anything else that it takes, as long as no public set is asked for.
 
     Args:
         train: Training samples, with their random transforms.
-        train_labels: Their classes, counted from 0, shape (n,).
+        train_labels: Their classes, counted from 0, shape (n,); without classes other strata, or None for nothing.
         test: Test samples.
-        test_labels: Their classes, shape (m,).
+        test_labels: The same for the test samples, shape (m,).
         train_plain: The training samples without random transforms, for validation, calibration and public sets; None
             takes `train` for those as well.
         train_clients: The data set's own client of each training sample, counted from 0, shape (n,).
@@ -32,9 +37,9 @@ class Datasets:
     """
 
     train: Dataset[Any]
-    train_labels: IntArray
+    train_labels: IntArray | None
     test: Dataset[Any]
-    test_labels: IntArray
+    test_labels: IntArray | None
     train_plain: Dataset[Any] | None = None
     train_clients: IntArray | None = None
     test_clients: IntArray | None = None
@@ -44,7 +49,8 @@ class Datasets:
 class DatasetModule(FederatedDataModule):
     """Any map-style ``torch.utils.data.Dataset``, cut into clients and prepared by shared worker processes.
 
-    To bring your own, implement `build_datasets`, `num_classes` and `input_shape`::
+    To bring your own, implement `build_datasets` and `input_shape`, and give `num_classes` where targets are classes,
+    or `output_shape` where they are k numbers per sample::
 
         class Flowers(DatasetModule):
             num_classes = 102
@@ -81,13 +87,19 @@ class DatasetModule(FederatedDataModule):
         """Deterministic work on the inputs of a batch that is better done on the device, such as normalising."""
         return inputs
 
-    def population(self) -> Population:
-        """See `FederatedDataModule.population`."""
+    def read_strata(self) -> Strata:
+        """See `FederatedDataModule.read_strata`."""
         datasets = self.build_datasets()
         plain = datasets.train if datasets.train_plain is None else datasets.train_plain
         self._parts = {"train": datasets.train, "plain": plain, "test": datasets.test}
-        return Population(
-            datasets.train_labels, datasets.test_labels, datasets.train_clients, datasets.test_clients, datasets.source
+        return Strata(
+            datasets.train_labels,
+            datasets.test_labels,
+            _size(datasets.train, datasets.train_labels),
+            _size(datasets.test, datasets.test_labels),
+            datasets.train_clients,
+            datasets.test_clients,
+            datasets.source,
         )
 
     def move_to(self, device: torch.device) -> None:
@@ -101,7 +113,7 @@ class DatasetModule(FederatedDataModule):
 
     def make_loader(
         self,
-        split: Split,
+        subset: Subset,
         indices: IntArray,
         *,
         batch_size: int,
@@ -109,7 +121,7 @@ class DatasetModule(FederatedDataModule):
         training: bool = False,
     ) -> WorkerLoader:
         """See `FederatedDataModule.make_loader`."""
-        part = "plain" if split == "train" and not training else split
+        part = "plain" if subset == "train" and not training else subset
         return WorkerLoader(
             self._pool(training),
             part,
@@ -141,3 +153,12 @@ class DatasetModule(FederatedDataModule):
         if training not in self._pools:
             self._pools[training] = WorkerPool(self._parts, self.num_workers, self._device.type == "cuda")
         return self._pools[training]
+
+
+def _size(dataset: Dataset[Any], labels: IntArray | None) -> int:
+    """How many samples there are: as many as labels, or as the data set says."""
+    if labels is not None:
+        return len(labels)
+    if not isinstance(dataset, Sized):
+        raise ConfigError(f"{type(dataset).__name__} has neither a length nor labels: give it __len__")
+    return len(dataset)

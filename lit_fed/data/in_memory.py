@@ -13,8 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lit_fed.data.base import FederatedDataModule, Population, Split
+from lit_fed.data.base import FederatedDataModule, Subset
 from lit_fed.data.csr import IntArray
+from lit_fed.data.cut import Strata
+from lit_fed.data.targets import checked_targets
 from lit_fed.data.tensor_loader import TensorLoader
 from lit_fed.data.transforms import (
     Augmentation,
@@ -33,28 +35,34 @@ class Arrays:
 
     Args:
         x_train: Inputs in the model's layout, shape (n, *input_shape before any resizing), uint8, integer or floating.
-        y_train: Their classes, shape (n,).
+        y_train: Their classes, integers of shape (n,), or targets, floating-point numbers of shape (n,) or (n, k).
         x_test: Inputs, shape (m, …).
-        y_test: Their classes, shape (m,).
+        y_test: The same of the test samples.
         client_train: The data set's own client of each training sample, counted from 0, shape (n,).
         client_test: The same for the test samples.
         source: Where the arrays are from, for error messages.
+        strata_train: Where targets are no classes: what partitions such as `Dirichlet` cut by, counted from 0, shape
+            (n,); `quantile_strata` makes them of targets.
+        strata_test: The same for the test samples, shape (m,).
     """
 
     x_train: NDArray[Any]
-    y_train: IntArray
+    y_train: NDArray[Any]
     x_test: NDArray[Any]
-    y_test: IntArray
+    y_test: NDArray[Any]
     client_train: IntArray | None = None
     client_test: IntArray | None = None
     source: str = "the data set"
+    strata_train: IntArray | None = None
+    strata_test: IntArray | None = None
 
 
 class TensorDataModule(FederatedDataModule):
-    """A data set that is kept in memory as one tensor per split.
+    """A data set that is kept in memory as one tensor per part, training and test.
 
-    To bring your own, implement `load_arrays`, `num_classes` and `input_shape`; override `normalization` where the
-    stored values are not what the model should see, and `augmentation` for random transforms.
+    To bring your own, implement `load_arrays` and `input_shape`, and give `num_classes` where targets are classes, or
+    `output_shape` where they are k numbers per sample; override `normalization` where the stored values are not what
+    the model should see, and `augmentation` for random transforms.
 
     Args:
         kwargs: The population's settings, see `FederatedDataModule`.
@@ -62,8 +70,9 @@ class TensorDataModule(FederatedDataModule):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self._x: dict[Split, Tensor] = {}
-        self._y: dict[Split, Tensor] = {}
+        self._x: dict[Subset, Tensor] = {}
+        self._y: dict[Subset, Tensor] = {}
+        self._kept_rows: dict[Subset, IntArray] = {}  # the samples that were kept, where not all were
         self._public: tuple[Tensor, Tensor] | None = None  # inputs and their positions
         self._transforms: tuple[RandomTransform | None, Callable[[Tensor], Tensor] | None] | None = None
         self._device = torch.device("cpu")
@@ -80,30 +89,56 @@ class TensorDataModule(FederatedDataModule):
         """Random transform of training batches, applied to the stored values."""
         return None
 
-    def population(self) -> Population:
-        """See `FederatedDataModule.population`."""
+    def read_strata(self) -> Strata:
+        """See `FederatedDataModule.read_strata`."""
         arrays = self.load_arrays()
-        for split, x, y in (
+        for subset, x, y in (
             ("train", arrays.x_train, arrays.y_train),
             ("test", arrays.x_test, arrays.y_test),
         ):
             if len(x) != len(y):
-                raise ConfigError(f"{arrays.source}: {len(x)} {split} samples but {len(y)} labels: they must match")
+                raise ConfigError(f"{arrays.source}: {len(x)} {subset} samples but {len(y)} labels: they must match")
         self._x = {"train": _tensor(arrays.x_train, self._device), "test": _tensor(arrays.x_test, self._device)}
+        sizes, clients = (len(arrays.y_train), len(arrays.y_test)), (arrays.client_train, arrays.client_test)
+        if self.num_classes is None:
+            shape = self.output_shape
+            train = checked_targets(arrays.y_train, shape, f"training targets of {arrays.source}")
+            test = checked_targets(arrays.y_test, shape, f"test targets of {arrays.source}")
+            self._y = {"train": _tensor(train, self._device), "test": _tensor(test, self._device)}
+            return Strata(arrays.strata_train, arrays.strata_test, *sizes, *clients, arrays.source)
+        if arrays.strata_train is not None or arrays.strata_test is not None:
+            raise ConfigError(f"{arrays.source}: strata are for targets that are no classes, leave them out")
         labels = (np.asarray(arrays.y_train), np.asarray(arrays.y_test))
         self._y = {"train": _tensor(labels[0], self._device).long(), "test": _tensor(labels[1], self._device).long()}
-        return Population(*labels, arrays.client_train, arrays.client_test, arrays.source)
+        return Strata(*labels, *sizes, *clients, arrays.source)
+
+    def keep(self, train: IntArray, test: IntArray) -> None:
+        """Forget all other samples, so that they take no memory."""
+        kept: tuple[tuple[Subset, IntArray], ...] = (("train", train), ("test", test))
+        for subset, rows in kept:
+            if len(rows) < len(self._x[subset]):
+                chosen = torch.from_numpy(rows).to(self._device)
+                self._x[subset] = self._x[subset].index_select(0, chosen)
+                self._y[subset] = self._y[subset].index_select(0, chosen)
+                self._kept_rows[subset] = rows
+
+    def target_values(self, indices: IntArray) -> NDArray[np.float32] | None:
+        """See `DescribedPopulation.target_values`."""
+        if self.num_classes is not None:
+            return None
+        values: NDArray[np.float32] = self._y["train"].index_select(0, self._positions("train", indices)).cpu().numpy()
+        return values
 
     def move_to(self, device: torch.device) -> None:
         """Move the tensors to a device."""
         self._device = torch.device(device)
-        self._x = {split: x.to(device) for split, x in self._x.items()}
-        self._y = {split: y.to(device) for split, y in self._y.items()}
+        self._x = {subset: x.to(device) for subset, x in self._x.items()}
+        self._y = {subset: y.to(device) for subset, y in self._y.items()}
         self._public = None
 
     def make_loader(
         self,
-        split: Split,
+        subset: Subset,
         indices: IntArray,
         *,
         batch_size: int,
@@ -113,9 +148,9 @@ class TensorDataModule(FederatedDataModule):
         """See `FederatedDataModule.make_loader`."""
         augmentation, normalize = self._pipeline
         return TensorLoader(
-            self._x[split],
-            self._y[split],
-            torch.from_numpy(indices),
+            self._x[subset],
+            self._y[subset],
+            torch.from_numpy(self._stored(subset, indices)),
             batch_size,
             generator,
             augmentation if training else None,
@@ -129,7 +164,7 @@ class TensorDataModule(FederatedDataModule):
     ) -> TensorLoader:
         """See `FederatedDataModule.make_public_loader`; the loader holds a copy of the inputs, and no labels."""
         if self._public is None:
-            chosen = torch.from_numpy(indices).to(self._device)
+            chosen = self._positions("train", indices)
             positions = torch.arange(len(indices), device=self._device)
             self._public = (self._x["train"].index_select(0, chosen), positions)
         return TensorLoader(
@@ -141,6 +176,14 @@ class TensorDataModule(FederatedDataModule):
             self._pipeline[1],
             values_per_sample=math.prod(self.input_shape),
         )
+
+    def _stored(self, subset: Subset, indices: IntArray) -> IntArray:
+        """Where samples stand in the tensors."""
+        rows = self._kept_rows.get(subset)
+        return indices if rows is None else np.searchsorted(rows, indices)
+
+    def _positions(self, subset: Subset, indices: IntArray) -> Tensor:
+        return torch.from_numpy(self._stored(subset, indices)).to(self._device)
 
     @property
     def _pipeline(self) -> tuple[RandomTransform | None, Callable[[Tensor], Tensor] | None]:

@@ -1,11 +1,14 @@
-"""Partitions in which clients see different classes: shards, Dirichlet (LDA), a number of classes per client."""
+"""Partitions in which clients see different classes: shards, Dirichlet (LDA), a number of classes per client.
+
+Where a data set has other strata than classes, such as quantiles of its targets, these take the classes' place.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
 from lit_fed.data.csr import CSR, ClientIndices, IntArray
-from lit_fed.data.partition import Partition, class_index, equal_sizes
+from lit_fed.data.partition import Partition, Samples, check_draws, check_enough, class_index, equal_sizes, too_few
 from lit_fed.errors import ConfigError
 from lit_fed.seeding import numpy_generator
 
@@ -33,12 +36,13 @@ class Shards(Partition):
             raise ConfigError(f"Shards.shards_per_client is {shards_per_client}: it must be at least 1")
         self.shards_per_client = shards_per_client
 
-    def assign(self, labels: IntArray, num_clients: int, seed: int, client_ids: IntArray | None) -> CSR:
+    def assign(self, samples: Samples, num_clients: int, seed: int) -> CSR:
         """See `Partition.__call__`.
 
         Raises:
             ConfigError: s·N is no multiple of C, or a class has fewer samples than shards.
         """
+        labels = samples.strata_for(self)
         num_classes = 1 + int(labels.max())
         rows = self._class_rows(num_classes, num_clients, seed)
         shards_per_class = rows.size // num_classes
@@ -51,15 +55,9 @@ class Shards(Partition):
             )
         return self._deal(labels, rows, num_classes, numpy_generator(seed, "partition", "shards", "train"))
 
-    def split_test(
-        self,
-        train: CSR,
-        train_labels: IntArray,
-        test_labels: IntArray,
-        seed: int,
-        test_client_ids: IntArray | None = None,
-    ) -> ClientIndices:
+    def split_test(self, train: CSR, train_samples: Samples, test_samples: Samples, seed: int) -> ClientIndices:
         """The class rows of the training split, with shards cut from the test samples; see `Partition.split_test`."""
+        train_labels, test_labels = train_samples.strata_for(self), test_samples.strata_for(self)
         num_classes = 1 + int(train_labels.max())
         rows = self._class_rows(num_classes, len(train), seed)
         return self._deal(test_labels, rows, num_classes, numpy_generator(seed, "partition", "shards", "test"))
@@ -115,25 +113,17 @@ class Dirichlet(Partition):
     """
 
     def __init__(self, alpha: float = 0.5, min_samples: int = 10, max_retries: int = 1000, cap: bool = True) -> None:
-        if not (np.isfinite(alpha) and alpha > 0):
-            raise ConfigError(f"Dirichlet.alpha is {alpha}: the concentration must be a number above 0")
-        if min_samples < 1:
-            raise ConfigError(f"Dirichlet.min_samples is {min_samples}: every client needs at least 1 sample")
-        if max_retries < 1:
-            raise ConfigError(f"Dirichlet.max_retries is {max_retries}: it must be at least 1")
+        check_draws("Dirichlet", alpha, min_samples, max_retries)
         self.alpha, self.min_samples, self.max_retries, self.cap = alpha, min_samples, max_retries, cap
 
-    def assign(self, labels: IntArray, num_clients: int, seed: int, client_ids: IntArray | None) -> CSR:
+    def assign(self, samples: Samples, num_clients: int, seed: int) -> CSR:
         """See `Partition.__call__`.
 
         Raises:
             ConfigError: No draw gave every client `min_samples`.
         """
-        if self.min_samples * num_clients > len(labels):
-            raise ConfigError(
-                f"Dirichlet cannot give {num_clients} clients {self.min_samples} samples each from {len(labels)}: "
-                "lower partition.min_samples or data.num_clients"
-            )
+        labels = samples.strata_for(self)
+        check_enough("Dirichlet", self.min_samples, num_clients, len(labels))
         if not 0 <= seed < 2**32:
             raise ConfigError(f"data.seed is {seed}: Dirichlet needs a seed from 0 to 2**32 − 1")
         by_class = class_index(labels, 1 + int(labels.max()))
@@ -146,11 +136,7 @@ class Dirichlet(Partition):
                 if fewest >= self.min_samples:
                     return csr
                 smallest = max(smallest, fewest)
-        raise ConfigError(
-            f"Dirichlet(alpha={self.alpha}) gave some of {num_clients} clients fewer than {self.min_samples} samples "
-            f"in each of {self.max_retries} draws (best smallest client: {smallest}): raise partition.alpha or "
-            "partition.max_retries, or lower partition.min_samples or data.num_clients"
-        )
+        raise ConfigError(too_few("Dirichlet", self.alpha, num_clients, self.min_samples, self.max_retries, smallest))
 
     def _draw(self, by_class: CSR, num_clients: int, random: np.random.RandomState) -> CSR | None:
         """One draw; None where the shares of a class vanish, which happens for a tiny α."""
@@ -202,12 +188,13 @@ class ClassesPerClient(Partition):
             )
         self.k, self.samples_per_client = k, samples_per_client
 
-    def assign(self, labels: IntArray, num_clients: int, seed: int, client_ids: IntArray | None) -> CSR:
+    def assign(self, samples: Samples, num_clients: int, seed: int) -> CSR:
         """See `Partition.__call__`.
 
         Raises:
             ConfigError: There are fewer than k classes, or a class has too few samples for its clients.
         """
+        labels = samples.strata_for(self)
         num_classes = 1 + int(labels.max())
         if self.k > num_classes:
             raise ConfigError(f"ClassesPerClient.k is {self.k}, but there are only {num_classes} classes: lower it")

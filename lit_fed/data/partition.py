@@ -1,12 +1,13 @@
 """Partitions: how one data set becomes many clients'.
 
-A `Partition` is a function of (labels, number of clients, seed), stateless and without side effects, and vectorised:
+A `Partition` is a function of (samples, number of clients, seed), stateless and without side effects, and vectorised:
 100,000 clients are cut in one sweep. To write one, subclass `Partition` and implement `assign`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,70 +16,98 @@ from lit_fed.errors import ConfigError
 from lit_fed.seeding import numpy_generator
 
 
+@dataclass(frozen=True)
+class Samples:
+    """What a partition may know of the samples that it cuts: how many there are, and what a data set tells of each.
+
+    Args:
+        size: The number of samples, n.
+        strata: The class of each sample, or another stratum, counted from 0, shape (n,), where the data set has any.
+        clients: The data set's own client of each sample, counted from 0, shape (n,), where it has one.
+        source: Where the samples are from, for error messages.
+    """
+
+    size: int
+    strata: IntArray | None = None
+    clients: IntArray | None = None
+    source: str = "the data set"
+
+    @classmethod
+    def of(cls, strata: IntArray, clients: IntArray | None = None) -> Samples:
+        """Samples with a stratum each."""
+        return cls(len(strata), np.asarray(strata, dtype=np.int64), clients)
+
+    def strata_for(self, partition: Partition) -> IntArray:
+        """The stratum of each sample, for a partition that cannot do without.
+
+        Raises:
+            ConfigError: There are none.
+        """
+        if self.strata is None:
+            raise ConfigError(
+                f"partition {type(partition).__name__} needs the class (or another stratum) of each sample, which "
+                f"{self.source} does not tell: choose IID, Quantity or Natural, or a data set with strata"
+            )
+        return self.strata
+
+
 class Partition(ABC):
     """Cuts training samples into clients, and test samples to match.
 
     Every random choice derives from the seed that is passed in.
     """
 
-    def __call__(self, labels: IntArray, num_clients: int, seed: int, client_ids: IntArray | None = None) -> CSR:
+    def __call__(self, samples: Samples, num_clients: int, seed: int) -> CSR:
         """Cut the samples.
 
         Args:
-            labels: Class of each sample, counted from 0, shape (n,).
+            samples: What is known of the training samples.
             num_clients: How many clients to make.
             seed: The partition's seed.
-            client_ids: The data set's own client of each sample, counted from 0, shape (n,), where it has one.
 
         Returns:
-            Positions in `labels`, by client. Every client holds at least one.
+            Positions in the samples, by client. Every client holds at least one.
 
         Raises:
-            ConfigError: The labels cannot be cut like that.
+            ConfigError: The samples cannot be cut like that.
         """
-        labels = np.asarray(labels, dtype=np.int64)
         if num_clients < 1:
             raise ConfigError(f"data.num_clients is {num_clients}: a population needs at least 1 client")
-        if len(labels) < num_clients:
+        if samples.size < num_clients:
             raise ConfigError(
-                f"{len(labels)} training samples cannot be shared among {num_clients} clients: "
-                "lower data.num_clients, data.public_size or use a larger data set"
+                f"{samples.size} training samples cannot be shared among {num_clients} clients: "
+                "lower data.num_clients, algorithm.public_size or use a larger data set"
             )
-        if labels.min() < 0:
-            position = int(labels.argmin())
-            raise ConfigError(f"label {labels[position]} of sample {position} is negative: count classes from 0")
-        return self.assign(labels, num_clients, seed, client_ids)
+        strata = samples.strata
+        if strata is not None and strata.min() < 0:
+            position = int(strata.argmin())
+            raise ConfigError(f"label {strata[position]} of sample {position} is negative: count classes from 0")
+        return self.assign(samples, num_clients, seed)
 
     @abstractmethod
-    def assign(self, labels: IntArray, num_clients: int, seed: int, client_ids: IntArray | None) -> CSR:
+    def assign(self, samples: Samples, num_clients: int, seed: int) -> CSR:
         """Cut the samples; the arguments have been checked. See `__call__`."""
 
-    def split_test(
-        self,
-        train: CSR,
-        train_labels: IntArray,
-        test_labels: IntArray,
-        seed: int,
-        test_client_ids: IntArray | None = None,
-    ) -> ClientIndices:
+    def split_test(self, train: CSR, train_samples: Samples, test_samples: Samples, seed: int) -> ClientIndices:
         """Give each client test samples that match its training samples.
 
-        The default draws per class min(training samples of the client, test samples of the class) random test samples
-        without repetition; clients may share test samples. It is the test split that the public code of FedDr+ makes
-        for its Dirichlet partition.
+        The default draws per stratum min(training samples of the client, test samples of the stratum) random test
+        samples without repetition; clients may share test samples. It is the test split that the public code of FedDr+
+        makes for its Dirichlet partition. Samples without strata are one stratum.
 
         Args:
             train: What `__call__` returned.
-            train_labels: The labels that were cut, shape (n,).
-            test_labels: Class of each test sample, shape (m,).
+            train_samples: What was cut.
+            test_samples: What is known of the test samples.
             seed: The partition's seed.
-            test_client_ids: The data set's own client of each test sample, shape (m,), where it has one.
 
         Returns:
-            Positions in `test_labels`, by client.
+            Positions in the test samples, by client.
         """
-        del test_client_ids
-        return MatchedTestSplit(train, train_labels, test_labels, seed)
+        train_strata, test_strata = train_samples.strata, test_samples.strata
+        if train_strata is None or test_strata is None:
+            train_strata, test_strata = (np.zeros(s.size, dtype=np.int64) for s in (train_samples, test_samples))
+        return MatchedTestSplit(train, train_strata, test_strata, seed)
 
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
@@ -122,20 +151,53 @@ class IID(Partition):
     The test samples are dealt out the same way, in disjoint parts.
     """
 
-    def assign(self, labels: IntArray, num_clients: int, seed: int, client_ids: IntArray | None) -> CSR:
+    def assign(self, samples: Samples, num_clients: int, seed: int) -> CSR:
         """See `Partition.__call__`."""
-        return _deal(len(labels), num_clients, numpy_generator(seed, "partition", "iid"))
+        return _deal(samples.size, num_clients, numpy_generator(seed, "partition", "iid"))
 
-    def split_test(
-        self,
-        train: CSR,
-        train_labels: IntArray,
-        test_labels: IntArray,
-        seed: int,
-        test_client_ids: IntArray | None = None,
-    ) -> ClientIndices:
+    def split_test(self, train: CSR, train_samples: Samples, test_samples: Samples, seed: int) -> ClientIndices:
         """See `Partition.split_test`; with fewer test samples than clients some clients get none."""
-        return _deal(len(test_labels), len(train), numpy_generator(seed, "partition", "iid", "test"))
+        return _deal(test_samples.size, len(train), numpy_generator(seed, "partition", "iid", "test"))
+
+
+class Quantity(Partition):
+    """Clients hold random samples, but unequally many: q ~ Dir(α·1_N), and client k gets the share q_k of them.
+
+    The shares are drawn anew until the smallest client holds at least `min_samples`. The smaller α, the more unequal
+    the sizes. Nothing need be known of the samples.
+
+    Li et al., "Federated Learning on Non-IID Data Silos: An Experimental Study", ICDE 2022, arXiv:2102.02079
+    (its quantity skew).
+
+    Args:
+        alpha: α > 0, the concentration.
+        min_samples: The fewest training samples a client may hold.
+        max_retries: How many times to draw before giving up.
+    """
+
+    def __init__(self, alpha: float = 0.5, min_samples: int = 10, max_retries: int = 1000) -> None:
+        check_draws("Quantity", alpha, min_samples, max_retries)
+        self.alpha, self.min_samples, self.max_retries = alpha, min_samples, max_retries
+
+    def assign(self, samples: Samples, num_clients: int, seed: int) -> CSR:
+        """See `Partition.__call__`.
+
+        Raises:
+            ConfigError: No draw gave every client `min_samples`.
+        """
+        check_enough("Quantity", self.min_samples, num_clients, samples.size)
+        generator = numpy_generator(seed, "partition", "quantity")
+        smallest = 0
+        for _ in range(self.max_retries):
+            shares = generator.dirichlet(np.full(num_clients, self.alpha))
+            if not shares.sum() > 0:  # a tiny α underflows
+                continue
+            cuts = (np.cumsum(shares) * samples.size).astype(np.int64)[:-1]
+            sizes = np.diff(cuts, prepend=0, append=samples.size)
+            if sizes.min() >= self.min_samples:
+                return CSR.from_sizes(generator.permutation(samples.size), sizes)
+            smallest = max(smallest, int(sizes.min()))
+        raise ConfigError(too_few("Quantity", self.alpha, num_clients, self.min_samples, self.max_retries, smallest))
 
 
 class Natural(Partition):
@@ -146,42 +208,35 @@ class Natural(Partition):
     other clients (UCI-HAR's official split), the default of `Partition.split_test` takes over.
     """
 
-    def assign(self, labels: IntArray, num_clients: int, seed: int, client_ids: IntArray | None) -> CSR:
+    def assign(self, samples: Samples, num_clients: int, seed: int) -> CSR:
         """See `Partition.__call__`.
 
         Raises:
             ConfigError: The data set knows no clients, or too few.
         """
-        if client_ids is None:
+        if samples.clients is None:
             raise ConfigError(
                 "partition Natural needs a data set that names the client of each sample (an array file's "
                 "client_train, a folder per client), and this one does not: choose IID, Dirichlet, Shards …"
             )
-        csr = CSR.from_owners(np.arange(len(labels)), np.asarray(client_ids, dtype=np.int64), num_clients)
+        csr = CSR.from_owners(np.arange(samples.size), np.asarray(samples.clients, dtype=np.int64), num_clients)
         empty = np.flatnonzero(csr.sizes == 0)
         if len(empty):
             raise ConfigError(
                 f"client {empty[0]} has no training samples under partition Natural: the data set has "
-                f"{len(np.unique(client_ids))} clients with samples, lower data.num_clients (it is {num_clients}) "
-                "or data.public_size"
+                f"{len(np.unique(samples.clients))} clients with samples, lower data.num_clients (it is {num_clients}) "
+                "or algorithm.public_size"
             )
         return csr
 
-    def split_test(
-        self,
-        train: CSR,
-        train_labels: IntArray,
-        test_labels: IntArray,
-        seed: int,
-        test_client_ids: IntArray | None = None,
-    ) -> ClientIndices:
+    def split_test(self, train: CSR, train_samples: Samples, test_samples: Samples, seed: int) -> ClientIndices:
         """See `Partition.split_test`."""
-        if test_client_ids is not None:
-            owners = np.asarray(test_client_ids, dtype=np.int64)
-            split = CSR.from_owners(np.arange(len(test_labels)), owners, len(train))
+        if test_samples.clients is not None:
+            owners = np.asarray(test_samples.clients, dtype=np.int64)
+            split = CSR.from_owners(np.arange(test_samples.size), owners, len(train))
             if len(split.indices):
                 return split
-        return super().split_test(train, train_labels, test_labels, seed)
+        return super().split_test(train, train_samples, test_samples, seed)
 
 
 def class_index(labels: IntArray, num_classes: int) -> CSR:
@@ -192,6 +247,42 @@ def class_index(labels: IntArray, num_classes: int) -> CSR:
 def equal_sizes(total: int, parts: int) -> IntArray:
     """Sizes of `parts` pieces of `total`, the first ones larger by one where it does not divide."""
     return np.full(parts, total // parts, dtype=np.int64) + (np.arange(parts) < total % parts)
+
+
+def check_draws(name: str, alpha: float, min_samples: int, max_retries: int) -> None:
+    """Check the settings of a partition that draws Dirichlet shares until no client is too small.
+
+    Raises:
+        ConfigError: One is out of range.
+    """
+    if not (np.isfinite(alpha) and alpha > 0):
+        raise ConfigError(f"{name}.alpha is {alpha}: the concentration must be a number above 0")
+    if min_samples < 1:
+        raise ConfigError(f"{name}.min_samples is {min_samples}: every client needs at least 1 sample")
+    if max_retries < 1:
+        raise ConfigError(f"{name}.max_retries is {max_retries}: it must be at least 1")
+
+
+def check_enough(name: str, min_samples: int, num_clients: int, size: int) -> None:
+    """Check that so many clients can hold so many samples each.
+
+    Raises:
+        ConfigError: They cannot.
+    """
+    if min_samples * num_clients > size:
+        raise ConfigError(
+            f"{name} cannot give {num_clients} clients {min_samples} samples each from {size}: "
+            "lower partition.min_samples or data.num_clients"
+        )
+
+
+def too_few(name: str, alpha: float, num_clients: int, min_samples: int, max_retries: int, best: int) -> str:
+    """What to say where no draw gave every client enough samples."""
+    return (
+        f"{name}(alpha={alpha}) gave some of {num_clients} clients fewer than "
+        f"{min_samples} samples in each of {max_retries} draws (best smallest client: {best}): raise partition.alpha "
+        "or partition.max_retries, or lower partition.min_samples or data.num_clients"
+    )
 
 
 def _deal(num_samples: int, num_clients: int, generator: np.random.Generator) -> CSR:

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from lightning.fabric.utilities import move_data_to_device
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from lit_fed.data.csr import IntArray
@@ -34,30 +33,37 @@ class Key(NamedTuple):
     seed: int
     """Of every random number that its transforms draw."""
     position: int | None
-    """What to hand out in place of the label; None for the label."""
+    """What to hand out in place of all but the inputs; None to hand out the sample as it is."""
 
 
-class KeyedDataset(Dataset[tuple[Any, Any]]):
+class KeyedDataset(Dataset[Any]):
     """Several data sets behind one: a key names the data set, the sample and the seed.
 
     Args:
-        parts: Map-style data sets of (x, y) by name.
+        parts: Map-style data sets by name.
     """
 
     def __init__(self, parts: Mapping[str, Dataset[Any]]) -> None:
         self._parts = dict(parts)
 
-    def __getitem__(self, key: Key) -> tuple[Any, Any]:
+    def __getitem__(self, key: Key) -> Any:
         with isolated_randomness(key.seed):
-            x, y = self._parts[key.part][key.sample]
-        return x, (y if key.position is None else key.position)
+            sample = self._parts[key.part][key.sample]
+        if key.position is None:
+            return sample
+        if not isinstance(sample, tuple | list) or len(sample) < 2:
+            raise ConfigError(
+                f"a public set needs samples of (x, y), of which only x is handed out, not {type(sample).__name__}: "
+                "let the data set give pairs"
+            )
+        return sample[0], key.position
 
 
 class WorkerPool:
     """The worker processes, started at the first batch and kept.
 
     Args:
-        parts: Map-style data sets of (x, y) by name.
+        parts: Map-style data sets by name.
         num_workers: Processes; 0 prepares the batches in the calling process.
         pin_memory: Whether batches are meant for an accelerator.
     """
@@ -121,7 +127,7 @@ class WorkerLoader:
         batch_size: Samples per batch; the last batch may be smaller.
         generator: A CPU generator to shuffle and to seed the transforms with; None keeps the order and seeds every
             sample by its index.
-        finish: Applied to the inputs of a batch on the device.
+        finish: Applied to the inputs of a batch on the device: its first entry, or all of it where it has no entries.
         device: Where batches go.
         drop_last: Leave out the last batch where it is smaller than the others; data that do not fill a single batch
             are kept.
@@ -149,13 +155,16 @@ class WorkerLoader:
     def __len__(self) -> int:
         return -(-self.num_samples // self.batch_size)
 
-    def __iter__(self) -> Iterator[tuple[Any, Tensor]]:
-        """One pass over the samples in (x, y) batches."""
+    def __iter__(self) -> Iterator[Any]:
+        """One pass over the samples, in (x, y) batches where samples are (x, y)."""
         if self.num_samples == 0:
             return
-        for x, y in self._pool.batches(self._keys()):
-            inputs, targets = move_data_to_device((x, y), self._device)
-            yield self._finish(inputs), targets
+        for prepared in self._pool.batches(self._keys()):
+            batch = move_data_to_device(prepared, self._device)
+            if isinstance(batch, tuple | list):
+                yield (self._finish(batch[0]), *batch[1:])
+            else:
+                yield self._finish(batch)
 
     def _keys(self) -> list[list[Key]]:
         count, generator = self.num_samples, self._generator

@@ -14,7 +14,7 @@ from lit_fed.classifier import Classifier
 from lit_fed.client import ClientContext, Phase
 from lit_fed.errors import ConfigError
 from lit_fed.losses import proximal
-from lit_fed.payload import ClientUpdate, Payload, add_prefix, split_prefix
+from lit_fed.engine.payload import ClientUpdate, Payload, add_prefix, split_prefix
 
 OWN = "own."  # in a client's state: its personal model v
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.methods.server import ServerOptimizer, decay, scaled
-from lit_fed.payload import Payload
+from lit_fed.engine.payload import Payload
 
 
 class FedAvgM(ServerOptimizer):

@@ -17,7 +17,7 @@ from lit_fed.classifier import Classifier
 from lit_fed.client import ClientContext, ClientModule
 from lit_fed.errors import CheckpointError, ConfigError
 from lit_fed.methods.fedavg import FedAvg
-from lit_fed.payload import ClientUpdate, Payload, add_prefix, split_prefix
+from lit_fed.engine.payload import ClientUpdate, Payload, add_prefix, split_prefix
 
 if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule

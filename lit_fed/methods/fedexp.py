@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from lit_fed.methods.server import ServerOptimizer, norm, positive, scaled
-from lit_fed.payload import ClientUpdate, Payload
-from lit_fed.reducers import Reducer, WeightedMean
+from lit_fed.engine.payload import ClientUpdate, Payload
+from lit_fed.engine.reducers import Reducer, WeightedMean
 
 SQUARED_NORM = "squared_norm"
 

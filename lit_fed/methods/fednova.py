@@ -18,9 +18,9 @@ from lit_fed.client import ClientContext, ClientModule
 from lit_fed.errors import ConfigError
 from lit_fed.methods.server import ServerOptimizer, scaled
 from lit_fed.optimization import EffectiveSteps
-from lit_fed.payload import ClientUpdate, Payload
-from lit_fed.reducers import Reducer, WeightedMean
-from lit_fed.strategy import Workers
+from lit_fed.engine.payload import ClientUpdate, Payload
+from lit_fed.engine.reducers import Reducer, WeightedMean
+from lit_fed.engine.strategy import Workers
 
 if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.methods.server import ServerOptimizer, decay, positive
-from lit_fed.payload import Payload
+from lit_fed.engine.payload import Payload
 
 
 class FedOpt(ServerOptimizer):

@@ -1,34 +1,42 @@
 """FedProx.
 
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: "Federated Optimization in Heterogeneous Networks", MLSys 2020,
-Algorithm 2. The server is FedAvg's: `lit_fed.methods.fedavg.FedAvg`.
+Algorithm 2.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from lit_fed.classifier import Classifier
+from lit_fed.engine.algorithm import Terms
+from lit_fed.engine.client import Client
 from lit_fed.errors import ConfigError
-from lit_fed.regularizers import Prox
+from lit_fed.methods.fedavg import FedAvg
+from lit_fed.methods.regularizers import Prox
 
 
-class FedProx(Classifier):
-    r"""A classifier that stays near the global model: :math:`\mathrm{CE} + \tfrac{\mu}{2}\|w - w_g\|^2`.
+class FedProx(FedAvg):
+    r"""Clients stay near the global model: :math:`\ell + \tfrac{\mu}{2}\|w - w_g\|^2`, with ℓ the task's own loss.
 
     The distance runs over the parameters that the server sent. Under a plain ``lightning.Trainer``, where nothing is
     received, the term is absent.
 
     Args:
         mu: Weight μ of the proximal term; 0 is FedAvg.
-        kwargs: Passed on to `lit_fed.classifier.Classifier`.
+        kwargs: The settings of `lit_fed.methods.fedavg.FedAvg`.
 
     Raises:
         ConfigError: For a negative μ.
     """
 
+    needs = frozenset({"loss"})
+
     def __init__(self, mu: float = 0.01, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if mu < 0:
-            raise ConfigError(f"model.mu is {mu}; the proximal weight must not be negative")
-        self.regularizers.insert(0, Prox(weight=mu))
+        if not mu >= 0:
+            raise ConfigError(f"algorithm.mu is {mu}; the proximal weight must not be negative")
+        self.prox = Prox(weight=mu)
+
+    def objective(self, client: Client, batch: Any) -> Terms:
+        """The task's loss and the distance to the global model."""
+        return self.prox.around(client, batch, super().objective)

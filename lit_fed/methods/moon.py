@@ -14,7 +14,7 @@ from lit_fed.classifier import Classifier
 from lit_fed.errors import ConfigError
 from lit_fed.losses import model_contrast
 from lit_fed.networks import Outputs
-from lit_fed.payload import add_prefix, split_prefix
+from lit_fed.engine.payload import add_prefix, split_prefix
 from lit_fed.regularizers import Regularizer
 
 PREVIOUS = "previous."  # in a client's state: its model as it last left it

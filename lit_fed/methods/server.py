@@ -19,7 +19,7 @@ from torch import Tensor
 from lit_fed.client import ClientModule
 from lit_fed.errors import CheckpointError, ConfigError
 from lit_fed.methods.fedavg import FedAvg
-from lit_fed.payload import Payload
+from lit_fed.engine.payload import Payload
 
 if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule

@@ -43,7 +43,8 @@ class Numbered(TensorDataModule):
         return Arrays(x_train, np.arange(self.count) % 4, x_test, np.arange(100) % 4, clients, source="numbers.npz")
 
 
-def ready(module: FederatedDataModule) -> Any:
+def ready(module: FederatedDataModule, public_size: int = 0, calibration_fraction: float = 0.0) -> Any:
+    module.reserve(public_size, calibration_fraction)
     module.prepare_data()
     module.setup("fit")
     return module
@@ -65,16 +66,8 @@ def test_train_validation_calibration_and_public_sets_do_not_overlap(partition, 
     num_clients = 5 if isinstance(partition, Natural) else 8
     if isinstance(partition, (Shards, ClassesPerClient)):
         public = min(public, 40)  # every class must remain large enough
-    data = ready(
-        Numbered(
-            num_clients=num_clients,
-            partition=partition,
-            val_fraction=val,
-            calibration_fraction=calibration,
-            public_size=public,
-            seed=seed,
-        )
-    )
+    module = Numbered(num_clients=num_clients, partition=partition, val_fraction=val, seed=seed)
+    data = ready(module, public, calibration)
     seen: list[int] = []
     for client_id in range(num_clients):
         train = inputs_of(data.train_loader(client_id, torch.Generator()))
@@ -94,7 +87,7 @@ def test_train_validation_calibration_and_public_sets_do_not_overlap(partition, 
 
 
 def test_targets_belong_to_their_inputs():
-    data = ready(Numbered(num_clients=4, val_fraction=0.1, calibration_fraction=0.1))
+    data = ready(Numbered(num_clients=4, val_fraction=0.1), calibration_fraction=0.1)
     loaders = [data.train_loader(1, torch.Generator()), data.val_loader(), data.calibration_loader(2)]
     for loader in [*loaders, data.test_loader(), data.test_loader(3)]:
         for x, y in loader:
@@ -102,7 +95,7 @@ def test_targets_belong_to_their_inputs():
 
 
 def test_the_public_loader_yields_positions_and_reaches_no_labels():
-    data = ready(Numbered(num_clients=4, public_size=60, batch_size=7, test_batch_size=25))
+    data = ready(Numbered(num_clients=4, batch_size=7, test_batch_size=25), public_size=60)
     fixed = data.public_loader()
     assert (len(fixed), fixed.num_samples) == (3, 60)
     indices = torch.cat([index for _, index in fixed])
@@ -119,8 +112,8 @@ def test_the_public_loader_yields_positions_and_reaches_no_labels():
 
 
 def test_everything_is_a_function_of_the_seed():
-    settings_ = {"num_clients": 8, "val_fraction": 0.2, "public_size": 40, "partition": Dirichlet(0.5, min_samples=1)}
-    records = [ready(Numbered(seed=seed, **settings_)).partition_record() for seed in (0, 0, 1)]
+    settings_ = {"num_clients": 8, "val_fraction": 0.2, "partition": Dirichlet(0.5, min_samples=1)}
+    records = [ready(Numbered(seed=seed, **settings_), public_size=40).partition_record() for seed in (0, 0, 1)]
     assert records[0] == records[1]
     assert records[0]["sha256"] != records[2]["sha256"]
 
@@ -156,6 +149,7 @@ def test_setup_is_idempotent_and_required():
         data.num_samples(0)
     record = ready(data).partition_record()
     data.setup("test")
+    data.reserve()  # what was reserved before, nothing
     assert data.partition_record() == record
 
 
@@ -166,7 +160,7 @@ def test_drop_last_concerns_training_only():
 
 
 def test_100_000_clients_cost_no_more_per_call_than_ten():
-    data = ready(Numbered(count=400_000, num_clients=100_000, calibration_fraction=0.25))
+    data = ready(Numbered(count=400_000, num_clients=100_000), calibration_fraction=0.25)
     assert data.num_clients == 100_000
     generator = torch.Generator()
 
@@ -249,20 +243,22 @@ class FloatLabels(Numbered):
         (lambda: Numbered(batch_size=0), "data.batch_size is 0"),
         (lambda: Numbered(test_batch_size=0), "data.test_batch_size is 0"),
         (lambda: Numbered(val_fraction=1.0), "data.val_fraction is 1.0"),
-        (lambda: Numbered(calibration_fraction=-0.1), "data.calibration_fraction is -0.1"),
-        (lambda: Numbered(val_fraction=0.5, calibration_fraction=0.5), "leave nothing"),
+        (lambda: Numbered().reserve(calibration_fraction=-0.1), "algorithm.calibration_fraction is -0.1"),
+        (lambda: Numbered(val_fraction=0.5).reserve(calibration_fraction=0.5), "leave nothing"),
+        (lambda: ready(Numbered(), 5).reserve(6), "cut with algorithm.public_size 5 and algorithm.calibration"),
+        (lambda: ready(Numbered()).reserve(0, 0.1), "cannot be cut again with 0 and 0.1"),
         (lambda: Numbered(num_clients=0), "data.num_clients is 0"),
-        (lambda: Numbered(public_size=-1), "data.public_size is -1"),
+        (lambda: Numbered().reserve(-1), "algorithm.public_size is -1"),
         (lambda: Numbered(max_train_samples=0), "data.max_train_samples is 0"),
-        (lambda: ready(Numbered(public_size=400)), "data.public_size 400 leaves none of the 400"),
+        (lambda: ready(Numbered(), 400), "algorithm.public_size 400 leaves none of the 400"),
         (lambda: ready(Numbered(num_clients=401)), "400 training samples cannot be shared among 401"),
         (lambda: ready(Mislabeled()), "training labels of numbers.npz: label 3 of sample 3 is not in 0 … 2"),
         (lambda: ready(Uneven()), "a.npz: 5 train samples but 4 labels"),
         (lambda: ready(OddClients()), "a.npz: 3 client ids for 5 samples"),
         (lambda: ready(FloatLabels()), "training labels of a.npz: expected a list of integers"),
         (lambda: ready(Numbered()).val_loader(), "set data.val_fraction"),
-        (lambda: ready(Numbered()).calibration_loader(0), "set data.calibration_fraction"),
-        (lambda: ready(Numbered()).public_loader(), "set data.public_size"),
+        (lambda: ready(Numbered()).calibration_loader(0), "set algorithm.calibration_fraction"),
+        (lambda: ready(Numbered()).public_loader(), "set algorithm.public_size"),
         (lambda: ready(Numbered()).train_loader(10, torch.Generator()), "client 10 does not exist"),
         (lambda: ready(Numbered()).test_loader(-1), "client -1 does not exist"),
     ],
@@ -275,8 +271,8 @@ def test_errors_say_what_is_wrong(build, message):
 
 
 def test_public_accuracy_counts_right_classes_and_gives_no_labels():
-    data = ready(Numbered(num_clients=4, public_size=60))
-    labels = data._cut.labels[data._cut.public]
+    data = ready(Numbered(num_clients=4), public_size=60)
+    labels = data._cut.strata[data._cut.public]
     guess = labels.copy()
     guess[:15] = (guess[:15] + 1) % data.num_classes
     assert data.public_accuracy(guess) == 0.75  # 45 of 60

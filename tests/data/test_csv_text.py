@@ -26,7 +26,9 @@ def write(folder: Path, rows: list[str] = ROWS, header: str = "label,text") -> P
 
 
 def ready(folder: Path, **kwargs: Any) -> CSVText:
+    public_size = kwargs.pop("public_size", 0)
     data = CSVText(root=str(folder), num_clients=1, **({"length": 6} | kwargs))
+    data.reserve(public_size)
     data.setup()
     return data
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from jsonargparse import ArgumentParser
 
-from lit_fed.data import ClassesPerClient, Digits, Dirichlet, FederatedDataModule, Natural, Shards
+from lit_fed.data import Diabetes, Digits, Dirichlet, FederatedDataModule, Natural, Quantity, Shards
 
 FOLDER = Path(__file__).parents[2] / "configs" / "data"
 CONFIGS = sorted(FOLDER.glob("*.yaml"))
@@ -38,16 +38,16 @@ def test_every_configuration_parses_and_says_what_it_is(path):
     resolved = parser().dump(parser().parse_args(["--config", str(path)]))
     again = parser().parse_string(resolved)
     assert parser().dump(again) == resolved
-    if isinstance(data, Digits):
+    if isinstance(data, Digits | Diabetes):
         data.setup()
         x, y = next(iter(data.train_loader(0, torch.Generator())))
         assert x.shape[1:] == data.input_shape
-        assert y.dtype == torch.int64
+        assert y.dtype == (torch.int64 if data.num_classes else torch.float32)
         assert data.test_loader(0).num_samples > 0
 
 
 def test_there_is_a_configuration_for_each_data_set():
-    assert len(CONFIGS) == 15
+    assert len(CONFIGS) == 16
 
 
 def test_short_names_and_single_settings():
@@ -56,13 +56,13 @@ def test_short_names_and_single_settings():
     )
     assert isinstance(data.partition, Dirichlet)
     assert (data.num_clients, data.partition.alpha) == (4, 2.0)
-    for partition, cls in (("Shards", Shards), ("ClassesPerClient", ClassesPerClient), ("Natural", Natural)):
+    for partition, cls in (("Shards", Shards), ("Quantity", Quantity), ("Natural", Natural)):
         assert isinstance(parse("--data", "Digits", "--data.partition", partition).partition, cls)
 
 
-@pytest.mark.parametrize("option", ["--data.num_client", "--data.partition.alfa"])
+@pytest.mark.parametrize("option", ["--data.num_client", "--data.partition.alfa", "--data.public_size"])
 def test_unknown_settings_fail(option):
-    with pytest.raises(Exception, match=r"alfa|num_client"):
+    with pytest.raises(Exception, match=r"alfa|num_client|public_size"):
         parse("--data", "Digits", "--data.partition", "Dirichlet", option, "4")
 
 

@@ -246,7 +246,8 @@ def test_fewer_natural_clients_are_the_first_ones(tmp_path):
         ({"y_train": np.array([0, 1, 2, -1] * 3)}, {}, "label -1 of sample 3"),
         ({"y_test": np.array([0, 1, 2, 3, 4, 5])}, {}, "label 3 of sample 3 is not in 0 … 2"),
         ({}, {"num_classes": 2}, "label 2 of sample 2 is not in 0 … 1"),
-        ({"y_train": np.arange(12) / 2}, {}, "expected a list of integers"),
+        ({"y_train": np.arange(12) / 2}, {"num_classes": 3}, "expected a list of integers"),
+        ({"y_train": np.arange(12) / 2}, {}, "a.npz are int64: without classes give floating-point numbers"),
         ({"y_train": np.arange(11) % 3}, {}, "12 train samples but 11 labels"),
         ({"y_train": np.array([None] * 12)}, {}, "cannot be read"),
         ({"x_test": np.zeros((6, 4, 5), dtype=np.uint8)}, {}, "differ in shape"),
@@ -284,7 +285,9 @@ def test_archives_that_are_none(tmp_path):
 
 
 def test_moving_to_a_device_keeps_the_data():
-    data = ready(Digits(num_clients=3, partition=Dirichlet(1.0), public_size=20))
+    data = Digits(num_clients=3, partition=Dirichlet(1.0))
+    data.reserve(public_size=20)
+    ready(data)
     before = [everything(data.test_loader())[0], everything(data.public_loader())[0]]
     data.move_to(torch.device("cpu"))
     after = [everything(data.test_loader())[0], everything(data.public_loader())[0]]

@@ -39,7 +39,8 @@ class NoisyModule(DatasetModule):
 
 
 def noisy(num_workers: int, **kwargs: Any) -> NoisyModule:
-    data = NoisyModule(num_workers=num_workers, num_clients=3, batch_size=8, public_size=12, **kwargs)
+    data = NoisyModule(num_workers=num_workers, num_clients=3, batch_size=8, **kwargs)
+    data.reserve(public_size=12)
     data.setup()
     return data
 
@@ -172,10 +173,11 @@ def test_client_folders_are_the_clients(split, tmp_path):
 
 def test_client_folders_do_not_depend_on_the_number_of_workers(tmp_path):
     write_folders(tmp_path, split=False)
-    settings: dict[str, Any] = {"image_size": 6, "crop_padding": 2, "horizontal_flip": True, "public_size": 2}
+    settings: dict[str, Any] = {"image_size": 6, "crop_padding": 2, "horizontal_flip": True}
     both = []
     for num_workers in (0, 2):
         data = ClientFolders(root=str(tmp_path), batch_size=3, num_workers=num_workers, **settings)
+        data.reserve(public_size=2)
         data.setup()
         both.append(epochs(data))
         data.teardown("fit")

@@ -1,0 +1,190 @@
+"""What a data module tells of its population: sizes, classes or targets, fingerprints, rows and a picture.
+
+It is what a server may know of clients whose data it does not have.
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from lightning import LightningDataModule
+from numpy.typing import NDArray
+
+from lit_fed.data.csr import IntArray
+from lit_fed.data.cut import Cut
+from lit_fed.data.pictures import partition_picture, render, sizes_picture, target_picture
+from lit_fed.data.targets import quantiles
+from lit_fed.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class DescribedPopulation(LightningDataModule, ABC):
+    """A population that can be described and drawn; the base of `FederatedDataModule`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._cut: Cut | None = None
+        self._sha256: str | None = None
+
+    # What a data set tells about itself.
+
+    @property
+    def num_classes(self) -> int | None:
+        """The number of classes, None where there are none; known without `setup`."""
+        return None
+
+    def target_values(self, indices: IntArray) -> NDArray[np.float32] | None:
+        """Targets of training samples that are numbers, to describe and draw them.
+
+        Args:
+            indices: Which samples, shape (n,).
+
+        Returns:
+            Shape (n,) or (n, k); None where targets are classes, or cannot be told without reading every sample.
+        """
+        del indices
+        return None
+
+    # Counts.
+
+    @property
+    def clients(self) -> Sequence[int]:
+        """The clients whose data are here, ascending: everybody, or those that `setup` was asked for."""
+        cut = self._ready
+        return range(len(cut.train)) if cut.clients is None else sorted(cut.clients)
+
+    def num_samples(self, client_id: int) -> int:
+        """Training samples of one client."""
+        return self._of(client_id).train.size(client_id)
+
+    def class_counts(self, client_id: int) -> IntArray:
+        """Training samples of one client in each class, shape (num_classes,).
+
+        Raises:
+            ConfigError: The data have no classes.
+        """
+        labels, num_classes = self._labels()
+        return np.bincount(labels[self._of(client_id).train[client_id]], minlength=num_classes)
+
+    def class_histogram(self) -> IntArray:
+        """Training samples per client and class, shape (number of `clients`, num_classes).
+
+        Raises:
+            ConfigError: The data have no classes.
+        """
+        labels, num_classes = self._labels()
+        histogram = self._ready.train.histogram(labels, num_classes)
+        return histogram if self._ready.clients is None else histogram[list(self.clients)]
+
+    def public_accuracy(self, classes: IntArray) -> float:
+        """How many of the public samples are of the classes that a server takes them for.
+
+        The only use of the public set's labels, which no loader yields: a number to report, for nothing to learn from.
+
+        Args:
+            classes: One for each public sample, in the order of their positions, shape (public_size,).
+
+        Raises:
+            ConfigError: The data have no classes.
+        """
+        labels, _ = self._labels()
+        return float((labels[self._ready.public] == classes).mean())
+
+    # What a run writes down.
+
+    def partition_sha256(self) -> str:
+        """The SHA-256 of the training, validation and calibration rows and of the public set; computed once.
+
+        It is that of the whole population, also where only some clients are here.
+        """
+        if self._sha256 is None:
+            self._sha256 = self._ready.digest()
+        return self._sha256
+
+    def fingerprint(self, client_id: int) -> str:
+        """The SHA-256 of one client's training, validation and calibration indices."""
+        return self._of(client_id).fingerprint(client_id)
+
+    def describe(self, client_id: int) -> dict[str, Any]:
+        """One client in plain Python values: a row of ``partition.json``.
+
+        Returns:
+            Its training ``indices``, in the data set's own numbering; and their class ``histogram`` where there are
+            classes, else the number of ``samples``, and the ``quantiles`` of their targets where these are numbers:
+            minimum, quartiles and maximum, a list for each of k targets.
+        """
+        indices = self._of(client_id).train[client_id]
+        row: dict[str, Any] = {"indices": indices.tolist()}
+        if self._has_labels:
+            return row | {"histogram": self.class_counts(client_id).tolist()}
+        row["samples"] = len(indices)
+        targets = self.target_values(indices)
+        return row if targets is None else row | {"quantiles": quantiles(targets)}
+
+    def partition_rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Each of `clients` as `describe` gives it."""
+        for client_id in self.clients:
+            yield client_id, self.describe(client_id)
+
+    def partition_record(self) -> dict[str, Any]:
+        """The partition in plain Python values: its ``sha256``, and all ``clients`` as `partition_rows` gives them."""
+        return {"sha256": self.partition_sha256(), "clients": dict(self.partition_rows())}
+
+    def figure(self) -> Figure | None:
+        """Draw who has what: classes by client, the distribution of targets by client, or else sizes.
+
+        Override it to draw something else; None draws nothing.
+        """
+        rows = list(self.clients)
+        if not rows:
+            return None
+        ids, train = np.asarray(rows, dtype=np.int64), self._ready.train
+        if self._has_labels:
+            return partition_picture(self.class_histogram(), ids)
+        targets = self.target_values(train.indices)
+        if targets is None:
+            return sizes_picture(train.sizes[ids], ids)
+        return target_picture(targets, np.searchsorted(ids, train.owners()), len(ids), ids)
+
+    def picture(self) -> NDArray[np.uint8] | None:
+        """What `figure` draws, as pixels, shape (height, width, 3)."""
+        figure = self.figure()
+        return None if figure is None else render(figure)
+
+    @property
+    def _ready(self) -> Cut:
+        if self._cut is None:
+            raise RuntimeError(f"{type(self).__name__} has not read its data yet: call setup() first")
+        return self._cut
+
+    def _of(self, client_id: int) -> Cut:
+        """The cut, for one client's part of it.
+
+        Raises:
+            ConfigError: The client's data are not here.
+        """
+        cut = self._ready
+        if cut.clients is not None:
+            cut.check(client_id)
+        return cut
+
+    @property
+    def _has_labels(self) -> bool:
+        return self.num_classes is not None and self._ready.strata is not None
+
+    def _labels(self) -> tuple[IntArray, int]:
+        """The class of each training sample, and the number of classes.
+
+        Raises:
+            ConfigError: There are none.
+        """
+        labels, num_classes = self._ready.strata, self.num_classes
+        if num_classes is None or labels is None:
+            what = "has no classes" if num_classes is None else "does not tell the class of each sample"
+            raise ConfigError(f"{type(self).__name__} {what}: use data with classes, or nothing that counts them")
+        return labels, num_classes

@@ -1,0 +1,146 @@
+"""Pictures of a population, drawn without a display and without pyplot's global state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MOST_CLIENTS = 200  # on one axis; more could not be told apart
+MOST_CLASSES = 200
+_MOST_BINS = 40  # of a target's range; finer ones are mostly empty where clients have some hundred samples
+
+
+def even_subset(count: int, most: int) -> NDArray[np.int64]:
+    """At most `most` of ``0 … count − 1``, evenly spread, the first and the last among them."""
+    if count <= most:
+        return np.arange(count, dtype=np.int64)
+    return np.round(np.linspace(0, count - 1, most)).astype(np.int64)
+
+
+def partition_picture(histogram: NDArray[np.int64], client_ids: NDArray[np.int64] | None = None) -> Figure:
+    """How many samples of each class each client has.
+
+    Args:
+        histogram: Training samples per client and class, shape (num_clients, num_classes).
+        client_ids: The clients' ids, shape (num_clients,); None counts them from 0.
+    """
+    num_clients, num_classes = histogram.shape
+    clients, classes = even_subset(num_clients, MOST_CLIENTS), even_subset(num_classes, MOST_CLASSES)
+    figure, axes = new_figure()
+    _counts(figure, axes, histogram[np.ix_(clients, classes)])
+    label_axis(axes.xaxis, clients if client_ids is None else client_ids[clients], "client")
+    label_axis(axes.yaxis, classes, "class")
+    title = f"Who has what: {int(histogram.sum()):,} training samples, {counted(num_clients, len(clients), 'client')}"
+    if len(classes) < num_classes:
+        title += f", {counted(num_classes, len(classes), 'class')}"
+    axes.set_title(title)
+    return figure
+
+
+def target_picture(
+    targets: NDArray[np.float32], owners: NDArray[np.int64], num_clients: int, client_ids: NDArray[np.int64]
+) -> Figure:
+    """How each client's targets are distributed.
+
+    Args:
+        targets: Targets of training samples, shape (n,), or (n, k), of which the first column is drawn.
+        owners: The row of the client of each, shape (n,).
+        num_clients: The number of rows.
+        client_ids: The clients' ids, shape (num_clients,).
+    """
+    from matplotlib.ticker import AutoLocator, ScalarFormatter
+
+    values = targets.reshape(len(targets), -1)[:, 0].astype(np.float64)
+    low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
+    high = high if high > low else low + 1.0
+    bins = np.minimum(((values - low) / (high - low) * _MOST_BINS).astype(np.int64), _MOST_BINS - 1)
+    cells = np.bincount(owners * _MOST_BINS + bins, minlength=num_clients * _MOST_BINS)
+    clients = even_subset(num_clients, MOST_CLIENTS)
+    figure, axes = new_figure()
+    image = _counts(figure, axes, cells.reshape(num_clients, _MOST_BINS)[clients])
+    image.set_extent((-0.5, len(clients) - 0.5, low, high))
+    label_axis(axes.xaxis, client_ids[clients], "client")
+    axes.yaxis.set_major_locator(AutoLocator())
+    axes.yaxis.set_major_formatter(ScalarFormatter())
+    axes.set_ylabel("target" if targets.ndim == 1 else f"first of {targets.shape[1]} targets")
+    axes.set_title(f"Who has what: {len(values):,} training samples, {counted(num_clients, len(clients), 'client')}")
+    return figure
+
+
+def sizes_picture(sizes: NDArray[np.int64], client_ids: NDArray[np.int64]) -> Figure:
+    """How many samples each client has, where nothing else is known of them.
+
+    Args:
+        sizes: Training samples of each client, shape (num_clients,).
+        client_ids: The clients' ids, shape (num_clients,).
+    """
+    clients = even_subset(len(sizes), MOST_CLIENTS)
+    figure, axes = new_figure()
+    axes.bar(np.arange(len(clients)), sizes[clients], width=0.9, color="#2a7fba")
+    label_axis(axes.xaxis, client_ids[clients], "client")
+    axes.set_ylabel("training samples")
+    total = int(sizes.sum())
+    axes.set_title(f"Who has how much: {total:,} training samples, {counted(len(sizes), len(clients), 'client')}")
+    return figure
+
+
+def render(figure: Figure) -> NDArray[np.uint8]:
+    """A figure as pixels, shape (height, width, 3)."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[:, :, :3].copy()
+
+
+def new_figure() -> tuple[Figure, Axes]:
+    """An empty figure of the size that TensorBoard's pictures have here."""
+    from matplotlib.figure import Figure
+
+    # Small for its number of pixels: TensorBoard shows pictures at a third of their size, labels must survive that.
+    figure = Figure(figsize=(6, 3.4), dpi=150, layout="constrained")
+    return figure, figure.subplots()
+
+
+def label_axis(axis: Any, ids: NDArray[np.int64], name: str) -> None:
+    """Ticks that show the ids at their positions: all where they fit, else a round step apart."""
+    axis.set_label_text(name)
+    most = 12
+    if len(ids) == ids[-1] + 1:  # nothing left out: positions are ids
+        step = next(s * 10**e for e in range(12) for s in (1, 2, 5) if len(ids) <= most * s * 10**e)
+        positions = np.arange(0, len(ids), step)
+    else:
+        positions = even_subset(len(ids), 11)
+    axis.set_ticks(positions, [str(i) for i in ids[positions].tolist()])
+
+
+def counted(total: int, shown: int, name: str) -> str:
+    """So many of something, and how many of them are shown."""
+    plural = name if total == 1 else f"{name}es" if name.endswith("s") else f"{name}s"
+    return f"{total:,} {plural}" if shown == total else f"{shown} of {total:,} {plural}, evenly spread"
+
+
+def _counts(figure: Figure, axes: Axes, counts: NDArray[np.int64]) -> Any:
+    """Samples per client (rows) and bin (columns) as colours."""
+    from matplotlib.ticker import MaxNLocator
+
+    # White stands for "none at all", which a colour scale alone would not tell from "few".
+    shown = counts.T
+    image = axes.imshow(
+        np.ma.masked_equal(shown, 0),
+        aspect="auto",
+        origin="lower",
+        cmap="viridis_r",
+        interpolation="nearest",
+        vmin=1,
+        vmax=max(2, int(shown.max(initial=0))),
+    )
+    bar = figure.colorbar(image, ax=axes, label="training samples (white: none)", pad=0.02)
+    bar.ax.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    return image

@@ -1,0 +1,74 @@
+"""Targets that are numbers and no classes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_fed.data.csr import IntArray
+from lit_fed.errors import ConfigError
+
+QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+def checked_targets(targets: NDArray[Any], output_shape: tuple[int, ...], what: str) -> NDArray[np.float32]:
+    """Targets as float32.
+
+    Args:
+        targets: One for each sample, shape (n, *output_shape).
+        output_shape: What a model puts out for one sample, () or (k,).
+        what: Names them in messages.
+
+    Raises:
+        ConfigError: They are no numbers, not finite, or of another shape.
+    """
+    array = np.asarray(targets)
+    if array.dtype.kind in "iub":
+        raise ConfigError(
+            f"{what} are {array.dtype}: without classes give floating-point numbers, with classes set num_classes"
+        )
+    if array.dtype.kind != "f":
+        raise ConfigError(f"{what} are {array.dtype}: give floating-point numbers")
+    if array.ndim not in (1, 2):
+        raise ConfigError(f"{what} have shape {array.shape}: it must be (n,), or (n, k) for k numbers per sample")
+    if array.shape[1:] != tuple(output_shape):
+        raise ConfigError(
+            f"{what} have shape {array.shape}, but output_shape is {tuple(output_shape)}: it must be {array.shape[1:]}"
+        )
+    wrong = np.flatnonzero(~np.isfinite(array.reshape(len(array), -1)).all(axis=1))
+    if len(wrong):
+        raise ConfigError(f"{what}: that of sample {wrong[0]} is not finite: correct or remove the sample")
+    return array.astype(np.float32)
+
+
+def quantile_strata(train: NDArray[Any], test: NDArray[Any], num_strata: int) -> tuple[IntArray, IntArray]:
+    """Strata by size of the target, for partitions to cut by, whose numbers of training samples differ by at most one.
+
+    Args:
+        train: Training targets, shape (n,).
+        test: Test targets, shape (m,); stratum i begins at the same target as that of the training samples.
+        num_strata: How many strata.
+
+    Returns:
+        For both the stratum of each sample, from 0 for the smallest targets; equal targets share a stratum,
+        which makes it larger.
+
+    Raises:
+        ConfigError: There are fewer training samples than strata.
+    """
+    if not 1 <= num_strata <= len(train):
+        raise ConfigError(f"data.strata is {num_strata}: it must be 1 to {len(train)}, the number of training samples")
+    starts = -(-np.arange(1, num_strata) * len(train) // num_strata)
+    edges = np.sort(np.asarray(train, dtype=np.float64))[starts]
+    first, second = (np.searchsorted(edges, np.asarray(part, dtype=np.float64), side="right") for part in (train, test))
+    return first.astype(np.int64), second.astype(np.int64)
+
+
+def quantiles(targets: NDArray[Any]) -> list[Any]:
+    """Minimum, quartiles and maximum of targets of shape (n,), or of each of k columns; empty for no samples."""
+    if len(targets) == 0:
+        return []
+    found: list[Any] = np.quantile(np.asarray(targets, dtype=np.float64), QUANTILES, axis=0).T.tolist()
+    return found

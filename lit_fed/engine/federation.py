@@ -1,0 +1,183 @@
+"""Everything that takes part in a run, put together once before the first round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed
+from lightning import Callback as LightningCallback
+from lightning import Fabric, LightningModule
+from torch import Tensor
+
+from lit_fed.engine.algorithm import Algorithm, Server, global_model
+from lit_fed.engine.client import LocalWork, Stage
+from lit_fed.engine.compatibility import check_data, check_optimization, check_task, probe
+from lit_fed.engine.executor import EXECUTORS, Executor
+from lit_fed.engine.kinds import Kinds
+from lit_fed.engine.local import LocalLoop
+from lit_fed.engine.local_batches import map_tensors
+from lit_fed.engine.model import BufferPolicy, Model
+from lit_fed.engine.options import GradientOptions
+from lit_fed.engine.participation import Participation
+from lit_fed.engine.payload import Channel
+from lit_fed.engine.population import Population
+from lit_fed.engine.server_training import ServerLoop
+from lit_fed.engine.session import Broadcast, Session
+from lit_fed.engine.store import ClientStore
+from lit_fed.engine.strategy import Workers
+from lit_fed.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lit_fed.data import FederatedDataModule
+
+
+@dataclass(slots=True)
+class Federation:
+    """The parts of a running federation.
+
+    Args:
+        fabric: Launched.
+        workers: The processes over which clients are spread.
+        algorithm: The method.
+        server: The server's state.
+        data: The population's data.
+        participation: Who takes part.
+        kinds: Which client has which network.
+        channel: The wire.
+        store: The clients' states.
+        session: Enters clients.
+        executor: Trains cohorts.
+        seed: The seed of the run.
+    """
+
+    fabric: Fabric
+    workers: Workers
+    algorithm: Algorithm[Any]
+    server: Server
+    data: FederatedDataModule
+    participation: Participation
+    kinds: Kinds
+    channel: Channel
+    store: ClientStore
+    session: Session
+    executor: Executor
+    seed: int
+
+    @property
+    def loops(self) -> Mapping[str, LocalLoop]:
+        """What trains and evaluates the task of each kind."""
+        return self.session.loops
+
+    def broadcast(self, round_idx: int, stage: Stage = "train") -> Broadcast:
+        """What clients receive in a round, after the wire."""
+        self.session.divide(round_idx)
+        payloads, num_bytes = {}, {}
+        for kind in self.kinds.names:
+            sent = self.algorithm.broadcast(self.server, round_idx, kind, stage)
+            payloads[kind], num_bytes[kind] = self.channel.down(sent)
+        frozen = {}
+        for kind, loop in self.loops.items():
+            names = loop.model.split.frozen
+            held = self.global_model(round_idx, kind) if names else {}
+            frozen[kind] = {name: held[name] for name in names if name in held}
+        return Broadcast(round_idx, payloads, frozen, num_bytes)
+
+    def global_model(self, round_idx: int, kind: str | None = None) -> dict[str, Tensor]:
+        """The global model of a kind, or of the first one; empty for methods without one."""
+        return global_model(self.algorithm, self.server, round_idx, kind or self.kinds.names[0])
+
+    def global_models(self, round_idx: int) -> dict[str, dict[str, Tensor]]:
+        """The global model of every kind that has one."""
+        found = {kind: self.global_model(round_idx, kind) for kind in self.kinds.names}
+        return {kind: model for kind, model in found.items() if model}
+
+
+def assemble(
+    fabric: Fabric,
+    tasks: Mapping[str, LightningModule],
+    kinds: Kinds,
+    data: FederatedDataModule,
+    algorithm: Algorithm[Any],
+    *,
+    participation: Participation,
+    work: LocalWork,
+    gradients: GradientOptions,
+    channel: Channel,
+    store: ClientStore,
+    executor: str,
+    buffers: BufferPolicy,
+    compile_network: bool,
+    watchers: Iterable[LightningCallback],
+    max_rounds: int,
+    seed: int,
+) -> Federation:
+    """Check that the parts fit, set them up in order, and join them.
+
+    Raises:
+        ConfigError: For parts that cannot work together; nothing has been trained yet.
+    """
+    workers = Workers(fabric)
+    for task in tasks.values():
+        task.prepare_data()
+    data.reserve(algorithm.public_size, algorithm.calibration_fraction)
+    with fabric.rank_zero_first():
+        data.prepare_data()
+    data.setup("fit")
+    data.move_to(fabric.device)
+    kinds.check(data.num_clients)
+    participation.setup(data.num_clients, data.num_samples, seed)
+    if participation.nominal_cohort_size < workers.world_size:
+        raise ConfigError(
+            f"a cohort of {participation.nominal_cohort_size} clients cannot keep {workers.world_size} processes busy;"
+            " use fewer devices, a larger cohort, or strategy=ddp"
+        )
+    models = {}
+    for kind, task in tasks.items():
+        task.configure_model()
+        task.setup("fit")
+        algorithm.adapt(task)
+        check_task(task, algorithm)
+        check_data(task, algorithm, data)
+        probe(task, algorithm, _some_batches(data, kinds, kind))
+        models[kind] = Model(task, buffers)
+    population = Population(data, participation, kinds, seed)
+    loops = {
+        kind: LocalLoop(fabric, model, algorithm, workers, gradients, watchers, max_rounds, data)
+        for kind, model in models.items()
+    }
+    population.server_loop = ServerLoop(fabric, loops)
+    for kind, model in models.items():
+        model.divide(algorithm.split(model, 0))
+        _same_start_everywhere(model, fabric)
+        model.remember()
+        check_optimization(loops[kind].objective, algorithm, workers.data_parallel)
+        if compile_network:
+            for child in model.task.children():
+                if any(True for _ in child.parameters()):
+                    child.compile()
+    server = map_tensors(algorithm.setup(models, population), lambda tensor: tensor.to(fabric.device))
+    session = Session(loops, kinds, algorithm, store, data, work, seed)
+    for loop in loops.values():
+        loop.call("on_fit_start")
+    return Federation(
+        fabric, workers, algorithm, server, data, participation, kinds, channel, store, session,
+        EXECUTORS[executor](session), seed,
+    )  # fmt: skip
+
+
+def _some_batches(data: FederatedDataModule, kinds: Kinds, kind: str) -> Iterable[Any]:
+    """Batches of the first client of a kind that has data."""
+    for client_id in range(data.num_clients):
+        if kinds[client_id] == kind and data.num_samples(client_id):
+            return data.train_loader(client_id, torch.Generator().manual_seed(0))
+    return []
+
+
+def _same_start_everywhere(model: Model, fabric: Fabric) -> None:
+    """Every process starts from the first one's weights, whatever it drew itself."""
+    if fabric.world_size > 1:
+        for tensor in model.tensors().values():
+            torch.distributed.broadcast(tensor, src=0)

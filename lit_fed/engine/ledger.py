@@ -1,0 +1,182 @@
+"""What a round gave and what it cost: metrics over clients, bytes, drift and time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lit_fed.engine.payload import ClientUpdate, Payload
+from lit_fed.engine.strategy import Workers
+from lit_fed.errors import ClientFailure
+
+
+class ClientRow(NamedTuple):
+    """One value of one client: a line of ``clients.csv`` without its round.
+
+    Args:
+        client_id: The client.
+        stage: ``train``, ``test``, ``global``, ``local``, ``personal`` or ``unseen``.
+        metric: Name of the value.
+        value: The value.
+    """
+
+    client_id: int
+    stage: str
+    metric: str
+    value: float
+
+
+_BLOCK_VALUES = 2**18  # movements measured at once hold about this many values
+
+
+class DriftMeter:
+    r"""How far and how differently clients move, in memory of one model.
+
+    For the clients' movements :math:`d_k` (update minus broadcast, over the tensors both hold) it gives the mean norm
+    and the mean cosine over pairs, :math:`(\|\sum_k u_k\|^2 - K) / (K(K-1))` with :math:`u_k = d_k / \|d_k\|`.
+    Small models wait for each other, so that many movements are measured by one operation.
+    """
+
+    def __init__(self) -> None:
+        self._norms: list[Tensor] = []
+        self._units: Tensor | None = None
+        self._origin: Tensor | None = None
+        self._waiting: list[Tensor] = []
+
+    def add(self, update: Payload, broadcast: Payload) -> None:
+        """Take in one client's movement; nothing is synchronised."""
+        names = [name for name, tensor in update.items() if name in broadcast and tensor.is_floating_point()]
+        if not names:
+            return
+        if self._origin is None:
+            self._origin = torch.cat([broadcast[name].flatten() for name in names])
+        self._waiting.append(torch.cat([update[name].detach().flatten() for name in names]))
+        if len(self._waiting) * self._origin.numel() >= _BLOCK_VALUES:
+            self._measure()
+
+    def _measure(self) -> None:
+        if not self._waiting or self._origin is None:
+            return
+        moves = torch.stack(self._waiting) - self._origin
+        self._waiting = []
+        norms = torch.linalg.vector_norm(moves, dim=1)
+        units = (moves / norms.clamp_min(torch.finfo(moves.dtype).tiny).unsqueeze(1)).sum(0)
+        self._units = units if self._units is None else self._units + units
+        self._norms.append(norms)
+
+    def result(self, workers: Workers) -> dict[str, float]:
+        """``drift/update_norm_mean`` and, for two clients or more, ``drift/cosine_mean``, over all processes."""
+        self._measure()
+        local = torch.cat(self._norms).double().tolist() if self._norms else []
+        norms = [norm for part in workers.gather(local) for norm in part]
+        if not norms:
+            return {}
+        drift = {"drift/update_norm_mean": float(np.mean(norms))}
+        moved = sum(norm > 0 for norm in norms)
+        if workers.world_size > 1:
+            size = max(workers.gather(0 if self._units is None else self._units.numel()))
+            units = workers.all_reduce(workers.zeros([size]) if self._units is None else self._units.double())
+        else:
+            assert self._units is not None
+            units = self._units
+        if moved > 1:
+            total = float(units.double().square().sum())
+            drift["drift/cosine_mean"] = (total - moved) / (moved * (moved - 1))
+        return drift
+
+
+@dataclass(slots=True)
+class RoundLedger:
+    """Collects, on every process, what its clients report; `merge` brings the processes together.
+
+    Args:
+        drift: How far clients move; None where they have different networks, between which there is no angle.
+    """
+
+    drift: DriftMeter | None = field(default_factory=DriftMeter)
+    rows: list[ClientRow] = field(default_factory=list)
+    failures: list[ClientFailure] = field(default_factory=list)
+    delivered: list[int] = field(default_factory=list)
+    local_s: float = 0.0
+
+    def sent(self, client_id: int, downlink_bytes: int) -> None:
+        """A client downloaded the broadcast."""
+        self.rows.append(ClientRow(client_id, "train", "downlink_bytes", downlink_bytes))
+
+    def trained(self, update: ClientUpdate, broadcast: Payload) -> None:
+        """A client finished its local work."""
+        self.rows += [ClientRow(update.client_id, "train", name, value) for name, value in update.metrics.items()]
+        if self.drift is not None:
+            self.drift.add(update.payload, broadcast)
+
+    def arrived(self, client_id: int, uplink_bytes: int) -> None:
+        """A client's update reached the server."""
+        self.rows.append(ClientRow(client_id, "train", "uplink_bytes", uplink_bytes))
+        self.delivered.append(client_id)
+
+    def failed(self, failure: ClientFailure) -> None:
+        """A client could not finish."""
+        self.failures.append(failure)
+
+    def merge(self, workers: Workers) -> None:
+        """Bring every process's rows, failures and deliveries to all of them, in an order that knows no processes."""
+        failures = [
+            (f.client_id, f.round_idx, f.cause, f.details) for f in self.failures
+        ]  # the error cannot be pickled
+        parts = workers.gather((self.rows, failures, self.delivered, self.local_s))
+        # A late update's bytes may be another process's row than what the client logs in this round: they come last.
+        rows = (row for part in parts for row in part[0])
+        self.rows = sorted(rows, key=lambda row: (row.client_id, row.metric == "uplink_bytes"))
+        self.failures = [ClientFailure(*failure) for failure in sorted(f for part in parts for f in part[1])]
+        self.delivered = sorted(client_id for part in parts for client_id in part[2])
+        self.local_s = max(part[3] for part in parts)
+
+    def metrics(self, num_samples: Callable[[int], int], workers: Workers) -> dict[str, float]:
+        """Round metrics: sample-weighted means of what clients logged, bytes, drift, counts."""
+        down, up = self._total("downlink_bytes"), self._total("uplink_bytes")
+        metrics = self._training_means(num_samples)
+        metrics |= {"comm/uplink_bytes": up, "comm/downlink_bytes": down, "comm/total_bytes": up + down}
+        if self.drift is not None:
+            metrics |= self.drift.result(workers)
+        metrics["participation/count"] = len(self.delivered)
+        return metrics
+
+    def _total(self, metric: str) -> float:
+        return sum(row.value for row in self.rows if row.metric == metric)
+
+    def _training_means(self, num_samples: Callable[[int], int]) -> dict[str, float]:
+        sums: dict[str, list[float]] = {}
+        for row in sorted(self.rows, key=lambda row: row.client_id):
+            if "/" in row.metric:  # what the module logged; bytes and seconds have no slash
+                total = sums.setdefault(row.metric, [0.0, 0.0])
+                total[0] += row.value * num_samples(row.client_id)
+                total[1] += num_samples(row.client_id)
+        return {name: total / max(count, 1e-300) for name, (total, count) in sums.items()}
+
+
+def spread(prefix: str, rows: list[ClientRow]) -> dict[str, float]:
+    """Mean, standard deviation, 10th percentile and minimum over clients of every metric.
+
+    Args:
+        prefix: Name of the protocol, such as ``clients``.
+        rows: One row a client and metric.
+
+    Returns:
+        Values named ``<prefix>/<metric>_mean``, ``_std`` (population), ``_p10`` and ``_min``.
+    """
+    values: dict[str, list[float]] = {}
+    for row in sorted(rows, key=lambda row: row.client_id):
+        values.setdefault(row.metric, []).append(row.value)
+    found = {}
+    for metric, column in values.items():
+        array = np.asarray(column, dtype=np.float64)
+        found[f"{prefix}/{metric}_mean"] = float(array.mean())
+        found[f"{prefix}/{metric}_std"] = float(array.std())
+        found[f"{prefix}/{metric}_p10"] = float(np.percentile(array, 10))
+        found[f"{prefix}/{metric}_min"] = float(array.min())
+    return found

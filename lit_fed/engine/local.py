@@ -1,0 +1,283 @@
+"""A client's local work: the training loop and the evaluation loop over one objective.
+
+This is the hot path. Per batch it costs a loader step, the task's own work and the hooks that somebody overrides;
+nothing is built per batch and the device is never synchronised.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sized
+from itertools import count, islice
+from typing import Any
+
+import torch
+from torch.optim import SGD, Optimizer
+
+from lit_fed.engine.algorithm import Algorithm
+from lit_fed.engine.client import Client, Pass, Phase, Tensors
+from lit_fed.engine.compatibility import overrides
+from lit_fed.engine.local_batches import batch_size_of, mark_last, seed_device, slice_batch
+from lit_fed.engine.meter import Meter
+from lit_fed.engine.optimization import OptimizerFactory, Schedule
+from lit_fed.engine.task_loop import TaskLoop
+from lit_fed.errors import ConfigError
+
+
+class LocalLoop(TaskLoop):
+    """Trains one task as any client; its settings are those of `lit_fed.engine.task_loop.TaskLoop`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        task, algorithm = self.model.task, self.algorithm
+        self.optimizers = OptimizerFactory(self.objective)
+        self._manual_step = self.state.step
+        self._corrects = type(algorithm).correct is not Algorithm.correct
+        self._counts_steps = "one_optimizer" in algorithm.all_needs
+        self._replaced = {name for name in _REPLACEABLE if overrides(task, name)}
+        self._scaler_state = self.scaler.state_dict() if self.scaler is not None else {}
+
+    # ------------------------------------------------------------------ training
+
+    def train(self, client: Client, phases: Iterable[Phase | Pass]) -> Meter:
+        """Run a client's phases and passes in order; returns what was logged."""
+        state, trainer = self.state, self.trainer
+        meter = state.meter = Meter()
+        state.client, state.training, trainer.stage = client, True, "fit"
+        client.objective = self.objective
+        trainer.current_epoch, trainer.global_step = client.round_idx, 0
+        lr = client.fine_tuning.lr if client.fine_tuning is not None else None
+        seed_device(client.derive_seed("training"), self.fabric.device)
+        if self.scaler is not None:
+            self.scaler.load_state_dict(self._scaler_state)  # a scale learnt on one client must not reach the next
+        if not self.objective.training:  # walks over all submodules
+            self.objective.train()
+        try:
+            self.call("on_train_start")
+            for one in phases:
+                client.phase = one.name
+                if isinstance(one, Pass):
+                    self._run_pass(one, client)
+                else:
+                    self._run_phase(one, client, meter, lr)
+            self.call("on_train_end")
+        finally:
+            state.meter, state.training = None, False
+            client.forget()
+        return meter
+
+    def _run_phase(self, phase: Phase, client: Client, meter: Meter, lr: float | None) -> None:
+        model, trainer, objective = self.model, self.trainer, self.objective
+        if phase.begin is not None:
+            client.left = model.copy()
+            model.load(phase.begin)
+        if phase.seed is not None:
+            seed_device(phase.seed, self.fabric.device)
+        model.set_trainable(phase.trains)
+        self.state.public = phase.public
+        steps = _num_steps(phase)
+        trainer.num_training_batches = len(phase.loader) if isinstance(phase.loader, Sized) else 0
+        trainer.estimated_stepping_batches = _ceil_div(
+            steps if steps is not None else trainer.num_training_batches * int(phase.epochs or 1),
+            self.gradients.accumulate,
+        )
+        optimizers, schedulers = self._make_optimizers(phase, client, lr)
+        automatic = objective.automatic_optimization
+        run_batch = self._step_automatically if automatic else self._step_manually
+        gradient = _MeanGradient() if not phase.moves else None
+        remaining = steps
+        for epoch in range(int(phase.epochs or 0)) if steps is None else count():
+            self.call("on_train_epoch_start")
+            taken = 0
+            for batch_idx, (batch, last) in enumerate(mark_last(islice(phase.loader, remaining))):
+                batch = self.to_device(batch, phase.loader)
+                meter.batch_size = batch_size_of(batch)
+                if gradient is not None:
+                    gradient.pending += meter.batch_size
+                if self._says_stop("on_train_batch_start", batch, batch_idx):
+                    break
+                if automatic and batch_idx % self.gradients.accumulate == 0 and (batch_idx or epoch):
+                    self._zero_grad(optimizers[0], batch_idx)  # before the first batch there is no gradient
+                output = run_batch(client, batch, batch_idx, optimizers[0], schedulers, last, gradient)
+                self.call("on_train_batch_end", output, batch, batch_idx)
+                taken += 1
+            meter.batch_size = 1
+            self.call("on_train_epoch_end")
+            if remaining is not None:
+                remaining -= taken
+                if remaining <= 0 or not taken:
+                    break
+        self.state.public = False
+        if gradient is not None:
+            client.results[phase.name] = gradient.means()
+
+    def _make_optimizers(
+        self, phase: Phase, client: Client, lr: float | None
+    ) -> tuple[list[Optimizer], list[Schedule]]:
+        if not phase.moves:
+            return [SGD((p for p in self.model.parameters.values() if p.requires_grad), lr=0.0)], []
+        optimizers, schedulers = self.optimizers.build(phase.name, client.round_idx)
+        if lr is not None:
+            for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+                group["lr"] = lr
+        self.trainer.optimizers, self.trainer.schedulers = optimizers, [entry.scheduler for entry in schedulers]
+        if not self.objective.automatic_optimization:
+            if self._corrects or self._counts_steps:
+                for optimizer in optimizers:
+                    optimizer.register_step_pre_hook(lambda one, _args, _kwargs: self._before_step(client, one))
+            for optimizer in optimizers:
+                optimizer.register_step_post_hook(self._count_step)
+            wrapped = self.fabric.setup_optimizers(*optimizers)
+            self.objective._fabric_optimizers = list(wrapped) if isinstance(wrapped, tuple) else [wrapped]
+        return optimizers, schedulers
+
+    def _count_step(self, *_args: Any) -> None:
+        self.trainer.global_step += 1
+
+    def _before_step(self, client: Client, optimizer: Optimizer) -> None:
+        """The method's part in a step, before clipping."""
+        if self._counts_steps:
+            client.steps.count(optimizer)
+        if self._corrects:
+            parameters = self.model.parameters
+            found = {name: p.grad for name, p in parameters.items() if p.grad is not None}
+            for name, gradient in self.algorithm.correct(client, found).items():
+                parameters[name].grad = gradient
+
+    def _step_automatically(
+        self,
+        client: Client,
+        batch: Any,
+        batch_idx: int,
+        optimizer: Optimizer,
+        schedulers: list[Schedule],
+        last: bool,
+        gradient: _MeanGradient | None,
+    ) -> Any:
+        options = self.gradients
+        scale = 1.0 / options.accumulate
+        if self.workers.data_parallel:
+            batch, fraction = slice_batch(batch, self.fabric.global_rank, self.fabric.world_size)
+            scale *= fraction
+        with self.autocast():
+            loss = self.training_step(batch, batch_idx)
+        if loss is None:  # Lightning's way of skipping a batch
+            return None
+        if scale != 1.0:
+            loss = loss * scale
+        self.call("on_before_backward", loss)
+        if "backward" in self._replaced:
+            self.objective.backward(loss)
+        else:
+            self.fabric.backward(loss)
+        self.call("on_after_backward")
+        if (batch_idx + 1) % options.accumulate and not last:
+            return loss
+        if self.scaler is not None:
+            self.fabric.strategy.precision.unscale_gradients(optimizer)
+        if gradient is not None:
+            gradient.add({name: p.grad for name, p in self.model.parameters.items() if p.grad is not None})
+            return loss
+        self._before_step(client, optimizer)
+        self.call("on_before_optimizer_step", optimizer)
+        if "configure_gradient_clipping" in self._replaced:
+            self.objective.configure_gradient_clipping(optimizer, options.clip_val, options.clip_algorithm)
+        elif options.clip_val is not None:
+            self.clip(optimizer, options.clip_val, options.clip_algorithm)
+        if "optimizer_step" in self._replaced:
+            self.objective.optimizer_step(client.round_idx, batch_idx, optimizer, lambda: loss)
+        else:
+            self.fabric.strategy.optimizer_step(optimizer)
+        self.trainer.global_step += 1
+        for entry in schedulers:
+            if self.trainer.global_step % entry.frequency == 0:
+                if "lr_scheduler_step" in self._replaced:
+                    self.objective.lr_scheduler_step(entry.scheduler, None)
+                else:
+                    entry.scheduler.step()
+        return loss
+
+    def _step_manually(
+        self,
+        client: Client,
+        batch: Any,
+        batch_idx: int,
+        optimizer: Optimizer,
+        schedulers: list[Schedule],
+        last: bool,
+        gradient: _MeanGradient | None,
+    ) -> Any:
+        with self.autocast():
+            return self._manual_step(batch, batch_idx)
+
+    def _zero_grad(self, optimizer: Optimizer, batch_idx: int) -> None:
+        self.call("on_before_zero_grad", optimizer)
+        if "optimizer_zero_grad" in self._replaced:
+            self.objective.optimizer_zero_grad(self.trainer.current_epoch, batch_idx, optimizer)
+        else:
+            optimizer.zero_grad()
+
+    def _says_stop(self, hook: str, *args: Any) -> bool:
+        """Whether somebody who has a hook ends the epoch by returning -1, as in Lightning."""
+        return any([function(*args) == -1 for function in self.listeners(hook)])  # noqa: C419  # everybody is asked
+
+    # ------------------------------------------------------------------ reading
+
+    @torch.no_grad()
+    def _run_pass(self, one: Pass, client: Client) -> None:
+        parts: list[Tensors] = []
+        dtype = next(iter(self.model.parameters.values())).dtype
+        with self.model.evaluating(), client.muted():
+            for batch in one.loader:
+                client.forget()
+                found = one.read(client, self.to_dtype(batch, dtype))
+                if one.gather == "sum" and parts:
+                    before = parts.pop()
+                    found = {name: before[name] + tensor for name, tensor in found.items()}
+                parts.append(found)
+        if not parts:
+            parts = [{name: torch.zeros_like(like[:0], device=client.device) for name, like in one.example.items()}]
+        client.results[one.name] = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+_REPLACEABLE = (
+    "backward",
+    "optimizer_step",
+    "optimizer_zero_grad",
+    "configure_gradient_clipping",
+    "lr_scheduler_step",
+)
+
+
+class _MeanGradient:
+    """The gradient over all of a client's samples, from the gradients of its batches."""
+
+    def __init__(self) -> None:
+        self.pending = 0  # samples since the last gradient
+        self._total = 0
+        self._sums: Tensors = {}
+
+    def add(self, gradients: Tensors) -> None:
+        """Take in the mean gradient of the samples since the last one."""
+        for name, gradient in gradients.items():
+            weighed = gradient * self.pending
+            self._sums[name] = self._sums[name] + weighed if name in self._sums else weighed
+        self._total += self.pending
+        self.pending = 0
+
+    def means(self) -> Tensors:
+        """By name; a parameter that never had a gradient is missing."""
+        return {name: total / self._total for name, total in self._sums.items()}
+
+
+def _num_steps(phase: Phase) -> int | None:
+    """How many batches a phase takes where it is not a whole number of epochs."""
+    if phase.steps is not None or phase.epochs is None or float(phase.epochs).is_integer():
+        return phase.steps
+    if not isinstance(phase.loader, Sized):
+        raise ConfigError("fractions of an epoch need loaders that know their length; set trainer.local_steps instead")
+    return max(1, math.ceil(phase.epochs * len(phase.loader)))
+
+
+def _ceil_div(number: int, by: int) -> int:
+    return -(-number // by)

@@ -1,0 +1,186 @@
+"""The tensors of a task by name: which travel, which stay with a client, which never move."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from lightning import LightningModule
+from torch import Tensor, nn
+
+from lit_fed.engine.payload import Payload
+from lit_fed.errors import ConfigError
+
+BufferPolicy = Literal["average", "local", "server"]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Which parameters travel, which stay with the client, and which neither train nor travel.
+
+    Together the three name every parameter of the model exactly once.
+
+    Args:
+        shared: Trained, sent down and up.
+        personal: Trained and kept by the client.
+        frozen: As the server's model has them.
+    """
+
+    shared: tuple[str, ...]
+    personal: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ()
+
+
+class Model:
+    """A task's parameters and persistent buffers by name, looked up once.
+
+    Args:
+        task: Any LightningModule. One instance serves all clients of a process, one after the other.
+        buffers: What becomes of buffers that the task writes in place, such as batch-norm statistics: ``average``
+            sends and averages them, ``local`` keeps them with the client, ``server`` sends the server's down and never
+            changes them.
+    """
+
+    def __init__(self, task: LightningModule, buffers: BufferPolicy = "average") -> None:
+        self.task = task
+        self.buffer_policy = buffers
+        self.parameters: dict[str, nn.Parameter] = dict(task.named_parameters())
+        self.buffers = _persistent_buffers(task)
+        self.split = Split(tuple(self.parameters))
+        self.initial: dict[str, Tensor] = {}
+        self._trains: Collection[str] | None = None
+        self._modules = list(task.modules())
+
+    def remember(self) -> None:
+        """Keep a copy of all tensors: what clients start from that never took part."""
+        self.initial = self.copy()
+
+    def divide(self, split: Split) -> None:
+        """Take a round's split.
+
+        Raises:
+            ConfigError: If it does not name every parameter once.
+        """
+        if split != self.split:
+            named = [*split.shared, *split.personal, *split.frozen]
+            if len(named) != len(set(named)) or set(named) != self.parameters.keys():
+                odd = sorted(set(named) ^ self.parameters.keys()) or sorted({n for n in named if named.count(n) > 1})
+                raise ConfigError(
+                    f"the split of parameters must name each parameter once; look at {', '.join(odd[:5])}"
+                )
+            self.split = split
+        self.set_trainable(None)
+
+    # ------------------------------------------------------------------ names
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.parameters or name in self.buffers
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all parameters and persistent buffers."""
+        return [*self.parameters, *self.buffers]
+
+    def shared_names(self, direction: Literal["up", "down"] = "up") -> list[str]:
+        """Names of the tensors that travel: the shared parameters, and buffers as their policy says.
+
+        Where no parameter travels, no buffer does.
+        """
+        travels = self.buffer_policy == "average" or (self.buffer_policy == "server" and direction == "down")
+        return [*self.split.shared, *(self.buffers if travels and self.split.shared else ())]
+
+    @property
+    def personal_names(self) -> list[str]:
+        """Names of the tensors that stay with the client: the personal parameters, and local buffers.
+
+        Where no parameter travels, all buffers are the client's.
+        """
+        local = self.buffer_policy == "local" or not self.split.shared
+        return [*self.split.personal, *(self.buffers if local else ())]
+
+    # ------------------------------------------------------------------ tensors
+
+    def tensor(self, name: str) -> Tensor:
+        """A parameter (detached) or buffer; it aliases the model's memory."""
+        parameter = self.parameters.get(name)
+        if parameter is not None:
+            return parameter.detach()
+        owner, key = self.buffers[name]
+        return owner._buffers[key]  # type: ignore[return-value]  # None was left out when the buffers were listed
+
+    def tensors(self, names: Iterable[str] | None = None) -> dict[str, Tensor]:
+        """Several tensors by name, or all of them, aliasing the model's memory."""
+        return {name: self.tensor(name) for name in (self.names if names is None else names)}
+
+    def copy(self, names: Iterable[str] | None = None) -> dict[str, Tensor]:
+        """Several tensors by name, or all of them, in memory of their own."""
+        return {name: tensor.clone() for name, tensor in self.tensors(names).items()}
+
+    def load(self, payload: Payload) -> None:
+        """Copy tensors into the parameters and buffers of the same names, in place.
+
+        Raises:
+            ConfigError: For a name the model does not have, or another shape.
+        """
+        if not payload:
+            return
+        try:
+            own = [self.tensor(name) for name in payload]
+            torch._foreach_copy_(own, list(payload.values()))
+        except (KeyError, RuntimeError) as error:
+            raise ConfigError(self._mismatch(payload)) from error
+
+    @contextmanager
+    def preserved(self) -> Iterator[None]:
+        """Restore every parameter and buffer on leaving."""
+        saved = self.copy()
+        try:
+            yield
+        finally:
+            self.load(saved)
+
+    def set_trainable(self, names: Collection[str] | None) -> None:
+        """Let only the named parameters train, and forget all gradients; None means all that are not frozen."""
+        frozen = self.split.frozen
+        for name, parameter in self.parameters.items():
+            trains = name not in frozen if names is None else name in names
+            if parameter.requires_grad != trains:
+                parameter.requires_grad_(trains)
+            parameter.grad = None
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Evaluation mode for a while; every submodule's own mode comes back, also where a task mixes them."""
+        training = [module for module in self._modules if module.training]
+        for module in training:
+            module.training = False
+        try:
+            yield
+        finally:
+            for module in training:
+                module.training = True
+
+    def _mismatch(self, payload: Mapping[str, Tensor]) -> str:
+        for name, tensor in payload.items():
+            if name not in self:
+                return f"the model has no parameter or buffer named {name!r}; was it saved from another model?"
+            if self.tensor(name).shape != tensor.shape:
+                own = tuple(self.tensor(name).shape)
+                return (
+                    f"{name!r} has shape {tuple(tensor.shape)} where the model has {own}; was it saved from another"
+                    " model?"
+                )
+        return "the model's tensors do not fit what was sent to it"
+
+
+def _persistent_buffers(module: nn.Module) -> dict[str, tuple[nn.Module, str]]:
+    """Where each persistent buffer lives: modules may rebind their buffers, so the tensor itself is not kept."""
+    found = {}
+    for prefix, owner in module.named_modules():
+        for key, buffer in owner._buffers.items():
+            if buffer is not None and key not in owner._non_persistent_buffers_set:
+                found[f"{prefix}.{key}" if prefix else key] = (owner, key)
+    return found

@@ -1,0 +1,161 @@
+"""Optimizers and learning-rate schedules of a client's local work.
+
+`configure_optimizers` is asked anew for every phase of every client, so momentum never leaks from one client to the
+next. An ``epoch`` schedule counts rounds: every client of a round starts from the same learning rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lightning import LightningModule
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from lit_fed.errors import ConfigError
+
+_FORMS = "an optimizer, a list of optimizers, ([optimizers], [schedulers]) or {'optimizer': …, 'lr_scheduler': …}"
+
+
+@dataclass(slots=True)
+class Schedule:
+    """A scheduler and how often it steps.
+
+    Args:
+        scheduler: Of torch.
+        frequency: It steps after every so many rounds, or steps.
+    """
+
+    scheduler: LRScheduler
+    frequency: int = 1
+
+
+class OptimizerFactory:
+    """Makes a client's optimizers, at the learning rate of the round.
+
+    Args:
+        task: The module whose ``configure_optimizers`` is asked.
+
+    Note:
+        The values a schedule gives a round come from one optimizer a phase that is stepped once a round; nothing of it
+        is saved, a resumed run steps it up to its round. A task that optimises by hand steps its schedulers itself, as
+        in Lightning: they start anew with every client and round.
+    """
+
+    def __init__(self, task: LightningModule) -> None:
+        self.task = task
+        self._templates: dict[str, tuple[list[Optimizer], list[Schedule], int]] = {}
+
+    def build(self, phase: str, round_idx: int) -> tuple[list[Optimizer], list[Schedule]]:
+        """Fresh optimizers for one phase, and those schedulers that step with every batch.
+
+        Where the task optimises by hand, these are all its schedulers.
+        """
+        optimizers, by_round, by_step = parse_optimizers(self.task.configure_optimizers())
+        if not self.task.automatic_optimization:
+            return optimizers, by_round + by_step
+        if by_round:
+            for optimizer, template in zip(optimizers, self._template(phase, round_idx), strict=True):
+                for group, scheduled in zip(optimizer.param_groups, template.param_groups, strict=True):
+                    group.update({key: value for key, value in scheduled.items() if key != "params"})
+        return optimizers, by_step
+
+    def _template(self, phase: str, round_idx: int) -> list[Optimizer]:
+        optimizers, schedulers, at = self._templates.get(phase, ([], [], round_idx + 1))
+        if at > round_idx:
+            optimizers, schedulers, _ = parse_optimizers(self.task.configure_optimizers())
+            at = 0
+        for optimizer in optimizers:
+            # A scheduler warns unless its optimizer has stepped, by a flag that it adds to the optimizer; the template
+            # never steps, it only carries hyper-parameters.
+            optimizer._opt_called = True  # type: ignore[attr-defined]
+        for passed in range(at, round_idx):
+            for entry in schedulers:
+                if (passed + 1) % entry.frequency == 0:
+                    entry.scheduler.step()
+        self._templates[phase] = (optimizers, schedulers, round_idx)
+        return optimizers
+
+
+class EffectiveSteps:
+    r"""How far local SGD would have gone along a constant gradient of 1: the plain steps it amounts to.
+
+    Normalising a client's movement takes more than counting its steps, because momentum carries each gradient on.
+    With learning rate η and momentum ρ, K steps move the weights by :math:`\eta \tilde K`,
+    :math:`\tilde K = \frac{1}{1-\rho}\left(K - \rho\frac{1-\rho^K}{1-\rho}\right)` (Wang, Liu, Liang, Joshi, Poor:
+    "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization", NeurIPS 2020, Section 3).
+    Here the recursion itself runs on one number, which also covers dampening, Nesterov's form and learning rates that
+    change between steps.
+
+    Note:
+        An optimizer without ``momentum``, such as Adam, counts plain steps. The learning rate is that of the first
+        parameter group.
+    """
+
+    def __init__(self) -> None:
+        self.distance = 0.0
+        self._optimizer: Optimizer | None = None
+        self._first_lr = 0.0
+        self._velocity = 0.0
+
+    @property
+    def steps(self) -> float:
+        """The distance in units of the first learning rate: K̃."""
+        return self.distance / self._first_lr if self._first_lr else 0.0
+
+    def count(self, optimizer: Optimizer) -> None:
+        """Take down one step, before or after the optimizer makes it."""
+        group = optimizer.param_groups[0]
+        lr, momentum = float(group["lr"]), float(group.get("momentum", 0.0))
+        if not self._first_lr:
+            self._first_lr = lr
+        if optimizer is not self._optimizer:  # a new phase: the first step fills the momentum buffer undampened
+            self._optimizer, self._velocity = optimizer, 1.0
+        else:
+            self._velocity = momentum * self._velocity + 1.0 - float(group.get("dampening", 0.0))
+        self.distance += lr * (1.0 + momentum * self._velocity if group.get("nesterov") else self._velocity)
+
+
+def parse_optimizers(configured: Any) -> tuple[list[Optimizer], list[Schedule], list[Schedule]]:
+    """Read what `configure_optimizers` returned, in any of Lightning's forms.
+
+    Returns:
+        The optimizers, the schedulers that step with rounds, and those that step with batches.
+
+    Raises:
+        ConfigError: For another form, or a scheduler that watches a metric.
+    """
+    optimizers: list[Any] = []
+    entries: list[Any] = []
+    if isinstance(configured, tuple | list) and len(configured) == 2 and isinstance(configured[0], Sequence):
+        optimizers = list(configured[0])
+        entries = list(configured[1]) if isinstance(configured[1], Sequence) else [configured[1]]
+    else:
+        for entry in configured if isinstance(configured, tuple | list) else [configured]:
+            if isinstance(entry, dict):
+                optimizers.append(entry.get("optimizer"))
+                entries += [entry["lr_scheduler"]] if entry.get("lr_scheduler") is not None else []
+            else:
+                optimizers.append(entry)
+    if not optimizers or not all(isinstance(optimizer, Optimizer) for optimizer in optimizers):
+        raise ConfigError(f"model.configure_optimizers must return {_FORMS}; it returned {configured!r:.80}")
+    by_round: list[Schedule] = []
+    by_step: list[Schedule] = []
+    for entry in entries:
+        config = entry if isinstance(entry, dict) else {"scheduler": entry}
+        scheduler, frequency = config.get("scheduler"), config.get("frequency", 1)
+        if isinstance(scheduler, ReduceLROnPlateau) or config.get("reduce_on_plateau"):
+            raise ConfigError(
+                f"model: learning-rate scheduler {type(scheduler).__name__} watches a metric (monitor) and is not a"
+                " function of the round; use one of torch.optim.lr_scheduler that needs none"
+            )
+        if not isinstance(scheduler, LRScheduler):
+            raise ConfigError(f"model: {type(scheduler).__name__} is no scheduler of torch.optim.lr_scheduler")
+        if config.get("interval", "epoch") not in ("epoch", "step"):
+            raise ConfigError(f"model: a scheduler's interval is 'epoch' or 'step', not {config['interval']!r}")
+        if not isinstance(frequency, int) or frequency < 1:
+            raise ConfigError(f"model: a scheduler's frequency is {frequency!r}; it must be at least 1")
+        (by_step if config.get("interval") == "step" else by_round).append(Schedule(scheduler, frequency))
+    return optimizers, by_round, by_step

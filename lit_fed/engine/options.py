@@ -1,0 +1,21 @@
+"""Settings that several rooms of the engine share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class GradientOptions:
+    """What happens to gradients between backward and step.
+
+    Args:
+        clip_val: Threshold, None for no clipping.
+        clip_algorithm: ``norm`` scales all gradients to a total norm of at most the threshold, ``value`` clamps each.
+        accumulate: Batches whose gradients are averaged into one step.
+    """
+
+    clip_val: float | None = None
+    clip_algorithm: Literal["norm", "value"] = "norm"
+    accumulate: int = 1

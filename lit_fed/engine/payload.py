@@ -1,0 +1,152 @@
+"""What crosses the wire between the server and its clients.
+
+A payload is a flat mapping from names to tensors. Weights, deltas, control variates, predictions, densities and
+generators are all payloads; the round loop never looks inside.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from lit_fed.errors import ConfigError
+
+Payload = Mapping[str, Tensor]
+
+
+def num_bytes(payload: Payload) -> int:
+    """Bytes that a payload's tensors occupy on the wire."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in payload.values())
+
+
+def add_prefix(prefix: str, payload: Payload) -> dict[str, Tensor]:
+    """The same tensors under longer names, so that several sets of them fit into one payload or client state."""
+    return {prefix + name: tensor for name, tensor in payload.items()}
+
+
+def split_prefix(prefix: str, payload: Payload) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """What `add_prefix` added, under its own names again, and the rest."""
+    inside = {name.removeprefix(prefix): tensor for name, tensor in payload.items() if name.startswith(prefix)}
+    return inside, {name: tensor for name, tensor in payload.items() if not name.startswith(prefix)}
+
+
+def is_finite(payload: Payload) -> bool:
+    """Whether no tensor of a payload holds NaN or infinity; one device synchronisation."""
+    tensors = [tensor.detach() for tensor in payload.values() if tensor.is_floating_point() and tensor.numel()]
+    if not tensors:
+        return True
+    # A sum is not finite if a term is not; a sum that overflows tells of values no training survives. That holds for
+    # float32's exponents only: in float16 ordinary values overflow.
+    sums = [tensor.sum(dtype=torch.float32 if tensor.dtype == torch.float16 else None) for tensor in tensors]
+    on_cpu = sums[0].device.type == "cpu"
+    return all(map(math.isfinite, [total.item() for total in sums] if on_cpu else torch.stack(sums).tolist()))
+
+
+@dataclass(slots=True)
+class ClientUpdate:
+    """One client's answer to a broadcast.
+
+    Args:
+        client_id: Who sent it.
+        payload: The named tensors. They may alias the tensors of the client's module, which the next client
+            overwrites: a reducer that keeps them must clone them.
+        weight: The client's weight in a weighted mean, by convention its number of training samples. An integer
+            weight keeps sums of float32 tensors exact in float64, and so independent of their order.
+        metrics: Named scalars of the local work, such as ``train/loss``.
+        kind: Which kind of network the client has.
+        probability: The probability with which the client takes part in a round; None where it is not known.
+    """
+
+    client_id: int
+    payload: Payload
+    weight: float = 1.0
+    metrics: dict[str, float] = field(default_factory=dict)
+    kind: str = "model"
+    probability: float | None = None
+
+    def detached(self) -> ClientUpdate:
+        """A copy that survives the next client: every tensor cloned."""
+        payload = {name: tensor.detach().clone() for name, tensor in self.payload.items()}
+        return replace(self, payload=payload, metrics=dict(self.metrics))
+
+    def to(self, device: torch.device | str) -> ClientUpdate:
+        """The same update with its tensors on another device."""
+        payload = {name: tensor.to(device) for name, tensor in self.payload.items()}
+        return replace(self, payload=payload)
+
+
+class Codec(ABC):
+    """What is done to a payload on its way through the wire, such as rounding or compression.
+
+    The two ends are different machines: all that `decode` knows is the payload itself.
+    """
+
+    @abstractmethod
+    def encode(self, payload: Payload) -> Payload:
+        """The tensors as sent; their bytes are what is counted."""
+
+    @abstractmethod
+    def decode(self, payload: Payload) -> Payload:
+        """The tensors as the receiver uses them."""
+
+
+class CastCodec(Codec):
+    """Sends floating-point tensors in a smaller type and restores their own on arrival.
+
+    Args:
+        dtype: ``float16`` or ``bfloat16``.
+
+    Raises:
+        ConfigError: For any other type.
+    """
+
+    def __init__(self, dtype: str = "bfloat16") -> None:
+        if dtype not in ("float16", "bfloat16"):
+            raise ConfigError(f"CastCodec.dtype is {dtype!r}; it must be float16 or bfloat16")
+        self.dtype: torch.dtype = getattr(torch, dtype)
+
+    def encode(self, payload: Payload) -> Payload:
+        """Cast every floating-point tensor to the wire type; what it was before stands in its name."""
+        return {f"{n}|{_name(t)}": t.to(self.dtype) if t.is_floating_point() else t for n, t in payload.items()}
+
+    def decode(self, payload: Payload) -> Payload:
+        """Cast every tensor back to the type it had before `encode`."""
+        parts = ((name.rpartition("|"), tensor) for name, tensor in payload.items())
+        return {name: tensor.to(getattr(torch, dtype)) for (name, _, dtype), tensor in parts}
+
+
+def _name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+@dataclass(slots=True)
+class Channel:
+    """The wire: every payload crosses here, through the codecs, and its bytes are counted after them.
+
+    Args:
+        uplink: Codec from a client to the server.
+        downlink: Codec from the server to a client.
+    """
+
+    uplink: Codec | None = None
+    downlink: Codec | None = None
+
+    def down(self, payload: Payload) -> tuple[Payload, int]:
+        """Send a broadcast; returns what each client receives and the bytes that one client downloads."""
+        return _cross(payload, self.downlink)
+
+    def up(self, payload: Payload) -> tuple[Payload, int]:
+        """Send a client's payload; returns what the server receives and its bytes."""
+        return _cross(payload, self.uplink)
+
+
+def _cross(payload: Payload, codec: Codec | None) -> tuple[Payload, int]:
+    if codec is None:
+        return payload, num_bytes(payload)
+    wire = codec.encode(payload)
+    return codec.decode(wire), num_bytes(wire)

@@ -1,0 +1,66 @@
+"""What the server may know about its clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from lit_fed.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lit_fed.data import FederatedDataModule
+    from lit_fed.engine.kinds import Kinds
+    from lit_fed.engine.participation import Participation
+    from lit_fed.engine.server_training import ServerLoop
+
+
+@dataclass(slots=True)
+class Population:
+    """The clients as the server sees them: counts, never samples.
+
+    Args:
+        data: The population's data, of which only counts and the public set are looked at.
+        participation: Who takes part.
+        kinds: Which client has which network.
+        seed: The run's seed.
+        server_loop: Trains on the server, where a method does; None where nothing is run, as in ``cost``.
+    """
+
+    data: FederatedDataModule
+    participation: Participation
+    kinds: Kinds
+    seed: int
+    server_loop: ServerLoop | None = None
+
+    @property
+    def num_clients(self) -> int:
+        """Clients in the population."""
+        return self.data.num_clients
+
+    @property
+    def num_classes(self) -> int:
+        """Classes of the data.
+
+        Raises:
+            ConfigError: If the data have none.
+        """
+        found = self.data.num_classes
+        if found is None:
+            raise ConfigError("this method needs classes, and the data have none; use another method or data")
+        return found
+
+    @property
+    def public_size(self) -> int:
+        """Samples of the public set."""
+        return self.data.public_size
+
+    def probability(self, client_id: int) -> float | None:
+        """The probability with which a client takes part in a round; None where it is not known."""
+        return self.participation.probability(client_id)
+
+    def public_accuracy(self, classes: Tensor) -> float:
+        """How many of the public samples are of these classes (P,): a number to report, for nothing to learn from."""
+        return self.data.public_accuracy(classes.to(torch.int64).cpu().numpy())

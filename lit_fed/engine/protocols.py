@@ -1,0 +1,236 @@
+"""Evaluation protocols by name, so that nobody needs to ask "which accuracy?".
+
+Every protocol says whose model is tested on whose data, and names its metrics after itself.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_fed.engine.client import Client, FineTuning
+from lit_fed.engine.ledger import ClientRow, spread
+from lit_fed.engine.session import Broadcast
+from lit_fed.errors import ConfigError
+from lit_fed.seeding import numpy_generator
+
+if TYPE_CHECKING:
+    from lit_fed.engine.federation import Federation
+
+EvalSubset = Literal["val", "test"]
+
+
+@dataclass(slots=True)
+class Evaluation:
+    """What protocols found.
+
+    Args:
+        metrics: Values by full name, such as ``global/acc``.
+        rows: Values of single clients.
+    """
+
+    metrics: dict[str, float] = field(default_factory=dict)
+    rows: list[ClientRow] = field(default_factory=list)
+
+
+class Protocol(ABC):
+    """A way to evaluate a federation."""
+
+    name: str
+
+    def check(self, federation: Federation) -> None:  # noqa: B027  # most protocols always apply
+        """Refuse, before any training, a federation the protocol cannot be applied to."""
+
+    @abstractmethod
+    def run(self, federation: Federation, round_idx: int, subset: EvalSubset) -> Evaluation:
+        """Evaluate after a round; called on every process, the same result on all."""
+
+
+def check_protocols(protocols: Sequence[Protocol], federation: Federation, subset: EvalSubset) -> None:
+    """Refuse, before any training, protocols that cannot be applied.
+
+    Raises:
+        ConfigError: If one cannot, or there is no validation data to run them on.
+    """
+    if subset == "val" and not federation.data.has_val:
+        raise ConfigError("there is no validation data; set data.init_args.val_fraction above 0, or use the test data")
+    for protocol in protocols:
+        protocol.check(federation)
+
+
+def run_protocols(
+    protocols: Sequence[Protocol], federation: Federation, round_idx: int, subset: EvalSubset
+) -> Evaluation:
+    """Run every protocol in turn; called on every process."""
+    evaluation = Evaluation()
+    for protocol in protocols:
+        found = protocol.run(federation, round_idx, subset)
+        evaluation.metrics |= found.metrics
+        evaluation.rows += found.rows
+    return evaluation
+
+
+class GlobalTest(Protocol):
+    """The global model on the shared test set: ``global/loss``, ``global/acc``.
+
+    Nothing for methods without one, nor where a part of every model is personal: what the server holds of that part
+    was never trained.
+    """
+
+    name = "global"
+
+    def run(self, federation: Federation, round_idx: int, subset: EvalSubset) -> Evaluation:
+        """Test the global model of every kind once; processes share the batches."""
+        data, found = federation.data, Evaluation()
+        for kind, state in federation.global_models(round_idx).items():
+            loop = federation.loops[kind]
+            if loop.model.split.personal:
+                continue
+            loop.model.load(state)
+            loader = data.test_loader() if subset == "test" else data.val_loader()
+            values = loop.evaluate(loader, subset, spread=True)
+            name = self.name if len(federation.kinds.names) == 1 else f"{self.name}_{kind}"
+            found.metrics |= {f"{name}/{metric}": value for metric, value in values.items()}
+        return found
+
+
+class ClientTest(Protocol):
+    """What each client would use, on that client's own test data, before any fine-tuning.
+
+    Gives ``clients/<metric>_mean``, ``_std``, ``_p10`` and ``_min`` over clients. That is the global model for methods
+    that have nothing else; a personal part, where a method has one, is the client's own.
+
+    Args:
+        max_clients: Test a fixed random choice of this many clients; None for all of them.
+    """
+
+    name = "clients"
+    stage = "test"
+
+    def __init__(self, max_clients: int | None = None) -> None:
+        if max_clients is not None and max_clients < 1:
+            raise ConfigError(f"{type(self).__name__}.max_clients is {max_clients}; it must be at least 1")
+        self.max_clients = max_clients
+
+    def run(self, federation: Federation, round_idx: int, subset: EvalSubset) -> Evaluation:
+        """Test every client."""
+        clients = _choose(self.clients(federation), self.max_clients, federation.seed)
+        broadcast, workers = federation.broadcast(round_idx, "test"), federation.workers
+        rows = []
+        for client_id in workers.share(clients, federation.data.num_samples):
+            values = self.test_client(federation, client_id, broadcast, subset)
+            rows += [ClientRow(client_id, self.stage, metric, value) for metric, value in values.items()]
+        rows = sorted((row for part in workers.gather(rows) for row in part), key=lambda row: row.client_id)
+        return Evaluation(spread(self.name, rows), rows)
+
+    def clients(self, federation: Federation) -> NDArray[np.int64]:
+        """Whom to test: all that may be sampled."""
+        return federation.participation.seen_clients
+
+    def test_client(
+        self, federation: Federation, client_id: int, broadcast: Broadcast, subset: EvalSubset
+    ) -> dict[str, float]:
+        """Metrics of one client."""
+        client = self.enter(federation, client_id, broadcast)
+        with federation.session.prepared(client):
+            return federation.session.evaluate(client, self.loader(federation, client_id, subset), subset)
+
+    def enter(self, federation: Federation, client_id: int, broadcast: Broadcast) -> Client:
+        """Become the client, as it is to be tested."""
+        return federation.session.enter(client_id, broadcast, "test")
+
+    def loader(self, federation: Federation, client_id: int, subset: EvalSubset) -> Iterable[object]:
+        """What to test on: the client's own data."""
+        return _client_loader(federation, client_id, subset)
+
+
+class UnseenTest(ClientTest):
+    """As `ClientTest`, on the clients that are never sampled (``participation.unseen_fraction``): ``unseen/…``."""
+
+    name = "unseen"
+    stage = "unseen"
+
+    def check(self, federation: Federation) -> None:
+        """Refuse a federation without unseen clients."""
+        if not len(federation.participation.unseen_clients):
+            raise ConfigError("protocol UnseenTest needs unseen clients; set participation.unseen_fraction above 0")
+
+    def clients(self, federation: Federation) -> NDArray[np.int64]:
+        """Whom to test: those that are never sampled."""
+        return federation.participation.unseen_clients
+
+
+class PersonalTest(ClientTest):
+    """As `ClientTest`, after fine-tuning on the client's own training data: ``personal/…``, the "-FT" of tables.
+
+    Args:
+        epochs: Passes over the client's training data.
+        lr: Learning rate of the fine-tuning; None keeps the round's own.
+        max_clients: Test a fixed random choice of this many clients; None for all of them.
+    """
+
+    name = "personal"
+    stage = "personal"
+
+    def __init__(self, epochs: int = 1, lr: float | None = None, max_clients: int | None = None) -> None:
+        super().__init__(max_clients)
+        if epochs < 1:
+            raise ConfigError(f"PersonalTest.epochs is {epochs}; it must be at least 1")
+        if lr is not None and lr <= 0:
+            raise ConfigError(f"PersonalTest.lr is {lr}; it must be positive")
+        self.fine_tuning = FineTuning(epochs, lr)
+
+    def enter(self, federation: Federation, client_id: int, broadcast: Broadcast) -> Client:
+        """Become the client, to be fine-tuned and put back."""
+        return federation.session.enter(client_id, broadcast, "personal", self.fine_tuning)
+
+
+class ClientGlobalTest(ClientTest):
+    """As `ClientTest`, on the shared test set, which has all classes: ``clients_global/…``.
+
+    The accuracy that tables of federated distillation show. It costs the clients' number times the shared test set.
+    """
+
+    name = "clients_global"
+    stage = "global"
+
+    def loader(self, federation: Federation, client_id: int, subset: EvalSubset) -> Iterable[object]:
+        """What to test on: the shared data."""
+        return federation.data.test_loader() if subset == "test" else federation.data.val_loader()
+
+
+class LocalTest(ClientTest):
+    """As `ClientTest`, with each client's model as its own work left it, before the newest broadcast: ``local/…``.
+
+    Says something of its own for methods that refine what a client keeps by what the server sends
+    (`lit_fed.engine.algorithm.Algorithm.phases` of the stage ``test``); elsewhere it equals `ClientTest`.
+    """
+
+    name = "local"
+    stage = "local"
+
+    def test_client(
+        self, federation: Federation, client_id: int, broadcast: Broadcast, subset: EvalSubset
+    ) -> dict[str, float]:
+        """Metrics of one client, without the work that a test otherwise begins with."""
+        client = self.enter(federation, client_id, broadcast)
+        return federation.session.evaluate(client, self.loader(federation, client_id, subset), subset)
+
+
+def _client_loader(federation: Federation, client_id: int, subset: EvalSubset) -> Iterable[object]:
+    data = federation.data
+    return data.test_loader(client_id) if subset == "test" else data.val_loader(client_id)
+
+
+def _choose(clients: NDArray[np.int64], max_clients: int | None, seed: int) -> list[int]:
+    if max_clients is not None and max_clients < len(clients):
+        # shuffle=False makes it of the order of the choice, not of the population
+        picks = numpy_generator(seed, "evaluation").choice(len(clients), max_clients, replace=False, shuffle=False)
+        clients = clients[np.sort(picks)]
+    chosen: list[int] = clients.tolist()
+    return chosen

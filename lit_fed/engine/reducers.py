@@ -1,0 +1,120 @@
+"""Combine client updates as they arrive.
+
+A reducer needs memory for one model, whatever the size of the cohort, and partial results of several processes merge
+into the same answer as one process gives. `Gather` is the exception for methods that really need every update.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from lit_fed.engine.payload import ClientUpdate, Payload
+from lit_fed.engine.strategy import Workers
+
+T = TypeVar("T")
+
+
+class Reducer(ABC, Generic[T]):
+    """Turns the updates of a round into the one thing the server steps on."""
+
+    @abstractmethod
+    def add(self, update: ClientUpdate) -> None:
+        """Take in one update; its tensors may be overwritten as soon as this returns."""
+
+    @abstractmethod
+    def result(self, workers: Workers) -> T | None:
+        """Merge across processes; the same on every process, None where no update arrived."""
+
+
+class WeightedMean(Reducer[Payload]):
+    r"""The weighted mean :math:`\sum_k n_k x_k / \sum_k n_k` of every named tensor.
+
+    Sums run in float64 with unnormalised weights: a float32 value times an integer count is exact there, so the
+    order of the clients and their spread over processes change the result by at most float64 rounding. Integer
+    tensors, such as batch-norm's step counter, are averaged and rounded to the nearest integer.
+
+    Args:
+        uniform: Weigh every client 1 instead of by ``update.weight``.
+
+    Raises:
+        ValueError: If clients send different tensor names or shapes, or weights sum to 0.
+    """
+
+    def __init__(self, uniform: bool = False) -> None:
+        self.uniform = uniform
+        self._sums: dict[str, Tensor] = {}
+        self._dtypes: dict[str, torch.dtype] = {}
+        self._total = 0.0
+
+    def add(self, update: ClientUpdate) -> None:
+        """Add ``weight * tensor`` for every tensor of the payload."""
+        weight = 1.0 if self.uniform else float(update.weight)
+        if not self._sums:
+            self._dtypes = {name: tensor.dtype for name, tensor in update.payload.items()}
+            self._sums = {n: torch.zeros_like(t, dtype=torch.float64) for n, t in update.payload.items()}
+        elif update.payload.keys() != self._sums.keys():
+            odd = sorted(update.payload.keys() ^ self._sums.keys())
+            raise ValueError(f"client {update.client_id} sends other tensors than the clients before it: {odd}")
+        for name, tensor in update.payload.items():
+            total = self._sums[name]
+            if tensor.shape != total.shape:  # adding would broadcast, and quietly average what does not belong together
+                raise ValueError(
+                    f"client {update.client_id} sends {name!r} in shape {tuple(tensor.shape)}, the clients before it in"
+                    f" {tuple(total.shape)}"
+                )
+            total.add_(tensor.detach(), alpha=weight)
+        self._total += weight
+
+    def result(self, workers: Workers) -> Payload | None:
+        """The mean over all processes, each tensor in the type it arrived in."""
+        self._merge(workers)
+        if not self._sums:
+            return None
+        if self._total <= 0:
+            raise ValueError("the weights of this round's updates sum to 0; a mean needs at least one positive weight")
+        return {name: self._mean(name) for name in self._sums}
+
+    def _mean(self, name: str) -> Tensor:
+        mean, dtype = self._sums[name] / self._total, self._dtypes[name]
+        return mean.to(dtype) if dtype.is_floating_point else mean.round().to(dtype)
+
+    def _merge(self, workers: Workers) -> None:
+        if workers.world_size == 1:
+            return
+        shapes = {name: tuple(tensor.shape) for name, tensor in self._sums.items()}
+        specs = [spec for spec in workers.gather((shapes, self._dtypes)) if spec[0]]
+        if not specs:
+            return
+        odd = sorted({name for spec in specs for name in dict(spec[0].items() ^ specs[0][0].items())})
+        if odd:
+            raise ValueError(f"clients of different processes send different tensors; they differ in {odd}")
+        shapes, self._dtypes = specs[0]  # a process without a client learns here what the others sum
+        flat = [self._sums[n].flatten() if self._sums else workers.zeros(shapes[n]).flatten() for n in shapes]
+        total = torch.tensor([self._total], dtype=torch.float64, device=flat[0].device)
+        merged = workers.all_reduce(torch.cat([*flat, total]))
+        parts = torch.split(merged, [*(part.numel() for part in flat), 1])
+        self._sums = {name: part.view(shapes[name]) for name, part in zip(shapes, parts, strict=False)}
+        self._total = float(parts[-1].item())
+
+
+class Gather(Reducer[list[ClientUpdate]]):
+    """Keeps every update, for servers that need them side by side; memory grows with the cohort."""
+
+    def __init__(self) -> None:
+        self._updates: list[ClientUpdate] = []
+
+    def add(self, update: ClientUpdate) -> None:
+        """Keep a copy of the update."""
+        self._updates.append(update.detached())
+
+    def result(self, workers: Workers) -> list[ClientUpdate] | None:
+        """All updates of all processes, sorted by client."""
+        parts = workers.gather(
+            [update.to("cpu") for update in self._updates] if workers.world_size > 1 else self._updates
+        )
+        gathered = [update.to(workers.fabric.device) for part in parts for update in part]
+        return sorted(gathered, key=lambda update: update.client_id) or None

@@ -1,0 +1,162 @@
+"""Being one client: enter, train, evaluate, predict.
+
+A session holds one task for each kind of network, and a client is made of it by writing the client's tensors into it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from lit_fed.engine.algorithm import Algorithm
+from lit_fed.engine.client import Client, FineTuning, LocalWork, Pass, Phase, Stage
+from lit_fed.engine.kinds import Kinds
+from lit_fed.engine.local import LocalLoop
+from lit_fed.engine.meter import Meter
+from lit_fed.engine.payload import Payload, add_prefix, split_prefix
+from lit_fed.engine.store import ClientStore
+from lit_fed.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from lit_fed.data import FederatedDataModule
+
+_STATE = "state/"  # in a client's file: what the method keeps, beside the personal tensors under their own names
+
+
+@dataclass(slots=True)
+class Broadcast:
+    """What the server sends in a round, after the wire: all that a client needs besides its data and its state.
+
+    Args:
+        round_idx: The round, counted from 0.
+        payloads: What clients receive, by kind.
+        frozen: The parameters that neither train nor travel in this round, as the server has them, by kind.
+        num_bytes: Bytes one client downloads, by kind.
+    """
+
+    round_idx: int
+    payloads: Mapping[str, Payload]
+    frozen: Mapping[str, Payload] = field(default_factory=dict)
+    num_bytes: Mapping[str, int] = field(default_factory=dict)
+
+
+class Session:
+    """Enters clients, one after the other.
+
+    Args:
+        loops: Trains and evaluates the task of each kind.
+        kinds: Which client has which.
+        algorithm: The method.
+        store: Where clients keep their state between rounds.
+        data: The clients' data.
+        work: How long clients train.
+        seed: The seed of the run.
+    """
+
+    def __init__(
+        self,
+        loops: Mapping[str, LocalLoop],
+        kinds: Kinds,
+        algorithm: Algorithm[Any],
+        store: ClientStore,
+        data: FederatedDataModule,
+        work: LocalWork,
+        seed: int,
+    ) -> None:
+        self.loops = loops
+        self.kinds = kinds
+        self.algorithm = algorithm
+        self.store = store
+        self.data = data
+        self.work = work
+        self.seed = seed
+        self._taken: Broadcast | None = None
+
+    def loop(self, client: Client) -> LocalLoop:
+        """What trains and evaluates a client."""
+        return self.loops[self.kinds[client.id]]
+
+    def divide(self, round_idx: int) -> None:
+        """Give every model the round's split."""
+        for loop in self.loops.values():
+            loop.model.divide(self.algorithm.split(loop.model, round_idx))
+
+    def enter(
+        self, client_id: int, broadcast: Broadcast, stage: Stage, fine_tuning: FineTuning | None = None
+    ) -> Client:
+        """Become one client: its own state, or the initial one where it has none, and what the server sent.
+
+        Raises:
+            CheckpointError: If the client's state does not belong to this model.
+        """
+        if self._taken is not broadcast:
+            self.divide(broadcast.round_idx)
+            for kind, frozen in broadcast.frozen.items():
+                self.loops[kind].model.load(frozen)
+            self._taken = broadcast
+        kind = self.kinds[client_id]
+        loop = self.loops[kind]
+        model, device = loop.model, loop.fabric.device
+        client = Client(
+            client_id, broadcast.round_idx, stage, self.seed, model, self.data, self.work, fine_tuning,
+            received=broadcast.payloads[kind], objective=loop.objective,
+        )  # fmt: skip
+        loop.state.client = client
+        stored = self.store.get(client_id)
+        client.is_new = stored is None
+        names = model.personal_names
+        if stored is None:
+            client.own = {name: model.initial[name] for name in names}
+            client.state = self.algorithm.initial_state(client)
+        else:
+            kept, own = split_prefix(_STATE, stored)
+            client.state = _to(kept, device)
+            if own.keys() != set(names):
+                odd = sorted(own.keys() ^ set(names))
+                raise CheckpointError(
+                    f"the state of client {client_id} belongs to another model or method: it differs in {odd[0]!r}"
+                )
+            client.own = _to(own, device)
+        client.begun = self.algorithm.start(client)
+        model.load(client.begun)
+        return client
+
+    def phases(self, client: Client) -> list[Phase | Pass]:
+        """The client's work in this stage."""
+        return self.algorithm.phases(client)
+
+    def train(self, client: Client) -> Meter:
+        """Do the client's work."""
+        return self.loop(client).train(client, self.phases(client))
+
+    @contextmanager
+    def prepared(self, client: Client) -> Iterator[None]:
+        """The client after the work that its stage asks for, whose effects end with the context."""
+        if not (phases := self.phases(client)):
+            yield
+            return
+        with self.loop(client).model.preserved():
+            self.loop(client).train(client, phases)
+            yield
+
+    def evaluate(self, client: Client, loader: Iterable[Any], subset: Literal["val", "test"]) -> dict[str, float]:
+        """What the client's evaluation step logs over a loader."""
+        return self.loop(client).evaluate(loader, subset)
+
+    def predict(self, client: Client, loader: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+        """Every batch with what the client predicts for it."""
+        return self.loop(client).predict(loader)
+
+    def kept(self, client: Client, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What a client keeps until it next takes part: its personal tensors and what the method keeps."""
+        model = client.model
+        return {**model.tensors(model.personal_names), **add_prefix(_STATE, state)}
+
+
+def _to(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    return {name: tensor.to(device) for name, tensor in tensors.items()}

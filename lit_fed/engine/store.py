@@ -1,0 +1,143 @@
+"""What clients keep between rounds.
+
+A state written in round r goes to a file of its own, ``<key>.r<r>.pt``; the run's checkpoint holds the index that says
+which version of each client is current. A run killed at any moment therefore finds, with its last checkpoint, exactly
+the client states of that moment: a newer file that no index names is never read. A round costs what its cohort
+writes, whatever the population.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lit_fed.engine.files import State, VersionedFiles, remove_half_written
+from lit_fed.engine.payload import ClientUpdate
+from lit_fed.engine.strategy import Workers
+
+Key = int | str
+
+
+class ClientStore:
+    """Versioned per-client tensors, in memory or on disk.
+
+    Args:
+        mode: ``disk`` keeps only files, ``memory`` also the current states of this process in RAM.
+
+    Note:
+        With several processes the folder must be visible to all of them, as Lightning's checkpoints must: a client
+        may run on another process next time.
+    """
+
+    def __init__(self, mode: Literal["memory", "disk"] = "disk") -> None:
+        self.mode = mode
+        self.files = VersionedFiles()
+        self.round_idx = 0
+        self._index: dict[str, int] = {}
+        self._cache: dict[str, tuple[int, State]] = {}
+        self._changed: dict[str, int | None] = {}
+        self._superseded: list[tuple[str, int]] = []
+
+    def open(self, directory: Path) -> None:
+        """Use a folder for the files; it is made with the first state."""
+        self.files = VersionedFiles(directory)
+
+    def get(self, key: Key) -> State | None:
+        """The current state, None where there is none. Its tensors must not be changed."""
+        name = str(key)
+        version = self._index.get(name)
+        if version is None:
+            return None
+        cached = self._cache.get(name)
+        if cached is not None and cached[0] == version:
+            return cached[1]
+        state = self.files.read(name, version)
+        if self.mode == "memory":
+            self._cache[name] = (version, state)
+        return state
+
+    def put(self, key: Key, state: Mapping[str, Tensor]) -> None:
+        """Write a state of this round; it becomes current with `commit`."""
+        name = str(key)
+        kept = {entry: tensor.detach().to("cpu", copy=True) for entry, tensor in state.items()}
+        self.files.write(name, self.round_idx, kept)
+        if self.mode == "memory":
+            self._cache[name] = (self.round_idx, kept)
+        self._changed[name] = self.round_idx
+
+    def drop(self, key: Key) -> None:
+        """Forget a state; it is gone with `commit`."""
+        self._changed[str(key)] = None
+
+    def put_update(self, update: ClientUpdate) -> None:
+        """Keep a late update until `pop_update` in a later round."""
+        weight = torch.tensor(float(update.weight), dtype=torch.float64)
+        self.put(f"late-{update.client_id}", {"weight": weight} | {f"/{n}": t for n, t in update.payload.items()})
+
+    def pop_update(self, client_id: int, device: torch.device, kind: str) -> ClientUpdate | None:
+        """Take out a late update, None where the client sent none."""
+        state = self.get(f"late-{client_id}")
+        if state is None:
+            return None
+        self.drop(f"late-{client_id}")
+        payload = {name[1:]: tensor.to(device) for name, tensor in state.items() if name != "weight"}
+        return ClientUpdate(client_id, payload, float(state["weight"]), kind=kind)
+
+    def commit(self, workers: Workers, next_round: int) -> None:
+        """Make this round's changes current on every process."""
+        changes = [change for part in workers.gather(self._changed) for change in part.items()]
+        for name, version in sorted(changes, key=lambda change: change[1] is not None):  # drops, then what is new
+            before = self._index.pop(name, None)
+            if before is not None and before != version:
+                self._superseded.append((name, before))
+            if version is not None:
+                self._index[name] = version
+        for name, _ in changes:  # what was dropped, or is now another process's, would only take memory
+            if name in self._cache and self._cache[name][0] != self._index.get(name):
+                del self._cache[name]
+        self._changed = {}
+        self.round_idx = next_round
+
+    def state_dict(self) -> dict[str, int]:
+        """The index: which version of each key is current."""
+        return dict(self._index)
+
+    def load_state_dict(self, index: Mapping[str, int], round_idx: int) -> None:
+        """Go back to an index."""
+        self._index = dict(index)
+        self._cache, self._changed, self._superseded = {}, {}, []
+        self.round_idx = round_idx
+
+    def find_leftovers(self) -> None:
+        """Note the files that no index names, such as those of a round that was killed, for collection.
+
+        Files that were half written when the process was killed are deleted: call it before anybody writes.
+        """
+        if self.files.directory is not None:
+            remove_half_written(self.files.directory)
+        self._superseded = [entry for entry in self.files.versions() if self._index.get(entry[0]) != entry[1]]
+
+    def adopt(self, directory: Path) -> None:
+        """Copy the current states from another run's folder; called on one process."""
+        for name, version in self._index.items():
+            self.files.copy(name, version, directory)
+
+    def collect_garbage(self, kept: Iterable[Mapping[str, int]], delete: bool) -> None:
+        """Forget superseded versions that no kept checkpoint names; call it after a checkpoint.
+
+        Args:
+            kept: The indices of the checkpoints that are kept.
+            delete: Also delete the files; for one process.
+        """
+        indices = list(kept)
+        remaining = []
+        for name, version in self._superseded:
+            if any(index.get(name) == version for index in indices):
+                remaining.append((name, version))
+            elif delete:
+                self.files.delete(name, version)
+        self._superseded = remaining

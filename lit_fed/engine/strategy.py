@@ -1,0 +1,163 @@
+"""How a federation spreads over processes.
+
+Either the clients are spread over the processes (``clients``, every process trains whole clients) or every client is
+trained data-parallel on all of them (``ddp``). Both stand behind `Workers`, which the loop and the reducers talk to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar
+
+import torch
+import torch.distributed
+from lightning import Fabric
+from lightning.fabric.strategies.ddp import DDPStrategy
+from lightning.fabric.strategies.single_device import SingleDeviceStrategy
+from lightning.fabric.strategies.strategy import Strategy
+from torch import Tensor
+from torch.nn import Module
+
+from lit_fed.engine.payload import Payload
+from lit_fed.errors import ConfigError, LitFedError
+
+T = TypeVar("T")
+
+STRATEGIES = ("auto", "clients", "ddp")
+
+
+class ClientParallelStrategy(DDPStrategy):
+    """Processes that train different clients: the process group of DDP without its gradient averaging.
+
+    Args:
+        start_method: ``popen`` runs the same script once per device, ``fork`` serves notebooks and tests.
+        kwargs: Passed on to Lightning's ``DDPStrategy``.
+    """
+
+    def __init__(self, start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen", **kwargs: Any) -> None:
+        super().__init__(start_method=start_method, **kwargs)
+        # Gradients are never synchronised, so there is no synchronisation to block either.
+        self._backward_sync_control = None
+
+    def setup_module(self, module: Module) -> Module:  # type: ignore[override]  # DDP promises its own wrapper
+        """Leave the module as it is: every process works on its own client."""
+        return module
+
+
+def build_fabric(
+    accelerator: str,
+    devices: list[int] | str | int,
+    num_nodes: int,
+    strategy: str | Strategy,
+    precision: str | int | None,
+) -> Fabric:
+    """Make the Fabric that a federation runs on.
+
+    Raises:
+        ConfigError: For a strategy that is neither ``auto``, ``clients``, ``ddp`` nor a DDP strategy object, or for
+            settings that Fabric refuses.
+    """
+    options: dict[str, Any] = {"accelerator": accelerator, "devices": devices, "num_nodes": num_nodes}
+    options["precision"] = precision
+    if isinstance(strategy, str) and strategy not in STRATEGIES:
+        raise ConfigError(f"trainer.strategy is {strategy!r}; it must be one of {', '.join(STRATEGIES)}")
+    if isinstance(strategy, Strategy) and not isinstance(strategy, DDPStrategy | SingleDeviceStrategy):
+        raise ConfigError(
+            f"trainer.strategy {type(strategy).__name__} shards one model over devices; use 'clients' or 'ddp'"
+        )
+    try:
+        if isinstance(strategy, Strategy):
+            return Fabric(strategy=strategy, **options)
+        fabric = Fabric(strategy="auto", **options)
+        if isinstance(fabric.strategy, SingleDeviceStrategy):
+            return fabric
+        # A phase may train only some of the parameters, which plain DDP would wait for.
+        chosen = DDPStrategy(find_unused_parameters=True) if strategy == "ddp" else ClientParallelStrategy()
+        return Fabric(strategy=chosen, **options)
+    except (ValueError, RuntimeError, TypeError) as error:
+        raise ConfigError(f"trainer: {' '.join(str(error).split())}") from error
+
+
+def on_first_process(fabric: Fabric, function: Callable[[], T]) -> T:
+    """What a function returns on the first process, on every process; so is the error a user can act on."""
+    result: T | None = None
+    error: LitFedError | None = None
+    if fabric.is_global_zero:
+        try:
+            result = function()
+        except LitFedError as caught:
+            error = caught
+    result, error = fabric.broadcast((result, error))
+    if error is not None:
+        raise error
+    return result  # type: ignore[return-value]  # without an error there is a result
+
+
+def leave_processes() -> None:
+    """End the process group, which waits for gloo's threads.
+
+    Note:
+        Left to the end of the interpreter, one of those threads may still drop the last reference to a tensor. It asks
+        for the interpreter's lock, which is gone, and the process aborts after all its work is done: "terminate called
+        without an active exception". Lightning ends nccl's group itself; gloo's it leaves.
+    """
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+class Workers:
+    """The processes over which clients are spread, and how their results meet.
+
+    With ``ddp`` every process holds every client, so this is a group of one.
+
+    Args:
+        fabric: The launched Fabric.
+        everyone: Count every process even with ``ddp``, to merge what the parts of one batch gave.
+    """
+
+    def __init__(self, fabric: Fabric, everyone: bool = False) -> None:
+        self.fabric = fabric
+        replicated = fabric.world_size > 1 and not isinstance(fabric.strategy, ClientParallelStrategy)
+        self.data_parallel = replicated and not everyone
+        self.world_size = 1 if self.data_parallel else fabric.world_size
+        self.rank = 0 if self.data_parallel else fabric.global_rank
+
+    def share(self, client_ids: Sequence[int], num_samples: Callable[[int], int]) -> list[int]:
+        """The clients this process runs: longest first, each to the least loaded process.
+
+        Every process computes the same assignment, so nothing is communicated.
+        """
+        if self.world_size == 1:
+            return list(client_ids)
+        loads = [0] * self.world_size
+        mine = []
+        for client_id in sorted(client_ids, key=lambda client: (-num_samples(client), client)):
+            rank = loads.index(min(loads))
+            loads[rank] += max(1, num_samples(client_id))
+            if rank == self.rank:
+                mine.append(client_id)
+        return mine
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """The sum of a tensor over the processes."""
+        if self.world_size == 1:
+            return tensor
+        return self.fabric.all_reduce(tensor, reduce_op="sum")  # type: ignore[return-value]  # a tensor in, a tensor out
+
+    def gather(self, value: T) -> list[T]:
+        """A small object of every process, in rank order, on every process."""
+        if self.world_size == 1:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        torch.distributed.all_gather_object(values, value)
+        return values
+
+    def zeros(self, shape: Sequence[int]) -> Tensor:
+        """A float64 tensor of zeros on this process's device."""
+        return torch.zeros(tuple(shape), dtype=torch.float64, device=self.fabric.device)
+
+    def agree(self, payload: Payload) -> None:
+        """With ``ddp``, give every process the first one's tensors, in place."""
+        if self.data_parallel:
+            for tensor in payload.values():
+                torch.distributed.broadcast(tensor, src=0)

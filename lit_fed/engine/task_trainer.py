@@ -1,0 +1,135 @@
+"""What a task sees as ``self.trainer`` in a federation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning import Fabric
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+
+class TaskTrainer:
+    """The clock and the surroundings of a client's work, under the names of ``lightning.Trainer``.
+
+    Args:
+        fabric: Gives devices and processes.
+        max_epochs: Rounds in all: learning rates are scheduled in rounds.
+        datamodule: The population.
+        accumulate_grad_batches: Batches per optimizer step.
+        clip: Clips an optimizer's gradients: optimizer, value, ``norm`` or ``value``.
+
+    Note:
+        An epoch of this clock is a round, because that is what schedules with ``interval: epoch`` count; a client that
+        passes over its data five times in a round does so within one epoch of the clock. Steps are those of the
+        client's work in this round, which is what schedules with ``interval: step`` span.
+    """
+
+    max_steps = -1
+    sanity_checking = False
+    fast_dev_run = False
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        max_epochs: int,
+        datamodule: Any,
+        accumulate_grad_batches: int,
+        clip: Callable[[Optimizer, float, str], None],
+    ) -> None:
+        self.fabric = fabric
+        self.max_epochs = max_epochs
+        self.datamodule = datamodule
+        self.accumulate_grad_batches = accumulate_grad_batches
+        self.clip = clip
+        self.current_epoch = 0
+        self.global_step = 0
+        self.num_training_batches = 0
+        self.estimated_stepping_batches = 0
+        self.optimizers: list[Optimizer] = []
+        self.schedulers: list[LRScheduler] = []
+        self.stage = "fit"
+        self.loggers: list[Any] = []
+        self.log_dir: Path | None = None
+        self.callback_metrics: dict[str, torch.Tensor] = {}
+        self.callbacks: list[Any] = []
+
+    @property
+    def logger(self) -> Any:
+        """The run's first logger; None on other processes than the first."""
+        return self.loggers[0] if self.loggers else None
+
+    @property
+    def training(self) -> bool:
+        """Whether the client trains."""
+        return self.stage == "fit"
+
+    @property
+    def validating(self) -> bool:
+        """Whether it is evaluated on validation data."""
+        return self.stage == "validate"
+
+    @property
+    def testing(self) -> bool:
+        """Whether it is evaluated on test data."""
+        return self.stage == "test"
+
+    @property
+    def predicting(self) -> bool:
+        """Whether it predicts."""
+        return self.stage == "predict"
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this is the first process."""
+        return self.fabric.is_global_zero
+
+    @property
+    def global_rank(self) -> int:
+        """Number of this process."""
+        return self.fabric.global_rank
+
+    @property
+    def local_rank(self) -> int:
+        """Number of this process on its machine."""
+        return self.fabric.local_rank
+
+    @property
+    def world_size(self) -> int:
+        """Processes."""
+        return self.fabric.world_size
+
+    @property
+    def num_devices(self) -> int:
+        """Devices on this machine."""
+        return len(self.fabric.strategy.parallel_devices) if hasattr(self.fabric.strategy, "parallel_devices") else 1
+
+    @property
+    def strategy(self) -> Any:
+        """Fabric's strategy."""
+        return self.fabric.strategy
+
+    @property
+    def precision(self) -> str:
+        """Such as ``32-true``."""
+        return str(self.fabric.strategy.precision.precision)
+
+    @property
+    def default_root_dir(self) -> str:
+        """The run's folder."""
+        return str(self.log_dir or "")
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"self.trainer.{name} is not there for a client of a federation; there are current_epoch (the round), "
+            "max_epochs, global_step, estimated_stepping_batches, datamodule, logger, optimizers and what says where "
+            "the process runs"
+        )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "should_stop":
+            raise AttributeError("a client cannot stop the run by self.trainer.should_stop; use callback EarlyStopping")
+        super().__setattr__(name, value)

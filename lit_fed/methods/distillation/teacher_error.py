@@ -1,0 +1,209 @@
+"""How far the mixture of clients' predictions is from what a client that knew everybody's data would say.
+
+Lemma 4.1 of Kovalchuk et al.: "Who to Trust? Aggregating Client Predictions in Federated Distillation", 2026,
+arXiv:2509.15147, with Assumption C.1.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lit_fed.callbacks.base import Callback, RoundRecord
+from lit_fed.errors import ConfigError
+from lit_fed.local import seed_device
+from lit_fed.mixing import SoftmaxSum
+from lit_fed.participation import Fate, Participant
+from lit_fed.engine.payload import ClientUpdate
+from lit_fed.seeding import derive_seed
+
+if TYPE_CHECKING:
+    from lit_fed.federation import Federation
+    from lit_fed.methods import DistillationServer, FederatedDistillation
+    from lit_fed.trainer import FederatedTrainer
+
+
+class TeacherError(Callback):
+    r"""Compares the mixture with a fully informed reference model, one trained on all clients' private data.
+
+    With :math:`p^*` the reference's predictions on the public set, :math:`\xi_i = q_i - p^*` the errors of the clients'
+    and :math:`\bar\xi = \sum_i w_i \xi_i` that of the mixture, it logs
+
+    - ``teacher/error``: :math:`\varepsilon = E_x \|p_{agg} - p^*\|^2`, at most 2;
+    - ``teacher/client_error``: :math:`E_x \frac{1}{|S|} \sum_i \|\xi_i\|^2`, what a client by itself errs;
+    - ``teacher/reference_acc``: the reference's accuracy on the public set;
+
+    and, where probabilities are mixed, what bounds the error (`lemma`):
+    ``teacher/bias`` (:math:`B_w^2`), ``teacher/variance`` (:math:`\sigma^2`), ``teacher/correlation`` (:math:`\rho_c`),
+    ``teacher/chi`` (:math:`\chi`) and ``teacher/bound`` (:math:`B_w^2 + \sigma^2 (\rho_c + (1 - \rho_c) \chi)`).
+    Training does not notice: weights are the same to the bit.
+
+    Args:
+        epochs: Passes over all clients' training samples for the reference, before the first round.
+
+    Raises:
+        ConfigError: For less than one epoch, and before training for clients that do not exchange predictions.
+
+    Note:
+        The reference has the first network's architecture and initial weights and the clients' optimizer, without a
+        schedule; a sample that several clients hold counts once. Works with every method of federated distillation.
+        What clients send is taken as it is before a codec, and updates that arrive a round late are left out. It keeps
+        a round's predictions, clients × public samples × classes in float64.
+    """
+
+    def __init__(self, epochs: int = 30) -> None:
+        if epochs < 1:
+            raise ConfigError(f"TeacherError.epochs is {epochs}; it must be at least 1")
+        self.epochs = epochs
+        self.reference: Tensor | None = None  # p* (P, C), float64
+        self._on_time: set[int] = set()
+        self._sent: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+        """Train the reference, unless a resumed run has its predictions."""
+        federation = trainer.federation
+        assert federation is not None
+        _server(federation)
+        if not trainer.start_round or self.reference is None:
+            self.reference = federation.workers.gather(self._reference(federation).cpu())[0]
+
+    def on_round_start(self, trainer: FederatedTrainer, round_idx: int, plan: Sequence[Participant]) -> None:
+        """Note whose work will arrive."""
+        self._on_time = {participant.client_id for participant in plan if participant.fate is Fate.ON_TIME}
+        self._sent = {}
+
+    def on_client_end(self, trainer: FederatedTrainer, update: ClientUpdate) -> None:
+        """Keep what the client says, and how sure it is."""
+        assert trainer.federation is not None
+        if update.client_id in self._on_time:
+            values, scores = _server(trainer.federation).read(update.payload)
+            self._sent[update.client_id] = values.double().cpu(), scores.double().cpu()
+
+    def on_round_end(self, trainer: FederatedTrainer, record: RoundRecord) -> None:
+        """Compare, and add to the round's metrics."""
+        federation = trainer.federation
+        assert federation is not None
+        assert self.reference is not None
+        sent = {c: answer for part in federation.workers.gather(self._sent) for c, answer in part.items()}
+        self._sent = {}
+        if not sent:
+            return
+        server = _server(federation)
+        values = torch.stack([sent[client_id][0] for client_id in sorted(sent)])
+        weights = mixing_weights([sent[client_id][1] for client_id in sorted(sent)], server.temperature)
+        accuracy = federation.data.public_accuracy(self.reference.argmax(1).numpy())
+        found = {"reference_acc": accuracy}
+        if server.aggregate == "probabilities":
+            found |= lemma(values, weights, self.reference)
+        else:
+            teacher = torch.einsum("mp,mpc->pc", weights, values).softmax(1)
+            found["error"] = _mean_square(teacher - self.reference)
+            values = values.softmax(2)
+        found["client_error"] = _mean_square(values - self.reference)
+        record.metrics.update({f"teacher/{name}": value for name, value in found.items()})
+
+    def state_dict(self) -> dict[str, Any]:
+        """The reference's predictions."""
+        return {"reference": self.reference}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        self.reference = state["reference"]
+
+    def _reference(self, federation: Federation) -> Tensor:
+        module: FederatedDistillation = federation.module  # type: ignore[assignment]  # the server has checked it
+        network, loop = copy.deepcopy(module.network.chosen), federation.loop
+        seed_device(derive_seed(federation.seed, "teacher error"), federation.fabric.device)
+        optimizer = module.optimizer(network.parameters())
+        loader = federation.data.train_dataloader()
+        network.train()
+        for _ in range(self.epochs):
+            for x, y in loop.batches(loader):
+                with federation.fabric.autocast():
+                    loss = F.cross_entropy(network(x), y)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+        network.eval()
+        with torch.no_grad():
+            logits = [network(x) for x, _ in loop.batches(federation.data.public_loader())]
+        return torch.cat(logits).double().softmax(1)
+
+
+def mixing_weights(scores: Sequence[Tensor], temperature: float) -> Tensor:
+    r"""The weights :math:`w_i(x) = \mathrm{softmax}_i(\tau\,\ell_i(x))` (M, P) of scores ℓ (P,), one a client."""
+    total = SoftmaxSum(temperature)
+    for score in scores:
+        total.add(score.new_empty(len(score), 0), score)
+    return torch.stack([total.weight(score) for score in scores])
+
+
+def lemma(predictions: Tensor, weights: Tensor, reference: Tensor) -> dict[str, float]:
+    r"""The error of a mixture and the parts of its bound in Lemma 4.1.
+
+    .. math:: \varepsilon = E_x \Big\|\sum_i w_i \xi_i\Big\|^2 \le B_w^2 + \sigma^2 (\rho_c + (1 - \rho_c) \chi)
+
+    The lemma's expectations at an input are over what training might have given, and a run is one outcome. In their
+    place stand means over inputs that the reference takes for the same class: :math:`\mu_i` is the mean of
+    :math:`\xi_i` over these, a client's systematic error on that class, :math:`\tilde\xi_i = \xi_i - \mu_i` the rest.
+    :math:`B_w^2 = E_x \|\sum_i w_i \mu_i\|^2`; :math:`\sigma^2` is the largest mean of :math:`\|\tilde\xi_i\|^2` over
+    clients and classes, :math:`\rho_c \sigma^2` the largest :math:`|E \langle\tilde\xi_i, \tilde\xi_j\rangle|` of two
+    clients; :math:`\chi = E_x \sum_i w_i^2`. For weights that are the same within a class, as the average's are, the
+    bound holds for these numbers too; for others it needs the lemma's assumption that the rest does not depend on them.
+
+    Args:
+        predictions: q (M, P, C), probabilities, float64.
+        weights: w (M, P), which sum to 1 over the clients.
+        reference: p* (P, C).
+    """
+    errors = predictions - reference
+    labels = reference.argmax(1)
+    bias, variance, covariance = 0.0, 0.0, 0.0
+    for label in labels.unique():
+        here = errors[:, labels == label]
+        systematic = here.mean(1)
+        mixed = torch.einsum("mp,mc->pc", weights[:, labels == label], systematic)
+        bias += float(mixed.square().sum()) / len(labels)
+        rest = (here - systematic.unsqueeze(1)).flatten(1)
+        products = rest @ rest.T / here.shape[1]
+        variance = max(variance, float(products.diagonal().max()))
+        covariance = max(covariance, float((products - products.diagonal().diag()).abs().max()))
+    correlation = covariance / variance if variance else 0.0
+    chi = float(weights.square().sum(0).mean())
+    return {
+        "error": _mean_square(torch.einsum("mp,mpc->pc", weights, errors)),
+        "bias": bias,
+        "variance": variance,
+        "correlation": correlation,
+        "chi": chi,
+        "bound": bias + variance * (correlation + (1 - correlation) * chi),
+    }
+
+
+def _mean_square(errors: Tensor) -> float:
+    """The mean of squared lengths of the last dimension."""
+    return float(errors.square().sum(-1).mean())
+
+
+def _server(federation: Federation) -> DistillationServer:
+    """Who mixes the predictions.
+
+    Raises:
+        ConfigError: If nobody does.
+    """
+    from lit_fed.methods import DistillationServer, FedDFServer  # methods draw with lit_fed.callbacks.pictures
+
+    server = federation.algorithm
+    if isinstance(server, FedDFServer):
+        return server.ensemble
+    if not isinstance(server, DistillationServer):
+        raise ConfigError(
+            "callback TeacherError needs clients that exchange predictions, with a server such as UWAServer; algorithm "
+            f"is {type(server).__name__}"
+        )
+    return server

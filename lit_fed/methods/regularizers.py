@@ -1,0 +1,127 @@
+r"""Terms that keep a client near the global model it downloaded, on top of any objective.
+
+The five columns of Table 1 of Kim, Jeong, Kim, Cho, Ahn, Yun: "FedDr+: Stabilizing Dot-regression with Global
+Feature Distillation for Federated Learning", 2024: the objective becomes
+:math:`\beta\,\mathcal{L} + (1-\beta)\,\mathcal{R}` there (its Eq. 4), which is ``objective_weight=β, weight=1-β``
+here. The teacher is the downloaded model, in evaluation mode and without gradient; where a method sends no parameters,
+it is the client's own model as the round began.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from lit_fed.engine.algorithm import Regularizer
+from lit_fed.engine.client import Client
+from lit_fed.errors import ConfigError
+from lit_fed.losses import feature_distillation, knowledge_distillation, not_true_distillation, proximal
+
+
+class Prox(Regularizer):
+    r"""Distance between the weights, :math:`\tfrac12\|w - w_g\|^2` over the parameters the server sent.
+
+    Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: "Federated Optimization in Heterogeneous Networks", MLSys 2020, Eq. 2;
+    its μ is the weight.
+    """
+
+    name = "prox"
+
+    def term(self, client: Client, batch: Any) -> Tensor:
+        """Half the squared distance."""
+        anchor = client.anchor
+        return proximal((client.parameters[name] for name in anchor), anchor.values())
+
+
+class KD(Regularizer):
+    """Distillation of the softened class probabilities; see `lit_fed.losses.knowledge_distillation`.
+
+    Args:
+        weight: The term's weight.
+        temperature: τ.
+        objective_weight: The weight of everything else.
+
+    Raises:
+        ConfigError: If the temperature is not positive or a weight is negative.
+    """
+
+    name = "kd"
+    needs = frozenset({"loss", "logits"})
+
+    def __init__(self, weight: float = 1.0, temperature: float = 3.0, objective_weight: float = 1.0) -> None:
+        super().__init__(weight, objective_weight)
+        if not temperature > 0:
+            raise ConfigError(f"regularizer {type(self).__name__}: temperature is {temperature}; it must be positive")
+        self.temperature = temperature
+
+    def term(self, client: Client, batch: Any) -> Tensor:
+        """τ² times the divergence from the teacher."""
+        return knowledge_distillation(logits(client, batch), taught_logits(client, batch), self.temperature)
+
+
+class NTD(KD):
+    """Distillation of the probabilities of the not-true classes; see `lit_fed.losses.not_true_distillation`."""
+
+    name = "ntd"
+    needs = frozenset({"loss", "logits", "targets"})
+
+    def term(self, client: Client, batch: Any) -> Tensor:
+        """τ² times the divergence over the C − 1 not-true classes."""
+        y = client.targets(batch)
+        return not_true_distillation(logits(client, batch), taught_logits(client, batch), y, self.temperature)
+
+
+class LD(Regularizer):
+    """Mean squared error between the logits, over batch and classes.
+
+    Kim, Oh, Kim, Cho, Yun: "Comparing Kullback-Leibler Divergence and Mean Squared Error Loss in Knowledge
+    Distillation", IJCAI 2021.
+    """
+
+    name = "ld"
+    needs = frozenset({"loss", "logits"})
+
+    def term(self, client: Client, batch: Any) -> Tensor:
+        """The mean over B × C."""
+        return F.mse_loss(logits(client, batch), taught_logits(client, batch))
+
+
+class FD(Regularizer):
+    """Distance between the raw features; see `lit_fed.losses.feature_distillation`."""
+
+    name = "fd"
+    needs = frozenset({"loss", "features"})
+
+    def term(self, client: Client, batch: Any) -> Tensor:
+        """The mean over B × d."""
+        return feature_distillation(features(client, batch), taught_features(client, batch))
+
+
+def logits(client: Client, batch: Any) -> Tensor:
+    """The client's logits (B, C)."""
+    found = client.run(batch).logits
+    assert found is not None, "declared in `needs`, so they are there"
+    return found
+
+
+def features(client: Client, batch: Any) -> Tensor:
+    """The client's features (B, d)."""
+    found = client.run(batch).features
+    assert found is not None, "declared in `needs`, so they are there"
+    return found
+
+
+def taught_logits(client: Client, batch: Any) -> Tensor:
+    """The downloaded model's logits (B, C)."""
+    found = client.teach(batch).logits
+    assert found is not None, "declared in `needs`, so they are there"
+    return found
+
+
+def taught_features(client: Client, batch: Any, tensors: Any = None) -> Tensor:
+    """The downloaded model's features (B, d), or those of a model with other tensors."""
+    found = client.teach(batch, tensors).features
+    assert found is not None, "declared in `needs`, so they are there"
+    return found

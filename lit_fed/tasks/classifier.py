@@ -1,0 +1,98 @@
+"""Classification, as a plain LightningModule."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from lightning import LightningModule
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor, nn
+
+from lit_fed.networks import build_network, classifier
+
+
+class Classifier(LightningModule):
+    r"""Cross-entropy on any network: :math:`\ell = \mathrm{CE}(f(x), y)`.
+
+    Nothing in it is federated: it trains under a plain ``lightning.Trainer`` as it does in a federation. Logs
+    ``train/loss``, ``val/loss``, ``val/acc``, ``test/loss``, ``test/acc``.
+
+    Args:
+        network: Name of a network (a key of `NETWORKS`, such as ``small_cnn``, or any of timm's), or a module.
+        optimizer: Made anew whenever it is asked for: in a federation for every client and round.
+        lr_scheduler: Steps once an epoch; in a federation, once a round.
+        num_classes: Taken from the data where null.
+        in_channels: Taken from the data where null.
+        input_shape: Shape of one sample, channels first; taken from the data where null.
+        network_args: Further arguments for a network given by name.
+    """
+
+    metrics: ClassVar[dict[str, Literal["max", "min"]]] = {"acc": "max", "loss": "min"}
+    """What it logs when it is evaluated, the most important first, and which way is better."""
+
+    def __init__(
+        self,
+        network: str | nn.Module = "small_cnn",
+        optimizer: OptimizerCallable = lambda p: torch.optim.SGD(p, lr=0.1),
+        lr_scheduler: LRSchedulerCallable | None = None,
+        num_classes: int | None = None,
+        in_channels: int | None = None,
+        input_shape: tuple[int, ...] | None = None,
+        network_args: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.num_classes = num_classes or 10
+        if isinstance(network, str):
+            network = build_network(network, self.num_classes, in_channels or 1, input_shape, **(network_args or {}))
+        self.network = network
+        self.optimizer = optimizer
+        self.lr_scheduler = lr_scheduler
+
+    @property
+    def head(self) -> nn.Module:
+        """The network's last layer: its input are the features, its output the logits."""
+        return classifier(self.network)
+
+    def configure_optimizers(self) -> Any:
+        """A fresh optimizer over the parameters that train, and the schedule where there is one."""
+        optimizer = self.optimizer(parameter for parameter in self.parameters() if parameter.requires_grad)
+        if self.lr_scheduler is None:
+            return optimizer
+        return {"optimizer": optimizer, "lr_scheduler": self.lr_scheduler(optimizer)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, C) of a batch (B, …)."""
+        logits: Tensor = self.network(x)
+        return logits
+
+    def targets(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """Labels (B,) of a batch."""
+        return batch[1]
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        """Cross-entropy on a batch."""
+        x, y = batch
+        loss = F.cross_entropy(self(x), y)
+        self.log("train/loss", loss, prog_bar=True)
+        return loss
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        """Loss and accuracy on validation data."""
+        self._evaluate(batch, "val")
+
+    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        """Loss and accuracy on test data."""
+        self._evaluate(batch, "test")
+
+    def predict_step(self, batch: tuple[Tensor, Tensor] | Tensor, batch_idx: int) -> dict[str, Tensor]:
+        """Predicted class (B,) and class probabilities (B, C)."""
+        logits = self(batch if isinstance(batch, Tensor) else batch[0])
+        return {"prediction": logits.argmax(dim=1), "probability": logits.softmax(dim=1)}
+
+    def _evaluate(self, batch: tuple[Tensor, Tensor], stage: str) -> None:
+        x, y = batch
+        logits = self(x)
+        self.log(f"{stage}/loss", F.cross_entropy(logits, y))
+        self.log(f"{stage}/acc", (logits.argmax(dim=1) == y).float().mean(), prog_bar=True)

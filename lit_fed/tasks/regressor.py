@@ -1,0 +1,106 @@
+"""Regression, as a plain LightningModule."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from lightning import LightningModule
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor, nn
+from torchmetrics import MeanAbsoluteError, R2Score
+
+from lit_fed.networks import build_network, classifier
+
+
+class Regressor(LightningModule):
+    r"""Squared error on any network: :math:`\ell = \frac1{Bk}\|f(x) - y\|^2`.
+
+    Nothing in it is federated. Logs ``train/loss``, and on validation and test data ``loss``, ``mae`` (the mean
+    absolute error) and ``r2`` (the share of the targets' variance that is explained), by torchmetrics.
+
+    Args:
+        network: Name of a network (a key of `NETWORKS`, such as ``mlp``, or any of timm's), or a module.
+        optimizer: Made anew whenever it is asked for: in a federation for every client and round.
+        lr_scheduler: Steps once an epoch; in a federation, once a round.
+        num_outputs: Numbers k to predict for a sample; taken from the data where null.
+        in_channels: Taken from the data where null.
+        input_shape: Shape of one sample, channels first; taken from the data where null.
+        network_args: Further arguments for a network given by name.
+
+    Note:
+        R² needs two samples; a client with fewer has none and is left out of its mean.
+    """
+
+    metrics: ClassVar[dict[str, Literal["max", "min"]]] = {"loss": "min", "mae": "min", "r2": "max"}
+    """What it logs when it is evaluated, the most important first, and which way is better."""
+
+    def __init__(
+        self,
+        network: str | nn.Module = "mlp",
+        optimizer: OptimizerCallable = lambda p: torch.optim.SGD(p, lr=0.01),
+        lr_scheduler: LRSchedulerCallable | None = None,
+        num_outputs: int | None = None,
+        in_channels: int | None = None,
+        input_shape: tuple[int, ...] | None = None,
+        network_args: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.num_outputs = num_outputs or 1
+        if isinstance(network, str):
+            network = build_network(network, self.num_outputs, in_channels or 1, input_shape, **(network_args or {}))
+        self.network = network
+        self.optimizer = optimizer
+        self.lr_scheduler = lr_scheduler
+        self.mae = MeanAbsoluteError()
+        self.r2 = R2Score()
+
+    @property
+    def head(self) -> nn.Module:
+        """The network's last layer: its input are the features, its output the predictions."""
+        return classifier(self.network)
+
+    def configure_optimizers(self) -> Any:
+        """A fresh optimizer over the parameters that train, and the schedule where there is one."""
+        optimizer = self.optimizer(parameter for parameter in self.parameters() if parameter.requires_grad)
+        if self.lr_scheduler is None:
+            return optimizer
+        return {"optimizer": optimizer, "lr_scheduler": self.lr_scheduler(optimizer)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Predictions (B, k) of a batch (B, …)."""
+        predicted: Tensor = self.network(x)
+        return predicted
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        """Squared error on a batch, a mean over samples and outputs."""
+        x, y = batch
+        predicted = self(x)
+        loss = F.mse_loss(predicted, y.view_as(predicted))
+        self.log("train/loss", loss, prog_bar=True)
+        return loss
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        """Errors on validation data."""
+        self._evaluate(batch, "val")
+
+    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        """Errors on test data."""
+        self._evaluate(batch, "test")
+
+    def predict_step(self, batch: tuple[Tensor, Tensor] | Tensor, batch_idx: int) -> dict[str, Tensor]:
+        """Predictions (B, k)."""
+        return {"prediction": self(batch if isinstance(batch, Tensor) else batch[0])}
+
+    def _evaluate(self, batch: tuple[Tensor, Tensor], stage: str) -> None:
+        x, y = batch
+        predicted = self(x)
+        y = y.view_as(predicted)
+        self.log(f"{stage}/loss", F.mse_loss(predicted, y), prog_bar=True)
+        self.mae(predicted, y)
+        self.log(f"{stage}/mae", self.mae)
+        if math.prod(y.shape) > 1:
+            self.r2(predicted, y)
+            self.log(f"{stage}/r2", self.r2)
