@@ -23,7 +23,7 @@ from lit_fed.data import Digits, FederatedDataModule
 from lit_fed.methods import FedAvg
 from lit_fed.studies.cells import chosen, lay_out
 from lit_fed.studies.run_studies import add_arguments
-from lit_fed.studies.reported import check_metrics
+from lit_fed.studies.metric_check import check_metrics
 from lit_fed.studies.study import read_study
 from tests.support import ROOT, LeastSquares, Points, assert_same, fit, rows, trainer, weights
 

@@ -77,7 +77,7 @@ def build_parts(parser: ArgumentParser, settings: Namespace) -> tuple[Parts, Nam
     return Parts(models if kinds else rest.model, data, rest.algorithm), rest
 
 
-def _as_kind(parser: LightningArgumentParser, model: Namespace, name: str, own: Any) -> LightningModule:
+def _as_kind(parser: ArgumentParser, model: Namespace, name: str, own: Any) -> LightningModule:
     """The model with the settings of one of ``trainer.kinds`` in place of its own.
 
     Raises:

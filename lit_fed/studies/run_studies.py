@@ -21,9 +21,9 @@ from lit_fed.studies.display import Display, duration, estimate, plain_console, 
 from lit_fed.studies.environment import describe
 from lit_fed.studies.figures import draw_bars, draw_curves
 from lit_fed.studies.jobs import Job, Slots, locked, one_round, run_jobs, share_machine
+from lit_fed.studies.metric_check import check_metrics
 from lit_fed.studies.parts import check_parts
 from lit_fed.studies.report import index_html, report_html
-from lit_fed.studies.reported import check_metrics
 from lit_fed.studies.results import (
     Results,
     claims_markdown,
@@ -236,7 +236,7 @@ def _lacking(grid: Grid, cell: Cell) -> list[str]:
     """The metrics that the table reads from a finished cell and does not find."""
     mine = [(place, seed) for (place, seed), owner in grid.at.items() if owner is cell]
     lacking = [place for place, seed in mine if grid.value(place, seed) is None]
-    return list(dict.fromkeys(grid.study.measure_of(place).metric for place in lacking))
+    return list(dict.fromkeys(grid.measure_of(place).metric or "a metric to show" for place in lacking))
 
 
 def _told(grid: Grid, cell: Cell) -> str:
@@ -245,7 +245,7 @@ def _told(grid: Grid, cell: Cell) -> str:
     for (place, seed), owner in grid.at.items():
         value = grid.value(place, seed) if owner is cell else None
         if value is not None:
-            measure = grid.study.measure_of(place)
+            measure = grid.measure_of(place)
             found.append(f"{measure.metric} {value:.{measure.decimals}f}")
     return ", ".join(dict.fromkeys(found))
 

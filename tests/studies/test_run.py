@@ -132,7 +132,7 @@ def test_killed_and_started_again_gives_the_same_tables(finished, tmp_path, caps
 def test_changed_cells_begin_in_a_fresh_folder(finished, tmp_path, capsys):
     shutil.copytree(finished[0], "studies_out/tiny/pocket")
     shutil.rmtree("studies_out/tiny/pocket/broken")
-    changed = write_study(tmp_path, rows=TINY["rows"], set=TINY["set"] | {"model.init_args.local_steps": 1})
+    changed = write_study(tmp_path, rows=TINY["rows"], set=TINY["set"] | {"trainer.local_steps": 1})
     run_here("-c", str(changed), "--only", "prox")
     out = capsys.readouterr().out
     assert "prox/iid/0: the settings have changed; the run before is now studies_out/tiny/pocket/prox/iid/" in out
