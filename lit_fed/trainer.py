@@ -281,20 +281,19 @@ class FederatedTrainer:
 
     # ------------------------------------------------------------------ set-up
 
-    def _fit(
-        self, model: Tasks, data: FederatedDataModule, algorithm: Algorithm[Any], ckpt_path: str | None
-    ) -> None:
+    def _fit(self, model: Tasks, data: FederatedDataModule, algorithm: Algorithm[Any], ckpt_path: str | None) -> None:
         run = self._assemble(model, data, algorithm)
         if run.settings.evaluate_every:
             check_protocols(run.settings.protocols, run.federation, run.settings.evaluate_on)
         open_run(run, ckpt_path)
         if run.start_round >= run.max_rounds:
             self.fabric.print(f"all {run.start_round} rounds are done already; raise trainer.max_rounds to go on")
-        run_rounds(run)
-        for kind, trained in run.federation.global_models(max(run.next_round - 1, 0)).items():
-            run.federation.loops[kind].model.load(trained)  # what the caller holds is the trained global model
-        for loop in run.federation.loops.values():
-            loop.call("on_fit_end")
+        with run.federation.session.at_work():
+            run_rounds(run)
+            for kind, trained in run.federation.global_models(max(run.next_round - 1, 0)).items():
+                run.federation.loops[kind].model.load(trained)  # what the caller holds is the trained global model
+            for loop in run.federation.loops.values():
+                loop.call("on_fit_end")
 
     def _launch(self, function: Callable[[], R]) -> R:
         atexit.unregister(leave_processes)  # after an error other processes may still wait in a collective: just exit
