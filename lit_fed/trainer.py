@@ -288,11 +288,12 @@ class FederatedTrainer:
         open_run(run, ckpt_path)
         if run.start_round >= run.max_rounds:
             self.fabric.print(f"all {run.start_round} rounds are done already; raise trainer.max_rounds to go on")
-        run_rounds(run)
-        for kind, trained in run.federation.global_models(max(run.next_round - 1, 0)).items():
-            run.federation.loops[kind].model.load(trained)  # what the caller holds is the trained global model
-        for loop in run.federation.loops.values():
-            loop.call("on_fit_end")
+        with run.federation.session.at_work():
+            run_rounds(run)
+            for kind, trained in run.federation.global_models(max(run.next_round - 1, 0)).items():
+                run.federation.loops[kind].model.load(trained)  # what the caller holds is the trained global model
+            for loop in run.federation.loops.values():
+                loop.call("on_fit_end")
 
     def _launch(self, function: Callable[[], R]) -> R:
         atexit.unregister(leave_processes)  # after an error other processes may still wait in a collective: just exit
