@@ -243,6 +243,17 @@ class FederatedTrainer:
         self.settings = replace(self.settings, config=config)
 
     @property
+    def max_rounds(self) -> int:
+        """Rounds in all; raise it to let `fit` go on with the federation it has trained."""
+        return self.settings.max_rounds
+
+    @max_rounds.setter
+    def max_rounds(self, rounds: int) -> None:
+        if rounds < 1:
+            raise ConfigError(f"trainer.max_rounds is {rounds}; it must be at least 1")
+        self.settings = replace(self.settings, max_rounds=rounds)
+
+    @property
     def run(self) -> Run:
         """The run under way, or the last one.
 
@@ -289,11 +300,14 @@ class FederatedTrainer:
         if run.start_round >= run.max_rounds:
             self.fabric.print(f"all {run.start_round} rounds are done already; raise trainer.max_rounds to go on")
         with run.federation.session.at_work():
+            for loop in run.federation.loops.values():
+                loop.call("on_fit_start")
             run_rounds(run)
             for kind, trained in run.federation.global_models(max(run.next_round - 1, 0)).items():
                 run.federation.loops[kind].model.load(trained)  # what the caller holds is the trained global model
             for loop in run.federation.loops.values():
                 loop.call("on_fit_end")
+                loop.objective.teardown("fit")
 
     def _launch(self, function: Callable[[], R]) -> R:
         atexit.unregister(leave_processes)  # after an error other processes may still wait in a collective: just exit
@@ -308,6 +322,9 @@ class FederatedTrainer:
 
     def _assemble(self, model: Tasks, data: FederatedDataModule, algorithm: Algorithm[Any]) -> Run:
         if self._run is not None and self._parts == (model, data, algorithm):
+            self._run.settings = self.settings
+            for loop in self._run.federation.loops.values():
+                loop.trainer.max_epochs = self.settings.max_rounds
             return self._run
         if self.num_threads is not None:
             torch.set_num_threads(self.num_threads)

@@ -161,8 +161,6 @@ def assemble(
                     if any(True for _ in child.parameters()):
                         child.compile()
         server = map_tensors(algorithm.setup(models, population), lambda tensor: tensor.to(fabric.device))
-        for loop in loops.values():
-            loop.call("on_fit_start")
     return Federation(
         fabric, workers, algorithm, server, data, participation, kinds, channel, store, session,
         EXECUTORS[executor](session), seed,
