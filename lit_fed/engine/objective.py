@@ -96,10 +96,11 @@ class Objective(LightningModule):
         if state.meter is None:
             self._log_under_trainer(found, loss)
         else:
-            if len(terms) > 1:
+            if len(terms) > 1 or state.public:
                 for name, term in terms:
                     state.meter.add(f"train/{name}", term)
-            state.meter.add("train/distillation" if state.public else "train/loss", loss)
+            if not state.public:  # ``train/loss`` is of the client's own data
+                state.meter.add("train/loss", loss)
         return loss
 
     def run(self, batch: Any) -> Outputs:
