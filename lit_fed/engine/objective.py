@@ -88,7 +88,7 @@ class Objective(LightningModule):
         state.client.forget()
         found = state.algorithm.terms(state.client, batch, state.public)
         terms = list(found.items())
-        loss: Any = terms[0][1]
+        loss = cast("Tensor | None", terms[0][1])
         if loss is None:  # Lightning's way of skipping a batch
             return None
         for _, term in terms[1:]:

@@ -1,4 +1,4 @@
-"""Training on the server, seeded: what methods do that distil or learn a generator there, and a reference to compare to.
+"""Training on the server, seeded: for methods that distil or learn a generator there, and for references to compare to.
 
 A kind's task is lent for it and comes back as it was: tensors, modes of its submodules, which parameters train.
 """
