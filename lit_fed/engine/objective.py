@@ -104,7 +104,7 @@ class Objective(LightningModule):
                     state.meter.add(f"train/{name}", term)
             if not state.public:  # ``train/loss`` is of the client's own data
                 state.meter.add("train/loss", loss)
-        return cast(Tensor, loss)
+        return loss
 
     def run(self, batch: Any) -> Outputs:
         """The task's own step on a batch."""
