@@ -281,9 +281,7 @@ class FederatedTrainer:
 
     # ------------------------------------------------------------------ set-up
 
-    def _fit(
-        self, model: Tasks, data: FederatedDataModule, algorithm: Algorithm[Any], ckpt_path: str | None
-    ) -> None:
+    def _fit(self, model: Tasks, data: FederatedDataModule, algorithm: Algorithm[Any], ckpt_path: str | None) -> None:
         run = self._assemble(model, data, algorithm)
         if run.settings.evaluate_every:
             check_protocols(run.settings.protocols, run.federation, run.settings.evaluate_on)

@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
-from lit_fed.engine.callback import Callback, RoundRecord
 from lit_fed.callbacks.pictures import even_subset, participation_map, predictions_picture, render
+from lit_fed.engine.callback import Callback, RoundRecord
 from lit_fed.engine.compatibility import overrides
-from lit_fed.errors import ConfigError
 from lit_fed.engine.ledger import ClientRow
+from lit_fed.errors import ConfigError
 
 if TYPE_CHECKING:
     from lit_fed.engine.federation import Federation

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from lightning import LightningModule
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils.hooks import RemovableHandle
 
 from lit_fed.engine.client import Client, Outputs
 from lit_fed.engine.meter import Meter
@@ -53,7 +54,9 @@ class ObjectiveState:
         training: Whether what is logged is about training.
         muted: Whether what is logged is dropped.
         public: Whether the batch is the public set's.
+        batch_idx: Number of the batch in its epoch.
         captured: What the head saw and put out, once for every time it ran.
+        capture: The hook that captures it.
     """
 
     algorithm: Algorithm[Any]
@@ -67,6 +70,7 @@ class ObjectiveState:
     public: bool = False
     batch_idx: int = 0
     captured: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    capture: RemovableHandle | None = None
 
 
 class Objective(LightningModule):
@@ -77,15 +81,15 @@ class Objective(LightningModule):
         """What it works on."""
         return cast(ObjectiveState, self.__dict__["_lit_fed"])
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:  # type: ignore[override]  # narrower
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
         """The method's objective on a batch: the sum of its terms, each of which is logged."""
         state = self.state
         state.batch_idx = batch_idx
         state.client.forget()
         found = state.algorithm.terms(state.client, batch, state.public)
         terms = list(found.items())
-        loss = terms[0][1]
-        if loss is None:
+        loss: Any = terms[0][1]
+        if loss is None:  # Lightning's way of skipping a batch
             return None
         for _, term in terms[1:]:
             loss = loss + term
@@ -284,17 +288,24 @@ def head_of(task: LightningModule, name: str | None) -> nn.Module | None:
         raise ConfigError(f"algorithm.head is {name!r}, and the model's submodules are {known}") from None
 
 
-@cache
+_CLASSES: dict[type[LightningModule], type[Objective]] = {}
+
+
 def _objective_class(kind: type[LightningModule]) -> type[Objective]:
-    return cast(type[Objective], type(f"{kind.__name__}Objective", (Objective, kind), {"_objective_class": True}))
+    if kind not in _CLASSES:
+        _CLASSES[kind] = type(f"{kind.__name__}Objective", (Objective, kind), {"_objective_class": True})
+    return _CLASSES[kind]
 
 
 def join(task: LightningModule, algorithm: Algorithm[Any], model: Model) -> Objective:
     """A task's objective under a method, sharing the task's memory."""
     kind = _objective_class(type(task))
-    objective = cast(Objective, object.__new__(kind))
+    objective: Objective = object.__new__(kind)
     client = Client(0, 0, "train", 0, model)
     state = ObjectiveState(algorithm, client, _unbound)
+    before: ObjectiveState | None = task.__dict__.get("_lit_fed")
+    if before is not None and before.capture is not None:
+        before.capture.remove()  # of a federation that is over
     task.__dict__["_lit_fed"] = state
     objective.__dict__ = task.__dict__
     client.objective = objective
@@ -303,7 +314,9 @@ def join(task: LightningModule, algorithm: Algorithm[Any], model: Model) -> Obje
         head = head_of(task, algorithm.head)
         if head is not None:
             state.head = head
-            head.register_forward_hook(lambda _module, inputs, output: state.captured.append((inputs[0], output)))
+            state.capture = head.register_forward_hook(
+                lambda _module, inputs, output: state.captured.append((inputs[0], output))
+            )
     return objective
 
 
