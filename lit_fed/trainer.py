@@ -296,12 +296,16 @@ class FederatedTrainer:
 
     def _launch(self, function: Callable[[], R]) -> R:
         atexit.unregister(leave_processes)  # after an error other processes may still wait in a collective: just exit
-        if self._launched:
-            result: R = function()
-        else:
-            # A strategy that forks ends its processes with the function; the others keep them for the next call.
-            self._launched = getattr(self.fabric.strategy, "_start_method", "popen") == "popen"
-            result = self.fabric.launch(lambda _fabric: function())
+        try:
+            if self._launched:
+                result: R = function()
+            else:
+                # A strategy that forks ends its processes with the function; the others keep them for the next call.
+                self._launched = getattr(self.fabric.strategy, "_start_method", "popen") == "popen"
+                result = self.fabric.launch(lambda _fabric: function())
+        finally:
+            for loop in self._run.federation.loops.values() if self._run is not None else ():
+                loop.model.hand_back()
         atexit.register(leave_processes)
         return result
 

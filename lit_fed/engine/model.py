@@ -33,6 +33,14 @@ class Split:
     personal: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()
 
+    def frozen_too(self, names: Collection[str]) -> Split:
+        """The same split with these parameters frozen."""
+        held = set(names)
+        shared, personal, frozen = (
+            tuple(name for name in part if name not in held) for part in (self.shared, self.personal, self.frozen)
+        )
+        return Split(shared, personal, (*frozen, *names))
+
 
 class Model:
     """A task's parameters and persistent buffers by name, looked up once.
@@ -48,6 +56,8 @@ class Model:
         self.task = task
         self.buffer_policy = buffers
         self.parameters: dict[str, nn.Parameter] = dict(task.named_parameters())
+        self.still = tuple(name for name, parameter in self.parameters.items() if not parameter.requires_grad)
+        """Parameters that the task itself does not train: frozen in every round, whatever the method."""
         self.buffers = _persistent_buffers(task)
         self.split = Split(tuple(self.parameters))
         self.initial: dict[str, Tensor] = {}
@@ -59,11 +69,13 @@ class Model:
         self.initial = self.copy()
 
     def divide(self, split: Split) -> None:
-        """Take a round's split.
+        """Take a round's split; what the task itself does not train is frozen.
 
         Raises:
             ConfigError: If it does not name every parameter once.
         """
+        if self.still:
+            split = split.frozen_too(self.still)
         if split != self.split:
             named = [*split.shared, *split.personal, *split.frozen]
             if len(named) != len(set(named)) or set(named) != self.parameters.keys():
@@ -150,6 +162,11 @@ class Model:
             if parameter.requires_grad != trains:
                 parameter.requires_grad_(trains)
             parameter.grad = None
+
+    def hand_back(self) -> None:
+        """Let those parameters train that the task itself trains, as it was before the federation."""
+        for name, parameter in self.parameters.items():
+            parameter.requires_grad_(name not in self.still)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
