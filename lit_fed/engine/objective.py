@@ -11,7 +11,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
@@ -53,7 +53,7 @@ class ObjectiveState:
         training: Whether what is logged is about training.
         muted: Whether what is logged is dropped.
         public: Whether the batch is the public set's.
-        captured: What the head saw and put out, once for every time it ran.
+        captured: What the head saw and put out, once for every time it ran; None while nobody asks.
     """
 
     algorithm: Algorithm[Any]
@@ -66,7 +66,7 @@ class ObjectiveState:
     muted: bool = False
     public: bool = False
     batch_idx: int = 0
-    captured: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    captured: list[tuple[Tensor, Tensor]] | None = None
 
 
 class Objective(LightningModule):
@@ -103,12 +103,15 @@ class Objective(LightningModule):
         state = self.state
         if state.head is None:
             return _outputs(state.step(batch, state.batch_idx))
-        state.captured.clear()
-        returned = state.step(batch, state.batch_idx)
+        captured = state.captured = []
+        try:
+            returned = state.step(batch, state.batch_idx)
+        finally:
+            state.captured = None
         given = returned if isinstance(returned, Mapping) else {}
         logits, features = given.get("logits"), given.get("features")
         if logits is None or features is None:
-            saw, put_out = self._once(state)
+            saw, put_out = self._once(captured)
             logits, features = put_out if logits is None else logits, saw if features is None else features
         return Outputs(_outputs(returned).loss, logits, features)
 
@@ -118,14 +121,14 @@ class Objective(LightningModule):
         found: Outputs = functional_call(_Runner(self), renamed, (batch,))
         return found
 
-    def _once(self, state: ObjectiveState) -> tuple[Tensor, Tensor]:
-        if len(state.captured) != 1:
+    def _once(self, captured: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        if len(captured) != 1:
             raise ConfigError(
-                f"the head {type(state.head).__name__} ran {len(state.captured)} times in a training_step of "
+                f"the head {type(self.state.head).__name__} ran {len(captured)} times in a training_step of "
                 f"{task_name(self)}, where once is needed for logits and features; name another submodule as "
                 "algorithm.head, or return them from training_step"
             )
-        return state.captured[0]
+        return captured[0]
 
     def _log_under_trainer(self, terms: Mapping[str, Tensor], loss: Tensor) -> None:
         if self._trainer is None:
@@ -284,6 +287,13 @@ def head_of(task: LightningModule, name: str | None) -> nn.Module | None:
         raise ConfigError(f"algorithm.head is {name!r}, and the model's submodules are {known}") from None
 
 
+def head_names(model: Model, name: str | None) -> tuple[str, ...]:
+    """Names of the parameters of a task's head (`head_of`), in the model's order; none where it has no head."""
+    head = head_of(model.task, name)
+    own = {id(parameter) for parameter in head.parameters()} if head is not None else set()
+    return tuple(key for key, parameter in model.parameters.items() if id(parameter) in own)
+
+
 @cache
 def _objective_class(kind: type[LightningModule]) -> type[Objective]:
     return cast(type[Objective], type(f"{kind.__name__}Objective", (Objective, kind), {"_objective_class": True}))
@@ -299,11 +309,11 @@ def join(task: LightningModule, algorithm: Algorithm[Any], model: Model) -> Obje
     objective.__dict__ = task.__dict__
     client.objective = objective
     state.step = _own_step(objective, type(task))
-    if algorithm.all_needs & {"logits", "features", "head"}:
+    if algorithm.all_needs & {"logits", "features"}:
         head = head_of(task, algorithm.head)
         if head is not None:
             state.head = head
-            head.register_forward_hook(lambda _module, inputs, output: state.captured.append((inputs[0], output)))
+            head.register_forward_hook(lambda _module, inputs, output: _capture(state, inputs[0], output))
     return objective
 
 
@@ -344,6 +354,11 @@ def _own_step(objective: Objective, kind: type[LightningModule]) -> Callable[[An
     if len(parameters) > 1 or any(one.kind is one.VAR_POSITIONAL for one in parameters):
         return lambda batch, batch_idx: function(objective, batch, batch_idx)
     return lambda batch, _batch_idx: function(objective, batch)
+
+
+def _capture(state: ObjectiveState, saw: Tensor, put_out: Tensor) -> None:
+    if state.captured is not None:  # not in an evaluation, or where the task optimises by hand
+        state.captured.append((saw, put_out))
 
 
 def _unbound(batch: Any, batch_idx: int) -> Any:
