@@ -16,7 +16,6 @@ from typing import Any, Literal
 import torch
 from lightning import Callback, Fabric
 from lightning.fabric.plugins.precision import MixedPrecision, Precision
-from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from lit_fed.engine.algorithm import Algorithm
@@ -140,6 +139,7 @@ class LocalLoop:
     def _run_phase(self, phase: Phase, client: Client, meter: Meter, lr: float | None) -> None:
         model, trainer, objective = self.model, self.trainer, self.objective
         if phase.begin is not None:
+            self.workers.agree(model.tensors(model.buffers))  # ddp: each process saw its part of the batches
             client.left = model.copy()
             model.load(phase.begin)
         if phase.seed is not None:
@@ -211,6 +211,9 @@ class LocalLoop:
             client.steps.count(optimizer)
         if self._corrects:
             parameters = self.model.parameters
+            if len(self.trainer.optimizers) > 1:  # the others' gradients may be corrected in their own steps
+                steps = {id(p) for group in optimizer.param_groups for p in group["params"]}
+                parameters = {name: p for name, p in parameters.items() if id(p) in steps}
             found = {name: p.grad for name, p in parameters.items() if p.grad is not None}
             for name, gradient in self.algorithm.correct(client, found).items():
                 parameters[name].grad = gradient
