@@ -335,7 +335,7 @@ class FederatedTrainer:
         federation = assemble(
             self.fabric,
             tasks,
-            self._kinds(tasks),
+            self.kinds_of(tasks),
             data,
             algorithm,
             participation=self.participation,
@@ -356,8 +356,13 @@ class FederatedTrainer:
         self._parts = (model, data, algorithm)
         return self._run
 
-    def _kinds(self, tasks: Mapping[str, LightningModule]) -> Kinds:
-        """Which client has which of the models."""
+    def kinds_of(self, model: Tasks) -> Kinds:
+        """Which client has which of the models.
+
+        Raises:
+            ConfigError: If the models are not those of ``trainer.kinds``.
+        """
+        tasks = model if isinstance(model, Mapping) else {ONLY: model}
         if self.kinds is None:
             return Kinds(tuple(tasks))
         if set(self.kinds) != set(tasks):

@@ -99,7 +99,7 @@ def check_optimization(task: LightningModule, algorithm: Algorithm[Any], data_pa
 
 
 def probe(task: LightningModule, algorithm: Algorithm[Any], batches: Iterable[Any]) -> None:
-    """Run a copy of the task on one batch, where the method needs logits, features or labels, to see that they are there.
+    """Run a copy of the task on one batch to see that logits, features and labels are there, where a method needs them.
 
     Raises:
         ConfigError: If the head does not run just once, or what it gives is not what the method needs.

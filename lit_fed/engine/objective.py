@@ -57,6 +57,7 @@ class ObjectiveState:
         training: Whether what is logged is about training.
         muted: Whether what is logged is dropped.
         public: Whether the batch is the public set's.
+        batch_idx: Number of the batch in its epoch.
         capturing: Whether the head is listened to at the moment.
         captured: What the head saw and put out, once for every time it ran.
     """
@@ -83,15 +84,15 @@ class Objective(LightningModule):
         """What it works on."""
         return cast(ObjectiveState, self.__dict__[_ATTRIBUTE])
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:  # type: ignore[override]  # narrower
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
         """The method's objective on a batch: the sum of its terms, each of which is logged."""
         state = self.state
         state.batch_idx = batch_idx
         state.client.forget()
         found = state.algorithm.terms(state.client, batch, state.public)
         terms = list(found.items())
-        loss = terms[0][1]
-        if loss is None:
+        loss: Any = terms[0][1]
+        if loss is None:  # Lightning's way of skipping a batch
             return None
         for _, term in terms[1:]:
             loss = loss + term
@@ -102,7 +103,7 @@ class Objective(LightningModule):
                 for name, term in terms:
                     state.meter.add(f"train/{name}", term)
             state.meter.add("train/distillation" if state.public else "train/loss", loss)
-        return loss
+        return cast(Tensor, loss)
 
     def run(self, batch: Any) -> Outputs:
         """The task's own step on a batch."""
@@ -294,15 +295,19 @@ def head_of(task: LightningModule, name: str | None) -> nn.Module | None:
         raise ConfigError(f"algorithm.head is {name!r}, and the model's submodules are {known}") from None
 
 
-@cache
+_CLASSES: dict[type[LightningModule], type[Objective]] = {}
+
+
 def _objective_class(kind: type[LightningModule]) -> type[Objective]:
-    return cast(type[Objective], type(f"{kind.__name__}Objective", (Objective, kind), {"_objective_class": True}))
+    if kind not in _CLASSES:
+        _CLASSES[kind] = type(f"{kind.__name__}Objective", (Objective, kind), {"_objective_class": True})
+    return _CLASSES[kind]
 
 
 def join(task: LightningModule, algorithm: Algorithm[Any], model: Model) -> tuple[Objective, ObjectiveState]:
     """A task's objective under a method, sharing the task's memory; `at_work` puts the two together."""
     kind = _objective_class(type(task))
-    objective = cast(Objective, object.__new__(kind))
+    objective: Objective = object.__new__(kind)
     client = Client(0, 0, "train", 0, model)
     state = ObjectiveState(algorithm, client, _unbound)
     objective.__dict__ = task.__dict__

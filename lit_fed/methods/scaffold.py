@@ -115,7 +115,11 @@ class Scaffold(FedAvg):
 
     def finish(self, client: Client) -> Update:
         """The model, the change of the control variate; c_i⁺ is kept."""
-        w_g, (c, _), (own, _) = client.received, split_prefix(CONTROL, client.received), split_prefix(CONTROL, client.state)
+        w_g, (c, _), (own, _) = (
+            client.received,
+            split_prefix(CONTROL, client.received),
+            split_prefix(CONTROL, client.state),
+        )
         if self.option == 1:
             new = {n: client.results["control"].get(n, torch.zeros_like(own[n])) for n in c}
         elif distance := client.steps.distance:
