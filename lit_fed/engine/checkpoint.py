@@ -162,8 +162,13 @@ def _fitted(own: Mapping[str, Any], saved: Mapping[str, Any], device: torch.devi
 def _fit(own: Any, saved: Any, device: torch.device, where: str) -> Any:
     if isinstance(own, Mapping) and isinstance(saved, Mapping):
         if own and saved and where in ("model", "models") and own.keys() != saved.keys():
-            raise CheckpointError(f"it was saved from another model: it differs in {sorted(own.keys() ^ saved.keys())[0]!r}")
-        return {key: _fit(own.get(key), value, device, where if where == "models" else str(key)) for key, value in saved.items()}
+            raise CheckpointError(
+                f"it was saved from another model: it differs in {sorted(own.keys() ^ saved.keys())[0]!r}"
+            )
+        return {
+            key: _fit(own.get(key), value, device, where if where == "models" else str(key))
+            for key, value in saved.items()
+        }
     if isinstance(saved, torch.Tensor):
         if isinstance(own, torch.Tensor) and own.shape != saved.shape:
             raise CheckpointError(f"it was saved from another model: it differs in {where!r}")

@@ -66,7 +66,7 @@ class ServerLoop:
                     with self.fabric.autocast():
                         term = loss(model.task, batch)
                     made.zero_grad()
-                    term.backward()  # type: ignore[no-untyped-call]  # torch
+                    term.backward()
                     made.step()
                     size = batch_size_of(batch)
                     total += term.detach() * size
