@@ -40,7 +40,7 @@ class Objective(Surface):
         state.client.forget()
         found = state.algorithm.terms(state.client, batch, state.public)
         terms = list(found.items())
-        loss: Any = terms[0][1]
+        loss = cast("Tensor | None", terms[0][1])
         if loss is None:  # Lightning's way of skipping a batch
             return None
         for _, term in terms[1:]:
@@ -48,10 +48,11 @@ class Objective(Surface):
         if state.meter is None:
             self._log_under_trainer(found, loss)
         else:
-            if len(terms) > 1:
+            if len(terms) > 1 or state.public:
                 for name, term in terms:
                     state.meter.add(f"train/{name}", term)
-            state.meter.add("train/distillation" if state.public else "train/loss", loss)
+            if not state.public:  # ``train/loss`` is of the client's own data
+                state.meter.add("train/loss", loss)
         return loss
 
     def run(self, batch: Any) -> Outputs:
@@ -154,6 +155,13 @@ def head_of(task: LightningModule, name: str | None) -> nn.Module | None:
     except AttributeError:
         known = ", ".join(key for key, _ in task.named_modules() if key)
         raise ConfigError(f"algorithm.head is {name!r}, and the model's submodules are {known}") from None
+
+
+def head_names(model: Model, name: str | None) -> tuple[str, ...]:
+    """Names of the parameters of a task's head (`head_of`), in the model's order; none where it has no head."""
+    head = head_of(model.task, name)
+    own = {id(parameter) for parameter in head.parameters()} if head is not None else set()
+    return tuple(key for key, parameter in model.parameters.items() if id(parameter) in own)
 
 
 _CLASSES: dict[type[LightningModule], type[Objective]] = {}

@@ -3,109 +3,81 @@
 These are small but whole methods; what they prove is that no hook is missing and that nothing is lost on a resume.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from lightning import Fabric
-from torch import Tensor, nn
+from torch import Tensor
 
-from lit_fed import Algorithm, Classifier, ClientContext, ClientModule, ClientUpdate, Payload, Phase, Split
-from lit_fed.data import Digits, FederatedDataModule, Shards
+from lit_fed import Algorithm, Classifier, Client, Cohort, Model, Pass, Payload, Phase, Split, Update
+from lit_fed.data import Digits, Shards
+from lit_fed.engine.participation import UniformParticipation
+from lit_fed.engine.population import Population
+from lit_fed.engine.reducers import Reducer, WeightedMean
 from lit_fed.errors import ConfigError
 from lit_fed.methods import FedAvg
 from lit_fed.networks import MLP, SmallCNN
-from lit_fed.participation import UniformParticipation
-from lit_fed.reducers import Reducer, WeightedMean
 from tests.support import assert_same, fit, rows, weights
 
 
-class Exchange(ClientModule):
-    """Clients of two architectures that exchange predictions on a public set and never weights."""
+class Exchange(Algorithm[Payload]):
+    """Clients of two architectures exchange predictions on a public set and never weights; the server owns no model."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.networks = nn.ModuleDict({"cnn": SmallCNN(width=4), "mlp": MLP(10, 1, (1, 8, 8), hidden=(16,))})
+    needs = frozenset({"loss", "forward", "public"})
 
-    @property
-    def architecture(self) -> str:
-        assert self.ctx is not None
-        return "cnn" if self.ctx.client_id % 2 else "mlp"
+    def setup(self, models: Mapping[str, Model], population: Population) -> dict[str, Any]:
+        return {"targets": {}}
 
-    def split(self, round_idx: int) -> Split:
-        return Split(shared=(), personal=tuple(name for name, _ in self.named_parameters()))
+    def split(self, model: Model, round_idx: int) -> Split:
+        return Split(shared=(), personal=tuple(model.parameters))
 
-    def receive(self, payload: Payload) -> None:
-        pass  # the targets are read from self.received
+    def phases(self, client: Client) -> list[Phase | Pass]:
+        if client.stage != "train":
+            return []
+        data = client.population
+        private = Phase("private", client.train_loader(), epochs=2)
+        predict = Pass("predictions", data.public_loader(), lambda one, batch: {"p": one.forward(batch[0]).softmax(1)})
+        if not client.received:
+            return [private, predict]
+        refine = Phase("refine", data.public_loader(client.generator("public")), epochs=1, public=True)
+        return [refine, private, predict]
 
-    def client_state_dict(self) -> dict[str, Tensor]:
-        prefix = f"networks.{self.architecture}."
-        return {name: tensor for name, tensor in super().client_state_dict().items() if name.startswith(prefix)}
+    def objective(self, client: Client, batch: Any) -> dict[str, Tensor]:
+        if client.phase == "private":
+            return super().objective(client, batch)
+        x, index = batch
+        return {"targets": F.cross_entropy(client.forward(x), client.received["targets"][index])}
 
-    def phases(self, ctx: ClientContext) -> list[Phase]:
-        private = Phase("private", ctx.train_loader(), epochs=2)
-        if not self.received:
-            return [private]
-        return [Phase("refine", ctx.data.public_loader(ctx.generator("public")), epochs=1), private]
+    def finish(self, client: Client) -> Update:
+        return Update({"targets": client.results["predictions"]["p"]})
 
-    def configure_optimizers(self) -> Any:
-        return torch.optim.Adam(self.networks[self.architecture].parameters(), lr=3e-3)
+    def broadcast(self, server: dict[str, Any], round_idx: int, kind: str, stage: Any = "train") -> Payload:
+        return dict(server["targets"])
 
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.networks[self.architecture](x)
-        return logits
-
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        assert self.ctx is not None
-        x, y = batch
-        loss = F.cross_entropy(self(x), self.received["targets"][y] if self.ctx.phase == "refine" else y)
-        self.log(f"train/{self.ctx.phase}", loss)
-        return loss
-
-    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        self.log("test/acc", (self(batch[0]).argmax(1) == batch[1]).float().mean())
-
-    @torch.no_grad()
-    def make_update(self, ctx: ClientContext) -> ClientUpdate:
-        self.eval()
-        predictions = torch.cat([self(x).softmax(1) for x, _ in ctx.data.public_loader()])
-        self.train()
-        return ClientUpdate(ctx.client_id, {"predictions": predictions})
-
-
-class Mixing(Algorithm[Payload]):
-    """A server that owns no model, only the mean of the last predictions."""
-
-    def setup(self, module: ClientModule, data: FederatedDataModule, fabric: Fabric) -> None:
-        self.targets: Tensor | None = None
-
-    def broadcast(self, round_idx: int) -> Payload:
-        return {} if self.targets is None else {"targets": self.targets}
-
-    def reducer(self) -> Reducer[Payload]:
+    def reducer(self, server: dict[str, Any]) -> Reducer[Payload]:
         return WeightedMean(uniform=True)
 
-    def step(self, aggregate: Payload, round_idx: int, num_clients: int) -> dict[str, float]:
-        self.targets = aggregate["predictions"]
-        return {"server/confidence": float(self.targets.amax(1).mean())}
+    def step(self, server: dict[str, Any], aggregate: Payload, cohort: Cohort) -> dict[str, float]:
+        server["targets"] = dict(aggregate)
+        return {"server/confidence": float(aggregate["targets"].amax(1).mean())}
 
-    def global_state(self) -> dict[str, Tensor]:
-        return {}
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"targets": self.targets}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.targets = state["targets"]
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=3e-3)
 
 
 def exchange(folder: Path, rounds: int, ckpt_path: str | None = None) -> Any:
     torch.manual_seed(0)
-    data = Digits(num_clients=6, partition=Shards(5), public_size=100, batch_size=20, max_train_samples=700)
-    participation = UniformParticipation(count=4)
-    return fit(folder, Exchange(), data, Mixing(), max_rounds=rounds, participation=participation, ckpt_path=ckpt_path)
+    models = {
+        "mlp": Classifier(MLP(10, 1, (1, 8, 8), hidden=(16,)), adam),
+        "cnn": Classifier(SmallCNN(width=4), adam),
+    }
+    data = Digits(num_clients=6, partition=Shards(5), batch_size=20, max_train_samples=700)
+    algorithm, participation = Exchange(public_size=100), UniformParticipation(count=4)
+    return fit(folder, models, data, algorithm, max_rounds=rounds, participation=participation, ckpt_path=ckpt_path)
 
 
 def test_prediction_exchange_between_two_architectures(tmp_path: Path) -> None:
@@ -126,37 +98,35 @@ def test_prediction_exchange_resumes_bit_for_bit(tmp_path: Path) -> None:
     whole = exchange(tmp_path / "whole", 4)
     exchange(tmp_path / "parts", 2)
     parts = exchange(tmp_path / "parts", 4, "last")
-    assert torch.equal(whole.federation.algorithm.targets, parts.federation.algorithm.targets)
+    assert_same(*(made.run.federation.server["targets"] for made in (whole, parts)))
     for client_id in range(6):
-        states = [made.federation.store.get(client_id) for made in (whole, parts)]
+        states = [made.run.federation.store.get(client_id) for made in (whole, parts)]
         assert (states[0] is None) == (states[1] is None)
         if states[0] is not None:
             assert_same(states[0], states[1])
 
 
-class Thawing(Classifier):
-    """Freezes its first layer from round 1 on, and keeps its head at home."""
+class Freezing(FedAvg):
+    """Freezes the first layer from round 1 on, and keeps the head at home."""
 
-    def split(self, round_idx: int) -> Split:
-        names = [name for name, _ in self.named_parameters()]
-        frozen = tuple(name for name in names if name.startswith("network.body.0")) if round_idx >= 1 else ()
-        personal = tuple(name for name in names if name.startswith("network.head"))
-        shared = tuple(name for name in names if name not in (*frozen, *personal))
-        return Split(shared, personal, frozen)
+    def split(self, model: Model, round_idx: int) -> Split:
+        frozen = tuple(n for n in model.parameters if n.startswith("network.body.0")) if round_idx >= 1 else ()
+        personal = tuple(name for name in model.parameters if name.startswith("network.head"))
+        return Split(tuple(name for name in model.parameters if name not in (*frozen, *personal)), personal, frozen)
 
 
-def thaw(folder: Path, rounds: int, ckpt_path: str | None = None) -> Any:
+def freeze(folder: Path, rounds: int, ckpt_path: str | None = None) -> Any:
     torch.manual_seed(0)
-    module = Thawing(network=SmallCNN(width=4), optimizer=lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1))
+    module = Classifier(SmallCNN(width=4), lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1))
     data = Digits(num_clients=4, max_train_samples=400)
-    return fit(folder, module, data, FedAvg(), max_rounds=rounds, ckpt_path=ckpt_path)
+    return fit(folder, module, data, Freezing(), max_rounds=rounds, ckpt_path=ckpt_path)
 
 
 def test_a_split_that_changes_with_the_round(tmp_path: Path) -> None:
     names = dict(SmallCNN(width=4).named_parameters())
     first = [name for name in names if name.startswith("body.0")]
     assert first, "SmallCNN has no body.0: this test freezes nothing"
-    one, three = thaw(tmp_path / "one", 1), thaw(tmp_path / "three", 3)
+    one, three = freeze(tmp_path / "one", 1), freeze(tmp_path / "three", 3)
     for name in first:  # frozen where round 0's mean left it, whatever AdamW's decay and momentum do
         assert torch.equal(weights(one)[f"network.{name}"], weights(three)[f"network.{name}"])
     travels = {
@@ -165,14 +135,14 @@ def test_a_split_that_changes_with_the_round(tmp_path: Path) -> None:
     }
     sent = [float(row["comm/uplink_bytes"]) for row in rows(three.log_dir / "metrics.csv")]
     assert sent == [4 * travels[0], 4 * travels[1], 4 * travels[1]]
-    parts = (thaw(tmp_path / "parts", 1), thaw(tmp_path / "parts", 3, "last"))[1]
+    parts = (freeze(tmp_path / "parts", 1), freeze(tmp_path / "parts", 3, "last"))[1]
     assert_same(weights(three), weights(parts))
 
 
 def test_a_split_must_name_every_parameter_once(tmp_path: Path) -> None:
-    class Forgetful(Classifier):
-        def split(self, round_idx: int) -> Split:
+    class Forgetful(FedAvg):
+        def split(self, model: Model, round_idx: int) -> Split:
             return Split(shared=("network.head.weight",), personal=("network.head.weight",))
 
     with pytest.raises(ConfigError, match="must name each parameter once"):
-        fit(tmp_path, Forgetful(network=SmallCNN(width=4)), Digits(num_clients=4))
+        fit(tmp_path, Classifier(SmallCNN(width=4)), Digits(num_clients=4), Forgetful())
