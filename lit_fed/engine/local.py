@@ -12,6 +12,7 @@ from itertools import count, islice
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from lit_fed.engine.algorithm import Algorithm
@@ -81,10 +82,8 @@ class LocalLoop(TaskLoop):
         self.state.public = phase.public
         steps = _num_steps(phase)
         trainer.num_training_batches = len(phase.loader) if isinstance(phase.loader, Sized) else 0
-        trainer.estimated_stepping_batches = _ceil_div(
-            steps if steps is not None else trainer.num_training_batches * int(phase.epochs or 1),
-            self.gradients.accumulate,
-        )
+        accumulate = self.gradients.accumulate if phase.moves else 1
+        trainer.estimated_stepping_batches = _optimizer_steps(phase, steps, trainer.num_training_batches, accumulate)
         optimizers, schedulers = self._make_optimizers(phase, client, lr)
         automatic = objective.automatic_optimization
         run_batch = self._step_automatically if automatic else self._step_manually
@@ -96,11 +95,9 @@ class LocalLoop(TaskLoop):
             for batch_idx, (batch, last) in enumerate(mark_last(islice(phase.loader, remaining))):
                 batch = self.to_device(batch, phase.loader)
                 meter.batch_size = batch_size_of(batch)
-                if gradient is not None:
-                    gradient.pending += meter.batch_size
                 if self._says_stop("on_train_batch_start", batch, batch_idx):
                     break
-                if automatic and batch_idx % self.gradients.accumulate == 0 and (batch_idx or epoch):
+                if automatic and batch_idx % accumulate == 0 and (batch_idx or epoch):
                     self._zero_grad(optimizers[0], batch_idx)  # before the first batch there is no gradient
                 output = run_batch(client, batch, batch_idx, optimizers[0], schedulers, last, gradient)
                 self.call("on_train_batch_end", output, batch, batch_idx)
@@ -159,28 +156,25 @@ class LocalLoop(TaskLoop):
         gradient: _MeanGradient | None,
     ) -> Any:
         options = self.gradients
-        scale = 1.0 / options.accumulate
+        accumulate = options.accumulate if gradient is None else 1
+        scale, size = 1.0 / accumulate, batch_size_of(batch) if gradient is not None else 0
         if self.workers.data_parallel:
             batch, fraction = slice_batch(batch, self.fabric.global_rank, self.fabric.world_size)
             scale *= fraction
         with self.autocast():
             loss = self.training_step(batch, batch_idx)
-        if loss is None:  # Lightning's way of skipping a batch
-            return None
-        if scale != 1.0:
-            loss = loss * scale
-        self.call("on_before_backward", loss)
-        if "backward" in self._replaced:
-            self.objective.backward(loss)
-        else:
-            self.fabric.backward(loss)
-        self.call("on_after_backward")
-        if (batch_idx + 1) % options.accumulate and not last:
+        if loss is not None:
+            if scale != 1.0:
+                loss = loss * scale
+            self._backward(loss)
+        elif accumulate == 1 or all(p.grad is None for p in self.model.parameters.values()):
+            return None  # Lightning's way of skipping a batch; gradients of batches before it are still stepped on
+        if (batch_idx + 1) % accumulate and not last:
             return loss
         if self.scaler is not None:
             self.fabric.strategy.precision.unscale_gradients(optimizer)
         if gradient is not None:
-            gradient.add({name: p.grad for name, p in self.model.parameters.items() if p.grad is not None})
+            gradient.add({name: p.grad for name, p in self.model.parameters.items() if p.grad is not None}, size)
             return loss
         self._before_step(client, optimizer)
         self.call("on_before_optimizer_step", optimizer)
@@ -200,6 +194,14 @@ class LocalLoop(TaskLoop):
                 else:
                     entry.scheduler.step()
         return loss
+
+    def _backward(self, loss: Tensor) -> None:
+        self.call("on_before_backward", loss)
+        if "backward" in self._replaced:
+            self.objective.backward(loss)
+        else:
+            self.fabric.backward(loss)
+        self.call("on_after_backward")
 
     def _step_manually(
         self,
@@ -257,17 +259,15 @@ class _MeanGradient:
     """The gradient over all of a client's samples, from the gradients of its batches."""
 
     def __init__(self) -> None:
-        self.pending = 0  # samples since the last gradient
         self._total = 0
         self._sums: Tensors = {}
 
-    def add(self, gradients: Tensors) -> None:
-        """Take in the mean gradient of the samples since the last one."""
+    def add(self, gradients: Tensors, size: int) -> None:
+        """Take in the mean gradient of a batch's samples."""
         for name, gradient in gradients.items():
-            weighed = gradient * self.pending
+            weighed = gradient * size
             self._sums[name] = self._sums[name] + weighed if name in self._sums else weighed
-        self._total += self.pending
-        self.pending = 0
+        self._total += size
 
     def means(self) -> Tensors:
         """By name; a parameter that never had a gradient is missing."""
@@ -280,8 +280,14 @@ def _num_steps(phase: Phase) -> int | None:
         return phase.steps
     if not isinstance(phase.loader, Sized):
         raise ConfigError("fractions of an epoch need loaders that know their length; set trainer.local_steps instead")
-    return max(1, math.ceil(phase.epochs * len(phase.loader)))
+    batches = round(phase.epochs * len(phase.loader), 6)  # 0.55 · 100 is a little above 55 in floating point
+    return max(1, math.ceil(batches))
 
 
-def _ceil_div(number: int, by: int) -> int:
-    return -(-number // by)
+def _optimizer_steps(phase: Phase, steps: int | None, batches: int, accumulate: int) -> int:
+    """How many steps the optimizer takes in a phase; what is left over at the end of an epoch is stepped on."""
+    each = -(-batches // accumulate)
+    if steps is None:
+        return each * int(phase.epochs or 1)
+    epochs, rest = divmod(steps, batches) if batches else (0, steps)
+    return each * epochs - (-rest // accumulate)
