@@ -124,8 +124,11 @@ class Algorithm(ABC, Generic[AggregateT]):
         ConfigError: For sizes that cannot be.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset({"loss"})
-    """What the method needs of the task beyond a LightningModule, see `NEEDS`; checked before any training."""
+    needs: frozenset[str] = frozenset({"loss"})
+    """What the method needs of the task beyond a LightningModule, see `NEEDS`; checked before any training.
+
+    A method whose settings ask for more sets its own.
+    """
 
     def __init__(
         self,
@@ -270,7 +273,10 @@ class Algorithm(ABC, Generic[AggregateT]):
     # ------------------------------------------------------------------ what the engine calls
 
     def terms(self, client: Client, batch: Any, public: bool = False) -> Terms:
-        """The objective with the regularizer around it."""
+        """The objective with the regularizer around it.
+
+        A method that takes both elsewhere than at the client's tensors says where (`lit_fed.methods.per_fedavg`).
+        """
         if self.regularizer is None or public:
             return self.objective(client, batch)
         return self.regularizer.around(client, batch, self.objective)

@@ -296,6 +296,13 @@ def head_of(task: LightningModule, name: str | None) -> nn.Module | None:
         raise ConfigError(f"algorithm.head is {name!r}, and the model's submodules are {known}") from None
 
 
+def head_names(model: Model, name: str | None) -> tuple[str, ...]:
+    """Names of the parameters of a task's head (`head_of`), in the model's order; none where it has no head."""
+    head = head_of(model.task, name)
+    own = {id(parameter) for parameter in head.parameters()} if head is not None else set()
+    return tuple(key for key, parameter in model.parameters.items() if id(parameter) in own)
+
+
 _CLASSES: dict[type[LightningModule], type[Objective]] = {}
 
 
@@ -314,7 +321,7 @@ def join(task: LightningModule, algorithm: Algorithm[Any], model: Model) -> tupl
     objective.__dict__ = task.__dict__
     client.objective = objective
     state.step = _own_step(objective, type(task))
-    if algorithm.all_needs & {"logits", "features", "head"}:
+    if algorithm.all_needs & {"logits", "features"}:
         state.head = head_of(task, algorithm.head)
     return objective, state
 
