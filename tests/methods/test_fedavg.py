@@ -56,7 +56,7 @@ def test_one_client_is_plain_gradient_descent(tmp_path: Path) -> None:
     # w₁ ← w₁ − ½(w₁ − 2) for 3 rounds of 2 epochs is 6 steps: 2·(1 − 2⁻⁶) = 1.96875.
     from tests.support import LeastSquares
 
-    made = fit(tmp_path, LeastSquares(local_epochs=2), Points(num_clients=1), max_rounds=3)
+    made = fit(tmp_path, LeastSquares(), Points(num_clients=1), max_rounds=3, local_epochs=2)
     assert weights(made)["network.weight"].tolist() == [[1.96875, 0.0]]
 
 
