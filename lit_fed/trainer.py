@@ -25,12 +25,13 @@ from lit_fed.engine.inference import evaluate, predict
 from lit_fed.engine.kinds import ONLY, Kinds
 from lit_fed.engine.model import BufferPolicy
 from lit_fed.engine.options import GradientOptions
-from lit_fed.engine.participation import FullParticipation, Participation
+from lit_fed.engine.participation import Participation
 from lit_fed.engine.payload import Channel, Codec
 from lit_fed.engine.protocols import ClientTest, GlobalTest, Protocol, check_protocols
 from lit_fed.engine.rounds import run_rounds
 from lit_fed.engine.run import Run, RunSettings
 from lit_fed.engine.runs import open_run
+from lit_fed.engine.samplers import FullParticipation
 from lit_fed.engine.store import ClientStore
 from lit_fed.engine.strategy import build_fabric, leave_processes
 from lit_fed.errors import ConfigError

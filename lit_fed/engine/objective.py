@@ -91,7 +91,7 @@ class Objective(LightningModule):
         state.client.forget()
         found = state.algorithm.terms(state.client, batch, state.public)
         terms = list(found.items())
-        loss: Any = terms[0][1]
+        loss = cast("Tensor | None", terms[0][1])
         if loss is None:  # Lightning's way of skipping a batch
             return None
         for _, term in terms[1:]:
@@ -99,11 +99,12 @@ class Objective(LightningModule):
         if state.meter is None:
             self._log_under_trainer(found, loss)
         else:
-            if len(terms) > 1:
+            if len(terms) > 1 or state.public:
                 for name, term in terms:
                     state.meter.add(f"train/{name}", term)
-            state.meter.add("train/distillation" if state.public else "train/loss", loss)
-        return cast(Tensor, loss)
+            if not state.public:  # ``train/loss`` is of the client's own data
+                state.meter.add("train/loss", loss)
+        return loss
 
     def run(self, batch: Any) -> Outputs:
         """The task's own step on a batch."""

@@ -64,7 +64,7 @@ class TaskLoop:
         )
         self.objective, self.state = join(model.task, algorithm, model)
         wrapped = fabric.setup_module(self.objective)
-        self.objective._fabric = None  # `at_work` says when it is Fabric's
+        self.objective._fabric = None  # what Fabric notes there is for `at_work`
         self.trainer = TaskTrainer(fabric, max_rounds, datamodule, gradients.accumulate, self.clip)
         self.trainer.callbacks = list(callbacks)
         self.state.trainer = self.trainer

@@ -1,5 +1,6 @@
 """Methods, a paper each: both halves in one file."""
 
+from lit_fed.methods.distillation import UWA, FedDF, FederatedDistillation, FedMD, TeacherError
 from lit_fed.methods.ditto import Ditto
 from lit_fed.methods.fedavg import FedAvg
 from lit_fed.methods.fedavgm import FedAvgM
@@ -43,3 +44,4 @@ __all__ = [
     "Scaffold",
     "ServerOptimizer",
 ]
+__all__ += ["UWA", "FedDF", "FedMD", "FederatedDistillation", "TeacherError"]
