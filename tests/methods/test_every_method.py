@@ -23,7 +23,8 @@ EACH = pytest.mark.parametrize("method", METHODS)
 @pytest.fixture(scope="module")
 def chosen(request: pytest.FixtureRequest) -> list[str]:
     """The methods whose tests are to run, of which ``-k`` may leave some out."""
-    asked = {item.callspec.params["method"] for item in request.session.items if item.path == request.path}
+    items: list[Any] = [item for item in request.session.items if item.path == request.path]
+    asked = {item.callspec.params["method"] for item in items}
     return [method for method in METHODS if method in asked]
 
 

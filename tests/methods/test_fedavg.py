@@ -69,5 +69,5 @@ def test_server_starts_from_the_modules_weights(tmp_path: Path) -> None:
     from tests.support import LeastSquares
 
     module = LeastSquares(lr=0.0)
-    torch.nn.init.constant_(module.network.weight, 3.0)
+    torch.nn.init.constant_(next(module.parameters()), 3.0)
     assert weights(fit(tmp_path, module, max_rounds=1))["network.weight"].tolist() == [[3.0, 3.0]]

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lightning import Fabric
 
-from lit_fed.engine.participation import FullParticipation, Stragglers
+from lit_fed.engine.participation import Stragglers
 from lit_fed.engine.payload import ClientUpdate
 from lit_fed.engine.reducers import WeightedMean
+from lit_fed.engine.samplers import FullParticipation
 from lit_fed.engine.strategy import Workers
 from lit_fed.errors import ConfigError
 from lit_fed.methods import FedAvg, FedNova

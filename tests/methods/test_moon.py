@@ -30,7 +30,8 @@ class Drawn(LightningModule):
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         x, y = batch
         target = torch.stack([torch.zeros(len(y)), 3.0 - y], dim=1)
-        return 0.5 * (self.reads(self.body(x)) - target).square().sum(1).mean()
+        loss: Tensor = 0.5 * (self.reads(self.body(x)) - target).square().sum(1).mean()
+        return loss
 
 
 class SamePoint(Points):

@@ -135,7 +135,7 @@ def test_per_fedavg_two_rounds_by_hand(tmp_path: Path, first_order: bool, expect
 
 def test_per_fedavg_uses_the_second_half(tmp_path: Path) -> None:
     # Without a look ahead, a step on the second half of the batch: samples 2 and 3 of 4 (an odd one goes to the first).
-    module = objective_of(LeastSquares(), PerFedAvg(alpha=0.0))
+    module: Any = objective_of(LeastSquares(), PerFedAvg(alpha=0.0))
     x = torch.tensor([[1.0, 0.0]] * 2 + [[0.0, 1.0]] * 2)
     loss = module.training_step((x, torch.tensor([2, 2, 4, 4])), 0)
     assert torch.autograd.grad(loss, module.network.weight)[0].tolist() == [[0.0, -4.0]]
@@ -202,7 +202,7 @@ class Nested(LeastSquares):
 
 
 def test_per_fedavg_halves_batches_of_any_nesting() -> None:
-    module = objective_of(Nested(), PerFedAvg(alpha=0.5))
+    module: Any = objective_of(Nested(), PerFedAvg(alpha=0.5))
     x, y = torch.tensor([[1.0, 0.0]] * 2 + [[0.0, 1.0]] * 3)[[0, 2, 1, 3, 4]], torch.tensor([2, 4, 2, 4, 4])
     # The first three samples, with residuals −2, −4, −2: gradient −(4, 4)/3; ahead w = (2, 2)/3. The last two: w₂ − 4.
     loss = module.training_step({"in": {"x": x}, "y": (y, "a name")}, 0)

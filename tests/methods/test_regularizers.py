@@ -9,13 +9,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lit_fed import Classifier
+from lit_fed import Classifier, Client, Model, Split, objective_of
+from lit_fed.engine.client import Outputs
+from lit_fed.engine.objective import Objective
 from lit_fed.errors import ConfigError
 from lit_fed.losses import knowledge_distillation, not_true_distillation
-from lit_fed.methods import FedNTD, FedProx
-from lit_fed.regularizers import FD, KD, LD, NTD, REGULARIZERS, Prox
-from tests.methods.support import global_weight, run_quickstart
-from tests.support import LeastSquares, assert_same, fit, rows, saved_weights
+from lit_fed.methods import FD, KD, LD, NTD, FedAvg, FedNTD, FedProx, LocalOnly, Prox
+from tests.methods.support import client_state, global_weight, run_quickstart
+from tests.support import LeastSquares, Points, assert_same, fit, rows, saved_weights
+
+REGULARIZERS = ["Prox", "KD", "NTD", "LD", "FD"]
 
 
 def test_distillation_by_hand() -> None:
@@ -59,8 +62,8 @@ def test_the_true_class_gets_no_gradient_from_not_true_distillation() -> None:
 def test_logit_distillation_by_hand(
     tmp_path: Path, weight: float, objective_weight: float, expected: list[float]
 ) -> None:
-    module = LeastSquares(local_epochs=2, regularizer=LD(weight, objective_weight))
-    made = fit(tmp_path, module, max_rounds=1)
+    algorithm = FedAvg(regularizer=LD(weight, objective_weight), head="network")
+    made = fit(tmp_path, algorithm=algorithm, max_rounds=1, local_epochs=2)
     assert global_weight(made) == expected
     if weight == objective_weight == 1.0:
         # Client 0: (0 + 1²)/2 over its two steps, client 1: (0 + 2²)/2; weights 1 and 3.
@@ -70,104 +73,107 @@ def test_logit_distillation_by_hand(
 def test_feature_distillation_is_the_papers() -> None:
     # 1/d·‖f − f_g‖², then the mean over the batch: (1² + 2²)/2 and (0 + 4²)/2 → (2.5 + 8)/2 = 5.25
     class Taught:
-        def teach(self, x: Tensor) -> Any:
-            return type("Outputs", (), {"features": torch.zeros(2, 2)})
+        def run(self, batch: Any) -> Outputs:
+            return Outputs(None, features=torch.tensor([[1.0, 2.0], [0.0, 4.0]]))
 
-    features = torch.tensor([[1.0, 2.0], [0.0, 4.0]])
-    outputs: Any = type("Outputs", (), {"features": features})
-    module: Any = Taught()
-    assert FD().term(module, torch.zeros(2), outputs, torch.zeros(2)).item() == 5.25
+        def teach(self, batch: Any, tensors: Any = None) -> Outputs:
+            return Outputs(None, features=torch.zeros(2, 2))
+
+    client: Any = Taught()
+    assert FD().term(client, None).item() == 5.25
 
 
 @pytest.mark.parametrize("name", REGULARIZERS)
-@pytest.mark.parametrize("method", ["Classifier", "Scaffold", "FedPer", "Moon", "PerFedAvg"])
+@pytest.mark.parametrize("method", ["FedAvg", "Scaffold", "FedPer", "Moon", "PerFedAvg", "Ditto", "LocalOnly"])
 def test_every_regularizer_on_top_of_a_method(tmp_path: Path, name: str, method: str) -> None:
-    server = ("--algorithm", "ScaffoldServer") if method == "Scaffold" else ()
-    options = ("--model", method, "--model.regularizer", name, *server)
-    term = f"train/{name}"
+    options = ("--algorithm", method, "--algorithm.regularizer", name)
+    term = f"train/{name.lower()}"
     values = [float(row[term]) for row in rows(run_quickstart(tmp_path, *options) / "metrics.csv")]
     assert all(0 < value < 10 for value in values), values
 
 
 def test_by_class_with_settings(tmp_path: Path) -> None:
-    options = ("--model.regularizer", "NTD", "--model.regularizer.weight", "0.1")
-    options = (*options, "--model.regularizer.objective_weight", "0.9", "--model.regularizer.temperature", "1")
+    of = "--algorithm.regularizer"
+    options = (of, "NTD", f"{of}.weight", "0.1", f"{of}.objective_weight", "0.9", f"{of}.temperature", "1")
     run = run_quickstart(tmp_path, *options)
     assert "weight: 0.1" in (run / "config.yaml").read_text()
 
 
-@pytest.mark.parametrize(("method", "options"), [("FedProx", ("--model.mu", "0")), ("FedNTD", ("--model.beta", "0"))])
-def test_methods_without_their_term_are_fedavg(tmp_path: Path, method: str, options: tuple[str, ...]) -> None:
-    without = run_quickstart(tmp_path / "without", "--model", method, *options)
+@pytest.mark.parametrize(("method", "weight"), [("FedProx", "mu"), ("FedNTD", "beta")])
+def test_methods_without_their_term_are_fedavg(tmp_path: Path, method: str, weight: str) -> None:
+    without = run_quickstart(tmp_path / "without", "--algorithm", method, f"--algorithm.{weight}", "0")
     assert_same(saved_weights(without), saved_weights(run_quickstart(tmp_path / "fedavg")))
 
 
 @pytest.mark.parametrize(
     ("method", "regularizer"),
     [
-        (("--model", "FedProx", "--model.mu", "0.3"), ("prox", "Prox", "--model.regularizer.weight", "0.3")),
-        (("--model", "FedNTD"), ("ntd", "NTD", "--model.regularizer.temperature", "3")),
+        (("FedProx", "--algorithm.mu", "0.3"), ("Prox", "--algorithm.regularizer.weight", "0.3")),
+        (("FedNTD",), ("NTD", "--algorithm.regularizer.temperature", "3")),
     ],
 )
 def test_a_method_is_its_regularizer(tmp_path: Path, method: tuple[str, ...], regularizer: tuple[str, ...]) -> None:
-    named = run_quickstart(tmp_path / "named", *method)
-    term = run_quickstart(tmp_path / "term", "--model.regularizer", *regularizer[1:])
+    named = run_quickstart(tmp_path / "named", "--algorithm", *method)
+    term = run_quickstart(tmp_path / "term", "--algorithm.regularizer", *regularizer)
     assert_same(saved_weights(named), saved_weights(term))
-    assert (
-        rows(named / "metrics.csv")[-1][f"train/{regularizer[0]}"]
-        == rows(term / "metrics.csv")[-1][f"train/{regularizer[0]}"]
-    )
+    name = f"train/{regularizer[0].lower()}"
+    assert rows(named / "metrics.csv")[-1][name] == rows(term / "metrics.csv")[-1][name]
 
 
-class Dropping(Classifier):
-    """Half of its features are dropped in training."""
-
-    def __init__(self) -> None:
-        super().__init__(network=nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3)))
+def teach(module: Any, batch: Any, tensors: Any, head: str | None = None) -> Outputs:
+    """What a teacher gives, outside a federation."""
+    found = objective_of(module, FedAvg(regularizer=KD(), head=head))
+    assert isinstance(found, Objective)
+    return found.state.client.teach(batch, tensors)
 
 
 def test_a_teacher_is_in_eval_mode_and_leaves_no_trace() -> None:
-    module = Dropping()
-    x = torch.randn(8, 4)
-    weight, bias = (tensor.clone() for tensor in (module.network[1].weight.detach(), module.network[1].bias.detach()))
-    teacher = {"network.1.weight": 2 * weight}  # what is not named stays the network's own
-    taught = module.teach(x, teacher)
-    torch.testing.assert_close(taught.logits, F.linear(x, 2 * weight, bias))
+    layer = nn.Linear(4, 3)
+    module = Classifier(nn.Sequential(nn.Dropout(0.5), layer))
+    batch = torch.randn(8, 4), torch.zeros(8, dtype=torch.long)
+    weight, bias = (tensor.clone() for tensor in (layer.weight.detach(), layer.bias.detach()))
+    other = {"network.1.weight": 2 * weight}  # what is not named stays the network's own
+    taught = teach(module, batch, other, head="network.1")
+    assert taught.logits is not None
+    torch.testing.assert_close(taught.logits, F.linear(batch[0], 2 * weight, bias))
     assert not taught.logits.requires_grad
     assert module.network.training
-    assert torch.equal(module.network[1].weight, weight)
+    assert torch.equal(layer.weight, weight)
 
 
 def test_a_teacher_does_not_move_batch_norm() -> None:
     module = Classifier("test_resnet", in_channels=1, input_shape=(1, 8, 8))
     before = {name: tensor.clone() for name, tensor in module.network.state_dict().items()}
-    module.teach(torch.randn(4, 1, 8, 8), dict(module.tensors(module.state_names())))
+    teach(module, (torch.randn(4, 1, 8, 8), torch.arange(4)), Model(module).copy())
     assert_same(before, dict(module.network.state_dict()))
 
 
-def test_the_downloaded_model_has_the_clients_own_part(tmp_path: Path) -> None:
+def test_a_teacher_has_the_clients_own_part(tmp_path: Path) -> None:
     """A teacher must not see the head that the student is just training."""
     seen = []
 
     class Watched(FedProx):
-        def split(self, round_idx: int) -> Any:
-            from lit_fed import Split
+        def split(self, model: Model, round_idx: int) -> Split:
+            head = tuple(name for name in model.parameters if "head" in name)
+            return Split(tuple(name for name in model.parameters if name not in head), head)
 
-            head = self.head_names()
-            return Split(tuple(n for n, _ in self.named_parameters() if n not in head), head)
-
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
+        def objective(self, client: Client, batch: Any) -> dict[str, Tensor]:
             name = "network.head.weight"
-            seen.append((self.downloaded[name].clone(), self.tensor(name).clone()))
-            return super().training_step(batch, batch_idx)
+            seen.append((client.begun[name].clone(), client.model.tensor(name).clone()))
+            return super().objective(client, batch)
 
-    from tests.support import Points
-
-    module = Watched(network="mlp", num_classes=5, in_channels=1, input_shape=(2,), local_epochs=3)
-    fit(tmp_path, module, Points(1), max_rounds=1)
-    downloaded, own = zip(*seen, strict=True)
-    assert all(torch.equal(tensor, own[0]) for tensor in downloaded)
+    module = Classifier("mlp", num_classes=5, in_channels=1, input_shape=(2,))
+    fit(tmp_path, module, Points(1), Watched(), max_rounds=1, local_epochs=3)
+    begun, own = zip(*seen, strict=True)
+    assert all(torch.equal(tensor, own[0]) for tensor in begun)
     assert not torch.equal(own[2], own[0])
+
+
+def test_where_nothing_travels_a_client_is_held_to_where_it_began(tmp_path: Path) -> None:
+    # ½·2·‖w − w₀‖² over w, from w₀ = 0: client 0: 1, then (1 − 2) + 2·1 = 1 → ½. From w₀ = ½ in the next round:
+    # ½ + ½·1.5 = 1.25, then (1.25 − 2) + 2·0.75 = 0.75 → 0.875.
+    made = fit(tmp_path, algorithm=LocalOnly(regularizer=Prox(2.0)), max_rounds=2, local_epochs=2)
+    assert client_state(made, 0) == {"network.weight": [[0.875, 0.0]]}
 
 
 @pytest.mark.parametrize("make", [lambda: LD(-1.0), lambda: Prox(objective_weight=-1.0), lambda: NTD(temperature=0.0)])
@@ -176,7 +182,24 @@ def test_wrong_settings(make: Any) -> None:
         make()
 
 
-def test_a_regularizer_is_absent_outside_a_federation() -> None:
-    module = FedNTD(network="mlp", in_channels=1, input_shape=(2,), regularizer=KD())
-    terms = module.loss_terms((torch.randn(3, 2), torch.tensor([0, 1, 2])))
-    assert list(terms) == ["ce"]
+@pytest.mark.parametrize("method", [FedNTD, FedProx])
+def test_terms_are_absent_outside_a_federation(method: Any) -> None:
+    module = Classifier("mlp", in_channels=1, input_shape=(2,))
+    batch = torch.randn(3, 2), torch.tensor([0, 1, 2])
+    found = objective_of(module, method(regularizer=KD()))
+    assert isinstance(found, Objective)
+    assert list(found.state.algorithm.terms(found.state.client, batch)) == ["task"]
+    assert found.training_step(batch, 0) == F.cross_entropy(module(batch[0]), batch[1])
+
+
+@pytest.mark.parametrize(
+    ("regularizer", "message"),
+    [
+        (KD(), "regularizer KD needs logits: name the submodule that puts them out as algorithm.head"),
+        (LD(), "regularizer LD needs the head's outputs: name the submodule that puts them out as algorithm.head"),
+        (FD(), "regularizer FD needs features: name the submodule that reads them as algorithm.head"),
+    ],
+)
+def test_a_task_that_lacks_what_a_regularizer_needs_is_refused(tmp_path: Path, regularizer: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        fit(tmp_path, LeastSquares(), algorithm=FedAvg(regularizer=regularizer))
