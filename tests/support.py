@@ -6,18 +6,20 @@ import csv
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from lightning import LightningModule
 from torch import Tensor, nn
 
-from lit_fed import Classifier, FederatedTrainer
+from lit_fed import Client, FederatedTrainer, Model, Split, Update
 from lit_fed.callbacks import Callback, RoundRecord
 from lit_fed.data import Arrays, Natural, TensorDataModule
+from lit_fed.engine.run import Run
 from lit_fed.methods import FedAvg
-from lit_fed.networks import Outputs
 
 ROOT = Path(__file__).parents[1]
 
@@ -43,75 +45,93 @@ class Points(TensorDataModule):
         return Arrays(x, y, x, y, clients, clients, "points")
 
 
-class LeastSquares(Classifier):
-    """f(x) = w·x from w = 0, loss ½(f(x) − y)², gradient descent with learning rate ½."""
+class Threes(Points):
+    """As `Points` with three samples for every client, of different lengths."""
 
-    def __init__(self, lr: float = 0.5, **kwargs: Any) -> None:
-        network = nn.Linear(2, 1, bias=False)
-        nn.init.zeros_(network.weight)
-        super().__init__(network=network, optimizer=lambda p: torch.optim.SGD(p, lr=lr), **kwargs)
+    def load_arrays(self) -> Arrays:
+        clients = np.repeat(np.arange(self.num_clients), 3)
+        lengths = np.tile(np.array([1, 2, 3], np.float32), self.num_clients)
+        x = np.eye(2, dtype=np.float32)[clients % 2] * lengths[:, None]
+        y = np.where(clients % 2 == 0, 2, 4)
+        return Arrays(x, y, x, y, clients, clients, "threes")
 
-    def objective(self, outputs: Outputs, y: Tensor) -> dict[str, Tensor]:
-        return {"mse": 0.5 * (outputs.logits.squeeze(1) - y).square().mean()}
+
+class LeastSquares(LightningModule):
+    """f(x) = w·x from w = 0, loss ½(f(x) − y)², gradient descent with learning rate ½; it knows of no federation."""
+
+    def __init__(self, lr: float = 0.5) -> None:
+        super().__init__()
+        self.network: nn.Module = nn.Linear(2, 1, bias=False)
+        nn.init.zeros_(self.network.weight)  # type: ignore[arg-type]  # a linear layer's
+        self.lr = lr
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD((p for p in self.parameters() if p.requires_grad), lr=self.lr)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.network(x)
+        return output
+
+    def loss(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        x, y = batch
+        return 0.5 * (self(x).squeeze(1) - y).square().mean()
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
+        return self.loss(batch)
 
     def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        x, y = batch
-        self.log("test/loss", self.objective(self.outputs(x), y)["mse"])
+        self.log("test/loss", self.loss(batch))
 
 
 class Wanderer(LeastSquares):
-    """Keeps state of every kind: a personal parameter, a counter of its rounds, batch-norm buffers and dropout.
+    """A network with batch-norm buffers and dropout; batch norm needs two samples: ``Points(sizes=(2, 3))``."""
 
-    Batch norm needs two samples or more: use it with ``Points(sizes=(2, 3))``.
+    def __init__(self, lr: float = 0.5) -> None:
+        super().__init__(lr)
+        self.network = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Dropout(0.3), nn.Linear(4, 1))
+
+
+class Wandering(FedAvg):
+    """FedAvg whose clients keep state: the last layer of `Wanderer`, and a counter of their rounds.
+
+    The counter is logged as ``train/rounds``; it is added to the loss, which moves no gradient.
     """
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.network = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Dropout(0.3), nn.Linear(4, 1))
-        self.rounds = torch.zeros(())
+    needs = frozenset({"loss"})
 
-    def split(self, round_idx: int) -> Any:
-        from lit_fed import Split
+    def split(self, model: Model, round_idx: int) -> Split:
+        personal = tuple(name for name in model.parameters if name.startswith("network.3"))
+        return Split(tuple(name for name in model.parameters if name not in personal), personal)
 
-        names = [name for name, _ in self.named_parameters()]
-        return Split(
-            shared=tuple(name for name in names if not name.startswith("network.3")),
-            personal=tuple(name for name in names if name.startswith("network.3")),
-        )
+    def initial_state(self, client: Client) -> dict[str, Tensor]:
+        return {"rounds": torch.zeros(())}
 
-    def client_state_dict(self) -> dict[str, Tensor]:
-        return super().client_state_dict() | {"rounds": self.rounds + 1}
+    def objective(self, client: Client, batch: Any) -> dict[str, Tensor]:
+        return {**super().objective(client, batch), "rounds": client.state["rounds"]}
 
-    def load_client_state_dict(self, state: dict[str, Tensor]) -> None:
-        self.rounds = state["rounds"].clone()
-        super().load_client_state_dict({name: tensor for name, tensor in state.items() if name != "rounds"})
-
-    def initial_client_state(self, client_id: int) -> dict[str, Tensor]:
-        return super().initial_client_state(client_id) | {"rounds": torch.zeros(())}
-
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        self.log("train/rounds", self.rounds)
-        return super().training_step(batch, batch_idx)
+    def finish(self, client: Client) -> Update:
+        return replace(super().finish(client), state={"rounds": client.state["rounds"] + 1})
 
 
-class Unlucky(Classifier):
+class Unlucky(FedAvg):
     """Its client 7 cannot train."""
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        if self.ctx is not None and self.ctx.client_id == 7:
+    needs = frozenset({"loss"})
+
+    def objective(self, client: Client, batch: Any) -> dict[str, Tensor]:
+        if client.id == 7:
             raise OSError("its camera broke")
-        return super().training_step(batch, batch_idx)
+        return super().objective(client, batch)
 
 
 class Agreement(Callback):
     """Raises unless every process holds the same global model after every round."""
 
-    def on_round_end(self, trainer: FederatedTrainer, record: RoundRecord) -> None:
-        assert trainer.federation is not None
-        state = trainer.federation.algorithm.global_state()
+    def on_round_end(self, run: Run, record: RoundRecord) -> None:
+        state = run.federation.global_model(record.round_idx)
         flat = torch.cat([tensor.double().flatten() for tensor in state.values()])
-        copies = trainer.fabric.all_gather(flat)
-        assert len(copies) == trainer.fabric.world_size == 2
+        copies = run.fabric.all_gather(flat)
+        assert len(copies) == run.fabric.world_size == 2
         assert torch.equal(copies[0], copies[1]), f"the processes differ after round {record.round_idx}"
 
 
@@ -132,8 +152,15 @@ def fit(folder: Path, module: Any = None, data: Any = None, algorithm: Any = Non
 
 def weights(made: FederatedTrainer) -> dict[str, Tensor]:
     """The global model, copied."""
-    assert made.federation is not None
-    return {name: tensor.clone() for name, tensor in made.federation.algorithm.global_state().items()}
+    model = made.run.federation.global_model(max(made.run.next_round - 1, 0))
+    return {name: tensor.clone() for name, tensor in model.items()}
+
+
+def kept(made: FederatedTrainer, client_id: int) -> dict[str, Tensor]:
+    """What a client keeps: its personal tensors by name, and ``state/<name>`` for what its method keeps."""
+    state = made.run.federation.store.get(client_id)
+    assert state is not None, f"client {client_id} keeps nothing"
+    return dict(state)
 
 
 def assert_same(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:

@@ -27,7 +27,7 @@ PLACES: dict[str, tuple[type, ...]] = {
 }
 """Where settings have their home, and of which classes they are."""
 
-_PACKAGES = ("callbacks", "data", "engine.participation", "engine.payload", "engine.protocols", "methods", "tasks")
+_PACKAGES = ("callbacks", "data", "engine.payload", "engine.protocols", "engine.samplers", "methods", "tasks")
 
 
 def import_named() -> None:
