@@ -21,12 +21,11 @@ PARTS = {
     "fd_avg": ["--algorithm.init_args.public_size=100"],
     "fedmd": ["--algorithm.init_args.public_size=100"],
     "feddf": ["--algorithm.init_args.public_size=100"],
-    "uwa": ["--algorithm.init_args.public_size=100"],
 }
 
 
 @pytest.mark.parametrize(
-    "method", ["fedavg", "fedprox", "scaffold", "fedfrozen", "fedper", "local_only", "fd_avg", "fedmd", "feddf", "uwa"]
+    "method", ["fedavg", "fedprox", "scaffold", "fedfrozen", "fedper", "local_only", "fd_avg", "fedmd", "feddf"]
 )
 def test_a_runs_bytes_are_those_foreseen(method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = ["-c", str(CONFIGS / "quickstart.yaml"), "-c", str(CONFIGS / "method" / f"{method}.yaml")]
