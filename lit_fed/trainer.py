@@ -244,6 +244,17 @@ class FederatedTrainer:
         self.settings = replace(self.settings, config=config)
 
     @property
+    def max_rounds(self) -> int:
+        """Rounds in all; raise it to let `fit` go on with the federation it has trained."""
+        return self.settings.max_rounds
+
+    @max_rounds.setter
+    def max_rounds(self, rounds: int) -> None:
+        if rounds < 1:
+            raise ConfigError(f"trainer.max_rounds is {rounds}; it must be at least 1")
+        self.settings = replace(self.settings, max_rounds=rounds)
+
+    @property
     def run(self) -> Run:
         """The run under way, or the last one.
 
@@ -282,20 +293,22 @@ class FederatedTrainer:
 
     # ------------------------------------------------------------------ set-up
 
-    def _fit(
-        self, model: Tasks, data: FederatedDataModule, algorithm: Algorithm[Any], ckpt_path: str | None
-    ) -> None:
+    def _fit(self, model: Tasks, data: FederatedDataModule, algorithm: Algorithm[Any], ckpt_path: str | None) -> None:
         run = self._assemble(model, data, algorithm)
         if run.settings.evaluate_every:
             check_protocols(run.settings.protocols, run.federation, run.settings.evaluate_on)
         open_run(run, ckpt_path)
         if run.start_round >= run.max_rounds:
             self.fabric.print(f"all {run.start_round} rounds are done already; raise trainer.max_rounds to go on")
-        run_rounds(run)
-        for kind, trained in run.federation.global_models(max(run.next_round - 1, 0)).items():
-            run.federation.loops[kind].model.load(trained)  # what the caller holds is the trained global model
-        for loop in run.federation.loops.values():
-            loop.call("on_fit_end")
+        with run.federation.session.at_work():
+            for loop in run.federation.loops.values():
+                loop.call("on_fit_start")
+            run_rounds(run)
+            for kind, trained in run.federation.global_models(max(run.next_round - 1, 0)).items():
+                run.federation.loops[kind].model.load(trained)  # what the caller holds is the trained global model
+            for loop in run.federation.loops.values():
+                loop.call("on_fit_end")
+                loop.objective.teardown("fit")
 
     def _launch(self, function: Callable[[], R]) -> R:
         atexit.unregister(leave_processes)  # after an error other processes may still wait in a collective: just exit
@@ -310,6 +323,9 @@ class FederatedTrainer:
 
     def _assemble(self, model: Tasks, data: FederatedDataModule, algorithm: Algorithm[Any]) -> Run:
         if self._run is not None and self._parts == (model, data, algorithm):
+            self._run.settings = self.settings
+            for loop in self._run.federation.loops.values():
+                loop.trainer.max_epochs = self.settings.max_rounds
             return self._run
         if self.num_threads is not None:
             torch.set_num_threads(self.num_threads)
@@ -320,7 +336,7 @@ class FederatedTrainer:
         federation = assemble(
             self.fabric,
             tasks,
-            self._kinds(tasks),
+            self.kinds_of(tasks),
             data,
             algorithm,
             participation=self.participation,
@@ -341,8 +357,13 @@ class FederatedTrainer:
         self._parts = (model, data, algorithm)
         return self._run
 
-    def _kinds(self, tasks: Mapping[str, LightningModule]) -> Kinds:
-        """Which client has which of the models."""
+    def kinds_of(self, model: Tasks) -> Kinds:
+        """Which client has which of the models.
+
+        Raises:
+            ConfigError: If the models are not those of ``trainer.kinds``.
+        """
+        tasks = model if isinstance(model, Mapping) else {ONLY: model}
         if self.kinds is None:
             return Kinds(tuple(tasks))
         if set(self.kinds) != set(tasks):

@@ -7,12 +7,12 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from lit_fed.engine.callback import Callback, RoundRecord
 from lit_fed.callbacks.early_stopping import improves, unknown_metric
+from lit_fed.engine.callback import Callback, RoundRecord
 from lit_fed.engine.checkpoint import read_checkpoint, save_checkpoint
-from lit_fed.errors import CheckpointError, ConfigError
 from lit_fed.engine.files import remove_half_written
 from lit_fed.engine.strategy import on_first_process
+from lit_fed.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from lit_fed.engine.run import Run

@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
-from lit_fed.engine.callback import Callback, RoundRecord
 from lit_fed.callbacks.pictures import even_subset, participation_map, predictions_picture, render
+from lit_fed.engine.callback import Callback, RoundRecord
 from lit_fed.engine.compatibility import overrides
-from lit_fed.errors import ConfigError
 from lit_fed.engine.ledger import ClientRow
+from lit_fed.errors import ConfigError
 
 if TYPE_CHECKING:
     from lit_fed.engine.federation import Federation
@@ -230,7 +230,6 @@ def _sample_predictions(federation: Federation, round_idx: int) -> NDArray[np.ui
     loop = federation.loops[kind]
     has_step = overrides(loop.model.task, "predict_step")
     shape = federation.data.input_shape
-    has_step = type(module).predict_step is not LightningModule.predict_step
     if not has_step or len(shape) != 3 or shape[0] not in (1, 3):
         return None
     batch = next(iter(federation.data.test_loader()), None)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from lit_fed.engine.callback import Callback, RoundRecord
 from lit_fed.callbacks.dashboard import flatten
+from lit_fed.engine.callback import Callback, RoundRecord
 
 if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule
@@ -56,9 +56,7 @@ class Recorder(Callback):
         changed = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
         if changed:
             path.replace(path.with_name(f"config.until_round_{run.start_round - 1}.yaml"))
-            run.fabric.print(
-                f"resumed with other settings from round {run.start_round} on: {', '.join(changed)}"
-            )
+            run.fabric.print(f"resumed with other settings from round {run.start_round} on: {', '.join(changed)}")
         _write(path, [run.settings.config])
 
     def on_round_end(self, run: Run, record: RoundRecord) -> None:

@@ -8,7 +8,7 @@ from lightning import LightningModule
 from torch.optim import SGD, Adam
 
 from lit_fed.data import FederatedDataModule, Partition
-from lit_fed.engine.algorithm import Algorithm
+from lit_fed.engine.algorithm import Algorithm, Regularizer
 from lit_fed.engine.participation import Participation
 from lit_fed.trainer import FederatedTrainer
 
@@ -22,6 +22,7 @@ PLACES: dict[str, tuple[type, ...]] = {
     "model.init_args": (LightningModule,),
     "model.init_args.optimizer.init_args": (SGD, Adam),
     "algorithm.init_args": (Algorithm,),
+    "algorithm.init_args.regularizer.init_args": (Regularizer,),
     "trainer.participation.init_args": (Participation,),
 }
 """Where settings have their home, and of which classes they are."""

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_fed.errors import ClientFailure
 from lit_fed.engine.payload import ClientUpdate, Payload
 from lit_fed.engine.strategy import Workers
+from lit_fed.errors import ClientFailure
 
 
 class ClientRow(NamedTuple):

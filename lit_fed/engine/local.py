@@ -6,107 +6,36 @@ nothing is built per batch and the device is never synchronised.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Sized
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Sized
 from itertools import count, islice
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from lightning import Callback, Fabric
-from lightning.fabric.plugins.precision import MixedPrecision, Precision
-from torch import Tensor
 from torch.optim import SGD, Optimizer
 
 from lit_fed.engine.algorithm import Algorithm
 from lit_fed.engine.client import Client, Pass, Phase, Tensors
 from lit_fed.engine.compatibility import overrides
-from lit_fed.engine.local_batches import batch_size_of, map_tensors, mark_last, seed_device, slice_batch
+from lit_fed.engine.local_batches import batch_size_of, mark_last, seed_device, slice_batch
 from lit_fed.engine.meter import Meter
-from lit_fed.engine.metric_names import Direction
-from lit_fed.engine.model import Model
-from lit_fed.engine.objective import bind_step, join, plain_name
 from lit_fed.engine.optimization import OptimizerFactory, Schedule
-from lit_fed.engine.options import GradientOptions
-from lit_fed.engine.strategy import Workers
-from lit_fed.engine.task_trainer import TaskTrainer
+from lit_fed.engine.task_loop import TaskLoop
+from lit_fed.errors import ConfigError
 
 
-class LocalLoop:
-    """Trains and evaluates one task on any client.
+class LocalLoop(TaskLoop):
+    """Trains one task as any client; its settings are those of `lit_fed.engine.task_loop.TaskLoop`."""
 
-    Args:
-        fabric: Gives precision, device and backward.
-        model: The task's tensors; the task is on the device after this.
-        algorithm: The method.
-        workers: Tells whether a client's batches are split over processes (``ddp``).
-        gradients: Clipping and accumulation.
-        callbacks: Lightning's, which watch the local work.
-        max_rounds: Rounds in all, the task's ``self.trainer.max_epochs``.
-        datamodule: The task's ``self.trainer.datamodule``.
-    """
-
-    def __init__(
-        self,
-        fabric: Fabric,
-        model: Model,
-        algorithm: Algorithm[Any],
-        workers: Workers,
-        gradients: GradientOptions,
-        callbacks: Iterable[Callback] = (),
-        max_rounds: int = 1,
-        datamodule: Any = None,
-    ) -> None:
-        self.fabric, self.model, self.algorithm, self.workers, self.gradients = (
-            fabric,
-            model,
-            algorithm,
-            workers,
-            gradients,
-        )
-        self.objective = join(model.task, algorithm, model)
-        self.state = self.objective.state
-        wrapped = fabric.setup_module(self.objective)
-        self.trainer = TaskTrainer(fabric, max_rounds, datamodule, gradients.accumulate, self._clip)
-        self.trainer.callbacks = list(callbacks)
-        self.state.trainer = self.trainer
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        task, algorithm = self.model.task, self.algorithm
         self.optimizers = OptimizerFactory(self.objective)
-        # DDP must see the call; otherwise the objective's own method avoids the wrapper's cost on every batch.
-        self._training_step: Callable[..., Any] = (wrapped if workers.data_parallel else self.objective).training_step
         self._manual_step = self.state.step
         self._corrects = type(algorithm).correct is not Algorithm.correct
         self._counts_steps = "one_optimizer" in algorithm.all_needs
-        self.directions: dict[str, Direction] = {}  # what logged torchmetrics objects say of themselves
-        self._hooks: dict[str, list[Callable[..., Any]]] = {}
-        self._replaced = {name for name in _REPLACEABLE if overrides(model.task, name)}
-        self._transfers = any(overrides(model.task, name) for name in _TRANSFER)
-        precision = fabric.strategy.precision
-        self._scaler = precision.scaler if isinstance(precision, MixedPrecision) else None
-        self._scaler_state = self._scaler.state_dict() if self._scaler is not None else {}
-        plain = type(precision) is Precision  # 32-true: nothing to convert, no context to enter
-        self._autocast: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext if plain else fabric.autocast
-        # Autocast converts as it goes; the "true" precisions want their inputs in the type of the weights.
-        self._convert_inputs = not plain and not isinstance(precision, MixedPrecision)
-
-    def call(self, hook: str, *args: Any) -> None:
-        """Call one of Lightning's hooks on the task and on Lightning's callbacks, where they have it."""
-        for function in self.listeners(hook):
-            function(*args)
-
-    def listeners(self, hook: str) -> list[Callable[..., Any]]:
-        """Who has a hook of its own; looked up once, for a hook may run for every batch."""
-        found = self._hooks.get(hook)
-        if found is None:
-            found = []
-            for callback in self.trainer.callbacks:
-                if getattr(type(callback), hook, None) is not getattr(Callback, hook, None):
-                    own = getattr(callback, hook)
-                    found.append(lambda *args, own=own: own(self.trainer, self.objective, *args))
-            if overrides(self.model.task, hook):
-                found.append(getattr(self.objective, hook))
-            self._hooks[hook] = found
-        return found
+        self._replaced = {name for name in _REPLACEABLE if overrides(task, name)}
+        self._scaler_state = self.scaler.state_dict() if self.scaler is not None else {}
 
     # ------------------------------------------------------------------ training
 
@@ -119,8 +48,7 @@ class LocalLoop:
         trainer.current_epoch, trainer.global_step = client.round_idx, 0
         lr = client.fine_tuning.lr if client.fine_tuning is not None else None
         seed_device(client.derive_seed("training"), self.fabric.device)
-        if self._scaler is not None:
-            self._scaler.load_state_dict(self._scaler_state)  # a scale learnt on one client must not reach the next
+        self.reset_scaler()
         if not self.objective.training:  # walks over all submodules
             self.objective.train()
         try:
@@ -130,16 +58,22 @@ class LocalLoop:
                 if isinstance(one, Pass):
                     self._run_pass(one, client)
                 else:
-                    self._run_phase(one, client, meter, lr)
+                    self._run_phase(one, client, meter, None if one.public else lr)
             self.call("on_train_end")
         finally:
             state.meter, state.training = None, False
             client.forget()
         return meter
 
+    def reset_scaler(self) -> None:
+        """Forget the scale of 16-bit gradients: what is learnt on one client must not reach the next."""
+        if self.scaler is not None:
+            self.scaler.load_state_dict(self._scaler_state)
+
     def _run_phase(self, phase: Phase, client: Client, meter: Meter, lr: float | None) -> None:
         model, trainer, objective = self.model, self.trainer, self.objective
         if phase.begin is not None:
+            self.workers.agree(model.tensors(model.buffers))  # ddp: each process saw its part of the batches
             client.left = model.copy()
             model.load(phase.begin)
         if phase.seed is not None:
@@ -161,7 +95,7 @@ class LocalLoop:
             self.call("on_train_epoch_start")
             taken = 0
             for batch_idx, (batch, last) in enumerate(mark_last(islice(phase.loader, remaining))):
-                batch = self._to_device(batch, phase.loader)
+                batch = self.to_device(batch, phase.loader)
                 meter.batch_size = batch_size_of(batch)
                 if gradient is not None:
                     gradient.pending += meter.batch_size
@@ -211,6 +145,9 @@ class LocalLoop:
             client.steps.count(optimizer)
         if self._corrects:
             parameters = self.model.parameters
+            if len(self.trainer.optimizers) > 1:  # the others' gradients may be corrected in their own steps
+                steps = {id(p) for group in optimizer.param_groups for p in group["params"]}
+                parameters = {name: p for name, p in parameters.items() if id(p) in steps}
             found = {name: p.grad for name, p in parameters.items() if p.grad is not None}
             for name, gradient in self.algorithm.correct(client, found).items():
                 parameters[name].grad = gradient
@@ -230,8 +167,8 @@ class LocalLoop:
         if self.workers.data_parallel:
             batch, fraction = slice_batch(batch, self.fabric.global_rank, self.fabric.world_size)
             scale *= fraction
-        with self._autocast():
-            loss = self._training_step(batch, batch_idx)
+        with self.autocast():
+            loss = self.training_step(batch, batch_idx)
         if loss is None:  # Lightning's way of skipping a batch
             return None
         if scale != 1.0:
@@ -244,7 +181,7 @@ class LocalLoop:
         self.call("on_after_backward")
         if (batch_idx + 1) % options.accumulate and not last:
             return loss
-        if self._scaler is not None:
+        if self.scaler is not None:
             self.fabric.strategy.precision.unscale_gradients(optimizer)
         if gradient is not None:
             gradient.add({name: p.grad for name, p in self.model.parameters.items() if p.grad is not None})
@@ -254,7 +191,7 @@ class LocalLoop:
         if "configure_gradient_clipping" in self._replaced:
             self.objective.configure_gradient_clipping(optimizer, options.clip_val, options.clip_algorithm)
         elif options.clip_val is not None:
-            self._clip(optimizer, options.clip_val, options.clip_algorithm)
+            self.clip(optimizer, options.clip_val, options.clip_algorithm)
         if "optimizer_step" in self._replaced:
             self.objective.optimizer_step(client.round_idx, batch_idx, optimizer, lambda: loss)
         else:
@@ -278,7 +215,7 @@ class LocalLoop:
         last: bool,
         gradient: _MeanGradient | None,
     ) -> Any:
-        with self._autocast():
+        with self.autocast():
             return self._manual_step(batch, batch_idx)
 
     def _zero_grad(self, optimizer: Optimizer, batch_idx: int) -> None:
@@ -291,13 +228,6 @@ class LocalLoop:
     def _says_stop(self, hook: str, *args: Any) -> bool:
         """Whether somebody who has a hook ends the epoch by returning -1, as in Lightning."""
         return any([function(*args) == -1 for function in self.listeners(hook)])  # noqa: C419  # everybody is asked
-
-    def _clip(self, optimizer: Optimizer, clip_val: float, clip_algorithm: str) -> None:
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        if clip_algorithm == "norm":
-            torch.nn.utils.clip_grad_norm_(parameters, clip_val)
-        else:
-            torch.nn.utils.clip_grad_value_(parameters, clip_val)
 
     # ------------------------------------------------------------------ reading
 
@@ -317,91 +247,6 @@ class LocalLoop:
             parts = [{name: torch.zeros_like(like[:0], device=client.device) for name, like in one.example.items()}]
         client.results[one.name] = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
-    # ------------------------------------------------------------------ evaluation
-
-    @torch.no_grad()
-    def evaluate(self, loader: Iterable[Any], subset: Literal["val", "test"], spread: bool = False) -> dict[str, float]:
-        """Means of what ``test_step`` (or ``validation_step``) logs over a loader.
-
-        Args:
-            loader: Batches.
-            subset: Which of the two steps to call; the other where the task has only that.
-            spread: Divide the batches among the processes and merge; every process must then call this.
-
-        Returns:
-            Values by name without a leading ``test`` or ``val``; empty where there is no batch.
-        """
-        stage = self.evaluation_stage(subset)
-        if stage is None:
-            return {}
-        step = bind_step(self.objective, f"{stage}_step")
-        batches: Iterable[Any] = loader
-        if spread and self.workers.world_size > 1:
-            batches = islice(loader, self.workers.rank, None, self.workers.world_size)
-        meter = self.state.meter = Meter()
-        self.trainer.stage = "test" if subset == "test" else "validate"
-        with self.model.evaluating():
-            try:
-                self.call(f"on_{stage}_start")
-                self.call(f"on_{stage}_epoch_start")
-                for batch_idx, batch in enumerate(batches):
-                    batch = self._to_device(batch, loader)
-                    meter.batch_size = batch_size_of(batch)
-                    self.call(f"on_{stage}_batch_start", batch, batch_idx, 0)
-                    with self._autocast():
-                        output = step(batch, batch_idx)
-                    self.call(f"on_{stage}_batch_end", output, batch, batch_idx, 0)
-                meter.batch_size = 1
-                self.call(f"on_{stage}_epoch_end")
-                self.call(f"on_{stage}_end")
-            finally:
-                self.state.meter = None
-        self.directions |= {plain_name(name): found for name, found in meter.directions.items()}
-        values = meter.merged(self.workers) if spread else meter.compute()
-        return {plain_name(name): value for name, value in values.items()}
-
-    def evaluation_stage(self, subset: Literal["val", "test"]) -> str | None:
-        """``test`` or ``validation``: which of the task's steps evaluates; None where it has none."""
-        preferred = ("test", "validation") if subset == "test" else ("validation", "test")
-        return next((stage for stage in preferred if overrides(self.model.task, f"{stage}_step")), None)
-
-    @torch.no_grad()
-    def predict(self, loader: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-        """Every batch with what ``predict_step`` returns for it, in order."""
-        step = bind_step(self.objective, "predict_step")
-        self.trainer.stage = "predict"
-        with self.model.evaluating():
-            self.call("on_predict_start")
-            self.call("on_predict_epoch_start")
-            for batch_idx, batch in enumerate(loader):
-                batch = self._to_device(batch, loader)
-                self.call("on_predict_batch_start", batch, batch_idx, 0)
-                with self._autocast():
-                    output = step(batch, batch_idx)
-                self.call("on_predict_batch_end", output, batch, batch_idx, 0)
-                yield batch, output
-            self.call("on_predict_epoch_end")
-            self.call("on_predict_end")
-
-    def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """Every batch of a loader, on the device and in the model's precision."""
-        for batch in loader:
-            yield self._to_device(batch, loader)
-
-    def to_dtype(self, batch: Any, dtype: torch.dtype) -> Any:
-        """A batch on the device, floating-point tensors in a type of their own."""
-        return map_tensors(self.fabric.to_device(batch), lambda t: t.to(dtype) if t.is_floating_point() else t)
-
-    def _to_device(self, batch: Any, loader: Iterable[Any]) -> Any:
-        """Move a batch, unless its loader already makes it on the device, and give it the model's precision."""
-        if self._transfers:
-            batch = self.objective.on_before_batch_transfer(batch, 0)
-            batch = self.objective.transfer_batch_to_device(batch, self.fabric.device, 0)
-            batch = self.objective.on_after_batch_transfer(batch, 0)
-        elif getattr(loader, "device", None) != self.fabric.device:
-            batch = self.fabric.to_device(batch)
-        return self.fabric.strategy.precision.convert_input(batch) if self._convert_inputs else batch
-
 
 _REPLACEABLE = (
     "backward",
@@ -410,7 +255,6 @@ _REPLACEABLE = (
     "configure_gradient_clipping",
     "lr_scheduler_step",
 )
-_TRANSFER = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
 class _MeanGradient:
@@ -438,7 +282,9 @@ def _num_steps(phase: Phase) -> int | None:
     """How many batches a phase takes where it is not a whole number of epochs."""
     if phase.steps is not None or phase.epochs is None or float(phase.epochs).is_integer():
         return phase.steps
-    return max(1, math.ceil(phase.epochs * len(phase.loader)))  # type: ignore[arg-type]  # every loader has a length
+    if not isinstance(phase.loader, Sized):
+        raise ConfigError("fractions of an epoch need loaders that know their length; set trainer.local_steps instead")
+    return max(1, math.ceil(phase.epochs * len(phase.loader)))
 
 
 def _ceil_div(number: int, by: int) -> int:

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_fed.errors import ConfigError
 from lit_fed.engine.federation import Federation
+from lit_fed.errors import ConfigError
 
 
 def write_predictions(federation: Federation, output: Path, client_id: int | None, round_idx: int) -> Path:

@@ -1,4 +1,4 @@
-"""What a run knows: its parts, how far it is, where its files lie. Callbacks, protocols and checkpoints are handed it."""
+"""What a run knows, and what callbacks and checkpoints are handed: its parts, how far it is, where its files lie."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ from lightning import Fabric
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
 from lit_fed.engine.checkpoint import find_checkpoint, restore, run_folder
-from lit_fed.errors import ConfigError
 from lit_fed.engine.strategy import on_first_process
+from lit_fed.errors import ConfigError
 
 if TYPE_CHECKING:
     from lit_fed.engine.run import Run

@@ -18,8 +18,8 @@ from lightning.fabric.strategies.strategy import Strategy
 from torch import Tensor
 from torch.nn import Module
 
-from lit_fed.errors import ConfigError, LitFedError
 from lit_fed.engine.payload import Payload
+from lit_fed.errors import ConfigError, LitFedError
 
 T = TypeVar("T")
 

@@ -1,0 +1,202 @@
+"""One task of a process: its objective, its hooks, evaluation and prediction with it.
+
+What `lit_fed.engine.local.LocalLoop` adds is training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from itertools import islice
+from typing import Any, Literal
+
+import torch
+from lightning import Callback, Fabric
+from lightning.fabric.plugins.precision import MixedPrecision, Precision
+from torch.optim import Optimizer
+
+from lit_fed.engine.algorithm import Algorithm
+from lit_fed.engine.compatibility import overrides
+from lit_fed.engine.local_batches import batch_size_of, map_tensors
+from lit_fed.engine.meter import Meter
+from lit_fed.engine.metric_names import Direction
+from lit_fed.engine.model import Model
+from lit_fed.engine.objective import at_work, bind_step, join, plain_name
+from lit_fed.engine.options import GradientOptions
+from lit_fed.engine.strategy import Workers
+from lit_fed.engine.task_trainer import TaskTrainer
+
+_TRANSFER = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+
+
+class TaskLoop:
+    """Evaluates one task as any client, and predicts with it.
+
+    Args:
+        fabric: Gives precision, device and backward.
+        model: The task's tensors; the task is on the device after this.
+        algorithm: The method.
+        workers: Tells whether a client's batches are split over processes (``ddp``).
+        gradients: Clipping and accumulation.
+        callbacks: Lightning's, which watch the local work.
+        max_rounds: Rounds in all, the task's ``self.trainer.max_epochs``.
+        datamodule: The task's ``self.trainer.datamodule``.
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        model: Model,
+        algorithm: Algorithm[Any],
+        workers: Workers,
+        gradients: GradientOptions,
+        callbacks: Iterable[Callback] = (),
+        max_rounds: int = 1,
+        datamodule: Any = None,
+    ) -> None:
+        self.fabric, self.model, self.algorithm, self.workers, self.gradients = (
+            fabric,
+            model,
+            algorithm,
+            workers,
+            gradients,
+        )
+        self.objective, self.state = join(model.task, algorithm, model)
+        wrapped = fabric.setup_module(self.objective)
+        self.objective._fabric = None  # what Fabric notes there is for `at_work`
+        self.trainer = TaskTrainer(fabric, max_rounds, datamodule, gradients.accumulate, self.clip)
+        self.trainer.callbacks = list(callbacks)
+        self.state.trainer = self.trainer
+        # DDP must see the call; otherwise the objective's own method avoids the wrapper's cost on every batch.
+        self.training_step: Callable[..., Any] = (wrapped if workers.data_parallel else self.objective).training_step
+        self.directions: dict[str, Direction] = {}  # what logged torchmetrics objects say of themselves
+        self._hooks: dict[str, list[Callable[..., Any]]] = {}
+        self._transfers = any(overrides(model.task, name) for name in _TRANSFER)
+        precision = fabric.strategy.precision
+        self.scaler = precision.scaler if isinstance(precision, MixedPrecision) else None
+        plain = type(precision) is Precision  # 32-true: nothing to convert, no context to enter
+        self.autocast: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext if plain else fabric.autocast
+        # Autocast converts as it goes; the "true" precisions want their inputs in the type of the weights.
+        self._convert_inputs = not plain and not isinstance(precision, MixedPrecision)
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """The task belongs to the federation for a while; afterwards it is a plain LightningModule again."""
+        with at_work(self.objective, self.state, self.fabric):
+            try:
+                yield
+            finally:
+                self.model.leave()
+
+    def call(self, hook: str, *args: Any) -> None:
+        """Call one of Lightning's hooks on the task and on Lightning's callbacks, where they have it."""
+        for function in self.listeners(hook):
+            function(*args)
+
+    def listeners(self, hook: str) -> list[Callable[..., Any]]:
+        """Who has a hook of its own; looked up once, for a hook may run for every batch."""
+        found = self._hooks.get(hook)
+        if found is None:
+            found = []
+            for callback in self.trainer.callbacks:
+                if getattr(type(callback), hook, None) is not getattr(Callback, hook, None):
+                    own = getattr(callback, hook)
+                    found.append(lambda *args, own=own: own(self.trainer, self.objective, *args))
+            if overrides(self.model.task, hook):
+                found.append(getattr(self.objective, hook))
+            self._hooks[hook] = found
+        return found
+
+    def clip(self, optimizer: Optimizer, clip_val: float, clip_algorithm: str) -> None:
+        """Clip an optimizer's gradients, by their ``norm`` together or each ``value``."""
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        if clip_algorithm == "norm":
+            torch.nn.utils.clip_grad_norm_(parameters, clip_val)
+        else:
+            torch.nn.utils.clip_grad_value_(parameters, clip_val)
+
+    # ------------------------------------------------------------------ evaluation
+
+    @torch.no_grad()
+    def evaluate(self, loader: Iterable[Any], subset: Literal["val", "test"], spread: bool = False) -> dict[str, float]:
+        """Means of what ``test_step`` (or ``validation_step``) logs over a loader.
+
+        Args:
+            loader: Batches.
+            subset: Which of the two steps to call; the other where the task has only that.
+            spread: Divide the batches among the processes and merge; every process must then call this.
+
+        Returns:
+            Values by name without a leading ``test`` or ``val``; empty where there is no batch.
+        """
+        stage = self.evaluation_stage(subset)
+        if stage is None:
+            return {}
+        step = bind_step(self.objective, f"{stage}_step")
+        batches: Iterable[Any] = loader
+        if spread and self.workers.world_size > 1:
+            batches = islice(loader, self.workers.rank, None, self.workers.world_size)
+        meter = self.state.meter = Meter()
+        self.trainer.stage = "test" if subset == "test" else "validate"
+        with self.model.evaluating():
+            try:
+                self.call(f"on_{stage}_start")
+                self.call(f"on_{stage}_epoch_start")
+                for batch_idx, batch in enumerate(batches):
+                    batch = self.to_device(batch, loader)
+                    meter.batch_size = batch_size_of(batch)
+                    self.call(f"on_{stage}_batch_start", batch, batch_idx, 0)
+                    with self.autocast():
+                        output = step(batch, batch_idx)
+                    self.call(f"on_{stage}_batch_end", output, batch, batch_idx, 0)
+                meter.batch_size = 1
+                self.call(f"on_{stage}_epoch_end")
+                self.call(f"on_{stage}_end")
+            finally:
+                self.state.meter = None
+        self.directions |= {plain_name(name): found for name, found in meter.directions.items()}
+        values = meter.merged(self.workers) if spread else meter.compute()
+        return {plain_name(name): value for name, value in values.items()}
+
+    def evaluation_stage(self, subset: Literal["val", "test"]) -> str | None:
+        """``test`` or ``validation``: which of the task's steps evaluates; None where it has none."""
+        preferred = ("test", "validation") if subset == "test" else ("validation", "test")
+        return next((stage for stage in preferred if overrides(self.model.task, f"{stage}_step")), None)
+
+    @torch.no_grad()
+    def predict(self, loader: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+        """Every batch with what ``predict_step`` returns for it, in order."""
+        step = bind_step(self.objective, "predict_step")
+        self.trainer.stage = "predict"
+        with self.model.evaluating():
+            self.call("on_predict_start")
+            self.call("on_predict_epoch_start")
+            for batch_idx, batch in enumerate(loader):
+                batch = self.to_device(batch, loader)
+                self.call("on_predict_batch_start", batch, batch_idx, 0)
+                with self.autocast():
+                    output = step(batch, batch_idx)
+                self.call("on_predict_batch_end", output, batch, batch_idx, 0)
+                yield batch, output
+            self.call("on_predict_epoch_end")
+            self.call("on_predict_end")
+
+    def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
+        """Every batch of a loader, on the device and in the model's precision."""
+        for batch in loader:
+            yield self.to_device(batch, loader)
+
+    def to_dtype(self, batch: Any, dtype: torch.dtype) -> Any:
+        """A batch on the device, floating-point tensors in a type of their own."""
+        return map_tensors(self.fabric.to_device(batch), lambda t: t.to(dtype) if t.is_floating_point() else t)
+
+    def to_device(self, batch: Any, loader: Iterable[Any]) -> Any:
+        """Move a batch, unless its loader already makes it on the device, and give it the model's precision."""
+        if self._transfers:
+            batch = self.objective.on_before_batch_transfer(batch, 0)
+            batch = self.objective.transfer_batch_to_device(batch, self.fabric.device, 0)
+            batch = self.objective.on_after_batch_transfer(batch, 0)
+        elif getattr(loader, "device", None) != self.fabric.device:
+            batch = self.fabric.to_device(batch)
+        return self.fabric.strategy.precision.convert_input(batch) if self._convert_inputs else batch
