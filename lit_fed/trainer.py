@@ -22,7 +22,7 @@ from lit_fed.engine.client import LocalWork
 from lit_fed.engine.executor import ExecutorName
 from lit_fed.engine.federation import assemble
 from lit_fed.engine.inference import evaluate, predict
-from lit_fed.engine.kinds import ONLY, Kinds
+from lit_fed.engine.kinds import ONLY, assign
 from lit_fed.engine.model import BufferPolicy
 from lit_fed.engine.options import GradientOptions
 from lit_fed.engine.participation import FullParticipation, Participation
@@ -99,7 +99,7 @@ class FederatedTrainer:
         local_steps: int | None = None,
         seed: int = 0,
         participation: Participation | None = None,
-        kinds: dict[str, dict[str, Any]] | None = None,
+        kinds: dict[str, dict] | None = None,  # type: ignore[type-arg]  # of Any, the parser would make objects of them
         executor: ExecutorName = "sequential",
         callbacks: list[Callback | LightningCallback] | None = None,
         logger: bool | Logger | list[Logger] = True,
@@ -317,7 +317,7 @@ class FederatedTrainer:
         federation = assemble(
             self.fabric,
             tasks,
-            self._kinds(tasks),
+            assign(tasks, self.kinds),
             data,
             algorithm,
             participation=self.participation,
@@ -337,19 +337,6 @@ class FederatedTrainer:
             self._run.names.declare(task)
         self._parts = (model, data, algorithm)
         return self._run
-
-    def _kinds(self, tasks: Mapping[str, LightningModule]) -> Kinds:
-        """Which client has which of the models."""
-        if self.kinds is None:
-            return Kinds(tuple(tasks))
-        if set(self.kinds) != set(tasks):
-            odd = sorted(set(self.kinds) ^ set(tasks))[0]
-            raise ConfigError(f"trainer.kinds and the models differ in {odd!r}; give a model for each kind")
-        named = {name: options["clients"] for name, options in self.kinds.items() if options.get("clients") is not None}
-        if named and len(named) < len(self.kinds):
-            missing = next(name for name in self.kinds if name not in named)
-            raise ConfigError(f"trainer.kinds {missing!r} names no clients, and others do; name them for each, or none")
-        return Kinds(tuple(self.kinds), named or None)
 
 
 def local_work(epochs: float | None, steps: int | None) -> LocalWork:

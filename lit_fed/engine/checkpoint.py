@@ -131,6 +131,8 @@ def restore(run: Run, path: Path, resume: bool) -> None:
         raise CheckpointError(
             f"{path} comes from a run with seed {content['seed']}; set --trainer.seed {content['seed']} to use it"
         )
+    if odd := sorted(content["initial"].keys() ^ federation.loops.keys()):
+        raise CheckpointError(f"{path} comes from a run whose trainer.kinds differ from this one's in {odd[0]!r}")
     try:
         server = _fitted(federation.server, content["server"], run.fabric.device, content["method"])
         for kind, tensors in content["initial"].items():
