@@ -37,6 +37,8 @@ class Split:
 class Model:
     """A task's parameters and persistent buffers by name, looked up once.
 
+    Parameters that the task itself does not train (``requires_grad`` false) are frozen, whatever a method says.
+
     Args:
         task: Any LightningModule. One instance serves all clients of a process, one after the other.
         buffers: What becomes of buffers that the task writes in place, such as batch-norm statistics: ``average``
@@ -49,9 +51,10 @@ class Model:
         self.buffer_policy = buffers
         self.parameters: dict[str, nn.Parameter] = dict(task.named_parameters())
         self.buffers = _persistent_buffers(task)
-        self.split = Split(tuple(self.parameters))
+        self.fixed = [name for name, parameter in self.parameters.items() if not parameter.requires_grad]
+        self.split = self._without_fixed(Split(tuple(self.parameters)))
         self.initial: dict[str, Tensor] = {}
-        self._trains: Collection[str] | None = None
+        self._given: Split | None = None
         self._modules = list(task.modules())
 
     def remember(self) -> None:
@@ -64,15 +67,30 @@ class Model:
         Raises:
             ConfigError: If it does not name every parameter once.
         """
-        if split != self.split:
+        if split != self._given:
             named = [*split.shared, *split.personal, *split.frozen]
             if len(named) != len(set(named)) or set(named) != self.parameters.keys():
                 odd = sorted(set(named) ^ self.parameters.keys()) or sorted({n for n in named if named.count(n) > 1})
                 raise ConfigError(
                     f"the split of parameters must name each parameter once; look at {', '.join(odd[:5])}"
                 )
-            self.split = split
+            self._given, self.split = split, self._without_fixed(split)
         self.set_trainable(None)
+
+    def leave(self) -> None:
+        """Let train what the task itself lets train, and forget all gradients."""
+        for name, parameter in self.parameters.items():
+            parameter.requires_grad_(name not in self.fixed)
+            parameter.grad = None
+
+    def _without_fixed(self, split: Split) -> Split:
+        """A split in which the parameters that the task itself does not train are frozen."""
+        if not self.fixed:
+            return split
+        shared, personal = (
+            tuple(name for name in names if name not in self.fixed) for names in (split.shared, split.personal)
+        )
+        return Split(shared, personal, (*split.frozen, *(name for name in self.fixed if name not in split.frozen)))
 
     # ------------------------------------------------------------------ names
 
@@ -159,7 +177,7 @@ class Model:
         """Let only the named parameters train, and forget all gradients; None means all that are not frozen."""
         frozen = self.split.frozen
         for name, parameter in self.parameters.items():
-            trains = name not in frozen if names is None else name in names
+            trains = name not in frozen if names is None else name in names and name not in self.fixed
             if parameter.requires_grad != trains:
                 parameter.requires_grad_(trains)
             parameter.grad = None
