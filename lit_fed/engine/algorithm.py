@@ -178,8 +178,11 @@ class Algorithm(ABC, Generic[AggregateT]):
         """
 
     def split(self, model: Model, round_idx: int) -> Split:
-        """Which parameters travel, stay and freeze in a round; by default all travel. A pure function of the round."""
-        return Split(tuple(model.parameters))
+        """Which parameters travel, stay and freeze in a round; a pure function of the round.
+
+        By default all travel that the task trains. What it does not train is frozen, whatever is returned here.
+        """
+        return Split(tuple(model.parameters)).frozen_too(model.still)
 
     # ------------------------------------------------------------------ the client's half
 

@@ -88,7 +88,7 @@ class Objective(LightningModule):
         state.client.forget()
         found = state.algorithm.terms(state.client, batch, state.public)
         terms = list(found.items())
-        loss: Any = terms[0][1]
+        loss: Tensor | None = terms[0][1]
         if loss is None:  # Lightning's way of skipping a batch
             return None
         for _, term in terms[1:]:
@@ -310,14 +310,35 @@ def join(task: LightningModule, algorithm: Algorithm[Any], model: Model) -> Obje
     objective.__dict__ = task.__dict__
     client.objective = objective
     state.step = _own_step(objective, type(task))
-    if algorithm.all_needs & {"logits", "features", "head"}:
+    if algorithm.all_needs & {"logits", "features"}:
         head = head_of(task, algorithm.head)
         if head is not None:
-            state.head = head
-            state.capture = head.register_forward_hook(
-                lambda _module, inputs, output: state.captured.append((inputs[0], output))
-            )
+            _capture(state, head)
     return objective
+
+
+def _capture(state: ObjectiveState, head: nn.Module) -> None:
+    state.head = head
+    state.capture = head.register_forward_hook(
+        lambda _module, inputs, output: state.captured.append((inputs[0], output))
+    )
+
+
+@contextmanager
+def capturing(objective: Objective, head: nn.Module) -> Iterator[None]:
+    """Let `Objective.run` give logits and features for a while, also under a method that asks for none."""
+    state = objective.state
+    if state.head is not None:
+        yield
+        return
+    _capture(state, head)
+    try:
+        yield
+    finally:
+        if state.capture is not None:
+            state.capture.remove()
+        state.head = state.capture = None
+        state.captured.clear()
 
 
 def objective_of(task: LightningModule, algorithm: Algorithm[Any]) -> LightningModule:
