@@ -5,6 +5,7 @@ from lit_fed.engine.client import Client, Pass, Phase, Update
 from lit_fed.engine.model import Model, Split
 from lit_fed.engine.objective import objective_of
 from lit_fed.engine.payload import ClientUpdate, Payload
+from lit_fed.load import load_network
 from lit_fed.tasks import Classifier, Regressor
 from lit_fed.trainer import FederatedTrainer
 
@@ -25,5 +26,6 @@ __all__ = [
     "Regularizer",
     "Split",
     "Update",
+    "load_network",
     "objective_of",
 ]

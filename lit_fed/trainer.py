@@ -25,12 +25,13 @@ from lit_fed.engine.inference import evaluate, predict
 from lit_fed.engine.kinds import ONLY, Kinds
 from lit_fed.engine.model import BufferPolicy
 from lit_fed.engine.options import GradientOptions
-from lit_fed.engine.participation import FullParticipation, Participation
+from lit_fed.engine.participation import Participation
 from lit_fed.engine.payload import Channel, Codec
 from lit_fed.engine.protocols import ClientTest, GlobalTest, Protocol, check_protocols
 from lit_fed.engine.rounds import run_rounds
 from lit_fed.engine.run import Run, RunSettings
 from lit_fed.engine.runs import open_run
+from lit_fed.engine.samplers import FullParticipation
 from lit_fed.engine.store import ClientStore
 from lit_fed.engine.strategy import build_fabric, leave_processes
 from lit_fed.errors import ConfigError
@@ -243,6 +244,17 @@ class FederatedTrainer:
         self.settings = replace(self.settings, config=config)
 
     @property
+    def max_rounds(self) -> int:
+        """Rounds in all; raise it to let `fit` go on with the federation it has trained."""
+        return self.settings.max_rounds
+
+    @max_rounds.setter
+    def max_rounds(self, rounds: int) -> None:
+        if rounds < 1:
+            raise ConfigError(f"trainer.max_rounds is {rounds}; it must be at least 1")
+        self.settings = replace(self.settings, max_rounds=rounds)
+
+    @property
     def run(self) -> Run:
         """The run under way, or the last one.
 
@@ -288,29 +300,32 @@ class FederatedTrainer:
         open_run(run, ckpt_path)
         if run.start_round >= run.max_rounds:
             self.fabric.print(f"all {run.start_round} rounds are done already; raise trainer.max_rounds to go on")
-        run_rounds(run)
-        for kind, trained in run.federation.global_models(max(run.next_round - 1, 0)).items():
-            run.federation.loops[kind].model.load(trained)  # what the caller holds is the trained global model
-        for loop in run.federation.loops.values():
-            loop.call("on_fit_end")
+        with run.federation.session.at_work():
+            for loop in run.federation.loops.values():
+                loop.call("on_fit_start")
+            run_rounds(run)
+            for kind, trained in run.federation.global_models(max(run.next_round - 1, 0)).items():
+                run.federation.loops[kind].model.load(trained)  # what the caller holds is the trained global model
+            for loop in run.federation.loops.values():
+                loop.call("on_fit_end")
+                loop.objective.teardown("fit")
 
     def _launch(self, function: Callable[[], R]) -> R:
         atexit.unregister(leave_processes)  # after an error other processes may still wait in a collective: just exit
-        try:
-            if self._launched:
-                result: R = function()
-            else:
-                # A strategy that forks ends its processes with the function; the others keep them for the next call.
-                self._launched = getattr(self.fabric.strategy, "_start_method", "popen") == "popen"
-                result = self.fabric.launch(lambda _fabric: function())
-        finally:
-            for loop in self._run.federation.loops.values() if self._run is not None else ():
-                loop.model.hand_back()
+        if self._launched:
+            result: R = function()
+        else:
+            # A strategy that forks ends its processes with the function; the others keep them for the next call.
+            self._launched = getattr(self.fabric.strategy, "_start_method", "popen") == "popen"
+            result = self.fabric.launch(lambda _fabric: function())
         atexit.register(leave_processes)
         return result
 
     def _assemble(self, model: Tasks, data: FederatedDataModule, algorithm: Algorithm[Any]) -> Run:
         if self._run is not None and self._parts == (model, data, algorithm):
+            self._run.settings = self.settings
+            for loop in self._run.federation.loops.values():
+                loop.trainer.max_epochs = self.settings.max_rounds
             return self._run
         if self.num_threads is not None:
             torch.set_num_threads(self.num_threads)
@@ -321,7 +336,7 @@ class FederatedTrainer:
         federation = assemble(
             self.fabric,
             tasks,
-            self._kinds(tasks),
+            self.kinds_of(tasks),
             data,
             algorithm,
             participation=self.participation,
@@ -342,8 +357,13 @@ class FederatedTrainer:
         self._parts = (model, data, algorithm)
         return self._run
 
-    def _kinds(self, tasks: Mapping[str, LightningModule]) -> Kinds:
-        """Which client has which of the models."""
+    def kinds_of(self, model: Tasks) -> Kinds:
+        """Which client has which of the models.
+
+        Raises:
+            ConfigError: If the models are not those of ``trainer.kinds``.
+        """
+        tasks = model if isinstance(model, Mapping) else {ONLY: model}
         if self.kinds is None:
             return Kinds(tuple(tasks))
         if set(self.kinds) != set(tasks):

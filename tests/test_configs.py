@@ -12,7 +12,7 @@ import yaml
 
 from lit_fed.command.cli import main
 from lit_fed.studies.cells import lay_out
-from lit_fed.studies.reported import check_metrics
+from lit_fed.studies.metric_check import check_metrics
 from lit_fed.studies.parts import check_parts
 from lit_fed.studies.study import read_study
 from tests.support import ROOT, rows

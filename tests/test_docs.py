@@ -11,6 +11,7 @@ import lightning
 import pytest
 import torch
 import yaml
+from jsonargparse import ArgumentParser
 
 from examples.my_data import Blobs
 from examples.my_method import Anchored, MomentumServer
@@ -21,8 +22,8 @@ from lit_fed.command.cli import main
 from lit_fed.data import Digits, FederatedDataModule
 from lit_fed.methods import FedAvg
 from lit_fed.studies.cells import chosen, lay_out
-from lit_fed.studies.run_studies import parse
-from lit_fed.studies.reported import check_metrics
+from lit_fed.studies.run_studies import add_arguments
+from lit_fed.studies.metric_check import check_metrics
 from lit_fed.studies.study import read_study
 from tests.support import ROOT, LeastSquares, Points, assert_same, fit, rows, trainer, weights
 
@@ -91,7 +92,9 @@ def test_studies_of_the_readme_are_studies(at_root: Path) -> None:
 @pytest.mark.parametrize("arguments", commands(), ids=" ".join)
 def test_commands_of_the_readme_parse(arguments: list[str], at_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if arguments[0] == "study":
-        options = parse(arguments[1:])
+        parser = ArgumentParser(exit_on_error=False)
+        add_arguments(parser)
+        options = parser.parse_args(arguments[1:])
         grids = [lay_out(read_study(path, options.profile), at_root) for path in options.config]
         assert list(chosen(grids, options.only))
         return

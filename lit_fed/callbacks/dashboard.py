@@ -230,7 +230,6 @@ def _sample_predictions(federation: Federation, round_idx: int) -> NDArray[np.ui
     loop = federation.loops[kind]
     has_step = overrides(loop.model.task, "predict_step")
     shape = federation.data.input_shape
-    has_step = type(module).predict_step is not LightningModule.predict_step
     if not has_step or len(shape) != 3 or shape[0] not in (1, 3):
         return None
     batch = next(iter(federation.data.test_loader()), None)

@@ -13,15 +13,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
-from jsonargparse import ArgumentError, DefaultHelpFormatter, Namespace
+from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, Namespace
 from lightning import LightningModule, seed_everything
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from lit_fed.command.explain import explain
-from lit_fed.command.roots import PARTS, FederatedTrainer, import_named
+from lit_fed.command.roots import PARTS, import_named
 from lit_fed.command.table import COMMANDS, Call, asked
 from lit_fed.errors import ClientFailure, ConfigError, LitFedError
+from lit_fed.trainer import FederatedTrainer
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # writing fails with these without naming the file
 
@@ -50,14 +51,14 @@ class Parts(NamedTuple):
     algorithm: Any
 
 
-def add_parts(parser: LightningArgumentParser, required: bool = True) -> None:
+def add_parts(parser: ArgumentParser, required: bool = True) -> None:
     """Add the trainer's settings, and the model, the data and the algorithm by class."""
     parser.add_class_arguments(FederatedTrainer, "trainer", instantiate=False, sub_configs=True)
     for name, base in PARTS.items():
         parser.add_subclass_arguments(base, name, required=required)
 
 
-def build_parts(parser: LightningArgumentParser, settings: Namespace) -> tuple[Parts, Namespace]:
+def build_parts(parser: ArgumentParser, settings: Namespace) -> tuple[Parts, Namespace]:
     """Make the data first, then tell the model what it left open about them.
 
     Args:
@@ -76,7 +77,7 @@ def build_parts(parser: LightningArgumentParser, settings: Namespace) -> tuple[P
     return Parts(models if kinds else rest.model, data, rest.algorithm), rest
 
 
-def _as_kind(parser: LightningArgumentParser, model: Namespace, name: str, own: Any) -> LightningModule:
+def _as_kind(parser: ArgumentParser, model: Namespace, name: str, own: Any) -> LightningModule:
     """The model with the settings of one of ``trainer.kinds`` in place of its own.
 
     Raises:

@@ -1,27 +1,35 @@
 """``python cli.py cost``: what a run will send, or a paper's table of what runs send.
 
-Nothing is trained. A run's parts are built, on torch's meta device where they allow it, and a client that has not
-trained makes its update; the trainer's own channel counts its bytes.
+Nothing is trained. A run's parts are built, on torch's meta device where they allow it, and a client of every kind that
+has not trained makes its update; the trainer's own channel counts its bytes.
 """
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jsonargparse import ActionConfigFile, Namespace
-from lightning.pytorch.cli import LightningArgumentParser
+from jsonargparse import ArgumentParser, Namespace
+from lightning import LightningModule
 
-from lit_fed.engine.client import ClientContext, ClientModule
 from lit_fed.command.cli import Parts, add_parts, build_parts
 from lit_fed.command.explain import missing
-from lit_fed.command.roots import PARTS, FederatedTrainer
+from lit_fed.command.roots import PARTS
 from lit_fed.command.table import Call
+from lit_fed.engine.algorithm import Algorithm, zeros_like
+from lit_fed.engine.client import Client, Pass
+from lit_fed.engine.compatibility import check_data, check_task
+from lit_fed.engine.kinds import ONLY
+from lit_fed.engine.model import Model, Split
+from lit_fed.engine.participation import Fate
+from lit_fed.engine.payload import Channel, Payload, num_bytes
+from lit_fed.engine.population import Population
 from lit_fed.errors import ConfigError
-from lit_fed.participation import Fate
-from lit_fed.payload import Channel, num_bytes
+from lit_fed.trainer import FederatedTrainer, Tasks
 
 
 class CostTable(ABC):
@@ -33,11 +41,10 @@ class CostTable(ABC):
 
 
 @dataclass(frozen=True)
-class RoundCost:
-    """One round's traffic.
+class Traffic:
+    """One round's traffic of the clients with one kind of network.
 
     Args:
-        round_idx: The round, counted from 0.
         downloads: Clients that download.
         uploads: Updates that arrive.
         down: Bytes of one download.
@@ -45,7 +52,6 @@ class RoundCost:
         late: Bytes that arrive from the round before.
     """
 
-    round_idx: int
     downloads: int
     uploads: int
     down: int
@@ -68,21 +74,21 @@ class RunCost:
     """A run's traffic.
 
     Args:
-        rounds: By round.
-        fedavg: Bytes of FedAvg with the same network, cohorts and codecs.
+        rounds: By round, and by kind of network.
+        fedavg: Bytes of FedAvg with the same networks, cohorts and codecs.
         frozen: Bytes that a client needs once when parameters freeze after they trained, and that are not counted.
-        parameters: The model's parameters.
+        parameters: Of a model, by kind.
     """
 
-    rounds: list[RoundCost]
+    rounds: list[dict[str, Traffic]]
     fedavg: int
     frozen: int
-    parameters: int
+    parameters: dict[str, int]
 
     @property
     def total(self) -> int:
         """Bytes up and down."""
-        return sum(one.downlink + one.uplink for one in self.rounds)
+        return sum(one.downlink + one.uplink for kinds in self.rounds for one in kinds.values())
 
     @property
     def ratio(self) -> float:
@@ -91,7 +97,7 @@ class RunCost:
 
 
 class _Unloaded:
-    """A population whose files are not read: every client has one sample."""
+    """A population whose files are not read: every client has one sample, and no batch to look at."""
 
     def __init__(self, data: Any) -> None:
         self._data = data
@@ -99,70 +105,108 @@ class _Unloaded:
     def num_samples(self, client_id: int) -> int:
         return 1
 
+    def train_loader(self, *_: Any, **__: Any) -> list[Any]:
+        return []
+
+    calibration_loader = public_loader = train_loader
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._data, name)
 
 
-def foresee(trainer: Any, module: ClientModule, data: Any, algorithm: Any) -> RunCost:
+def foresee(trainer: FederatedTrainer, tasks: Tasks, data: Any, algorithm: Algorithm[Any]) -> RunCost:
     """The traffic of a run, from its parts as they were built.
 
-    A module whose updates need training or data to exist gives their names and shapes in
-    `ClientModule.example_payload`.
+    Nobody trains: what a phase or a pass would give is taken from its example, and the broadcasts are
+    `lit_fed.engine.algorithm.Algorithm.forecast`.
 
     Args:
-        trainer: Its rounds, participation, codecs and buffer policy count.
-        module: The clients' half.
+        trainer: Its rounds, participation, kinds, codecs and buffer policy count.
+        tasks: What is learnt, by kind where there are several.
         data: The population; its files are read only where the participation depends on them.
-        algorithm: The server's half.
+        algorithm: How it is federated.
     """
     participation, channel = trainer.participation, trainer.channel
+    data.reserve(algorithm.public_size, algorithm.calibration_fraction)
     if getattr(participation, "stragglers", None) is None:
         data = _Unloaded(data)  # who takes part does not depend on the clients' sizes, or does not change the bytes
     else:
         data.prepare_data()
         data.setup("fit")
-    participation.setup(data.num_clients, data.num_samples, trainer.seed)
-    module.buffer_policy = trainer.buffers
-    module.work.ctx = ClientContext(0, 0, "train", trainer.seed, data)
-    module.prepare_round(0)
-    algorithm.setup(module, data, trainer.fabric)
-    whole = {name: module.tensor(name) for name in module.layout.parameters}
-    averages = module.tensors(module.layout.buffers)
-    rounds: list[RoundCost] = []
-    fedavg = frozen = previous = 0
-    for round_idx in range(trainer.max_rounds):
-        before = set(module.layout.split.frozen)
-        module.prepare_round(round_idx)
-        if round_idx:  # what never trained is every client's from the start
-            newly = set(module.layout.split.frozen) - before
-            frozen += num_bytes(module.tensors(newly))
-        broadcast, down = channel.down(algorithm.example_broadcast(round_idx))
+    kinds = trainer.kinds_of(tasks)
+    participation.setup(data.num_clients, data.num_samples, trainer.settings.seed)
+    every = tasks if isinstance(tasks, Mapping) else {ONLY: tasks}
+    models = {kind: _model(every[kind], algorithm, data, trainer) for kind in kinds.names}
+    server = algorithm.setup(models, Population(data, participation, kinds, trainer.settings.seed))
+    whole = {kind: _fedavg(model, channel) for kind, model in models.items()}
+    rounds: list[dict[str, Traffic]] = []
+    fedavg, frozen = 0, dict.fromkeys(models, 0)
+    for round_idx in range(trainer.settings.max_rounds):
         plan = participation.plan(round_idx)
-        client_id = plan[0].client_id if plan else 0
-        ctx = ClientContext(client_id, round_idx, "train", trainer.seed, data)
-        module.enter(ctx, None, broadcast)
-        up = channel.up(module.example_payload(ctx))[1]
-        late = len(participation.late(round_idx)) * previous
-        arrived = sum(one.fate not in (Fate.LOST_BEFORE, Fate.LOST_AFTER, Fate.LATE) for one in plan)
-        rounds.append(RoundCost(round_idx, len(plan), arrived, down, up, late))
-        previous = up
-        fedavg += _fedavg(channel, whole, averages, trainer.buffers, rounds[-1], len(participation.late(round_idx)))
-    return RunCost(rounds, fedavg, frozen, sum(parameter.numel() for parameter in module.parameters()))
+        late = [kinds[client_id] for client_id in participation.late(round_idx)]
+        found = {}
+        for kind, model in models.items():
+            before = set(model.split.frozen)
+            model.divide(algorithm.split(model, round_idx))
+            if round_idx:  # what never trained is every client's from the start
+                frozen[kind] += num_bytes(model.tensors(set(model.split.frozen) - before))
+            mine = [one for one in plan if kinds[one.client_id] == kind]
+            broadcast, down = channel.down(algorithm.forecast(server, round_idx, kind))
+            example = next((one.client_id for one in mine), next(i for i in itertools.count() if kinds[i] == kind))
+            client = Client(example, round_idx, "train", trainer.settings.seed, model, data, trainer.work)
+            client.received = broadcast
+            up = channel.up(_answer(client, algorithm))[1]
+            arrived = sum(one.fate not in (Fate.LOST_BEFORE, Fate.LOST_AFTER, Fate.LATE) for one in mine)
+            older = late.count(kind) * rounds[-1][kind].up if rounds else 0
+            found[kind] = Traffic(len(mine), arrived, down, up, older)
+            its_down, its_up = whole[kind]
+            fedavg += len(mine) * its_down + (arrived + late.count(kind)) * its_up
+        rounds.append(found)
+    sizes = {kind: sum(tensor.numel() for tensor in model.parameters.values()) for kind, model in models.items()}
+    return RunCost(rounds, fedavg, max(frozen.values()), sizes)
 
 
-def _fedavg(channel: Channel, whole: Any, buffers: Any, policy: str, cost: RoundCost, late: int) -> int:
-    """Bytes that FedAvg would send in a round: all parameters, both ways, and buffers as their policy says."""
-    down = channel.down(whole | (buffers if policy in ("average", "server") else {}))[1]
-    up = channel.up(whole | (buffers if policy == "average" else {}))[1]
-    return cost.downloads * down + (cost.uploads + late) * up
+def _model(task: LightningModule, algorithm: Algorithm[Any], data: Any, trainer: FederatedTrainer) -> Model:
+    """A task as the engine holds it, changed and checked by the method."""
+    task.configure_model()
+    algorithm.adapt(task)
+    check_task(task, algorithm)
+    check_data(task, algorithm, data)
+    model = Model(task, trainer.buffers)
+    model.divide(algorithm.split(model, 0))
+    model.remember()
+    return model
+
+
+def _answer(client: Client, algorithm: Algorithm[Any]) -> Payload:
+    """What a client sends that has not trained."""
+    client.own = client.model.copy(client.model.personal_names)
+    client.state = algorithm.initial_state(client)
+    client.begun = algorithm.start(client)
+    for one in algorithm.phases(client):
+        if isinstance(one, Pass):
+            client.results[one.name] = dict(one.example)
+        elif not one.moves:
+            client.results[one.name] = zeros_like(client.model.parameters)
+    return algorithm.finish(client).payload
+
+
+def _fedavg(model: Model, channel: Channel) -> tuple[int, int]:
+    """Bytes of FedAvg's download and upload: all parameters, and buffers as their policy says."""
+    before = model.split
+    model.divide(Split(tuple(model.parameters)))
+    down = channel.down(model.tensors(model.shared_names("down")))[1]
+    up = channel.up(model.tensors(model.shared_names("up")))[1]
+    model.divide(before)
+    return down, up
 
 
 # ---------------------------------------------------------------------- the command
 
 
-def add_arguments(parser: LightningArgumentParser) -> None:
+def add_arguments(parser: ArgumentParser) -> None:
     """Add the command's options: those of a run, and ``cost`` in their place."""
-    parser.add_argument("-c", "--config", action=ActionConfigFile, help="configuration of a run, or of a table")
+    parser.add_argument("-c", "--config", action="config", help="configuration of a run, or of a table")
     add_parts(parser, required=False)
     parser.add_subclass_arguments(CostTable, "cost", required=False, help="a paper's table, in place of a run")
 
@@ -199,20 +243,20 @@ def _of_run(parts: Parts, settings: Namespace) -> RunCost:
 
 
 def report(cost: RunCost) -> str:
-    """A run's cost as lines of text; rounds that cost the same are one line."""
-    lines = [
-        f"parameters {cost.parameters:,}",
-        f"{'rounds':12} {'clients':>7} "
-        + " ".join(f"{title:>15}" for title in ("down a client", "up a client", "down a round", "up a round")),
-    ]
+    """A run's cost as lines of text; rounds that cost the same are one line, or one for each kind of network."""
+    several = len(cost.parameters) > 1
+    lines = [f"parameters {count:,}" + (f" of {kind}" if several else "") for kind, count in cost.parameters.items()]
+    titles = ("down a client", "up a client", "down a round", "up a round")
+    width = max(map(len, cost.parameters)) + 1 if several else 0
+    heads = " ".join(f"{title:>15}" for title in titles)
+    lines.append(f"{'rounds':12} {'kind' if several else '':{width}}{'clients':>7} {heads}")
     first = 0
-    for last, one in enumerate(cost.rounds):
-        after = cost.rounds[last + 1] if last + 1 < len(cost.rounds) else None
-        if after is not None and _same(one, after):
-            continue
+    for kinds, group in itertools.groupby(cost.rounds):
+        last = first + len(list(group)) - 1
         span = str(first) if first == last else f"{first}–{last}"
-        numbers = (one.down, one.up, one.downlink, one.uplink)
-        lines.append(f"{span:12} {one.downloads:7} " + " ".join(f"{number:15,}" for number in numbers))
+        for kind, one in kinds.items():
+            numbers = " ".join(f"{number:15,}" for number in (one.down, one.up, one.downlink, one.uplink))
+            lines.append(f"{span:12} {kind if several else '':{width}}{one.downloads:7} {numbers}")
         first = last + 1
     lines.append(f"bytes in all {cost.total:,}; FedAvg {cost.fedavg:,}; cost ratio {cost.ratio:.4f}")
     if cost.frozen:
@@ -220,8 +264,3 @@ def report(cost: RunCost) -> str:
             f"not counted: what freezes after training, {cost.frozen:,} bytes, which a client of later rounds needs"
         )
     return "\n".join(lines)
-
-
-def _same(one: RoundCost, other: RoundCost) -> bool:
-    keys = ("downloads", "down", "up", "downlink", "uplink")
-    return all(getattr(one, key) == getattr(other, key) for key in keys)

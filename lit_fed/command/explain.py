@@ -78,9 +78,9 @@ def _read(message: str) -> dict[str, list[str]]:
             facts["bases"], text = [made_of.group(1)], made_of.group(2)
             if text.startswith(("Parser key", "Option", "the following")):
                 facts["key"].append("init_args")
-        text, _, value = text.partition(". Got value: ")
-        if of_class := re.match(r"Namespace\(class_path='([^']+)'", value):
-            facts["class"].append(of_class.group(1))
+        text, *values = text.split(". Got value: ")
+        facts["class"] += re.findall(r"^Namespace\(class_path='([^']+)'", values[-1] if values else "")
+        value = "" if not values or values[0].startswith("Namespace(") else values[0]
         kind, found = next((kind, m.group(m.lastindex or 0)) for kind, p in _PHRASES if (m := re.match(p, text)))
         if kind == "class":
             facts["key"].append("init_args")

@@ -7,8 +7,8 @@ import importlib
 from lightning import LightningModule
 from torch.optim import SGD, Adam
 
-from lit_fed.engine.algorithm import Algorithm
 from lit_fed.data import FederatedDataModule, Partition
+from lit_fed.engine.algorithm import Algorithm, Regularizer
 from lit_fed.engine.participation import Participation
 from lit_fed.trainer import FederatedTrainer
 
@@ -22,11 +22,12 @@ PLACES: dict[str, tuple[type, ...]] = {
     "model.init_args": (LightningModule,),
     "model.init_args.optimizer.init_args": (SGD, Adam),
     "algorithm.init_args": (Algorithm,),
+    "algorithm.init_args.regularizer.init_args": (Regularizer,),
     "trainer.participation.init_args": (Participation,),
 }
 """Where settings have their home, and of which classes they are."""
 
-_PACKAGES = ("callbacks", "data", "engine.participation", "engine.payload", "engine.protocols", "methods", "tasks")
+_PACKAGES = ("callbacks", "data", "engine.payload", "engine.protocols", "engine.samplers", "methods", "tasks")
 
 
 def import_named() -> None:

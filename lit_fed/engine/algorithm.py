@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
 from lightning import LightningModule
-from torch import Tensor
+from torch import Tensor, nn
 
 from lit_fed.engine.client import Client, Pass, Phase, Stage, Tensors, Update
 from lit_fed.engine.model import Model, Split
@@ -124,8 +124,11 @@ class Algorithm(ABC, Generic[AggregateT]):
         ConfigError: For sizes that cannot be.
     """
 
-    needs: ClassVar[frozenset[str]] = frozenset({"loss"})
-    """What the method needs of the task beyond a LightningModule, see `NEEDS`; checked before any training."""
+    needs: frozenset[str] = frozenset({"loss"})
+    """What the method needs of the task beyond a LightningModule, see `NEEDS`; checked before any training.
+
+    A method whose settings ask for more sets its own.
+    """
 
     def __init__(
         self,
@@ -178,11 +181,8 @@ class Algorithm(ABC, Generic[AggregateT]):
         """
 
     def split(self, model: Model, round_idx: int) -> Split:
-        """Which parameters travel, stay and freeze in a round; a pure function of the round.
-
-        By default all travel that the task trains. What it does not train is frozen, whatever is returned here.
-        """
-        return Split(tuple(model.parameters)).frozen_too(model.still)
+        """Which parameters travel, stay and freeze in a round; by default all travel. A pure function of the round."""
+        return Split(tuple(model.parameters))
 
     # ------------------------------------------------------------------ the client's half
 
@@ -252,11 +252,19 @@ class Algorithm(ABC, Generic[AggregateT]):
             Metrics of the server by name, such as ``server/step_size``.
         """
 
-    # ------------------------------------------------------------------ for show
+    # ------------------------------------------------------------------ for show and for use
 
     def figures(self, server: Server) -> dict[str, Figure]:
         """Pictures of the server's state by name, for TensorBoard; by default none. Drawn on the first process only."""
         return {}
+
+    def release(self, task: LightningModule) -> nn.Module:
+        """A trained task as a network for use without a federation; by default its ``network``, else the task itself.
+
+        A method that changed the network's form in `adapt`, and not what it computes, gives it its own form back.
+        """
+        network = getattr(task, "network", None)
+        return network if isinstance(network, nn.Module) else task
 
     def forecast(self, server: Server, round_idx: int, kind: str) -> Payload:
         """A round's broadcast by names and shapes, for ``cost``, where nothing was ever stepped."""
@@ -265,7 +273,10 @@ class Algorithm(ABC, Generic[AggregateT]):
     # ------------------------------------------------------------------ what the engine calls
 
     def terms(self, client: Client, batch: Any, public: bool = False) -> Terms:
-        """The objective with the regularizer around it."""
+        """The objective with the regularizer around it.
+
+        A method that takes both elsewhere than at the client's tensors says where (`lit_fed.methods.per_fedavg`).
+        """
         if self.regularizer is None or public:
             return self.objective(client, batch)
         return self.regularizer.around(client, batch, self.objective)

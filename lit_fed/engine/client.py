@@ -79,7 +79,8 @@ class Phase:
         trains: Names of the parameters that train in this phase; None for all that are not frozen.
         begin: Tensors to begin with; the model as it was is then ``client.left``. None goes on with it.
         moves: Whether the optimizer steps. Where not, ``client.results[name]`` is the mean gradient over the samples.
-        public: Whether the batches are the public set's, ``(x, index)``, over which no regularizer goes.
+        public: Whether the batches are the public set's, ``(x, index)``: no regularizer goes over them, their terms are
+            logged by name and not as ``train/loss``, and fine-tuning's learning rate is not theirs.
         seed: Seeds the device's generators anew, for dropout and the like; None goes on with their stream.
     """
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lit_fed.engine.algorithm import NEEDS, Algorithm
 from lit_fed.engine.model import Model
-from lit_fed.engine.objective import head_of, join, task_name
+from lit_fed.engine.objective import at_work, head_of, join, task_name
 from lit_fed.engine.optimization import parse_optimizers
 from lit_fed.errors import ConfigError
 
@@ -99,7 +99,7 @@ def check_optimization(task: LightningModule, algorithm: Algorithm[Any], data_pa
 
 
 def probe(task: LightningModule, algorithm: Algorithm[Any], batches: Iterable[Any]) -> None:
-    """Run a copy of the task on one batch to see that there are logits, features or labels, where the method needs them.
+    """Run a copy of the task on one batch to see that logits, features and labels are there, where a method needs them.
 
     Raises:
         ConfigError: If the head does not run just once, or what it gives is not what the method needs.
@@ -112,10 +112,10 @@ def probe(task: LightningModule, algorithm: Algorithm[Any], batches: Iterable[An
         return
     name, method = task_name(task), type(algorithm).__name__
     twin = copy.deepcopy(task)
-    objective = join(twin, algorithm, Model(twin))
-    client = objective.state.client
-    with torch.no_grad(), torch.random.fork_rng(), client.muted():
-        outputs = client.run(batch) if objective.state.head is not None else None
+    objective, state = join(twin, algorithm, Model(twin))
+    client = state.client
+    with at_work(objective, state), torch.no_grad(), torch.random.fork_rng(), client.muted():
+        outputs = client.run(batch) if state.head is not None else None
         if "targets" in needs:
             try:
                 labels = client.targets(batch)

@@ -149,19 +149,18 @@ def assemble(
         for kind, model in models.items()
     }
     population.server_loop = ServerLoop(fabric, loops)
-    for kind, model in models.items():
-        model.divide(algorithm.split(model, 0))
-        _same_start_everywhere(model, fabric)
-        model.remember()
-        check_optimization(loops[kind].objective, algorithm, workers.data_parallel)
-        if compile_network:
-            for child in model.task.children():
-                if any(True for _ in child.parameters()):
-                    child.compile()
-    server = map_tensors(algorithm.setup(models, population), lambda tensor: tensor.to(fabric.device))
     session = Session(loops, kinds, algorithm, store, data, work, seed)
-    for loop in loops.values():
-        loop.call("on_fit_start")
+    with session.at_work():
+        for kind, model in models.items():
+            model.divide(algorithm.split(model, 0))
+            _same_start_everywhere(model, fabric)
+            model.remember()
+            check_optimization(loops[kind].objective, algorithm, workers.data_parallel)
+            if compile_network:
+                for child in model.task.children():
+                    if any(True for _ in child.parameters()):
+                        child.compile()
+        server = map_tensors(algorithm.setup(models, population), lambda tensor: tensor.to(fabric.device))
     return Federation(
         fabric, workers, algorithm, server, data, participation, kinds, channel, store, session,
         EXECUTORS[executor](session), seed,

@@ -15,7 +15,8 @@ def evaluate(run: Run, ckpt_path: str | None, subset: EvalSubset) -> dict[str, f
     """Run the protocols on a checkpoint, or on what was just trained, and tell the callbacks."""
     check_protocols(run.settings.protocols, run.federation, subset)
     last_round = _load_trained(run, ckpt_path)
-    metrics = run_protocols(run.settings.protocols, run.federation, last_round, subset).metrics
+    with run.federation.session.at_work():
+        metrics = run_protocols(run.settings.protocols, run.federation, last_round, subset).metrics
     run.learn_names(metrics)
     run.call("on_evaluation_end", metrics, subset)
     return metrics
@@ -24,7 +25,8 @@ def evaluate(run: Run, ckpt_path: str | None, subset: EvalSubset) -> dict[str, f
 def predict(run: Run, ckpt_path: str | None, client_id: int | None, output: Path) -> Path:
     """Write what a checkpoint, or what was just trained, predicts on test data."""
     last_round = _load_trained(run, ckpt_path)
-    return write_predictions(run.federation, output, client_id, last_round)
+    with run.federation.session.at_work():
+        return write_predictions(run.federation, output, client_id, last_round)
 
 
 def _load_trained(run: Run, ckpt_path: str | None) -> int:

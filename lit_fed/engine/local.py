@@ -48,8 +48,7 @@ class LocalLoop(TaskLoop):
         trainer.current_epoch, trainer.global_step = client.round_idx, 0
         lr = client.fine_tuning.lr if client.fine_tuning is not None else None
         seed_device(client.derive_seed("training"), self.fabric.device)
-        if self.scaler is not None:
-            self.scaler.load_state_dict(self._scaler_state)  # a scale learnt on one client must not reach the next
+        self.reset_scaler()
         if not self.objective.training:  # walks over all submodules
             self.objective.train()
         try:
@@ -59,12 +58,17 @@ class LocalLoop(TaskLoop):
                 if isinstance(one, Pass):
                     self._run_pass(one, client)
                 else:
-                    self._run_phase(one, client, meter, lr)
+                    self._run_phase(one, client, meter, None if one.public else lr)
             self.call("on_train_end")
         finally:
             state.meter, state.training = None, False
             client.forget()
         return meter
+
+    def reset_scaler(self) -> None:
+        """Forget the scale of 16-bit gradients: what is learnt on one client must not reach the next."""
+        if self.scaler is not None:
+            self.scaler.load_state_dict(self._scaler_state)
 
     def _run_phase(self, phase: Phase, client: Client, meter: Meter, lr: float | None) -> None:
         model, trainer, objective = self.model, self.trainer, self.objective

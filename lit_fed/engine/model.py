@@ -33,17 +33,11 @@ class Split:
     personal: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()
 
-    def frozen_too(self, names: Collection[str]) -> Split:
-        """The same split with these parameters frozen."""
-        held = set(names)
-        shared, personal, frozen = (
-            tuple(name for name in part if name not in held) for part in (self.shared, self.personal, self.frozen)
-        )
-        return Split(shared, personal, (*frozen, *names))
-
 
 class Model:
     """A task's parameters and persistent buffers by name, looked up once.
+
+    Parameters that the task itself does not train (``requires_grad`` false) are frozen, whatever a method says.
 
     Args:
         task: Any LightningModule. One instance serves all clients of a process, one after the other.
@@ -56,12 +50,11 @@ class Model:
         self.task = task
         self.buffer_policy = buffers
         self.parameters: dict[str, nn.Parameter] = dict(task.named_parameters())
-        self.still = tuple(name for name, parameter in self.parameters.items() if not parameter.requires_grad)
-        """Parameters that the task itself does not train: frozen in every round, whatever the method."""
         self.buffers = _persistent_buffers(task)
-        self.split = Split(tuple(self.parameters))
+        self.fixed = [name for name, parameter in self.parameters.items() if not parameter.requires_grad]
+        self.split = self._without_fixed(Split(tuple(self.parameters)))
         self.initial: dict[str, Tensor] = {}
-        self._trains: Collection[str] | None = None
+        self._given: Split | None = None
         self._modules = list(task.modules())
 
     def remember(self) -> None:
@@ -69,22 +62,35 @@ class Model:
         self.initial = self.copy()
 
     def divide(self, split: Split) -> None:
-        """Take a round's split; what the task itself does not train is frozen.
+        """Take a round's split.
 
         Raises:
             ConfigError: If it does not name every parameter once.
         """
-        if self.still:
-            split = split.frozen_too(self.still)
-        if split != self.split:
+        if split != self._given:
             named = [*split.shared, *split.personal, *split.frozen]
             if len(named) != len(set(named)) or set(named) != self.parameters.keys():
                 odd = sorted(set(named) ^ self.parameters.keys()) or sorted({n for n in named if named.count(n) > 1})
                 raise ConfigError(
                     f"the split of parameters must name each parameter once; look at {', '.join(odd[:5])}"
                 )
-            self.split = split
+            self._given, self.split = split, self._without_fixed(split)
         self.set_trainable(None)
+
+    def leave(self) -> None:
+        """Let train what the task itself lets train, and forget all gradients."""
+        for name, parameter in self.parameters.items():
+            parameter.requires_grad_(name not in self.fixed)
+            parameter.grad = None
+
+    def _without_fixed(self, split: Split) -> Split:
+        """A split in which the parameters that the task itself does not train are frozen."""
+        if not self.fixed:
+            return split
+        shared, personal = (
+            tuple(name for name in names if name not in self.fixed) for names in (split.shared, split.personal)
+        )
+        return Split(shared, personal, (*split.frozen, *(name for name in self.fixed if name not in split.frozen)))
 
     # ------------------------------------------------------------------ names
 
@@ -154,19 +160,27 @@ class Model:
         finally:
             self.load(saved)
 
+    @contextmanager
+    def lent(self) -> Iterator[None]:
+        """Restore every tensor, every submodule's mode and which parameters train on leaving; gradients are gone."""
+        modes = [(module, module.training) for module in self._modules]
+        trains = {name for name, parameter in self.parameters.items() if parameter.requires_grad}
+        with self.preserved():
+            try:
+                yield
+            finally:
+                for module, mode in modes:
+                    module.training = mode
+                self.set_trainable(trains)
+
     def set_trainable(self, names: Collection[str] | None) -> None:
         """Let only the named parameters train, and forget all gradients; None means all that are not frozen."""
         frozen = self.split.frozen
         for name, parameter in self.parameters.items():
-            trains = name not in frozen if names is None else name in names
+            trains = name not in frozen if names is None else name in names and name not in self.fixed
             if parameter.requires_grad != trains:
                 parameter.requires_grad_(trains)
             parameter.grad = None
-
-    def hand_back(self) -> None:
-        """Let those parameters train that the task itself trains, as it was before the federation."""
-        for name, parameter in self.parameters.items():
-            parameter.requires_grad_(name not in self.still)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, cast
 from lightning import LightningModule
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils.hooks import RemovableHandle
 
 from lit_fed.engine.client import Client, Outputs
 from lit_fed.engine.meter import Meter
@@ -28,10 +27,14 @@ from lit_fed.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from lightning import Fabric
+    from torch.utils.hooks import RemovableHandle
+
     from lit_fed.engine.algorithm import Algorithm
     from lit_fed.engine.task_trainer import TaskTrainer
 
 _STAGE = re.compile(r"^(train|val|test)[/_]")
+_ATTRIBUTE = "_lit_fed"  # where a task's attributes hold what its objective works on
 
 
 @cache
@@ -55,8 +58,8 @@ class ObjectiveState:
         muted: Whether what is logged is dropped.
         public: Whether the batch is the public set's.
         batch_idx: Number of the batch in its epoch.
+        capturing: Whether the head is listened to at the moment.
         captured: What the head saw and put out, once for every time it ran.
-        capture: The hook that captures it.
     """
 
     algorithm: Algorithm[Any]
@@ -69,8 +72,8 @@ class ObjectiveState:
     muted: bool = False
     public: bool = False
     batch_idx: int = 0
+    capturing: bool = False
     captured: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    capture: RemovableHandle | None = None
 
 
 class Objective(LightningModule):
@@ -79,7 +82,7 @@ class Objective(LightningModule):
     @property
     def state(self) -> ObjectiveState:
         """What it works on."""
-        return cast(ObjectiveState, self.__dict__["_lit_fed"])
+        return cast(ObjectiveState, self.__dict__[_ATTRIBUTE])
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
         """The method's objective on a batch: the sum of its terms, each of which is logged."""
@@ -88,7 +91,7 @@ class Objective(LightningModule):
         state.client.forget()
         found = state.algorithm.terms(state.client, batch, state.public)
         terms = list(found.items())
-        loss: Tensor | None = terms[0][1]
+        loss = cast("Tensor | None", terms[0][1])
         if loss is None:  # Lightning's way of skipping a batch
             return None
         for _, term in terms[1:]:
@@ -96,10 +99,11 @@ class Objective(LightningModule):
         if state.meter is None:
             self._log_under_trainer(found, loss)
         else:
-            if len(terms) > 1:
+            if len(terms) > 1 or state.public:
                 for name, term in terms:
                     state.meter.add(f"train/{name}", term)
-            state.meter.add("train/distillation" if state.public else "train/loss", loss)
+            if not state.public:  # ``train/loss`` is of the client's own data
+                state.meter.add("train/loss", loss)
         return loss
 
     def run(self, batch: Any) -> Outputs:
@@ -108,7 +112,11 @@ class Objective(LightningModule):
         if state.head is None:
             return _outputs(state.step(batch, state.batch_idx))
         state.captured.clear()
-        returned = state.step(batch, state.batch_idx)
+        state.capturing = True
+        try:
+            returned = state.step(batch, state.batch_idx)
+        finally:
+            state.capturing = False
         given = returned if isinstance(returned, Mapping) else {}
         logits, features = given.get("logits"), given.get("features")
         if logits is None or features is None:
@@ -288,6 +296,13 @@ def head_of(task: LightningModule, name: str | None) -> nn.Module | None:
         raise ConfigError(f"algorithm.head is {name!r}, and the model's submodules are {known}") from None
 
 
+def head_names(model: Model, name: str | None) -> tuple[str, ...]:
+    """Names of the parameters of a task's head (`head_of`), in the model's order; none where it has no head."""
+    head = head_of(model.task, name)
+    own = {id(parameter) for parameter in head.parameters()} if head is not None else set()
+    return tuple(key for key, parameter in model.parameters.items() if id(parameter) in own)
+
+
 _CLASSES: dict[type[LightningModule], type[Objective]] = {}
 
 
@@ -297,48 +312,18 @@ def _objective_class(kind: type[LightningModule]) -> type[Objective]:
     return _CLASSES[kind]
 
 
-def join(task: LightningModule, algorithm: Algorithm[Any], model: Model) -> Objective:
-    """A task's objective under a method, sharing the task's memory."""
+def join(task: LightningModule, algorithm: Algorithm[Any], model: Model) -> tuple[Objective, ObjectiveState]:
+    """A task's objective under a method, sharing the task's memory; `at_work` puts the two together."""
     kind = _objective_class(type(task))
     objective: Objective = object.__new__(kind)
     client = Client(0, 0, "train", 0, model)
     state = ObjectiveState(algorithm, client, _unbound)
-    before: ObjectiveState | None = task.__dict__.get("_lit_fed")
-    if before is not None and before.capture is not None:
-        before.capture.remove()  # of a federation that is over
-    task.__dict__["_lit_fed"] = state
     objective.__dict__ = task.__dict__
     client.objective = objective
     state.step = _own_step(objective, type(task))
     if algorithm.all_needs & {"logits", "features"}:
-        head = head_of(task, algorithm.head)
-        if head is not None:
-            _capture(state, head)
-    return objective
-
-
-def _capture(state: ObjectiveState, head: nn.Module) -> None:
-    state.head = head
-    state.capture = head.register_forward_hook(
-        lambda _module, inputs, output: state.captured.append((inputs[0], output))
-    )
-
-
-@contextmanager
-def capturing(objective: Objective, head: nn.Module) -> Iterator[None]:
-    """Let `Objective.run` give logits and features for a while, also under a method that asks for none."""
-    state = objective.state
-    if state.head is not None:
-        yield
-        return
-    _capture(state, head)
-    try:
-        yield
-    finally:
-        if state.capture is not None:
-            state.capture.remove()
-        state.head = state.capture = None
-        state.captured.clear()
+        state.head = head_of(task, algorithm.head)
+    return objective, state
 
 
 def objective_of(task: LightningModule, algorithm: Algorithm[Any]) -> LightningModule:
@@ -358,17 +343,60 @@ def objective_of(task: LightningModule, algorithm: Algorithm[Any]) -> LightningM
 
     algorithm.adapt(task)
     check_task(task, algorithm)
-    return join(task, algorithm, Model(task))
+    model = Model(task)
+    model.divide(algorithm.split(model, 0))
+    objective, state = join(task, algorithm, model)
+    task.__dict__[_ATTRIBUTE] = state
+    _listen(state)
+    return objective
 
 
 @contextmanager
-def released(task: LightningModule) -> Iterator[None]:
-    """Leave a task, when a federation is over, as a plain ``lightning.Trainer`` expects it."""
+def at_work(objective: Objective, state: ObjectiveState, fabric: Fabric | None = None) -> Iterator[None]:
+    """An objective bound to its state and Fabric for a while; its task is a plain LightningModule before and after."""
+    own = objective.__dict__
+    before = own.get(_ATTRIBUTE)
+    if before is state:
+        yield
+        return
+    own[_ATTRIBUTE], own["_fabric"] = state, fabric
+    listening = _listen(state)
     try:
         yield
     finally:
-        task._fabric = None
-        task._fabric_optimizers = []
+        if listening is not None:
+            listening.remove()
+        own["_fabric"], own["_fabric_optimizers"] = None, []
+        if before is None:
+            del own[_ATTRIBUTE]
+        else:
+            own[_ATTRIBUTE] = before
+
+
+def _listen(state: ObjectiveState) -> RemovableHandle | None:
+    """Capture what the head sees and puts out, while a step runs that is asked for it."""
+
+    def capture(_module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        if state.capturing:
+            state.captured.append((inputs[0], output))
+
+    return None if state.head is None else state.head.register_forward_hook(capture)
+
+
+@contextmanager
+def capturing(state: ObjectiveState, head: nn.Module) -> Iterator[None]:
+    """Let an objective at work give logits and features for a while, also under a method that asks for none."""
+    if state.head is not None:
+        yield
+        return
+    state.head = head
+    listening = _listen(state)
+    try:
+        yield
+    finally:
+        if listening is not None:
+            listening.remove()
+        state.head = None
 
 
 def _own_step(objective: Objective, kind: type[LightningModule]) -> Callable[[Any, int], Any]:

@@ -12,13 +12,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from statistics import NormalDist
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lit_fed.errors import ConfigError
 from lit_fed.seeding import derive_seed, numpy_generator
+
+ProbabilityIs = Literal["exact", "estimated", "unknown"]
+"""How far the probabilities with which clients take part can be relied on."""
 
 
 class Fate(Enum):
@@ -189,16 +192,50 @@ class Participation(ABC):
     def _draw(self, round_idx: int) -> NDArray[np.int64]:
         """The positions, among the seen clients, of a round's cohort: a pure function of (seed, round_idx)."""
 
+    @property
+    def probability_is(self) -> ProbabilityIs:
+        """How far `probability` can be relied on; ``unknown`` for a sampler that does not say."""
+        return "unknown"
+
+    def _selected(self, position: int) -> float | None:
+        """The probability with which a seen client is in a round's cohort, None where it is not known.
+
+        Args:
+            position: The client's, among the seen ones.
+        """
+        return None
+
+    def probability(self, client_id: int) -> float | None:
+        """The probability with which a client is selected in a round and its update is not lost, the same every round.
+
+        Updates that arrive a round later count. Divided by it, what arrives is in the mean what everybody would have
+        sent. What needs more than a look-up is worked out at the first call.
+
+        Args:
+            client_id: Any client of the population.
+
+        Returns:
+            Exactly 0 for unseen clients and for those that are always too late; None where there is no single value,
+            or nobody knows it (`probability_is`).
+        """
+        self._require_setup()
+        position = client_id if self._seen is None else int(np.searchsorted(self._seen, client_id))
+        if self._seen is not None and (position == len(self._seen) or self._seen[position] != client_id):
+            return 0.0
+        arrives = (1 - self.dropout_before) * (1 - self.dropout_after)
+        if self.stragglers is not None and self.stragglers.late == "lost" and self._is_late(client_id):
+            arrives = 0.0
+        if arrives == 0:
+            return 0.0
+        selected = self._selected(position)
+        return None if selected is None else selected * arrives
+
     def select(self, round_idx: int) -> list[int]:
         """The cohort of a round, without repetition, in an order that is fixed but has no meaning."""
         self._require_setup()
         positions = self._draw(round_idx)
         chosen: list[int] = (positions if self._seen is None else self._seen[positions]).tolist()
         return chosen
-
-    def probability(self, client_id: int) -> float | None:
-        """The probability with which a client takes part in a round; None where it is not known."""
-        return None
 
     def plan(self, round_idx: int) -> list[Participant]:
         """The cohort of a round with everybody's fate, in the order of `select`."""
@@ -226,209 +263,14 @@ class Participation(ABC):
             return Fate.LOST_BEFORE
         if happens(self.dropout_after, "dropout_after"):
             return Fate.LOST_AFTER
-        if self.stragglers is not None:
-            seconds = self.stragglers.duration(self._seed, client_id, self._num_samples(client_id))
-            if seconds > self.stragglers.deadline:
-                return Fate.LATE if self.stragglers.late == "next_round" else Fate.LOST_AFTER
+        if self.stragglers is not None and self._is_late(client_id):
+            return Fate.LATE if self.stragglers.late == "next_round" else Fate.LOST_AFTER
         return Fate.ON_TIME
 
-
-class FullParticipation(Participation):
-    """Every seen client takes part in every round, in ascending order."""
-
-    @property
-    def nominal_cohort_size(self) -> int:
-        """How many clients a round has: all the seen ones."""
-        return self.num_seen
-
-    def _draw(self, round_idx: int) -> NDArray[np.int64]:
-        return np.arange(self.num_seen, dtype=np.int64)
-
-
-class SampledParticipation(Participation):
-    """A cohort of a given size: what the samplers below have in common.
-
-    Args:
-        count: Clients per round.
-        fraction: Clients per round as a fraction of the seen clients: ``max(1, round(fraction * num_seen))``, halves
-            rounded to even. Exactly one of `count` and `fraction` is given.
-        kwargs: The settings of `Participation`.
-    """
-
-    def __init__(self, count: int | None = None, fraction: float | None = None, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.count = count
-        self.fraction = fraction
-
-    def setup(self, num_clients: int, num_samples: Callable[[int], int], seed: int) -> None:
-        """As `Participation.setup`; also checks the cohort size."""
-        super().setup(num_clients, num_samples, seed)
-        if (self.count is None) == (self.fraction is None):
-            raise ConfigError(
-                f"participation: count is {self.count} and fraction is {self.fraction}; give exactly one of the two"
-            )
-        if self.fraction is not None and not 0 < self.fraction <= 1:
-            raise ConfigError(f"participation.fraction is {self.fraction}; give more than 0 and at most 1")
-        if self.count is not None and not 1 <= self.count <= self.num_seen:
-            raise ConfigError(
-                f"participation.count is {self.count}, but there are {self.num_seen} clients to choose from"
-                f"{'' if self._seen is None else ' (the others are unseen)'}; give 1 to {self.num_seen}"
-            )
-
-    @property
-    def nominal_cohort_size(self) -> int:
-        """How many clients a round asks for: `count`, or ``max(1, round(fraction * num_seen))``."""
-        if self.count is not None:
-            return self.count
-        return max(1, round((self.fraction or 0.0) * self.num_seen))
-
-    def _generator(self, round_idx: int) -> np.random.Generator:
-        return numpy_generator(self._seed, "cohort", round_idx)
-
-
-class UniformParticipation(SampledParticipation):
-    """Each round draws a cohort uniformly, without replacement.
-
-    A round costs of the order of the cohort, whatever the size of the population. The settings are those of
-    `SampledParticipation`.
-    """
-
-    def _draw(self, round_idx: int) -> NDArray[np.int64]:
-        # shuffle=False: with it NumPy uses Floyd's algorithm (O(cohort)) for small cohorts; the order has no meaning.
-        return self._generator(round_idx).choice(self.num_seen, self.nominal_cohort_size, replace=False, shuffle=False)
-
-
-class WeightedParticipation(SampledParticipation):
-    """Each round draws a cohort without replacement, larger clients with a higher probability.
-
-    Clients are drawn one after another, each with a probability proportional to its number of training samples among
-    those not yet drawn. Clients without samples are never drawn. A round costs of the order of the population. The
-    settings are those of `SampledParticipation`.
-
-    Note:
-        The chance of being *in* the cohort is proportional to the size for a cohort of one, and flatter for larger
-        ones; averaging the updates weighted by size again counts size twice.
-    """
-
-    def setup(self, num_clients: int, num_samples: Callable[[int], int], seed: int) -> None:
-        """As `Participation.setup`; also asks for every seen client's number of samples."""
-        super().setup(num_clients, num_samples, seed)
-        sizes = np.array([num_samples(client_id) for client_id in self.seen_clients.tolist()], dtype=np.float64)
-        num_drawable = int(np.count_nonzero(sizes))
-        if num_drawable < self.nominal_cohort_size:
-            raise ConfigError(
-                f"participation: a cohort of {self.nominal_cohort_size} is asked for, but only {num_drawable} clients "
-                "have training samples; lower count or fraction"
-            )
-        self._probabilities = sizes / sizes.sum()
-
-    def _draw(self, round_idx: int) -> NDArray[np.int64]:
-        return self._generator(round_idx).choice(
-            self.num_seen, self.nominal_cohort_size, replace=False, p=self._probabilities
-        )
-
-
-class AvailabilityParticipation(SampledParticipation):
-    """Each round draws a cohort uniformly from the clients that happen to be available.
-
-    Client c is available in round t with probability p_c, independently of all else; if fewer are available than asked
-    for, all of them take part, and a round may be empty. A round costs of the order of the population.
-
-    With a `period` T, availability follows a daily rhythm with a phase φ_c of the client's own, drawn by the seed:
-    ``p_c(t) = p_c + min(p_c, 1 − p_c) · cos(2π(t/T + φ_c))``, the widest swing that stays a probability; its mean over
-    a period is p_c.
-
-    Args:
-        count: Clients per round.
-        fraction: Clients per round as a fraction of the seen clients: ``max(1, round(fraction * num_seen))``, halves
-            rounded to even. Exactly one of `count` and `fraction` is given.
-        availability: The probability of being available: one number for all clients, or a list with one per client of
-            the whole population.
-        availability_beta: Instead of `availability`, the two shape parameters of the Beta distribution from which the
-            seed draws each client's probability.
-        period: Rounds in a day, at least 2; without it there is no rhythm.
-        kwargs: The settings of `Participation`.
-
-    Note:
-        The form of the rhythm is ours, not a paper's.
-    """
-
-    def __init__(
-        self,
-        count: int | None = None,
-        fraction: float | None = None,
-        availability: float | list[float] | None = None,
-        availability_beta: tuple[float, float] | None = None,
-        period: int | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(count=count, fraction=fraction, **kwargs)
-        self.availability = availability
-        self.availability_beta = availability_beta
-        self.period = period
-
-    def setup(self, num_clients: int, num_samples: Callable[[int], int], seed: int) -> None:
-        """As `Participation.setup`; also draws what the seed decides about each client's availability."""
-        super().setup(num_clients, num_samples, seed)
-        if self.period is not None and self.period < 2:
-            raise ConfigError(f"participation.period is {self.period}; give at least 2 rounds, or leave it out")
-        # Only the seen clients' probabilities are kept, (num_seen,), or (1,) where all are alike.
-        self._probabilities = self._seen_only(self._base_probabilities(num_clients, seed))
-        if self.period is not None:
-            self._phases = self._seen_only(numpy_generator(seed, "availability_phase").random(num_clients))
-
-    def _seen_only(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        return values if self._seen is None or len(values) == 1 else values[self._seen]
-
-    def _base_probabilities(self, num_clients: int, seed: int) -> NDArray[np.float64]:
-        given, beta = self.availability, self.availability_beta
-        if (given is None) == (beta is None):
-            raise ConfigError(
-                f"participation: {'neither' if beta is None else 'both'} of availability and availability_beta given; "
-                "give exactly one of the two"
-            )
-        if beta is not None:
-            if len(beta) != 2 or not all(shape > 0 and math.isfinite(shape) for shape in beta):
-                raise ConfigError(f"participation.availability_beta is {beta}; give two numbers above 0")
-            return numpy_generator(seed, "availability_beta").beta(beta[0], beta[1], size=num_clients)
-        values = np.atleast_1d(np.asarray(given, dtype=np.float64))
-        if isinstance(given, (list, tuple)) and len(values) != num_clients:
-            raise ConfigError(
-                f"participation.availability lists {len(values)} clients, but the data has {num_clients}; give one "
-                "probability per client, or a single number for all"
-            )
-        for client_id, value in enumerate(values.tolist()):
-            if not 0 <= value <= 1:
-                raise ConfigError(
-                    f"participation.availability is {value}{f' for client {client_id}' if len(values) > 1 else ''}; "
-                    "give probabilities from 0 to 1"
-                )
-        return values
-
-    def probabilities(self, round_idx: int) -> NDArray[np.float64]:
-        """Each seen client's probability of being available in a round, (num_seen,) or (1,) where all are alike."""
-        base = self._probabilities
-        if self.period is None:
-            return base
-        # The remainder keeps the angle exact after many rounds.
-        angle = 2 * np.pi * (round_idx % self.period / self.period + self._phases)
-        swung: NDArray[np.float64] = base + np.minimum(base, 1 - base) * np.cos(angle)
-        return swung
-
-    def available(self, round_idx: int) -> NDArray[np.int64]:
-        """The seen clients that are available in a round, ascending."""
-        positions = self._available_positions(round_idx)
-        return positions if self._seen is None else self._seen[positions]
-
-    def _available_positions(self, round_idx: int) -> NDArray[np.int64]:
-        draws = numpy_generator(self._seed, "available", round_idx).random(self.num_seen)
-        return np.flatnonzero(draws < self.probabilities(round_idx)).astype(np.int64)
-
-    def _draw(self, round_idx: int) -> NDArray[np.int64]:
-        available = self._available_positions(round_idx)
-        if len(available) <= self.nominal_cohort_size:
-            return available
-        return self._generator(round_idx).choice(available, self.nominal_cohort_size, replace=False, shuffle=False)
+    def _is_late(self, client_id: int) -> bool:
+        assert self.stragglers is not None
+        seconds = self.stragglers.duration(self._seed, client_id, self._num_samples(client_id))
+        return seconds > self.stragglers.deadline
 
 
 def _uniform(seed: int, *keys: int | str) -> float:

@@ -59,7 +59,8 @@ class ClientUpdate:
             weight keeps sums of float32 tensors exact in float64, and so independent of their order.
         metrics: Named scalars of the local work, such as ``train/loss``.
         kind: Which kind of network the client has.
-        probability: The probability with which the client takes part in a round; None where it is not known.
+        probability: The probability with which an update of the client comes out of a round, see
+            `lit_fed.engine.participation.Participation.probability`; set by the round loop.
     """
 
     client_id: int

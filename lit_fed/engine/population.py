@@ -13,7 +13,7 @@ from lit_fed.errors import ConfigError
 if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule
     from lit_fed.engine.kinds import Kinds
-    from lit_fed.engine.participation import Participation
+    from lit_fed.engine.participation import Participation, ProbabilityIs
     from lit_fed.engine.server_training import ServerLoop
 
 
@@ -58,8 +58,13 @@ class Population:
         return self.data.public_size
 
     def probability(self, client_id: int) -> float | None:
-        """The probability with which a client takes part in a round; None where it is not known."""
+        """The probability with which a client's update comes out of a round; None where it is not known."""
         return self.participation.probability(client_id)
+
+    @property
+    def probability_is(self) -> ProbabilityIs:
+        """Whether `probability` is exact, estimated, or unknown."""
+        return self.participation.probability_is
 
     def public_accuracy(self, classes: Tensor) -> float:
         """How many of the public samples are of these classes (P,): a number to report, for nothing to learn from."""

@@ -1,4 +1,7 @@
-"""Training on the server, seeded: what methods do that distil or learn a generator there."""
+"""Training on the server, seeded: for methods that distil or learn a generator there, and for references to compare to.
+
+A kind's task is lent for it and comes back as it was: tensors, modes of its submodules, which parameters train.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,17 @@ from torch.optim import Optimizer
 
 from lit_fed.engine.local import LocalLoop
 from lit_fed.engine.local_batches import batch_size_of, seed_device
+from lit_fed.engine.objective import Objective, task_name
+from lit_fed.engine.optimization import parse_optimizers
 from lit_fed.engine.payload import Payload
+from lit_fed.errors import ConfigError
 from lit_fed.seeding import derive_seed
+
+OptimizerMaker = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 
 class ServerLoop:
-    """Trains a kind's network on the server, the same way on every process.
+    """Trains a kind's network on the server, and predicts with it, the same way on every process.
 
     Args:
         fabric: Gives device and precision.
@@ -33,43 +41,80 @@ class ServerLoop:
         kind: str,
         begin: Payload,
         loader: Iterable[Any],
-        loss: Callable[[nn.Module, Any], Tensor],
-        optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
+        loss: Callable[[Objective, Any], Tensor],
+        *,
         epochs: int,
         seed: tuple[Any, ...],
+        optimizer: OptimizerMaker | None = None,
     ) -> tuple[dict[str, Tensor], float]:
-        """Train from given tensors.
+        """Train from given tensors, in training mode.
 
         Args:
             kind: Whose network.
-            begin: What it starts from, by name.
+            begin: What it starts from, by name; what is not named starts as the task has it.
             loader: Batches.
-            loss: Of the task, as ``forward`` sees it, and a batch.
-            optimizer: Made anew.
+            loss: Of the task (its ``forward``, or ``run`` for its own ``training_step``) and a batch. What it logs is
+                dropped.
             epochs: Passes over the loader.
             seed: What dropout and the like are drawn from.
+            optimizer: Made anew, over the parameters that are not frozen; None for the task's own without its schedule.
 
         Returns:
-            Copies of the trained tensors, and the last epoch's mean loss over samples.
+            Copies of the trained tensors named in `begin`, and the last epoch's mean loss over samples.
+
+        Raises:
+            ConfigError: If the task's own optimizer is wanted, and it has several.
         """
-        loop = self.loops[kind]
-        model, mean = loop.model, 0.0
-        seed_device(derive_seed(*seed), self.fabric.device)
-        with model.preserved():
+        loop, mean = self.loops[kind], 0.0
+        model, objective = loop.model, loop.objective
+        with model.lent():
             model.load(begin)
             model.set_trainable(None)
-            model.task.train()
-            made = optimizer(parameter for parameter in model.task.parameters() if parameter.requires_grad)
+            objective.train()
+            made = _own_optimizer(objective) if optimizer is None else optimizer(_trainable(objective))
+            seed_device(derive_seed(*seed), self.fabric.device)
+            loop.reset_scaler()
             for _ in range(epochs):
                 total, samples = torch.zeros((), device=self.fabric.device), 0
                 for batch in loop.batches(loader):
-                    with self.fabric.autocast():
-                        term = loss(model.task, batch)
+                    with loop.autocast():
+                        term = loss(objective, batch)
                     made.zero_grad()
-                    term.backward()
-                    made.step()
+                    self.fabric.backward(term)
+                    self.fabric.strategy.optimizer_step(made)
                     size = batch_size_of(batch)
                     total += term.detach() * size
                     samples += size
                 mean = float(total) / max(samples, 1)
             return model.copy(begin), mean
+
+    @torch.no_grad()
+    def predict(self, kind: str, tensors: Payload, loader: Iterable[Any]) -> Tensor:
+        """What a network's ``forward`` gives for the inputs of ``(x, …)`` batches, one below the other.
+
+        In evaluation mode and in the weights' own precision.
+
+        Args:
+            kind: Whose network.
+            tensors: Its parameters and buffers by name.
+            loader: Batches, at least one.
+        """
+        loop = self.loops[kind]
+        with loop.model.lent(), loop.model.evaluating():
+            loop.model.load(tensors)
+            return torch.cat([loop.objective(batch[0]) for batch in loop.batches(loader)])
+
+
+def _trainable(objective: Objective) -> list[nn.Parameter]:
+    return [parameter for parameter in objective.parameters() if parameter.requires_grad]
+
+
+def _own_optimizer(objective: Objective) -> Optimizer:
+    optimizers, _, _ = parse_optimizers(objective.configure_optimizers())
+    if len(optimizers) > 1:
+        raise ConfigError(
+            f"model {task_name(objective)} has {len(optimizers)} optimizers, and training on the server needs one"
+        )
+    for group in optimizers[0].param_groups:
+        group["lr"] = group.get("initial_lr", group["lr"])  # where a scheduler has moved it
+    return optimizers[0]

@@ -6,7 +6,7 @@ A session holds one task for each kind of network, and a client is made of it by
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -76,6 +76,14 @@ class Session:
         self.work = work
         self.seed = seed
         self._taken: Broadcast | None = None
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """The tasks belong to the federation for a while: clients are entered and run within."""
+        with ExitStack() as stack:
+            for loop in self.loops.values():
+                stack.enter_context(loop.at_work())
+            yield
 
     def loop(self, client: Client) -> LocalLoop:
         """What trains and evaluates a client."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import islice
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from lit_fed.engine.local_batches import batch_size_of, map_tensors
 from lit_fed.engine.meter import Meter
 from lit_fed.engine.metric_names import Direction
 from lit_fed.engine.model import Model
-from lit_fed.engine.objective import bind_step, join, plain_name
+from lit_fed.engine.objective import at_work, bind_step, join, plain_name
 from lit_fed.engine.options import GradientOptions
 from lit_fed.engine.strategy import Workers
 from lit_fed.engine.task_trainer import TaskTrainer
@@ -62,9 +62,9 @@ class TaskLoop:
             workers,
             gradients,
         )
-        self.objective = join(model.task, algorithm, model)
-        self.state = self.objective.state
+        self.objective, self.state = join(model.task, algorithm, model)
         wrapped = fabric.setup_module(self.objective)
+        self.objective._fabric = None  # what Fabric notes there is for `at_work`
         self.trainer = TaskTrainer(fabric, max_rounds, datamodule, gradients.accumulate, self.clip)
         self.trainer.callbacks = list(callbacks)
         self.state.trainer = self.trainer
@@ -79,6 +79,15 @@ class TaskLoop:
         self.autocast: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext if plain else fabric.autocast
         # Autocast converts as it goes; the "true" precisions want their inputs in the type of the weights.
         self._convert_inputs = not plain and not isinstance(precision, MixedPrecision)
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """The task belongs to the federation for a while; afterwards it is a plain LightningModule again."""
+        with at_work(self.objective, self.state, self.fabric):
+            try:
+                yield
+            finally:
+                self.model.leave()
 
     def call(self, hook: str, *args: Any) -> None:
         """Call one of Lightning's hooks on the task and on Lightning's callbacks, where they have it."""

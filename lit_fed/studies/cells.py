@@ -19,8 +19,10 @@ import yaml
 from jsonargparse import ArgumentError, Namespace
 
 from lit_fed.command.cli import FederatedCLI, user_error
+from lit_fed.engine.metric_names import MetricNames
 from lit_fed.errors import ConfigError
-from lit_fed.studies.study import Place, Study
+from lit_fed.studies.promised import metric_names
+from lit_fed.studies.study import Measure, Place, Study
 
 _SEED = "{seed}"
 _ANY = 1_827_364_591  # stands for any seed while a command is read; nobody writes this number
@@ -145,11 +147,20 @@ class Grid:
     cells: tuple[Cell, ...]
     at: Mapping[tuple[Place, int], Cell] = field(repr=False)
 
+    def measure_of(self, place: tuple[str, str], metric: str | None = None, report: str | None = None) -> Measure:
+        """What is read from the runs of a place: what the study says, else what its runs monitor."""
+        cells = [self.at[Place(*place), seed] for seed in self.study.seeds if (Place(*place), seed) in self.at]
+        names = metric_names(cells[0].config) if cells else MetricNames()
+        if names.monitor is None and not self.study.names_metric(Place(*place)):
+            for cell in (cell for cell in cells if cell.done):
+                names.see({name: 0.0 for row in cell.rows() for name, value in row.items() if value})
+        return self.study.measure_of(Place(*place), names, metric, report)
+
     def value(
         self, place: tuple[str, str], seed: int, metric: str | None = None, report: str | None = None
     ) -> float | None:
         """The number that the table shows, of one seed; None where the run is not finished or has none."""
-        cell, measure = self.at.get((Place(*place), seed)), self.study.measure_of(Place(*place), metric, report)
+        cell, measure = self.at.get((Place(*place), seed)), self.measure_of(place, metric, report)
         if cell is None or not cell.done:
             return None
         values = [value for _, value in cell.curve(measure.metric)]
@@ -164,7 +175,7 @@ class Grid:
 
     def curve(self, place: tuple[str, str], seed: int, metric: str | None = None) -> list[tuple[int, float]]:
         """The metric over rounds, of one seed; empty where the run is not finished."""
-        cell, measure = self.at.get((Place(*place), seed)), self.study.measure_of(Place(*place), metric)
+        cell, measure = self.at.get((Place(*place), seed)), self.measure_of(place, metric)
         if cell is None or not cell.done:
             return []
         return [(round_idx, measure.scale * value) for round_idx, value in cell.curve(measure.metric)]

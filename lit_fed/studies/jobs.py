@@ -14,8 +14,8 @@ from typing import Any
 
 import lit_fed
 from lit_fed.errors import ConfigError, LitFedError
+from lit_fed.studies.cell_process import CellProcess
 from lit_fed.studies.cells import Cell
-from lit_fed.studies.worker import Worker
 
 _POLL_S = 0.1
 _GRACE_S = 10.0  # how long an interrupted cell may take to say good-bye
@@ -41,14 +41,13 @@ class Slots:
     gpus: tuple[str, ...] = ()
 
     def env(self, slot: int) -> dict[str, str]:
-        """The environment of the cell in a slot."""
-        env = {key: value for key, value in os.environ.items() if key != "PL_GLOBAL_SEED"}
-        env |= {"OMP_NUM_THREADS": str(self.threads)}
+        """What is another in the environment of the cell in a slot."""
+        env = {"OMP_NUM_THREADS": str(self.threads)}
         if self.gpus:
             env["CUDA_VISIBLE_DEVICES"] = self.gpus[slot % len(self.gpus)]
         root = Path(lit_fed.__file__).parents[1]
         if root.name not in ("site-packages", "dist-packages"):  # run from a checkout, which the cell must find too
-            env["PYTHONPATH"] = os.pathsep.join(part for part in (env.get("PYTHONPATH"), str(root)) if part)
+            env["PYTHONPATH"] = os.pathsep.join(part for part in (os.environ.get("PYTHONPATH"), str(root)) if part)
         return env
 
 
@@ -100,12 +99,14 @@ class Job:
 
     Args:
         cell: The cell.
-        worker: Where it runs.
+        process: Its process.
+        slot: Where it runs.
         started: When, by this process's clock.
     """
 
     cell: Cell
-    worker: Worker
+    process: CellProcess
+    slot: int
     started: float = field(default_factory=time.monotonic)
 
     @property
@@ -114,25 +115,10 @@ class Job:
         return time.monotonic() - self.started
 
 
-@contextmanager
-def working(slots: Slots, locks: Sequence[int]) -> Iterator[list[Worker]]:
-    """A worker for every slot; they end with the block.
-
-    Args:
-        slots: How many, and what each may use.
-        locks: The descriptors of the locks on the studies' folders.
-    """
-    workers = [Worker(slots.env(slot), locks) for slot in range(slots.jobs)]
-    try:
-        yield workers
-    finally:
-        for worker in workers:
-            worker.close()
-
-
 def run_jobs(
     cells: Sequence[Cell],
-    workers: Sequence[Worker],
+    slots: Slots,
+    locks: Sequence[int],
     on_end: Callable[[Job, str], None],
     on_tick: Callable[[Sequence[Job]], Any],
 ) -> None:
@@ -140,51 +126,53 @@ def run_jobs(
 
     Args:
         cells: What to run, in this order.
-        workers: Where; each runs one cell at a time.
+        slots: How many side by side, and what each may use.
+        locks: The descriptors of the locks on the studies' folders.
         on_end: Called with every job that has ended and, if it failed, why.
         on_tick: Called again and again with the jobs under way.
     """
-    waiting, idle, running = list(reversed(cells)), list(workers), list[Job]()
+    waiting, idle, running = list(reversed(cells)), list(range(slots.jobs)), list[Job]()
     try:
         while waiting or running:
             while waiting and idle:
-                cell, worker = waiting.pop(), idle.pop(0)
+                cell, slot = waiting.pop(), idle.pop(0)
                 cell.write_record(status="running")
-                running.append(Job(cell, worker))
-                worker.start(cell.command, cell.folder / _LOG)
+                process = CellProcess(cell.command, cell.folder / _LOG, slots.env(slot), locks)
+                running.append(Job(cell, process, slot))
             on_tick(running)
             time.sleep(_POLL_S)
-            for job, code in [(job, job.worker.poll()) for job in running]:
+            for job, code in [(job, job.process.poll()) for job in running]:
                 if code is not None:
                     running.remove(job)
-                    idle.append(job.worker)
+                    idle.append(job.slot)
                     on_end(job, "" if code == 0 else why(job.cell.folder / _LOG, code))
     finally:
-        stop_all([job.worker for job in running])
+        stop_all([job.process for job in running])
 
 
-def stop_all(running: Sequence[Worker]) -> None:
-    """End the cells of workers: as Ctrl-C does, and for good if they have not ended by then."""
-    left = [worker for worker in running if worker.poll() is None]
-    for worker in left:
-        worker.stop(signal.SIGINT)
+def stop_all(running: Sequence[CellProcess]) -> None:
+    """End cells: as Ctrl-C does, and for good if they have not ended by then."""
+    left = [process for process in running if process.poll() is None]
+    for process in left:
+        process.stop(signal.SIGINT)
     deadline = time.monotonic() + _GRACE_S
     try:
         while left and time.monotonic() < deadline:
             time.sleep(_POLL_S)
-            left = [worker for worker in left if worker.poll() is None]
+            left = [process for process in left if process.poll() is None]
     finally:  # a second Ctrl-C does not wait
-        for worker in left:
-            worker.close()
+        for process in left:
+            process.close()
 
 
-def one_round(cell: Cell, folder: Path, worker: Worker) -> tuple[list[str], float, float]:
+def one_round(cell: Cell, folder: Path, slots: Slots, locks: Sequence[int]) -> tuple[list[str], float, float]:
     """Run a cell's first round beside the study.
 
     Args:
         cell: The cell.
         folder: The study's folder.
-        worker: Where to run it.
+        slots: What it may use.
+        locks: The descriptors of the locks on the studies' folders.
 
     Returns:
         The names that it reports, seconds of the round, and seconds of everything else.
@@ -196,19 +184,21 @@ def one_round(cell: Cell, folder: Path, worker: Worker) -> tuple[list[str], floa
     shutil.rmtree(aside, ignore_errors=True)
     options = ("max_rounds=1", "logger=false", "enable_checkpointing=false", f"default_root_dir={aside}")
     probe = Cell(cell.row, cell.column, cell.seed, cell.args, cell.config, aside)
-    job = Job(probe, worker)
-    worker.start(["fit", *cell.args, *(f"--trainer.{o}" for o in options)], aside / _LOG)
+    command = ["fit", *cell.args, *(f"--trainer.{option}" for option in options)]
+    began = time.monotonic()
+    process = CellProcess(command, aside / _LOG, slots.env(0), locks)
     try:
-        while (code := worker.poll()) is None:
+        while (code := process.poll()) is None:
             time.sleep(_POLL_S)
     except BaseException:
-        stop_all([worker])
+        stop_all([process])
         raise
     if code != 0:
         raise CellFailure(f"{cell.name} cannot run: {why(aside / _LOG, code)}")
     row = probe.rows()[0]
     shutil.rmtree(aside, ignore_errors=True)
-    return list(row), float(row["time/round_s"]), max(0.0, job.seconds - float(row["time/round_s"]))
+    of_round = float(row["time/round_s"])
+    return list(row), of_round, max(0.0, time.monotonic() - began - of_round)
 
 
 def why(log: Path, code: int) -> str:

@@ -6,18 +6,16 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from jsonargparse import Namespace
-from lightning.pytorch.cli import LightningArgumentParser
+from jsonargparse import ArgumentParser
 
-from lit_fed.algorithm import Algorithm
-from lit_fed.client import ClientModule
-from lit_fed.command.cli import fill_from_data, user_error
+from lit_fed.command.cli import add_parts, build_parts, user_error
+from lit_fed.engine.compatibility import check_data, check_task
 from lit_fed.errors import ConfigError
 from lit_fed.studies.cells import Cell
 
 
 def check_parts(cells: Iterable[Cell]) -> None:
-    """Read every data set and make every model once, so that missing files and impossible settings are known now.
+    """Make the parts of every cell once, so that missing files and impossible settings are known now.
 
     Data that differ in the partition's seed alone are read once.
 
@@ -25,37 +23,42 @@ def check_parts(cells: Iterable[Cell]) -> None:
         cells: The cells that are to run.
 
     Raises:
-        ConfigError: If one cannot be made.
+        ConfigError: If one cannot be made, or they do not fit.
     """
-    from lit_fed.data import FederatedDataModule
-
-    parser = LightningArgumentParser(exit_on_error=False)
-    parser.add_subclass_arguments(FederatedDataModule, "data", required=True)
-    parser.add_subclass_arguments(ClientModule, "model", required=True)
-    parser.add_subclass_arguments(Algorithm, "algorithm", required=True)
-    read: dict[str, Any] = {}
+    parser = ArgumentParser(exit_on_error=False)
+    add_parts(parser)
+    read: set[str] = set()
     made: set[str] = set()
     for cell in cells:
-        parts = {key: cell.config[key] for key in ("data", "model", "algorithm")}
-        data_key, key = (_key(part) for part in (parts["data"], parts))
-        if key in made:
+        settings = {key: cell.config[key] for key in ("data", "model", "algorithm")}
+        settings["trainer"] = {"kinds": cell.config["trainer"].get("kinds")}
+        if (key := _key(settings)) in made:
             continue
         try:
-            parsed = parser.parse_object(parts)
-            if data_key not in read:
-                read.clear()  # one data set in memory at a time
-                data = parser.instantiate(Namespace(data=parsed.data)).data
-                data.prepare_data()
-                data.setup()
-                read[data_key] = data
-            fill_from_data(parsed.model, read[data_key])
-            parser.instantiate(Namespace(model=parsed.model, algorithm=parsed.algorithm))
+            _make(parser, settings, read)
         except Exception as error:
             line = user_error(error, [])
             if line is None:
                 raise
             raise ConfigError(f"{cell.row}/{cell.column}: {line}") from error
         made.add(key)
+
+
+def _make(parser: ArgumentParser, settings: dict[str, Any], read: set[str]) -> None:
+    """Make parts, see whether they fit, and read the data unless the like of them were read before."""
+    parts, _ = build_parts(parser, parser.parse_object(settings))
+    data, algorithm = parts.data, parts.algorithm
+    data.reserve(algorithm.public_size, algorithm.calibration_fraction)
+    for task in parts.model.values() if isinstance(parts.model, dict) else [parts.model]:
+        task.configure_model()
+        algorithm.adapt(task)
+        check_task(task, algorithm)
+        check_data(task, algorithm, data)
+    key = _key([settings["data"], algorithm.public_size, algorithm.calibration_fraction])
+    if key not in read:
+        data.prepare_data()
+        data.setup()
+        read.add(key)
 
 
 def _key(part: Any) -> str:

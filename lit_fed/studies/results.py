@@ -101,7 +101,7 @@ def collect(grid: Grid) -> Results:
             place = Place(row, column)
             found = [grid.value(place, seed) for seed in study.seeds if place not in study.skip]
             values = tuple(value for value in found if value is not None)
-            entries[place] = Entry(place, study.measure_of(place), values, len(found), study.published.get(place))
+            entries[place] = Entry(place, grid.measure_of(place), values, len(found), study.published.get(place))
     for column in study.columns:
         for place in _best([entries[Place(row, column)] for row in study.rows]):
             entries[place] = Entry(**{**vars(entries[place]), "best": True})

@@ -20,10 +20,10 @@ from lit_fed.studies.cells import Cell, Grid, chosen, lay_out
 from lit_fed.studies.display import Display, duration, estimate, plain_console, say
 from lit_fed.studies.environment import describe
 from lit_fed.studies.figures import draw_bars, draw_curves
-from lit_fed.studies.jobs import Job, locked, one_round, run_jobs, share_machine, working
+from lit_fed.studies.jobs import Job, Slots, locked, one_round, run_jobs, share_machine
+from lit_fed.studies.metric_check import check_metrics
 from lit_fed.studies.parts import check_parts
 from lit_fed.studies.report import index_html, report_html
-from lit_fed.studies.reported import check_metrics
 from lit_fed.studies.results import (
     Results,
     claims_markdown,
@@ -34,7 +34,6 @@ from lit_fed.studies.results import (
     verdict_text,
 )
 from lit_fed.studies.study import Place, read_study
-from lit_fed.studies.worker import Worker
 
 _COLORS = {"holds": "green", "fails": "red", "undecided": "yellow"}
 
@@ -131,8 +130,8 @@ def _dry_run(grids: Sequence[Grid], todo: Sequence[tuple[Grid, Cell]], options: 
     if seconds is None:
         grid, first = next(pair for pair in todo if not pair[1].done)
         say(console, f"timing one round of {first.name}…")
-        with locked(grid.folder) as lock, working(slots, [lock]) as workers:
-            _, of_round, rest = one_round(first, grid.folder, workers[0])
+        with locked(grid.folder) as lock:
+            _, of_round, rest = one_round(first, grid.folder, slots, [lock])
         seconds = estimate(waiting, [], (of_round, rest))
         basis = f"from one round of {first.name}"
     assert seconds is not None
@@ -159,17 +158,17 @@ def _run(
     _check_parts(grids, todo)
     failures: list[tuple[Grid, Cell, str]] = []
     made_with = describe()
-    with working(slots, list(locks.values())) as workers:
-        for grid in grids:
-            check_metrics(grid, waiting, _asker(grid, workers[0], console))
-        results = []
-        for grid in grids:
-            mine = [cell for owner, cell in todo if owner is grid]
-            failed = _run_grid(grid, mine, workers, made_with, console)
-            results.append(collect(grid))
-            _write_all(results[-1], failed)
-            _show(results[-1], console)
-            failures += [(grid, cell, reason) for cell, reason in failed]
+    held = list(locks.values())
+    for grid in grids:
+        check_metrics(grid, waiting, _asker(grid, slots, held, console))
+    results = []
+    for grid in grids:
+        mine = [cell for owner, cell in todo if owner is grid]
+        failed = _run_grid(grid, mine, slots, held, made_with, console)
+        results.append(collect(grid))
+        _write_all(results[-1], failed)
+        _show(results[-1], console)
+        failures += [(grid, cell, reason) for cell, reason in failed]
     _summarise(results, Path(options.output), options.profile, console)
     for grid, cell, reason in failures:
         say(console, f"failed  {grid.study.name}: {cell.name}: {reason} (see {cell.folder / 'log.txt'})")
@@ -184,16 +183,21 @@ def _check_parts(grids: Sequence[Grid], todo: Sequence[tuple[Grid, Cell]]) -> No
             raise ConfigError(f"{grid.study.path}: {error}") from error
 
 
-def _asker(grid: Grid, worker: Worker, console: Console) -> Callable[[Cell], Sequence[str]]:
+def _asker(grid: Grid, slots: Slots, locks: Sequence[int], console: Console) -> Callable[[Cell], Sequence[str]]:
     def ask(cell: Cell) -> Sequence[str]:
         say(console, f"{grid.study.name}: running one round of {cell.name} to see which metrics it reports")
-        return one_round(cell, grid.folder, worker)[0]
+        return one_round(cell, grid.folder, slots, locks)[0]
 
     return ask
 
 
 def _run_grid(
-    grid: Grid, cells: Sequence[Cell], workers: Sequence[Worker], made_with: dict[str, str], console: Console
+    grid: Grid,
+    cells: Sequence[Cell],
+    slots: Slots,
+    locks: Sequence[int],
+    made_with: dict[str, str],
+    console: Console,
 ) -> list[tuple[Cell, str]]:
     waiting = [cell for cell in cells if not cell.done]
     study, finished = grid.study, len(cells) - len(waiting)
@@ -201,7 +205,7 @@ def _run_grid(
         console,
         f"{study.name}, profile {study.profile}: {len(cells)} cells"
         + (f", {finished} of them finished before" if finished else "")
-        + (f"; {len(workers)} side by side" if waiting else ""),
+        + (f"; {slots.jobs} side by side" if waiting else ""),
     )
     for cell in waiting:
         if cell.changed:
@@ -223,8 +227,8 @@ def _run_grid(
         display.ended(job, reason, _told(grid, cell))
 
     rounds = sum(cell.max_rounds for cell in waiting)
-    with Display(len(cells), finished, rounds, len(workers), console) as display:
-        run_jobs(waiting, workers, ended, display.tick)
+    with Display(len(cells), finished, rounds, slots.jobs, console) as display:
+        run_jobs(waiting, slots, locks, ended, display.tick)
     return failures
 
 
@@ -232,7 +236,7 @@ def _lacking(grid: Grid, cell: Cell) -> list[str]:
     """The metrics that the table reads from a finished cell and does not find."""
     mine = [(place, seed) for (place, seed), owner in grid.at.items() if owner is cell]
     lacking = [place for place, seed in mine if grid.value(place, seed) is None]
-    return list(dict.fromkeys(grid.study.measure_of(place).metric for place in lacking))
+    return list(dict.fromkeys(grid.measure_of(place).metric or "a metric to show" for place in lacking))
 
 
 def _told(grid: Grid, cell: Cell) -> str:
@@ -241,7 +245,7 @@ def _told(grid: Grid, cell: Cell) -> str:
     for (place, seed), owner in grid.at.items():
         value = grid.value(place, seed) if owner is cell else None
         if value is not None:
-            measure = grid.study.measure_of(place)
+            measure = grid.measure_of(place)
             found.append(f"{measure.metric} {value:.{measure.decimals}f}")
     return ", ".join(dict.fromkeys(found))
 

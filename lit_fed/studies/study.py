@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from lit_fed.callbacks.progress import lower_is_better
+from lit_fed.engine.metric_names import MetricNames
 from lit_fed.errors import ConfigError
 from lit_fed.studies.claims import REPORTS, WORDS, Claim, parse_claim
 
@@ -45,7 +45,8 @@ class Measure:
     """What is read from a run.
 
     Args:
-        metric: A column of ``metrics.csv``, such as ``global/acc``.
+        metric: A column of ``metrics.csv``, such as ``global/acc``; empty where the study names none and what a run
+            monitors is only known once one has finished.
         report: The ``last`` evaluated round, the ``best`` one, or the ``mean`` over all of them.
         lower: Whether smaller values are better.
         scale: Values are multiplied by this everywhere: in tables, pictures and claims.
@@ -122,17 +123,31 @@ class Study:
         every = (Place(row, column) for row in self.rows for column in self.columns)
         return [place for place in every if place not in self.skip]
 
-    def measure_of(self, place: Place, metric: str | None = None, report: str | None = None) -> Measure:
-        """What is read from the runs of a place; a claim may ask for another metric or round."""
+    def names_metric(self, place: Place) -> bool:
+        """Whether the study says which metric is read at a place."""
         row, column = self.rows[place.row], self.columns[place.column]
-        keys = dict(self.measure) | dict(row.measure) | dict(column.measure)
+        return "metric" in {**self.measure, **row.measure, **column.measure}
+
+    def measure_of(
+        self, place: Place, names: MetricNames, metric: str | None = None, report: str | None = None
+    ) -> Measure:
+        """What is read from the runs of a place.
+
+        Args:
+            place: The place.
+            names: What is known of its runs' metrics: the monitor counts where the study names no metric.
+            metric: The metric that a claim asks for, where it does.
+            report: The round that a claim asks for, where it does.
+        """
+        row, column = self.rows[place.row], self.columns[place.column]
+        keys = {"metric": names.monitor or ""} | dict(self.measure) | dict(row.measure) | dict(column.measure)
         if metric is not None and metric != keys["metric"]:
             keys = {"metric": metric, "report": keys.get("report", "last")}
         better, scale = keys.get("better", "auto"), float(keys.get("scale", 1.0))
         return Measure(
             metric=keys["metric"],
             report=report or keys.get("report", "last"),
-            lower=lower_is_better(keys["metric"]) if better == "auto" else better == "lower",
+            lower=names.direction(keys["metric"]) == "min" if better == "auto" else better == "lower",
             scale=scale,
             decimals=keys.get("decimals", max(0, 4 - round(log10(scale)))),
         )
@@ -251,10 +266,6 @@ def _build(path: Path, profile: str, content: dict[str, Any], where: _Where) -> 
     if both := [name for name in rows if name in columns]:
         raise where.error(f"{both[0]!r} is a row and a column; claims could not tell them apart, rename one")
     measure = _measure(where, content)
-    for row in rows.values():
-        for column in columns.values():
-            if "metric" not in {**measure, **row.measure, **column.measure}:
-                raise where.error(f"no metric for {row.name}/{column.name}; set metric, for example global/acc")
     skip = frozenset(_place(where.at("skip"), word, rows, columns) for word in where.texts(content, "skip"))
     claims = content.get("claims") or []
     if not isinstance(claims, list):

@@ -107,6 +107,7 @@ def written(text: str) -> str:
         (["--trainer.evaluate_on", "tset"], "trainer.evaluate_on: expected 'test' or 'val', not tset"),
         (["--trainer.logger", "maybe"], "trainer.logger: expected true or false, a list or a class, not maybe"),
         (["--trainer.gradient_clip_val", "big"], "trainer.gradient_clip_val: expected a number, not big"),
+        (["--model.init_args.optimizer.init_args.nesterov", "3"], "init_args.nesterov: expected true or false, not 3"),
         ([LR, "fast"], "model.init_args.optimizer.init_args.lr: expected a number, not fast"),
         (
             ["--trainer.callbacks", "EarlyStopping"],

@@ -20,8 +20,8 @@ TINY: dict[str, Any] = {
         "trainer.max_rounds": 2,
         "trainer.logger": False,
         "trainer.participation.init_args.count": 2,
-        "model.init_args.local_epochs": None,
-        "model.init_args.local_steps": 2,
+        "trainer.local_epochs": None,
+        "trainer.local_steps": 2,
     },
     "rows": {
         "fedavg": {"configs": [str(CONFIGS / "method" / "fedavg.yaml")]},

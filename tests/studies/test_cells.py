@@ -10,7 +10,7 @@ from lit_fed.errors import ConfigError
 from lit_fed.studies.cells import _ANY, chosen
 from lit_fed.studies.jobs import share_machine
 from lit_fed.studies.parts import check_parts
-from lit_fed.studies.reported import check_metrics
+from lit_fed.studies.metric_check import check_metrics
 from lit_fed.studies.study import Place
 from tests.studies.support import CONFIGS, TINY, finish, grid_of
 
@@ -25,7 +25,7 @@ def test_a_cell_is_an_ordinary_command(tmp_path):
     cell = grid_of(tmp_path, seeds=[3, 4], set=TINY["set"] | {"data.init_args.seed": "{seed}"}).cells[1]
     files = [f"{CONFIGS}/{name}.yaml" for name in ("quickstart", "method/fedavg", "data/digits_iid")]
     settings = ["trainer.max_rounds=2", "trainer.logger=false", "trainer.participation.init_args.count=2"]
-    settings += ["model.init_args.local_epochs=null", "model.init_args.local_steps=2", "data.init_args.seed=4"]
+    settings += ["trainer.local_epochs=null", "trainer.local_steps=2", "data.init_args.seed=4"]
     words = [word for file in files for word in ("-c", file)] + [f"--{setting}" for setting in settings]
     assert cell.name == "fedavg/iid/4"
     assert cell.shell == shlex.join(["python", "cli.py", "fit", *words, "--trainer.seed=4"])
@@ -55,10 +55,10 @@ def test_a_setting_that_takes_no_seed_is_told_of_a_seed(tmp_path):
 
 
 def test_later_parts_win(tmp_path):
-    rows = {"a": {"set": {"model.init_args.local_steps": 3}}}
-    columns = {"x": {}, "y": {"set": {"model.init_args.local_steps": 4}}}
+    rows = {"a": {"set": {"trainer.local_steps": 3}}}
+    columns = {"x": {}, "y": {"set": {"trainer.local_steps": 4}}}
     grid = grid_of(tmp_path, rows=rows, columns=columns)
-    assert [cell.config["model"]["init_args"]["local_steps"] for cell in grid.cells] == [3, 4]
+    assert [cell.config["trainer"]["local_steps"] for cell in grid.cells] == [3, 4]
 
 
 def test_columns_that_differ_in_the_metric_share_their_runs(tmp_path):
@@ -202,7 +202,7 @@ def test_what_only_the_code_knows_is_asked_once_for_each_kind_of_run(tmp_path):
     check_metrics(grid, grid.cells, ask)
     assert asked == ["fedavg/x/0", "prox/x/0"]
     assert "reports no metric 'server/step'" in error(
-        check_metrics, grid, grid.cells, lambda cell: ["round", "train/ce"]
+        check_metrics, grid, grid.cells, lambda cell: ["round", "train/task"]
     )
     check_metrics(grid)  # nobody to ask, so nothing is held against it
 

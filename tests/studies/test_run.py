@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonargparse import ArgumentParser
 
 from lit_fed.command.cli import main
-from lit_fed.studies.run_studies import parse
+from lit_fed.studies.run_studies import add_arguments
 from tests.studies.support import CONFIGS, TINY, write_study
 from tests.support import assert_same, rows, run_cli, saved_weights, start_cli
 
@@ -56,9 +57,12 @@ def error_of(args: list[str], capsys: Any) -> str:
 
 
 def run_here(*args: str, code: int = 0) -> None:
-    with pytest.raises(SystemExit) as stop:
+    status = 0
+    try:
         main(["study", *args])
-    assert stop.value.code == code
+    except SystemExit as stop:
+        status = stop.code
+    assert status == code
 
 
 def wait_for(condition: Any, process: subprocess.Popen[str]) -> None:
@@ -128,7 +132,7 @@ def test_killed_and_started_again_gives_the_same_tables(finished, tmp_path, caps
 def test_changed_cells_begin_in_a_fresh_folder(finished, tmp_path, capsys):
     shutil.copytree(finished[0], "studies_out/tiny/pocket")
     shutil.rmtree("studies_out/tiny/pocket/broken")
-    changed = write_study(tmp_path, rows=TINY["rows"], set=TINY["set"] | {"model.init_args.local_steps": 1})
+    changed = write_study(tmp_path, rows=TINY["rows"], set=TINY["set"] | {"trainer.local_steps": 1})
     run_here("-c", str(changed), "--only", "prox")
     out = capsys.readouterr().out
     assert "prox/iid/0: the settings have changed; the run before is now studies_out/tiny/pocket/prox/iid/" in out
@@ -174,7 +178,7 @@ def test_ctrl_c_stops_the_cells_and_says_how_to_go_on(tmp_path):
         ({}, ["--profile", "paper"], "there is no profile 'paper'; the file has pocket"),
         ({}, ["--only", "prax"], "--only prax matches no cell"),
         ({}, ["--jobs", "0"], "--jobs is 0; it must be at least 1"),
-        ({}, ["--jobs", "two"], "argument --jobs: invalid int value: 'two'; see lit-fed study --help"),
+        ({}, ["--jobs", "two"], "jobs: expected a whole number, not two"),
         (
             {"columns": {"iid": {"set": {"data": "ArrayFile", "data.init_args.path": "no.npz"}}}},
             [],
@@ -211,5 +215,7 @@ def test_a_dry_run_lists_cells_where_the_data_are_missing_too(tmp_path, capsys):
 def test_help_is_there(capsys):
     run_here("--help")
     assert "--dry_run" in capsys.readouterr().out
-    assert parse(["-c", "a.yaml", "b.yaml", "-c", "c.yaml"]).config == ["a.yaml", "b.yaml", "c.yaml"]
+    parser = ArgumentParser()
+    add_arguments(parser)
+    assert parser.parse_args(["-c", "a.yaml", "b.yaml", "-c", "c.yaml"]).config == ["a.yaml", "b.yaml", "c.yaml"]
     assert (CONFIGS / "studies").is_dir()

@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 from lightning import LightningModule
+from torch import nn
 
 from lit_fed.engine.algorithm import Terms
 from lit_fed.engine.client import Client
 from lit_fed.engine.model import Model, Split
 from lit_fed.engine.objective import task_name
 from lit_fed.errors import ConfigError
-from lit_fed.methods.attention_freezing.projections import separate_attention
+from lit_fed.methods.attention_freezing.projections import merged, separate_attention
 from lit_fed.methods.fedavg import FedAvg
 
 
@@ -44,8 +45,8 @@ class FedFrozen(FedAvg):
         table. A deployment sends :math:`\bar\Phi` once more, to each client that works in phase 2;
         ``python cli.py cost`` says how much that is.
 
-        A model that was trained so holds fused projections in parts; `lit_fed.methods.attention_freezing.merged` gives
-        a copy in which they are in one piece again.
+        A model that was trained so holds fused projections in parts; `release` gives a copy in which they are in one
+        piece again.
     """
 
     def __init__(self, warmup_rounds: int = 5, value_ridge: float = 0.0, **kwargs: Any) -> None:
@@ -70,8 +71,12 @@ class FedFrozen(FedAvg):
 
     def split(self, model: Model, round_idx: int) -> Split:
         """All parameters travel during the warm-up, all but queries and keys after it."""
-        whole = super().split(model, round_idx)
-        return whole.frozen_too(self.attention.kernel) if round_idx >= self.warmup_rounds else whole
+        frozen = self.attention.kernel if round_idx >= self.warmup_rounds else ()
+        return Split(tuple(name for name in model.parameters if name not in frozen), frozen=frozen)
+
+    def release(self, task: LightningModule) -> nn.Module:
+        """A copy of the network with its projections in one piece, as it was built."""
+        return merged(super().release(task))
 
     def objective(self, client: Client, batch: Any) -> Terms:
         """The task's loss and the ridge on the value block."""

@@ -6,80 +6,27 @@ Algorithm 1.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
 import torch
-from lightning import Fabric
+import torch.nn.functional as F
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
-from lit_fed.algorithm import Algorithm
-from lit_fed.client import ClientContext, ClientModule, Phase, Split
-from lit_fed.errors import ConfigError
-from lit_fed.local import seed_device
-from lit_fed.methods.fedavg import FedAvg
-from lit_fed.methods.federated_distillation import DistillationServer, FederatedDistillation
-from lit_fed.mixing import Mixed
+from lit_fed.engine.algorithm import Cohort, Server, sole
+from lit_fed.engine.client import Client, Pass, Phase, Stage, Update
+from lit_fed.engine.model import Model
+from lit_fed.engine.objective import Objective
 from lit_fed.engine.payload import ClientUpdate, Payload
+from lit_fed.engine.population import Population
 from lit_fed.engine.reducers import Reducer
-from lit_fed.seeding import derive_seed, torch_generator
 from lit_fed.engine.strategy import Workers
-
-if TYPE_CHECKING:
-    from lit_fed.data import FederatedDataModule
-
-
-class FedDF(FederatedDistillation):
-    """A client of FedAvg that also sends its logits on the public set.
-
-    Args:
-        kwargs: Passed on to `lit_fed.methods.federated_distillation.FederatedDistillation`; `networks` must be null or
-            name one network.
-
-    Raises:
-        ConfigError: For several networks.
-
-    Note:
-        In the paper the server computes the logits from the weights it received, which is the same and costs no bytes;
-        here clients send them, so that the server never needs more than one model. The paper's form for several
-        architectures, with one student for each, is not here.
-    """
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        if len(self.assignment.names) > 1:
-            raise ConfigError(
-                "model FedDF averages weights, so all clients need the same network; model.networks has "
-                f"{', '.join(self.assignment.names)}"
-            )
-
-    def split(self, round_idx: int) -> Split:
-        """Everything travels."""
-        return ClientModule.split(self, round_idx)
-
-    def shared_names(self, direction: Literal["up", "down"] = "up") -> list[str]:
-        """As in FedAvg."""
-        return ClientModule.shared_names(self, direction)
-
-    def personal_names(self) -> list[str]:
-        """As in FedAvg."""
-        return ClientModule.personal_names(self)
-
-    def receive(self, payload: Payload) -> None:
-        """The global model."""
-        self.load_tensors(payload)
-
-    def refinement(self, ctx: ClientContext) -> list[Phase]:
-        """None: it is the server that distils."""
-        return []
-
-    def example_payload(self, ctx: ClientContext) -> Payload:
-        """Logits (P, C), empty, and the model."""
-        return {**super().example_payload(ctx), **self.shared_tensors()}
-
-    def answer(self, ctx: ClientContext) -> dict[str, Tensor]:
-        """Logits on the public set, and the model."""
-        return super().answer(ctx) | self.shared_tensors()
+from lit_fed.errors import ConfigError
+from lit_fed.methods.distillation.exchange import PUBLIC, PredictionExchange
+from lit_fed.methods.distillation.mixing import Mixed
+from lit_fed.methods.fedavg import FedAvg
+from lit_fed.seeding import torch_generator
 
 
 class Fused(NamedTuple):
@@ -94,25 +41,29 @@ class Fused(NamedTuple):
     mixed: Mixed
 
 
-class FedDFServer(Algorithm[Fused]):
+class FedDF(PredictionExchange[Fused]):
     r"""Averages the models as FedAvg does, then distils the clients' ensemble into the mean on the public set.
 
-    The student w, from the mean, minimises
+    Clients are FedAvg's and send their logits on the public set besides. The student w, from the mean, minimises
     :math:`\mathrm{CE}(\mathrm{softmax}\,\frac{1}{|S|}\sum_i f_i(x) \,\|\, \mathrm{softmax}\, f(x; w))`. Every process
-    distils, in the same way. Logs what `DistillationServer` does, and ``server/distillation``, the mean loss.
+    distils, in the same way. Logs ``server/distillation``, the mean loss, beside the mixture's metrics.
 
     Args:
         optimizer: The server's, made anew each round.
         epochs: Passes over the public set in a round; 0 is FedAvg.
         aggregate: Mix ``logits``, as in the paper, or ``probabilities``.
         weighting: Of the mean model, see `lit_fed.methods.fedavg.FedAvg`.
+        kwargs: The settings of `lit_fed.methods.distillation.exchange.PredictionExchange`.
 
     Raises:
-        ConfigError: For a negative number of epochs, or clients that are not FedDF's.
+        ConfigError: For a negative number of epochs, or clients with several kinds of network.
 
     Note:
         The cross-entropy differs from the paper's divergence by the teacher's entropy, a constant. The paper stops by a
-        validation set after at most 10,000 steps; here the number of epochs is fixed.
+        validation set after at most 10,000 steps; here the number of epochs is fixed. In the paper the server computes
+        the logits from the weights it received, which is the same and costs no bytes; here clients send them, so that
+        the server never needs more than one model. The paper's form for several architectures, with one student for
+        each, is not here.
     """
 
     def __init__(
@@ -121,80 +72,65 @@ class FedDFServer(Algorithm[Fused]):
         epochs: int = 5,
         aggregate: Literal["probabilities", "logits"] = "logits",
         weighting: Literal["samples", "uniform"] = "samples",
+        **kwargs: Any,
     ) -> None:
+        super().__init__(aggregate, **kwargs)
         if epochs < 0:
             raise ConfigError(f"algorithm.epochs is {epochs}; it must not be negative")
         self.optimizer = optimizer
         self.epochs = epochs
         self.fusion = FedAvg(weighting)
-        self.ensemble = DistillationServer(aggregate)
 
-    def setup(self, module: ClientModule, data: FederatedDataModule, fabric: Fabric) -> None:
-        """Take the module's weights as the first global model.
+    def setup(self, models: Mapping[str, Model], population: Population) -> Server:
+        """Take the task's weights as the first global model."""
+        self.model = sole(models, self)
+        return {**super().setup(models, population), **self.fusion.setup(models, population)}
 
-        Raises:
-            ConfigError: If the clients are not FedDF's, or the data have no public set.
-        """
-        if not isinstance(module, FedDF):
-            raise ConfigError(f"algorithm FedDFServer needs a model FedDF; this one is {type(module).__name__}")
-        self.module, self.data, self.fabric = module, data, fabric
-        self.fusion.setup(module, data, fabric)
-        self.ensemble.setup(module, data, fabric)
+    # ------------------------------------------------------------------ client
 
-    def broadcast(self, round_idx: int) -> Payload:
+    def phases(self, client: Client) -> list[Phase | Pass]:
+        """Training, then inference on the public set."""
+        return [*super().phases(client), *([self.public_pass(client)] if client.stage == "train" else [])]
+
+    def finish(self, client: Client) -> Update:
+        """The model, and logits (P, C) on the public set."""
+        return Update({**super().finish(client).payload, **client.results[PUBLIC]})
+
+    # ------------------------------------------------------------------ server
+
+    def broadcast(self, server: Server, round_idx: int, kind: str, stage: Stage = "train") -> Payload:
         """The global model."""
-        return self.fusion.broadcast(round_idx)
+        return self.fusion.broadcast(server, round_idx, kind, stage)
 
-    def reducer(self) -> Reducer[Fused]:
+    def reducer(self, server: Server) -> Reducer[Fused]:
         """The mean of the models, and of the logits."""
-        return _Fusion(self.fusion.reducer(), self.ensemble.reducer())
+        return _Fusion(self.fusion.reducer(server), self.mixture())
 
-    def step(self, aggregate: Fused, round_idx: int, num_clients: int) -> dict[str, float]:
+    def step(self, server: Server, aggregate: Fused, cohort: Cohort) -> dict[str, float]:
         """Average, then distil."""
-        self.fusion.step(aggregate.mean, round_idx, num_clients)
-        metrics = self.ensemble.step(aggregate.mixed, round_idx, num_clients)
-        return metrics | self._distil(round_idx)
+        self.fusion.step(server, aggregate.mean, cohort)
+        return self.take(server, aggregate.mixed) | self._distil(server, cohort.round_idx)
 
-    def _distil(self, round_idx: int) -> dict[str, float]:
-        module, targets, loss = self.module, self.ensemble.targets, 0.0
-        assert targets is not None
-        assert module.ctx is not None
+    def _distil(self, server: Server, round_idx: int) -> dict[str, float]:
+        population, targets = self.population, server["targets"]
         if not self.epochs:
             return {}
-        seed = module.ctx.seed, "feddf", round_idx
-        loader = self.data.public_loader(torch_generator(*seed))
-        seed_device(derive_seed(*seed), self.fabric.device)
-        module.load_tensors(self.fusion.state)
-        module.set_trainable(None)
-        module.train()
-        optimizer = self.optimizer(parameter for parameter in module.parameters() if parameter.requires_grad)
-        for _ in range(self.epochs):
-            total = torch.zeros((), device=self.fabric.device)
-            for x, index in loader:
-                x, index = self.fabric.to_device((x, index))
-                with self.fabric.autocast():
-                    term = module.distillation(module(x), targets[index])
-                optimizer.zero_grad()
-                term.backward()
-                optimizer.step()
-                total += term.detach() * len(index)
-            loss = float(total) / len(targets)
-        for name, tensor in module.shared_tensors().items():
-            self.fusion.state[name].copy_(tensor)
+        assert population.server_loop is not None, "it is only in forecasts that nothing is run"
+
+        def distillation(task: Objective, batch: Any) -> Tensor:
+            x, index = batch
+            logits: Tensor = task(x)
+            return F.cross_entropy(logits, targets[index].to(logits.dtype))
+
+        seed = population.seed, "feddf", round_idx
+        loader = population.data.public_loader(torch_generator(*seed))
+        student, loss = population.server_loop.train(
+            population.kinds.names[0], server["model"], loader, distillation,
+            epochs=self.epochs, seed=seed, optimizer=self.optimizer,
+        )  # fmt: skip
+        for name in self.model.shared_names("up"):
+            server["model"][name].copy_(student[name])
         return {"server/distillation": loss}
-
-    def global_state(self) -> dict[str, Tensor]:
-        """The student."""
-        return self.fusion.global_state()
-
-    def state_dict(self) -> dict[str, Any]:
-        """The student, and the ensemble's predictions."""
-        return self.fusion.state_dict() | self.ensemble.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from both."""
-        self.fusion.load_state_dict(state)
-        self.ensemble.load_state_dict(state)
 
 
 class _Fusion(Reducer[Fused]):

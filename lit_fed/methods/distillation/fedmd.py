@@ -1,7 +1,7 @@
 """FedMD.
 
 Li and Wang: "FedMD: Heterogenous Federated Learning via Model Distillation", NeurIPS 2019 workshop, arXiv:1910.03581,
-Algorithm 1. The server is `lit_fed.methods.federated_distillation.DistillationServer`, mixing logits.
+Algorithm 1.
 """
 
 from __future__ import annotations
@@ -11,20 +11,22 @@ from typing import Any, Literal
 import torch.nn.functional as F
 from torch import Tensor
 
-from lit_fed.client import ClientContext, Phase
+from lit_fed.engine.client import Client, Pass, Phase
 from lit_fed.errors import ConfigError
-from lit_fed.methods.federated_distillation import DistillationServer, FederatedDistillation
+from lit_fed.methods.distillation.federated_distillation import FederatedDistillation
 
 
 class FedMD(FederatedDistillation):
-    """A client that digests the consensus on the public set, then revisits its own data.
+    r"""Clients digest the consensus on the public set, then revisit their own data.
 
-    Digest (`public_epochs`), revisit (`local_epochs`), send class scores. It is tested as the revisit left it.
+    Digest (`public_epochs`), revisit (``trainer.local_epochs``), send class scores; a client is tested as the revisit
+    left it. The consensus is the mean of the scores, :math:`\tilde f(x) = \frac{1}{|S|} \sum_i f_i(x)`, as logits.
 
     Args:
         digest: Approach the consensus's logits by their mean absolute difference (``l1``), or its softmax by
             cross-entropy (``ce``).
-        kwargs: Passed on to `lit_fed.methods.federated_distillation.FederatedDistillation`.
+        kwargs: The settings of `lit_fed.methods.distillation.federated_distillation.FederatedDistillation`, but for
+            ``aggregate``.
 
     Raises:
         ConfigError: For another digest.
@@ -36,27 +38,20 @@ class FedMD(FederatedDistillation):
     """
 
     def __init__(self, digest: Literal["l1", "ce"] = "l1", **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+        super().__init__(aggregate="logits", **kwargs)
         if digest not in ("l1", "ce"):
-            raise ConfigError(f"model.digest is {digest!r}; it must be 'l1' or 'ce'")
+            raise ConfigError(f"algorithm.digest is {digest!r}; it must be 'l1' or 'ce'")
         self.digest = digest
 
-    def preparation(self, ctx: ClientContext) -> list[Phase]:
-        """None: a round ends with the revisit."""
-        return []
+    def refinement(self, client: Client) -> list[Phase | Pass]:
+        """The digest, where a client trains: a round ends with the revisit."""
+        return super().refinement(client) if client.stage == "train" else []
 
     def distillation(self, logits: Tensor, targets: Tensor) -> Tensor:
         """The distance of logits (B, C) to the consensus's (B, C)."""
         if self.digest == "l1":
             return F.l1_loss(logits, targets.to(logits.dtype))
         return F.cross_entropy(logits, targets.to(logits.dtype).softmax(1))
-
-
-class FedMDServer(DistillationServer):
-    r"""The consensus :math:`\tilde f(x) = \frac{1}{|S|} \sum_i f_i(x)` of class scores, as logits."""
-
-    def __init__(self) -> None:
-        super().__init__("logits")
 
     def teach(self, mean: Tensor) -> Tensor:
         """The mean logits (P, C) as they are."""

@@ -6,26 +6,22 @@ arXiv:2509.15147, with Assumption C.1.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from lit_fed.callbacks.base import Callback, RoundRecord
-from lit_fed.errors import ConfigError
-from lit_fed.local import seed_device
-from lit_fed.mixing import SoftmaxSum
-from lit_fed.participation import Fate, Participant
+from lit_fed.engine.callback import Callback, RoundRecord
+from lit_fed.engine.federation import Federation
+from lit_fed.engine.objective import Objective
+from lit_fed.engine.participation import Fate, Participant
 from lit_fed.engine.payload import ClientUpdate
-from lit_fed.seeding import derive_seed
-
-if TYPE_CHECKING:
-    from lit_fed.federation import Federation
-    from lit_fed.methods import DistillationServer, FederatedDistillation
-    from lit_fed.trainer import FederatedTrainer
+from lit_fed.engine.run import Run
+from lit_fed.engine.server_training import ServerLoop
+from lit_fed.errors import ConfigError
+from lit_fed.methods.distillation.exchange import PredictionExchange
+from lit_fed.methods.distillation.mixing import SoftmaxSum
 
 
 class TeacherError(Callback):
@@ -50,7 +46,7 @@ class TeacherError(Callback):
         ConfigError: For less than one epoch, and before training for clients that do not exchange predictions.
 
     Note:
-        The reference has the first network's architecture and initial weights and the clients' optimizer, without a
+        The reference has the first kind's network and initial weights, and the task's own loss and optimizer, without a
         schedule; a sample that several clients hold counts once. Works with every method of federated distillation.
         What clients send is taken as it is before a codec, and updates that arrive a round late are left out. It keeps
         a round's predictions, clients × public samples × classes in float64.
@@ -64,41 +60,35 @@ class TeacherError(Callback):
         self._on_time: set[int] = set()
         self._sent: dict[int, tuple[Tensor, Tensor]] = {}
 
-    def on_fit_start(self, trainer: FederatedTrainer) -> None:
+    def on_fit_start(self, run: Run) -> None:
         """Train the reference, unless a resumed run has its predictions."""
-        federation = trainer.federation
-        assert federation is not None
-        _server(federation)
-        if not trainer.start_round or self.reference is None:
-            self.reference = federation.workers.gather(self._reference(federation).cpu())[0]
+        _method(run.federation)
+        if not run.start_round or self.reference is None:
+            self.reference = run.workers.gather(self._train_reference(run.federation).cpu())[0]
 
-    def on_round_start(self, trainer: FederatedTrainer, round_idx: int, plan: Sequence[Participant]) -> None:
+    def on_round_start(self, run: Run, round_idx: int, plan: Sequence[Participant]) -> None:
         """Note whose work will arrive."""
         self._on_time = {participant.client_id for participant in plan if participant.fate is Fate.ON_TIME}
         self._sent = {}
 
-    def on_client_end(self, trainer: FederatedTrainer, update: ClientUpdate) -> None:
+    def on_client_end(self, run: Run, update: ClientUpdate) -> None:
         """Keep what the client says, and how sure it is."""
-        assert trainer.federation is not None
         if update.client_id in self._on_time:
-            values, scores = _server(trainer.federation).read(update.payload)
+            values, scores = _method(run.federation).read(update.payload)
             self._sent[update.client_id] = values.double().cpu(), scores.double().cpu()
 
-    def on_round_end(self, trainer: FederatedTrainer, record: RoundRecord) -> None:
+    def on_round_end(self, run: Run, record: RoundRecord) -> None:
         """Compare, and add to the round's metrics."""
-        federation = trainer.federation
-        assert federation is not None
         assert self.reference is not None
-        sent = {c: answer for part in federation.workers.gather(self._sent) for c, answer in part.items()}
+        sent = {c: answer for part in run.workers.gather(self._sent) for c, answer in part.items()}
         self._sent = {}
         if not sent:
             return
-        server = _server(federation)
+        method = _method(run.federation)
         values = torch.stack([sent[client_id][0] for client_id in sorted(sent)])
-        weights = mixing_weights([sent[client_id][1] for client_id in sorted(sent)], server.temperature)
-        accuracy = federation.data.public_accuracy(self.reference.argmax(1).numpy())
-        found = {"reference_acc": accuracy}
-        if server.aggregate == "probabilities":
+        weights = mixing_weights([sent[client_id][1] for client_id in sorted(sent)], method.temperature)
+        found = {"reference_acc": run.federation.data.public_accuracy(self.reference.argmax(1).numpy())}
+        if method.aggregate == "probabilities":
             found |= lemma(values, weights, self.reference)
         else:
             teacher = torch.einsum("mp,mpc->pc", weights, values).softmax(1)
@@ -115,24 +105,11 @@ class TeacherError(Callback):
         """Continue from `state_dict`."""
         self.reference = state["reference"]
 
-    def _reference(self, federation: Federation) -> Tensor:
-        module: FederatedDistillation = federation.module  # type: ignore[assignment]  # the server has checked it
-        network, loop = copy.deepcopy(module.network.chosen), federation.loop
-        seed_device(derive_seed(federation.seed, "teacher error"), federation.fabric.device)
-        optimizer = module.optimizer(network.parameters())
-        loader = federation.data.train_dataloader()
-        network.train()
-        for _ in range(self.epochs):
-            for x, y in loop.batches(loader):
-                with federation.fabric.autocast():
-                    loss = F.cross_entropy(network(x), y)
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-        network.eval()
-        with torch.no_grad():
-            logits = [network(x) for x, _ in loop.batches(federation.data.public_loader())]
-        return torch.cat(logits).double().softmax(1)
+    def _train_reference(self, federation: Federation) -> Tensor:
+        server, data, kind = ServerLoop(federation.fabric, federation.loops), federation.data, federation.kinds.names[0]
+        begin, seed = federation.loops[kind].model.initial, (federation.seed, "teacher error")
+        trained, _ = server.train(kind, begin, data.train_dataloader(), _own_loss, epochs=self.epochs, seed=seed)
+        return server.predict(kind, trained, data.public_loader()).double().softmax(1)
 
 
 def mixing_weights(scores: Sequence[Tensor], temperature: float) -> Tensor:
@@ -190,20 +167,23 @@ def _mean_square(errors: Tensor) -> float:
     return float(errors.square().sum(-1).mean())
 
 
-def _server(federation: Federation) -> DistillationServer:
-    """Who mixes the predictions.
+def _own_loss(task: Objective, batch: Any) -> Tensor:
+    loss = task.run(batch).loss
+    if loss is None:
+        raise ConfigError("callback TeacherError needs a loss from training_step for every batch")
+    return loss
+
+
+def _method(federation: Federation) -> PredictionExchange[Any]:
+    """The method that mixes the predictions.
 
     Raises:
-        ConfigError: If nobody does.
+        ConfigError: If it is none that does.
     """
-    from lit_fed.methods import DistillationServer, FedDFServer  # methods draw with lit_fed.callbacks.pictures
-
-    server = federation.algorithm
-    if isinstance(server, FedDFServer):
-        return server.ensemble
-    if not isinstance(server, DistillationServer):
+    method = federation.algorithm
+    if not isinstance(method, PredictionExchange):
         raise ConfigError(
-            "callback TeacherError needs clients that exchange predictions, with a server such as UWAServer; algorithm "
-            f"is {type(server).__name__}"
+            "callback TeacherError needs a method whose clients exchange predictions, such as UWA; algorithm is "
+            f"{type(method).__name__}"
         )
-    return server
+    return method

@@ -6,43 +6,49 @@ Section 4.4, Algorithm 1 and Appendix A.4.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import torch
-from lightning import Fabric
 from torch import Tensor
 
 from lit_fed.callbacks.pictures import even_subset, weights_picture
-from lit_fed.client import ClientContext, ClientModule
-from lit_fed.densities import ClassGaussians, fit_class_gaussians, log_density
-from lit_fed.errors import ConfigError
-from lit_fed.methods.federated_distillation import MOST_WATCHED, DistillationServer, FederatedDistillation
-from lit_fed.mixing import Mixed
+from lit_fed.engine.algorithm import Cohort, Server
+from lit_fed.engine.client import Client, Pass, Phase, Tensors, Update
+from lit_fed.engine.model import Model
 from lit_fed.engine.payload import Payload
+from lit_fed.engine.population import Population
+from lit_fed.engine.reducers import Reducer
+from lit_fed.errors import ConfigError
+from lit_fed.methods.distillation.densities import ClassGaussians, fit_class_gaussians, log_density
+from lit_fed.methods.distillation.exchange import logits_of
+from lit_fed.methods.distillation.federated_distillation import FederatedDistillation
+from lit_fed.methods.distillation.mixing import Mixed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from matplotlib.figure import Figure
-    from numpy.typing import NDArray
 
-    from lit_fed.data import FederatedDataModule
+MOST_WATCHED = 64  # clients whose weights are pictured
+CALIBRATION = "calibration"  # the pass over the samples that densities are fitted to
 
 
 class UWA(FederatedDistillation):
-    """A client that also says what its logits look like on its own classes.
+    r"""Trusts a client where an input looks to it like its own: :math:`w_i(x) = \mathrm{softmax}_i(\tau\,\ell_i(x))`.
 
-    After private training it fits one diagonal Gaussian per class to its logits (`lit_fed.densities`) and sends their
-    means and variances (K, C) beside its logits.
+    After private training a client fits one diagonal Gaussian per class to its logits
+    (`lit_fed.methods.distillation.densities`) and sends their means and variances (K, C) beside its logits.
+    :math:`\ell_i(x)` is the log density of client i's logits under its own Gaussians. Draws the mean weight of every
+    client on the public samples of each class, as the mixture sees them.
 
     Args:
-        density_data: Fit to the ``calibration`` split (``data.calibration_fraction``), which is never trained on, or to
-            the private training data as augmented for training (``augmented``).
-        kwargs: Passed on to `lit_fed.methods.federated_distillation.FederatedDistillation`.
+        temperature: τ: 1 is UWA, 0.25 the paper's sUWA, 0 the average, ``inf`` the most confident client's word.
+        density_data: Fit to the ``calibration`` samples, which are never trained on, or to the private training data as
+            augmented for training (``augmented``).
+        calibration_fraction: Share of every client's samples that is held out for it, the paper's by default.
+        kwargs: The settings of `lit_fed.methods.distillation.federated_distillation.FederatedDistillation`.
 
     Raises:
-        ConfigError: For other data.
+        ConfigError: For a negative temperature, other data, or calibration data of which there are none.
 
     Note:
         Section 4.4 has the held-out split, the caption of Table 2 the augmented private data. A class with fewer than
@@ -50,98 +56,85 @@ class UWA(FederatedDistillation):
         where anybody else has one.
     """
 
-    def __init__(self, density_data: Literal["calibration", "augmented"] = "calibration", **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        if density_data not in ("calibration", "augmented"):
-            raise ConfigError(f"model.density_data is {density_data!r}; it must be 'calibration' or 'augmented'")
-        self.density_data = density_data
-
-    def check_population(self, data: FederatedDataModule) -> None:
-        """Refuse data without what the method needs.
-
-        Raises:
-            ConfigError: As for any distillation, or without calibration samples where they are wanted.
-        """
-        super().check_population(data)
-        if self.density_data == "calibration" and not data.has_calibration:
-            raise ConfigError(
-                "model UWA fits densities to calibration samples; set data.init_args.calibration_fraction above 0 "
-                "(the paper: 0.2), or model.density_data to augmented"
-            )
-
-    def answer(self, ctx: ClientContext) -> dict[str, Tensor]:
-        """Logits, and the density's means and variances."""
-        held_out = self.density_data == "calibration"
-        loader = ctx.data.calibration_loader(ctx.client_id) if held_out else ctx.train_loader()
-        density = fit_class_gaussians(*self.infer(loader))
-        return super().answer(ctx) | {"mean": density.mean.float(), "variance": density.variance.float()}
-
-    def example_payload(self, ctx: ClientContext) -> Payload:
-        """Logits, and the densities of a client that has every class, which is the most there can be; all empty."""
-        density = torch.empty(self.num_classes, self.num_classes, device="meta")
-        return {**super().example_payload(ctx), "mean": density, "variance": density}
-
-
-class UWAServer(DistillationServer):
-    r"""Trusts a client where an input looks to it like its own: :math:`w_i(x) = \mathrm{softmax}_i(\tau\,\ell_i(x))`.
-
-    :math:`\ell_i(x)` is the log density of client i's logits under its own Gaussians. Draws the mean weight of every
-    client on the public samples of each class, as the mixture sees them.
-
-    Args:
-        temperature: τ: 1 is UWA, 0.25 the paper's sUWA, 0 the average, ``inf`` the most confident client's word.
-        aggregate: Mix ``probabilities``, as in the paper, or ``logits``.
-
-    Raises:
-        ConfigError: For a negative temperature, or clients without densities.
-    """
+    needs = frozenset({"loss", "forward", "public", "targets"})
 
     def __init__(
-        self, temperature: float = 1.0, aggregate: Literal["probabilities", "logits"] = "probabilities"
+        self,
+        temperature: float = 1.0,
+        density_data: Literal["calibration", "augmented"] = "calibration",
+        calibration_fraction: float = 0.2,
+        **kwargs: Any,
     ) -> None:
-        super().__init__(aggregate)
+        super().__init__(calibration_fraction=calibration_fraction, **kwargs)
         if not temperature >= 0:
             raise ConfigError(f"algorithm.temperature is {temperature}; it must not be negative")
+        if density_data not in ("calibration", "augmented"):
+            raise ConfigError(f"algorithm.density_data is {density_data!r}; it must be 'calibration' or 'augmented'")
+        if density_data == "calibration" and not calibration_fraction:
+            raise ConfigError(
+                "algorithm UWA fits densities to calibration samples; set algorithm.calibration_fraction above 0 "
+                "(the paper: 0.2), or algorithm.density_data to augmented"
+            )
         self.temperature = temperature
-        self.picture: NDArray[np.float64] | None = None
+        self.density_data = density_data
 
-    def setup(self, module: ClientModule, data: FederatedDataModule, fabric: Fabric) -> None:
-        """Start without a mixture.
+    def setup(self, models: Mapping[str, Model], population: Population) -> Server:
+        """Start without a mixture, and with an empty picture (clients watched, C)."""
+        server = super().setup(models, population)
+        self._watched = even_subset(population.num_clients, MOST_WATCHED)
+        picture = torch.full((len(self._watched), self.num_classes), torch.nan, dtype=torch.float64)
+        return {**server, "picture": picture}
 
-        Raises:
-            ConfigError: If the clients send no densities.
-        """
-        super().setup(module, data, fabric)
-        if not isinstance(module, UWA):
-            raise ConfigError(f"algorithm UWAServer needs a model UWA; this one is {type(module).__name__}")
-        self._watched = even_subset(data.num_clients, MOST_WATCHED)
+    # ------------------------------------------------------------------ client
 
-    def watched(self) -> Sequence[int]:
-        """At most 64 clients, evenly spread."""
-        return [int(client_id) for client_id in self._watched]
+    def phases(self, client: Client) -> list[Phase | Pass]:
+        """After the work, also read the logits of the samples that the densities are fitted to."""
+        return [*super().phases(client), *([self.calibration_pass(client)] if client.stage == "train" else [])]
+
+    def calibration_pass(self, client: Client) -> Pass:
+        """Reads logits (n, C) and labels (n,); for example two samples of every class, the fewest to have densities."""
+        held_out = self.density_data == "calibration"
+        loader = client.population.calibration_loader(client.id) if held_out else client.train_loader()
+        labels = torch.arange(self.num_classes, device="cpu").repeat(2)
+        example = {"logits": torch.zeros(len(labels), self.num_classes, device="cpu"), "labels": labels}
+        return Pass(CALIBRATION, loader, _labelled_logits, example=example)
+
+    def finish(self, client: Client) -> Update:
+        """Logits on the public set, and the density's means and variances."""
+        density = fit_class_gaussians(**client.results[CALIBRATION])
+        update = super().finish(client)
+        update.payload = {**update.payload, "mean": density.mean.float(), "variance": density.variance.float()}
+        return update
+
+    # ------------------------------------------------------------------ server
+
+    def reducer(self, server: Server) -> Reducer[Mixed]:
+        """A mixture by `temperature`; at most 64 clients, evenly spread, are watched."""
+        return self.mixture(self._watched.tolist())
 
     def read(self, payload: Payload) -> tuple[Tensor, Tensor]:
         """What a client's answer contributes (P, C), and its log densities (P,)."""
         density = ClassGaussians(payload["mean"], payload["variance"])
         return super().read(payload)[0], log_density(payload["logits"], density)
 
-    def step(self, aggregate: Mixed, round_idx: int, num_clients: int) -> dict[str, float]:
-        """Take the mixture for the next broadcast."""
-        metrics = super().step(aggregate, round_idx, num_clients)
-        assert self.targets is not None
-        self.picture = self._mean_weights(aggregate.weights, self.targets.argmax(1))
-        return metrics
-
-    def figures(self) -> dict[str, Figure]:
-        """The client × class picture of the last round's mean weights."""
-        return {} if self.picture is None else {"weights": weights_picture(self.picture, self._watched)}
-
-    def _mean_weights(self, weights: dict[int, Tensor], classes: Tensor) -> NDArray[np.float64]:
-        """Shape (clients watched, C); NaN for clients that did not take part and classes the mixture never sees."""
-        picture = np.full((len(self._watched), self.num_classes), np.nan)
+    def step(self, server: Server, aggregate: Mixed, cohort: Cohort) -> dict[str, float]:
+        """Take the mixture for the next broadcast, and who was trusted with what."""
+        metrics = super().step(server, aggregate, cohort)
+        classes = server["targets"].argmax(1)
         counts = torch.bincount(classes, minlength=self.num_classes).double()
         rows = {client_id: row for row, client_id in enumerate(self._watched.tolist())}
-        for client_id, weight in weights.items():
+        server["picture"].fill_(torch.nan)  # for clients that did not take part, and classes the mixture never sees
+        for client_id, weight in aggregate.weights.items():
             sums = torch.zeros_like(counts).index_add_(0, classes, weight)
-            picture[rows[client_id]] = (sums / counts).cpu().numpy()  # 0/0 is NaN
-        return picture
+            server["picture"][rows[client_id]] = sums / counts  # 0/0 is NaN
+        return metrics
+
+    def figures(self, server: Server) -> dict[str, Figure]:
+        """The client × class picture of the last round's mean weights."""
+        if not server["mixed"]:
+            return {}
+        return {"weights": weights_picture(server["picture"].cpu().numpy(), self._watched)}
+
+
+def _labelled_logits(client: Client, batch: Any) -> Tensors:
+    return {**logits_of(client, batch), "labels": client.targets(batch)}

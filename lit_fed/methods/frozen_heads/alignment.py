@@ -235,7 +235,7 @@ def _observing(loop: LocalLoop, head: nn.Module) -> Iterator[View]:
         return found
 
     client, autocast = loop.state.client, loop.fabric.autocast()
-    with torch.no_grad(), capturing(loop.objective, head), loop.model.evaluating(), client.muted(), autocast:
+    with torch.no_grad(), capturing(loop.state, head), loop.model.evaluating(), client.muted(), autocast:
         yield view
 
 

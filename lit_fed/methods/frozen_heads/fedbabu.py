@@ -42,8 +42,7 @@ class FedBABU(FrozenHead):
         self.etf = etf
 
     def place_head(self, task: LightningModule, head: nn.Module) -> None:
-        """Freeze the head at its first weights, or at an ETF."""
-        super().place_head(task, head)
+        """Start the head at an ETF, where it is told to."""
         if self.etf:
             linear = linear_head(task, head, "algorithm.etf changes the head")
             linear.weight.data.copy_(simplex_etf(linear.out_features, linear.in_features))
@@ -69,4 +68,4 @@ class FedBABU(FrozenHead):
         """Names of the head's parameters where this work trains them."""
         if client.fine_tuning is None or self.fine_tunes == "body":
             return ()
-        return self.head_names(client.model)
+        return self.frozen(client.model.task)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import ClassVar
 
 from lightning import LightningModule
 from torch import nn
 
 from lit_fed.engine.algorithm import Server
-from lit_fed.engine.model import Model
+from lit_fed.engine.model import Model, Split
 from lit_fed.engine.objective import head_of, task_name
 from lit_fed.engine.population import Population
 from lit_fed.errors import ConfigError
@@ -17,11 +17,10 @@ from lit_fed.methods.fedavg import FedAvg
 
 
 class FrozenHead(FedAvg):
-    """Freezes a task's last layer, or puts a frozen one in its place, and averages the rest.
+    """Keeps a task's last layer as it is before the first round, and averages the rest.
 
-    The frozen weights are drawn before the first round from torch's global generator, and are part of the server's
-    model, so every client and process has the same ones. Optimizers never move them: neither momentum nor weight decay.
-    A task that is handed back keeps its frozen head.
+    The frozen weights are drawn from torch's global generator, and are part of the server's model, so every client and
+    process has the same ones. Optimizers never move them: neither momentum nor weight decay.
 
     Args:
         kwargs: The settings of `lit_fed.methods.fedavg.FedAvg`.
@@ -33,26 +32,35 @@ class FrozenHead(FedAvg):
     needs = frozenset({"head"})
 
     def adapt(self, task: LightningModule) -> None:
-        """Freeze the head, or put a frozen one in its place."""
+        """Change the head, or put another one in its place."""
         head = head_of(task, self.head)
         if head is None:
             return  # refused right after this, because of `needs`
         self.place_head(task, head)
-        if not any(parameter.requires_grad for parameter in task.parameters()):
+        frozen = self.frozen(task)
+        if not any(one.requires_grad for name, one in task.named_parameters() if name not in frozen):
             raise ConfigError(
                 f"model {task_name(task)} has nothing to train below its head, which algorithm {type(self).__name__} "
                 "freezes; choose a network with hidden layers"
             )
 
     def place_head(self, task: LightningModule, head: nn.Module) -> None:
-        """Freeze a task's head; by default its first weights are kept."""
-        head.requires_grad_(False)
+        """Change a task's head, or put another one in its place; by default its first weights are kept."""
 
-    def head_names(self, model: Model) -> tuple[str, ...]:
-        """Names of the head's parameters that are frozen: with `Model.still`, this makes them so in every round."""
-        head = head_of(model.task, self.head)
-        own = {id(parameter) for parameter in head.parameters()} if head is not None else set()
-        return tuple(name for name in model.still if id(model.parameters[name]) in own)
+    def still(self, head: nn.Module) -> Collection[nn.Parameter]:
+        """Which of a head's parameters never move; by default all."""
+        return list(head.parameters())
+
+    def frozen(self, task: LightningModule) -> tuple[str, ...]:
+        """Names of the parameters that never move."""
+        head = head_of(task, self.head)
+        still = {id(parameter) for parameter in self.still(head)} if head is not None else set()
+        return tuple(name for name, parameter in task.named_parameters() if id(parameter) in still)
+
+    def split(self, model: Model, round_idx: int) -> Split:
+        """All parameters travel but the frozen ones."""
+        frozen = self.frozen(model.task)
+        return Split(tuple(name for name in model.parameters if name not in frozen), frozen=frozen)
 
 
 class NewHead(FrozenHead):
@@ -84,10 +92,15 @@ class NewHead(FrozenHead):
                 f"the head of model {task_name(task)} is none of its submodules; name one as algorithm.head"
             )
 
+    def still(self, head: nn.Module) -> Collection[nn.Parameter]:
+        """The classes' directions; a head may have more, which trains."""
+        return [parameter for parameter in head.parameters() if not parameter.requires_grad]
+
     def setup(self, models: Mapping[str, Model], population: Population) -> Server:
         """As FedAvg, where the head has an output for every class."""
         server = super().setup(models, population)
-        outputs = len(self.model.parameters[self.head_names(self.model)[0]])
+        (name,) = self.frozen(self.model.task)
+        outputs = len(self.model.parameters[name])
         if outputs < population.num_classes:
             raise ConfigError(
                 f"the head of model {task_name(self.model.task)} has {outputs} outputs, and the data have "

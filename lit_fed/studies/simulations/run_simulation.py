@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jsonargparse import ActionConfigFile, ArgumentParser
+from jsonargparse import ArgumentParser
 
 from lit_fed.command.table import Call
 from lit_fed.studies.results import verdict_text
@@ -18,7 +18,7 @@ from lit_fed.studies.simulations.simulation import Point, Simulation, verdicts
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("-c", "--config", action=ActionConfigFile, help="a file with the key simulate")
+    parser.add_argument("-c", "--config", action="config", help="a file with the key simulate")
     parser.add_subclass_arguments(Simulation, "simulate", required=True, help="the figure, by class")
     parser.add_argument("-o", "--output", type=Path | None, help="folder to write to; simulations/<its name> if none")
     parser.add_argument("--processes", type=int, default=2, help="jobs at a time, each on one thread")

@@ -9,7 +9,7 @@ from torch import nn
 
 from lit_fed.command.cost import CostTable
 from lit_fed.errors import ConfigError
-from lit_fed.methods.attention_freezing import separate_attention
+from lit_fed.methods.attention_freezing.projections import separate_attention
 from lit_fed.studies.tables.blueprints import build_blueprint
 
 

@@ -12,18 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonargparse import ArgumentParser
 
-from lit_fed.errors import ConfigError
-from lit_fed.participation import (
+from lit_fed.engine.participation import Fate, Participation, Stragglers
+from lit_fed.engine.samplers import (
     AvailabilityParticipation,
-    Fate,
     FullParticipation,
-    Participation,
-    Stragglers,
     UniformParticipation,
     WeightedParticipation,
 )
+from lit_fed.errors import ConfigError
 
-CONFIGS = Path(__file__).parents[1] / "configs" / "participation"
+CONFIGS = Path(__file__).parents[2] / "configs" / "participation"
 
 
 def ready(participation: Participation, num_clients: int = 20, seed: int = 0, size: int = 10) -> Any:

@@ -7,15 +7,27 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_fed import Phase
+from lit_fed import Client, Phase
 from lit_fed.callbacks import Callback
-from lit_fed.client import ClientContext
+from lit_fed.engine.participation import FullParticipation, Participation, Stragglers, UniformParticipation
+from lit_fed.engine.payload import CastCodec
+from lit_fed.engine.protocols import GlobalTest
+from lit_fed.engine.run import Run
 from lit_fed.errors import ClientFailure, ConfigError
 from lit_fed.methods import FedAvg
-from lit_fed.participation import FullParticipation, Participation, Stragglers, UniformParticipation
-from lit_fed.payload import CastCodec
-from lit_fed.protocols import GlobalTest
-from tests.support import LeastSquares, Points, Unlucky, Wanderer, assert_same, fit, rows, trainer, weights
+from tests.support import (
+    LeastSquares,
+    Points,
+    Unlucky,
+    Wanderer,
+    Wandering,
+    assert_same,
+    fit,
+    kept,
+    rows,
+    trainer,
+    weights,
+)
 
 
 class Cohorts(Participation):
@@ -87,9 +99,10 @@ def test_late_updates_can_be_lost(tmp_path: Path) -> None:
 
 def test_a_failing_client_stops_the_run(tmp_path: Path) -> None:
     class Breaks(LeastSquares):
+        """Cannot train on client 1's batches in round 1, the first in which w₂ is not 0."""
+
         def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            assert self.ctx is not None
-            if (self.ctx.client_id, self.ctx.round_idx) == (1, 1):
+            if len(batch[0]) == 3 and self.network.weight[0, 1] != 0:
                 raise RuntimeError("out of\n   battery")
             return super().training_step(batch, batch_idx)
 
@@ -102,28 +115,28 @@ def test_a_failing_client_stops_the_run(tmp_path: Path) -> None:
     assert_same(weights(resumed), weights(fit(tmp_path / "whole", max_rounds=3)))
 
 
-class Diverging(LeastSquares):
+class Diverging(FedAvg):
     """Client 1's loss is NaN in round 1."""
 
-    def loss_terms(self, batch: Any) -> dict[str, Tensor]:
-        assert self.ctx is not None
-        broken = (self.ctx.client_id, self.ctx.round_idx, self.ctx.stage) == (1, 1, "train")
-        return {"mse": super().loss_terms(batch)["mse"] * (float("nan") if broken else 1.0)}
+    needs = frozenset({"loss"})
+
+    def objective(self, client: Client, batch: Any) -> dict[str, Tensor]:
+        broken = (client.id, client.round_idx, client.stage) == (1, 1, "train")
+        return {"task": super().objective(client, batch)["task"] * (float("nan") if broken else 1.0)}
 
 
 def test_nan_is_named_and_never_averaged(tmp_path: Path) -> None:
     with pytest.raises(ClientFailure, match="client 1 failed in round 1: train/loss is not finite"):
-        fit(tmp_path, Diverging(), max_rounds=3)
+        fit(tmp_path, algorithm=Diverging(), max_rounds=3)
     # Tolerated, round 1 is client 0's alone: from (0.25, 1.5) to (1.125, 1.5), see test_fedavg; and it is counted.
-    made = fit(tmp_path / "skip", Diverging(), on_client_failure="skip")
+    made = fit(tmp_path / "skip", algorithm=Diverging(), on_client_failure="skip")
     assert final(made) == [1.125, 1.5]
     assert [float(row["participation/failed"]) for row in rows(made.log_dir / "metrics.csv")] == [0, 1]
 
 
 def test_an_unlucky_client_of_many(tmp_path: Path) -> None:
-    module = Unlucky(network="logistic", input_shape=(2,), num_classes=5)
     with pytest.raises(ClientFailure, match="client 7 failed in round 0: OSError: its camera broke"):
-        fit(tmp_path, module, Points(num_clients=9))
+        fit(tmp_path, data=Points(num_clients=9), algorithm=Unlucky())
 
 
 def test_a_client_never_inherits_the_previous_ones_state(tmp_path: Path) -> None:
@@ -131,7 +144,7 @@ def test_a_client_never_inherits_the_previous_ones_state(tmp_path: Path) -> None
     cohorts = ([0, 1], [1, 2], [2, 0], [3, 1])
     torch.manual_seed(0)
     data = Points(num_clients=4, sizes=(2, 3))
-    made = fit(tmp_path, Wanderer(), data, participation=Cohorts(*cohorts), max_rounds=4)
+    made = fit(tmp_path, Wanderer(), data, Wandering(), participation=Cohorts(*cohorts), max_rounds=4)
     seen: dict[int, int] = {}
     logged = [row for row in rows(made.log_dir / "clients.csv") if row["metric"] == "train/rounds"]
     assert [(int(row["round"]), int(row["client_id"])) for row in logged] == [
@@ -141,6 +154,7 @@ def test_a_client_never_inherits_the_previous_ones_state(tmp_path: Path) -> None
         client = int(row["client_id"])
         assert float(row["value"]) == seen.get(client, 0)
         seen[client] = seen.get(client, 0) + 1
+    assert {client: float(kept(made, client)["state/rounds"]) for client in range(4)} == seen
 
 
 def test_codecs_change_what_crosses_and_what_it_costs(tmp_path: Path) -> None:
@@ -156,30 +170,35 @@ def test_a_codec_that_overflows_is_named_and_nothing_averaged(tmp_path: Path) ->
         fit(tmp_path, module, max_rounds=1, uplink_codec=CastCodec("float16"))
 
 
-class TwoPhases(LeastSquares):
-    """Trains one parameter in each phase."""
+class Biased(LeastSquares):
+    """f(x) = w·x + b from 0."""
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(self) -> None:
+        super().__init__()
         self.network = torch.nn.Linear(2, 1)
         torch.nn.init.zeros_(self.network.weight)
         torch.nn.init.zeros_(self.network.bias)
 
-    def phases(self, ctx: ClientContext) -> list[Phase]:
+
+class TwoPhases(FedAvg):
+    """Trains one parameter of `Biased` in each phase."""
+
+    needs = frozenset({"loss"})
+
+    def phases(self, client: Client) -> list[Any]:
         return [
-            Phase("bias", ctx.train_loader(), epochs=1, trains={"network.bias"}),
-            Phase("weight", ctx.train_loader(), steps=1, trains={"network.weight"}),
+            Phase("bias", client.train_loader(), epochs=1, trains={"network.bias"}),
+            Phase("weight", client.train_loader(), steps=1, trains={"network.weight"}),
         ]
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        assert self.ctx is not None
-        self.log(f"train/{self.ctx.phase}", 1.0)
-        return super().training_step(batch, batch_idx)
+    def objective(self, client: Client, batch: Any) -> dict[str, Tensor]:
+        return {**super().objective(client, batch), client.phase: torch.ones(())}
 
 
 def test_phases_train_what_they_name(tmp_path: Path) -> None:
     # One client, target 2: the bias goes 0 → ½·2 = 1; then the weight sees residual 1 − 2 and goes 0 → ½·1 = ½.
-    made = fit(tmp_path, TwoPhases(), Points(1), max_rounds=1)
+    protocols: list[Any] = []
+    made = fit(tmp_path, Biased(), Points(1), TwoPhases(), max_rounds=1, protocols=protocols)
     assert weights(made)["network.bias"].tolist() == [1.0]
     assert final(made) == [0.5, 0.0]
     assert {"train/bias", "train/weight"} <= made.metrics.keys()
@@ -210,7 +229,7 @@ def test_settings_that_cannot_work(tmp_path: Path, settings: dict[str, Any], mes
 
 
 def test_parts_that_do_not_fit(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is not a ClientModule"):
+    with pytest.raises(ConfigError, match="model model is a Linear; it must be a LightningModule"):
         fit(tmp_path, torch.nn.Linear(2, 1))
     with pytest.raises(ConfigError, match="give --ckpt_path last"):
         trainer(tmp_path).test(LeastSquares(), Points(), FedAvg())
@@ -226,22 +245,22 @@ def test_hooks_come_in_order(tmp_path: Path) -> None:
     calls: list[str] = []
 
     class Listening(Callback):
-        def on_fit_start(self, trainer: Any) -> None:
+        def on_fit_start(self, run: Run) -> None:
             calls.append("fit_start")
 
-        def on_round_start(self, trainer: Any, round_idx: int, plan: Any) -> None:
+        def on_round_start(self, run: Run, round_idx: int, plan: Any) -> None:
             calls.append(f"round_start {round_idx} {[p.client_id for p in plan]}")
 
-        def on_client_end(self, trainer: Any, update: Any) -> None:
+        def on_client_end(self, run: Run, update: Any) -> None:
             calls.append(f"client_end {update.client_id}")
 
-        def on_evaluation_start(self, trainer: Any, round_idx: int) -> None:
+        def on_evaluation_start(self, run: Run, round_idx: int) -> None:
             calls.append("evaluation_start")
 
-        def on_round_end(self, trainer: Any, record: Any) -> None:
+        def on_round_end(self, run: Run, record: Any) -> None:
             calls.append(f"round_end {record.round_idx}")
 
-        def on_fit_end(self, trainer: Any) -> None:
+        def on_fit_end(self, run: Run) -> None:
             calls.append("fit_end")
 
     fit(tmp_path, max_rounds=1, callbacks=[Listening()])
@@ -263,7 +282,7 @@ def test_fitting_a_second_federation_with_the_same_trainer(tmp_path: Path) -> No
     found = []
     for _ in range(2):
         torch.manual_seed(0)
-        made.fit(Wanderer(), Points(4, sizes=(2, 3)), FedAvg())
+        made.fit(Wanderer(), Points(4, sizes=(2, 3)), Wandering())
         found.append(weights(made))
     assert_same(*found)
     assert sorted(run.name for run in (tmp_path / "lightning_logs").iterdir()) == ["version_0", "version_1"]

@@ -10,32 +10,31 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lit_fed import Classifier, Split
+from lit_fed import Classifier, Model, Split
 from lit_fed.data import Arrays
+from lit_fed.engine.participation import UniformParticipation
 from lit_fed.errors import CheckpointError, ConfigError
 from lit_fed.methods import FedAvg
-from tests.support import Points, rows, trainer
-from tests.test_store import Threes
+from tests.support import Points, Threes, kept, rows, trainer, weights
 
 
-class Personal(Classifier):
-    """A shared body and a personal head."""
-
+class Network(Classifier):
     def __init__(self) -> None:
         torch.manual_seed(0)
-        super().__init__(
-            network=nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 5)),
-            optimizer=lambda p: torch.optim.SGD(p, lr=0.5),
-        )
+        network = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 5))
+        super().__init__(network, lambda p: torch.optim.SGD(p, lr=0.5))
 
-    def split(self, round_idx: int) -> Split:
-        names = [name for name, _ in self.named_parameters()]
-        head = tuple(name for name in names if name.startswith("network.2"))
-        return Split(shared=tuple(name for name in names if name not in head), personal=head)
+
+class Personal(FedAvg):
+    """A shared body and a personal head."""
+
+    def split(self, model: Model, round_idx: int) -> Split:
+        head = tuple(name for name in model.parameters if name.startswith("network.2"))
+        return Split(tuple(name for name in model.parameters if name not in head), head)
 
 
 def trained(folder: Path, **kwargs: Any) -> tuple[Any, tuple[Any, Any, Any]]:
-    parts = (Personal(), Threes(3, test_batch_size=2), FedAvg())
+    parts = (Network(), Threes(3, test_batch_size=2), Personal())
     made = trainer(folder, **kwargs)
     made.fit(*parts)
     return made, parts
@@ -49,9 +48,8 @@ def forward(state: dict[str, Tensor], x: Tensor) -> Tensor:
 
 def test_global_model_on_the_shared_test_set(tmp_path: Path) -> None:
     made, parts = trained(tmp_path)
-    assert made.federation is not None
     x = torch.from_numpy(parts[1].load_arrays().x_test)
-    logits = forward(made.federation.algorithm.global_state(), x)
+    logits = forward(weights(made), x)
     made.predict(*parts, output=str(tmp_path / "deep" / "p.csv"))
     made.predict(*parts, output=str(tmp_path / "p.npz"))
     saved = np.load(tmp_path / "p.npz")
@@ -70,16 +68,13 @@ def test_global_model_on_the_shared_test_set(tmp_path: Path) -> None:
 
 def test_one_client_with_its_own_state_on_its_own_data(tmp_path: Path) -> None:
     made, parts = trained(tmp_path)
-    assert made.federation is not None
-    body = made.federation.algorithm.global_state()
+    body = weights(made)
     x = torch.from_numpy(parts[1].load_arrays().x_test)
     predicted = []
     for client_id in range(3):
         output = tmp_path / f"{client_id}.npz"
         made.predict(*parts, client_id=client_id, output=str(output))
-        kept = made.federation.store.get(client_id)
-        assert kept is not None
-        expected = forward(body | kept, x[3 * client_id : 3 * client_id + 3]).softmax(1)
+        expected = forward(body | kept(made, client_id), x[3 * client_id : 3 * client_id + 3]).softmax(1)
         predicted.append(np.load(output)["probability"])
         np.testing.assert_allclose(predicted[-1], expected.numpy(), rtol=1e-5)
         assert not np.allclose(predicted[-1], forward(body, x[3 * client_id :][:3]).softmax(1))  # not the initial head
@@ -92,20 +87,17 @@ def test_from_a_checkpoint_in_a_fresh_trainer(tmp_path: Path) -> None:
         for mode in ("memory", "disk"):
             fresh = trainer(tmp_path, client_store=mode)
             fresh.predict(
-                Personal(), Threes(3, test_batch_size=2), FedAvg(), "last", client_id, str(tmp_path / "two.csv")
+                Network(), Threes(3, test_batch_size=2), Personal(), "last", client_id, str(tmp_path / "two.csv")
             )
             assert (tmp_path / "one.csv").read_text() == (tmp_path / "two.csv").read_text()
 
 
 def test_client_that_never_took_part_uses_the_initial_state(tmp_path: Path) -> None:
-    from lit_fed.participation import UniformParticipation
-
     made, parts = trained(tmp_path, max_rounds=1, participation=UniformParticipation(count=1))
-    assert made.federation is not None
-    new = next(k for k in range(3) if made.federation.store.get(k) is None)
+    new = next(k for k in range(3) if made.run.federation.store.get(k) is None)
     made.predict(*parts, client_id=new, output=str(tmp_path / "p.npz"))
-    state = made.federation.algorithm.global_state() | {
-        name: tensor for name, tensor in Personal().state_dict().items() if name.startswith("network.2")
+    state = weights(made) | {
+        name: tensor for name, tensor in Network().state_dict().items() if name.startswith("network.2")
     }
     x = torch.from_numpy(parts[1].load_arrays().x_test)[3 * new : 3 * new + 3]
     np.testing.assert_allclose(np.load(tmp_path / "p.npz")["probability"], forward(state, x).softmax(1), rtol=1e-5)
@@ -113,7 +105,7 @@ def test_client_that_never_took_part_uses_the_initial_state(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.int32, torch.bool])
 def test_types_are_kept_where_numpy_knows_them(tmp_path: Path, dtype: torch.dtype) -> None:
-    class Typed(Personal):
+    class Typed(Network):
         def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
             return torch.arange(len(batch[0])).add(1 / 3).to(dtype)
 
@@ -131,7 +123,7 @@ def test_types_are_kept_where_numpy_knows_them(tmp_path: Path, dtype: torch.dtyp
 
 
 def test_mistakes(tmp_path: Path) -> None:
-    class Odd(Personal):
+    class Odd(Network):
         def predict_step(self, batch: Any, batch_idx: int) -> Any:
             return [batch[0]]
 
@@ -143,7 +135,7 @@ def test_mistakes(tmp_path: Path) -> None:
                 (arrays.client_test if arrays.client_test is not None else np.empty(0))[3:],
             )  # fmt: skip
 
-    parts = (Personal(), NoTest(3), FedAvg())
+    parts = (Network(), NoTest(3), Personal())
     with pytest.raises(ConfigError, match="there is no trained model yet; give --ckpt_path"):
         trainer(tmp_path).predict(*parts)
     with pytest.raises(CheckpointError, match=r"has a checkpoint named best\.ckpt"):
@@ -158,4 +150,4 @@ def test_mistakes(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no test data to predict on for client 0"):
         made.predict(*parts, client_id=0)
     with pytest.raises(ConfigError, match="predict_step must return a tensor or a dict of tensors, not list"):
-        trainer(tmp_path).predict(Odd(), NoTest(3), FedAvg(), "last")
+        trainer(tmp_path).predict(Odd(), NoTest(3), Personal(), "last")

@@ -1,22 +1,24 @@
 """A client's local work: optimizers, schedules, gradients, precision, logging."""
 
+import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import lightning
+import numpy as np
 import pytest
 import torch
 import torchmetrics
 from torch import Tensor, nn
 
 from lit_fed import Classifier
-from lit_fed.callbacks import Callback
-from lit_fed.data import Digits
+from lit_fed.data import Arrays, Digits
+from lit_fed.engine.local_batches import batch_size_of, slice_batch
+from lit_fed.engine.participation import FullParticipation
 from lit_fed.errors import ConfigError
-from lit_fed.local import batch_size_of, slice_batch
-from lit_fed.participation import FullParticipation
-from tests.support import LeastSquares, Points, Wanderer, assert_same, fit, rows, weights
+from tests.support import LeastSquares, Points, Wanderer, Wandering, assert_same, fit, rows, weights
 
 
 def final(made: Any) -> list[float]:
@@ -47,12 +49,12 @@ def test_accumulated_gradients(tmp_path: Path) -> None:
 class Scheduled(LeastSquares):
     """Halves its learning rate once a round, or with every step."""
 
-    def __init__(self, interval: str, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(self, interval: str) -> None:
+        super().__init__()
         self.interval = interval
 
     def configure_optimizers(self) -> Any:
-        optimizer = self.optimizer(self.parameters())
+        optimizer = super().configure_optimizers()
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": self.interval}}
 
@@ -68,41 +70,64 @@ def test_schedule_over_rounds(tmp_path: Path) -> None:
 
 def test_schedule_over_steps_starts_anew_for_every_client(tmp_path: Path) -> None:
     # Two steps with lr ½ and ¼ each round: 1, 1.25; then 1.25 + ½·0.75 = 1.625, 1.625 + ¼·0.375 = 1.71875.
-    made = fit(tmp_path, Scheduled("step", local_epochs=2), Points(1), max_rounds=2)
+    made = fit(tmp_path, Scheduled("step"), Points(1), max_rounds=2, local_epochs=2)
     assert final(made) == [1.71875, 0.0]
 
 
+class FirstClass(Points):
+    """As `Points`, everybody in class 0."""
+
+    num_classes = 2
+
+    def load_arrays(self) -> Arrays:
+        arrays = super().load_arrays()
+        return replace(arrays, y_train=np.zeros_like(arrays.y_train), y_test=np.zeros_like(arrays.y_test))
+
+
 def test_schedule_of_the_classifier_from_config(tmp_path: Path) -> None:
-    module = LeastSquares()
-    module.lr_scheduler = lambda optimizer: torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[1], gamma=0.5)
-    assert final(fit(tmp_path, module, Points(1), max_rounds=2)) == [1.25, 0.0]
+    # All labels are class 0 and the logits (w, −w): a step moves w by lr·(1 − p), p = σ(2w).
+    def run(scheduler: Any) -> float:
+        network = nn.Linear(2, 2, bias=False)
+        nn.init.zeros_(network.weight)
+        module = Classifier(network, lambda p: torch.optim.SGD(p, lr=1.0), scheduler)
+        return float(weights(fit(tmp_path, module, FirstClass(1), max_rounds=2))["network.weight"][0, 0])
+
+    def p(w: float) -> float:
+        return 1 / (1 + math.exp(-2 * w))
+
+    first = 1 - p(0.0)
+    halved = run(lambda optimizer: torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones=[1], gamma=0.5))
+    assert halved == pytest.approx(first + 0.5 * (1 - p(first)))
+    assert run(None) == pytest.approx(first + (1 - p(first)))
 
 
 def test_momentum_does_not_leak_between_clients_or_rounds(tmp_path: Path) -> None:
     # With one step a client, momentum has nothing to remember: the same as without (see test_fedavg).
-    module = LeastSquares()
-    module.optimizer = lambda p: torch.optim.SGD(p, lr=0.5, momentum=0.9)
-    assert final(fit(tmp_path, module)) == [0.46875, 2.4375]
+    class Momentum(LeastSquares):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.5, momentum=0.9)
+
+    assert final(fit(tmp_path, Momentum())) == [0.46875, 2.4375]
 
 
 def test_local_steps_go_through_the_data_as_often_as_needed(tmp_path: Path) -> None:
     # Five full-batch steps towards 2 from 0: 2·(1 − 2⁻⁵) = 1.9375.
-    assert final(fit(tmp_path, LeastSquares(local_steps=5), Points(1), max_rounds=1)) == [1.9375, 0.0]
+    assert final(fit(tmp_path, data=Points(1), max_rounds=1, local_steps=5)) == [1.9375, 0.0]
 
 
 class Manual(LeastSquares):
     """Steps two optimizers itself, one for each half of the work."""
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(self) -> None:
+        super().__init__()
         self.automatic_optimization = False
 
     def configure_optimizers(self) -> Any:
-        return [self.optimizer(self.parameters()), torch.optim.SGD(self.parameters(), lr=0.25)]
+        return [super().configure_optimizers(), torch.optim.SGD(self.parameters(), lr=0.25)]
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         for optimizer in self.optimizers():  # type: ignore[union-attr]
-            loss = self.loss_terms(batch)["mse"]
+            loss = self.loss(batch)
             optimizer.zero_grad()
             self.manual_backward(loss)
             optimizer.step()
@@ -115,12 +140,12 @@ def test_manual_optimisation_with_two_optimizers(tmp_path: Path) -> None:
 
 class TwoOptimizers(LeastSquares):
     def configure_optimizers(self) -> Any:
-        return [self.optimizer(self.parameters()), self.optimizer(self.parameters())]
+        return [super().configure_optimizers(), super().configure_optimizers()]
 
 
 class OnPlateau(LeastSquares):
     def configure_optimizers(self) -> Any:
-        optimizer = self.optimizer(self.parameters())
+        optimizer = super().configure_optimizers()
         return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)}
 
 
@@ -128,7 +153,7 @@ class OnPlateau(LeastSquares):
     ("module", "message"),
     [
         (TwoOptimizers(), "TwoOptimizers has 2 optimizers; set self.automatic_optimization = False"),
-        (OnPlateau(), "ReduceLROnPlateau is not a function of the round"),
+        (OnPlateau(), "ReduceLROnPlateau watches a metric"),
         (LeastSquares(lr=-0.1), r"model\.optimizer cannot be made: Invalid learning rate: -0\.1"),
     ],
 )
@@ -155,8 +180,8 @@ def test_none_skips_a_batch_and_a_dict_is_a_loss(tmp_path: Path) -> None:
 class Counting(LeastSquares):
     """Logs a torchmetrics metric."""
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+    def __init__(self) -> None:
+        super().__init__()
         self.seen = torchmetrics.SumMetric()
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
@@ -184,7 +209,9 @@ def test_the_order_of_clients_does_not_matter(tmp_path: Path, precision: str) ->
     for participation in (FullParticipation(), Backwards()):
         torch.manual_seed(0)
         data = Points(num_clients=6, sizes=(2, 3))
-        found.append(weights(fit(tmp_path, Wanderer(), data, precision=precision, participation=participation)))
+        found.append(
+            weights(fit(tmp_path, Wanderer(), data, Wandering(), precision=precision, participation=participation))
+        )
     if precision == "64-true":  # means are summed in float64, which is exact only for narrower terms
         torch.testing.assert_close(found[0], found[1], rtol=1e-14, atol=1e-15)
     else:
@@ -200,21 +227,24 @@ def test_mixed_precision_really_computes_in_it(tmp_path: Path, precision: str) -
             seen.append(super().forward(x).dtype)
             return super().forward(x)
 
-    made = fit(tmp_path, Watching(), max_rounds=1, precision=precision)
+    module = Watching()
+    made = fit(tmp_path, module, max_rounds=1, precision=precision)
     assert set(seen) == {torch.bfloat16}  # on the CPU Lightning replaces 16-mixed by bf16-mixed, and says so
-    assert made.federation.module.network.weight.dtype == torch.float32
+    assert module.network.weight.dtype == torch.float32
     assert final(made) == [0.25, 1.5]  # these values are exact in either type
 
 
 def test_one_module_instance_serves_every_client(tmp_path: Path) -> None:
-    identities = set()
+    weights_seen = set()
 
-    class Watch(Callback):
-        def on_client_end(self, trainer: Any, update: Any) -> None:
-            identities.add((id(trainer.federation.module), len(trainer.fabric._callbacks)))
+    class Watching(LeastSquares):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            weights_seen.add(id(self.network.weight))
+            return super().training_step(batch, batch_idx)
 
-    fit(tmp_path, data=Points(num_clients=9), callbacks=[Watch()], max_rounds=2)
-    assert len(identities) == 1
+    module = Watching()
+    fit(tmp_path, module, Points(num_clients=9))
+    assert weights_seen == {id(module.network.weight)}
 
 
 def test_the_same_module_trains_under_a_plain_lightning_trainer(tmp_path: Path) -> None:

@@ -9,11 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from lit_fed import Client
 from lit_fed.callbacks import Callback
-from lit_fed.errors import ConfigError
-from lit_fed.methods import FedAvg
-from lit_fed.participation import UniformParticipation
-from lit_fed.protocols import (
+from lit_fed.engine.participation import UniformParticipation
+from lit_fed.engine.protocols import (
     ClientGlobalTest,
     ClientTest,
     Evaluation,
@@ -23,8 +22,21 @@ from lit_fed.protocols import (
     Protocol,
     UnseenTest,
 )
-from tests.support import LeastSquares, Points, Wanderer, assert_same, fit, rows, trainer, weights
-from tests.test_store import Threes
+from lit_fed.errors import ConfigError
+from lit_fed.methods import FedAvg
+from tests.support import (
+    LeastSquares,
+    Points,
+    Threes,
+    Wanderer,
+    Wandering,
+    assert_same,
+    fit,
+    kept,
+    rows,
+    trainer,
+    weights,
+)
 
 # After one round of `Points` and `LeastSquares` w = (1/4, 3/2), see test_fedavg.py. Client 0 wants w₁ = 2, client 1
 # wants w₂ = 4, and a step with learning rate ½ halves the distance.
@@ -33,7 +45,7 @@ AFTER_ONE = (0.25, 1.5)
 
 class Validated(LeastSquares):
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        self.log("val/loss", self.loss_terms(batch)["mse"])
+        self.log("val/loss", self.loss(batch))
 
 
 def loss(w: float, y: float) -> float:
@@ -45,7 +57,6 @@ def test_global_and_clients(tmp_path: Path) -> None:
     one, two = loss(AFTER_ONE[0], 2), loss(AFTER_ONE[1], 4)
     assert made.metrics["global/loss"] == pytest.approx((one + 3 * two) / 4)  # over samples
     assert made.metrics["clients/loss_mean"] == pytest.approx((one + two) / 2)  # over clients
-    assert made.log_dir is not None
     found = [
         (r["client_id"], r["metric"], float(r["value"]))
         for r in rows(made.log_dir / "clients.csv")
@@ -68,8 +79,7 @@ def test_personal_test_changes_nothing_that_follows(tmp_path: Path) -> None:
     found = []
     for protocols in ([GlobalTest()], [PersonalTest(epochs=2, lr=0.3), GlobalTest()]):
         torch.manual_seed(0)
-        made = fit(tmp_path, Wanderer(lr=0.05), Threes(4), max_rounds=3, protocols=protocols)
-        assert made.log_dir is not None
+        made = fit(tmp_path, Wanderer(lr=0.05), Threes(4), Wandering(), max_rounds=3, protocols=protocols)
         saved = made.log_dir / "checkpoints" / "clients"
         states = {p.name: torch.load(p, weights_only=True) for p in sorted(saved.iterdir())}
         table = [
@@ -88,19 +98,17 @@ def test_personal_test_changes_nothing_that_follows(tmp_path: Path) -> None:
 def test_personal_test_starts_from_the_clients_own_state(tmp_path: Path) -> None:
     starts = []
 
-    class Watching(Wanderer):
-        def on_train_start(self) -> None:
-            assert self.ctx is not None
-            if self.ctx.stage == "personal":
-                starts.append((self.ctx.client_id, self.tensor("network.3.weight").clone()))
+    class Watching(Wandering):
+        def start(self, client: Client) -> dict[str, Tensor]:
+            begun = super().start(client)
+            if client.stage == "personal":
+                starts.append((client.id, begun["network.3.weight"].clone(), float(client.state["rounds"])))
+            return begun
 
-    made = fit(tmp_path, Watching(lr=0.05), Threes(2), max_rounds=1, protocols=[PersonalTest()])
-    assert made.federation is not None
-    assert [client_id for client_id, _ in starts] == [0, 1]
-    for client_id, head in starts:
-        kept = made.federation.store.get(client_id)
-        assert kept is not None
-        assert torch.equal(head, kept["network.3.weight"])
+    made = fit(tmp_path, Wanderer(lr=0.05), Threes(2), Watching(), max_rounds=1, protocols=[PersonalTest()])
+    assert [(client_id, rounds) for client_id, _, rounds in starts] == [(0, 1.0), (1, 1.0)]
+    for client_id, head, _ in starts:
+        assert torch.equal(head, kept(made, client_id)["network.3.weight"])
 
 
 def test_unseen_clients_by_hand(tmp_path: Path) -> None:
@@ -111,16 +119,14 @@ def test_unseen_clients_by_hand(tmp_path: Path) -> None:
         participation=UniformParticipation(count=3, unseen_fraction=0.5),
         protocols=[UnseenTest(), ClientTest()],
     )
-    assert made.federation is not None
-    seen = made.federation.participation.seen_clients.tolist()
-    unseen = made.federation.participation.unseen_clients.tolist()
+    seen = made.run.federation.participation.seen_clients.tolist()
+    unseen = made.run.federation.participation.unseen_clients.tolist()
     assert sorted(seen + unseen) == list(range(6))
     # All three seen clients train from 0: an even one (1 sample) to (1, 0), an odd one (3 samples) to (0, 2).
     even, odd = sum(k % 2 == 0 for k in seen), 3 * sum(k % 2 for k in seen)
     w = (even / (even + odd), 2 * odd / (even + odd))
     expected = {k: loss(w[k % 2], (2, 4)[k % 2]) for k in range(6)}
     assert made.metrics["unseen/loss_mean"] == pytest.approx(sum(expected[k] for k in unseen) / 3)
-    assert made.log_dir is not None
     table = rows(made.log_dir / "clients.csv")
     for stage, clients in (("unseen", unseen), ("test", seen)):
         found = {int(r["client_id"]): float(r["value"]) for r in table if r["stage"] == stage}
@@ -130,7 +136,6 @@ def test_unseen_clients_by_hand(tmp_path: Path) -> None:
 def test_unseen_clients_never_train(tmp_path: Path) -> None:
     participation = UniformParticipation(count=2, unseen_fraction=0.4)
     made = fit(tmp_path, data=Points(10), max_rounds=12, participation=participation, protocols=[UnseenTest()])
-    assert made.log_dir is not None
     table = rows(made.log_dir / "clients.csv")
     trained = {int(r["client_id"]) for r in table if r["stage"] == "train"}
     tested = {int(r["client_id"]) for r in table if r["stage"] == "unseen"}
@@ -148,7 +153,6 @@ def test_unseen_test_needs_unseen_clients(tmp_path: Path) -> None:
 def test_max_clients_is_a_fixed_choice(tmp_path: Path) -> None:
     def chosen(folder: str, **kwargs: Any) -> list[list[int]]:
         made = fit(tmp_path / folder, data=Points(20), max_rounds=2, protocols=[ClientTest(max_clients=5)], **kwargs)
-        assert made.log_dir is not None
         table = [r for r in rows(made.log_dir / "clients.csv") if r["stage"] == "test"]
         return [[int(r["client_id"]) for r in table if r["round"] == round_idx] for round_idx in "01"]
 
@@ -163,7 +167,6 @@ def test_max_clients_is_a_fixed_choice(tmp_path: Path) -> None:
 def test_max_clients_of_seen_clients_only(tmp_path: Path) -> None:
     participation = UniformParticipation(count=2, unseen_fraction=0.5)
     made = fit(tmp_path, data=Points(8), participation=participation, protocols=[ClientTest(max_clients=3)])
-    assert made.log_dir is not None
     tested = {int(r["client_id"]) for r in rows(made.log_dir / "clients.csv") if r["stage"] == "test"}
     assert len(tested) == 3
     assert tested <= set(participation.seen_clients.tolist())
@@ -198,7 +201,6 @@ def test_evaluation_on_validation_data(tmp_path: Path) -> None:
     assert made.metrics["global/loss"] == pytest.approx(expected)
     assert made.metrics["clients/loss_mean"] == made.metrics["clients/loss_min"] == pytest.approx(expected)
     assert made.metrics["personal/loss_mean"] == pytest.approx(expected / 4)
-    assert made.log_dir is not None
     stages = {(r["client_id"], r["stage"]) for r in rows(made.log_dir / "clients.csv") if r["stage"] != "train"}
     assert stages == {("1", "test"), ("1", "personal")}
 
@@ -210,7 +212,6 @@ def test_validation_without_validation_data(tmp_path: Path) -> None:
 
 def test_evaluate_every(tmp_path: Path) -> None:
     made = fit(tmp_path, max_rounds=5, evaluate_every=2, protocols=[GlobalTest()])
-    assert made.log_dir is not None
     evaluated = [row["round"] for row in rows(made.log_dir / "metrics.csv") if row["global/loss"]]
     assert evaluated == ["1", "3", "4"]  # every second round, and the last
 
@@ -224,14 +225,14 @@ def test_a_protocol_of_ones_own_sees_the_federation_after_the_step(tmp_path: Pat
     class Norm(Protocol):
         name = "norm"
 
-        def run(self, federation: Any, round_idx: int, split: Any) -> Evaluation:
-            state = federation.algorithm.global_state()
+        def run(self, federation: Any, round_idx: int, subset: Any) -> Evaluation:
+            state = federation.global_model(round_idx)
             return Evaluation({"norm/w": float(state["network.weight"].abs().sum()), "norm/round": round_idx})
 
     class Noting(Callback):
         found: dict[str, float] | None = None
 
-        def on_round_end(self, trainer: Any, record: Any) -> None:
+        def on_round_end(self, run: Any, record: Any) -> None:
             self.found = dict(record.metrics)
 
     noting = Noting()
@@ -255,7 +256,7 @@ def test_validate_and_test_after_training(tmp_path: Path) -> None:
 
 def test_there_is_no_global_model_where_a_part_is_personal(tmp_path: Path) -> None:
     # The server holds an untrained head; its accuracy would look like a result.
-    metrics = fit(tmp_path, Wanderer(), Points(4, sizes=(2, 3)), max_rounds=1).metrics
+    metrics = fit(tmp_path, Wanderer(), Points(4, sizes=(2, 3)), Wandering(), max_rounds=1).metrics
     assert not [name for name in metrics if name.startswith("global/")]
     assert "clients/loss_mean" in metrics
 

@@ -12,15 +12,16 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lit_fed.callbacks import Callback, Checkpoint
+from lit_fed.engine.participation import Stragglers, UniformParticipation
+from lit_fed.engine.protocols import ClientTest, GlobalTest, PersonalTest
 from lit_fed.errors import CheckpointError
 from lit_fed.methods import FedAvg
-from lit_fed.participation import Stragglers, UniformParticipation
-from lit_fed.protocols import ClientTest, GlobalTest, PersonalTest
 from tests.support import (
     ROOT,
     LeastSquares,
     Points,
     Wanderer,
+    Wandering,
     assert_same,
     fit,
     rows,
@@ -110,7 +111,8 @@ def test_resumed_is_uninterrupted(tmp_path: Path, module: Any, kwargs: dict[str,
         stragglers = None if deadline is None else Stragglers(deadline=deadline, late="next_round")
         settings["participation"] = UniformParticipation(count=3, stragglers=stragglers)
         data = Points(num_clients=8, sizes=(2, 3))
-        return fit(tmp_path / folder, module(), data, FedAvg(), max_rounds=rounds, **settings, **more)
+        algorithm = Wandering() if module is Wanderer else FedAvg()
+        return fit(tmp_path / folder, module(), data, algorithm, max_rounds=rounds, **settings, **more)
 
     whole = run("whole", 6)
     run("parts", 2)
@@ -138,6 +140,7 @@ def test_a_module_built_with_other_weights_resumes_alike(tmp_path: Path) -> None
             tmp_path / folder,
             Wanderer(),
             Points(num_clients=12, sizes=(2, 3)),
+            Wandering(),
             max_rounds=rounds,
             participation=participation,
             ckpt_path=ckpt_path,
@@ -161,8 +164,8 @@ def test_resuming_with_other_data_is_refused(tmp_path: Path) -> None:
 def test_resuming_with_other_settings_says_so_and_keeps_both(tmp_path: Path) -> None:
     fit_args = ["fit", "--config", str(ROOT / "configs/quickstart.yaml"), "--trainer.max_rounds"]
     assert run_cli(*fit_args, "1", cwd=tmp_path).returncode == 0
-    done = run_cli(*fit_args, "2", "--model.init_args.local_epochs", "1", "--ckpt_path", "last", cwd=tmp_path)
-    changed = "resumed with other settings from round 1 on: model.init_args.local_epochs, trainer.max_rounds"
+    done = run_cli(*fit_args, "2", "--trainer.local_epochs", "1", "--ckpt_path", "last", cwd=tmp_path)
+    changed = "resumed with other settings from round 1 on: trainer.local_epochs, trainer.max_rounds"
     assert changed in done.stdout, done.stderr
     run = tmp_path / "lightning_logs/version_0"
     assert "local_epochs: 5" in (run / "config.until_round_0.yaml").read_text()
@@ -182,13 +185,15 @@ def test_sparse_checkpoints_run_the_lost_rounds_again(tmp_path: Path) -> None:
         torch.manual_seed(7)
         callbacks: list[Any] = [Checkpoint(every_n_rounds=2, monitor=None)]
         data = Points(sizes=(2, 3))
-        return fit(tmp_path / folder, Wanderer(), data, max_rounds=rounds, callbacks=callbacks, ckpt_path="last")
+        return fit(
+            tmp_path / folder, Wanderer(), data, Wandering(), max_rounds=rounds, callbacks=callbacks, ckpt_path="last"
+        )
 
     class Killed(Exception):
         pass
 
     class KillAfterRound3(Callback):
-        def on_round_start(self, trainer: Any, round_idx: int, plan: Any) -> None:
+        def on_round_start(self, run: Any, round_idx: int, plan: Any) -> None:
             if round_idx == 3:
                 raise Killed
 
@@ -199,6 +204,7 @@ def test_sparse_checkpoints_run_the_lost_rounds_again(tmp_path: Path) -> None:
             tmp_path / "parts",
             Wanderer(),
             Points(sizes=(2, 3)),
+            Wandering(),
             max_rounds=6,
             callbacks=[KillAfterRound3(), Checkpoint(every_n_rounds=2, monitor=None)],
         )

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lit_fed.strategy import Workers
+from lit_fed.engine.strategy import Workers
 from tests.support import ROOT, assert_same, rows, run_cli, saved_weights
 
 QUICK = ["fit", "--config", str(ROOT / "configs/quickstart.yaml"), "--trainer.max_rounds", "3"]
@@ -16,7 +16,7 @@ HARD = [
     *("--trainer.participation.dropout_before", "0.2", "--trainer.participation.stragglers.deadline", "0.6"),
     *("--trainer.participation.stragglers.late", "next_round", "--trainer.buffers", "local"),
     *("--trainer.protocols", "[GlobalTest, ClientTest, {class_path: PersonalTest, init_args: {max_clients: 6}}]"),
-    *("--model.init_args.network", "test_resnet", "--model.init_args.local_epochs", "1"),
+    *("--model.init_args.network", "test_resnet", "--trainer.local_epochs", "1"),
 ]
 
 
@@ -105,7 +105,7 @@ def test_two_processes_resume_from_the_best_round_in_a_new_folder(tmp_path: Path
 @pytest.mark.parametrize("strategy", ["clients", "ddp"])
 def test_every_process_ends_a_round_with_the_same_model(tmp_path: Path, strategy: str) -> None:
     """With batch norm, whose statistics differ between the processes of a data-parallel client."""
-    batch_norm = ("--model.init_args.network", "test_resnet", "--model.init_args.local_epochs", "1")
+    batch_norm = ("--model.init_args.network", "test_resnet", "--trainer.local_epochs", "1")
     watched = ("--trainer.callbacks", "[tests.support.Agreement]", "--trainer.strategy", strategy)
     done = run_cli(*QUICK, *batch_norm, *watched, "--trainer.devices", "2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -119,7 +119,7 @@ def test_a_cohort_smaller_than_the_processes(tmp_path: Path) -> None:
 
 
 def test_one_process_learns_of_the_others_failing_client(tmp_path: Path) -> None:
-    everybody = ("--trainer.participation", "FullParticipation", "--model.class_path", "tests.support.Unlucky")
+    everybody = ("--trainer.participation", "FullParticipation", "--algorithm", "tests.support.Unlucky")
     done = run_cli(*QUICK, "--trainer.devices", "2", *everybody, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.rstrip().endswith("client 7 failed in round 0: OSError: its camera broke")
@@ -128,7 +128,7 @@ def test_one_process_learns_of_the_others_failing_client(tmp_path: Path) -> None
 
 
 def test_tolerated_failures_are_counted_over_processes(tmp_path: Path) -> None:
-    everybody = ("--trainer.participation", "FullParticipation", "--model.class_path", "tests.support.Unlucky")
+    everybody = ("--trainer.participation", "FullParticipation", "--algorithm", "tests.support.Unlucky")
     runs = []
     for folder, devices in (("one", "1"), ("two", "2")):
         (tmp_path / folder).mkdir()

@@ -1,0 +1,1 @@
+"""Runs a federation; knows no method and no task."""

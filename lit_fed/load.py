@@ -1,0 +1,77 @@
+"""Turn a checkpoint back into a network, for use without a federation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from lightning import LightningModule
+from torch import nn
+
+from lit_fed.engine.algorithm import Algorithm
+from lit_fed.engine.checkpoint import read_checkpoint
+from lit_fed.errors import CheckpointError
+
+
+def load_network(ckpt_path: str | Path, network: nn.Module | None = None) -> nn.Module:
+    """The trained global network of a checkpoint as a plain ``nn.Module``, in eval mode, on the CPU.
+
+    Args:
+        ckpt_path: A checkpoint file, or a run folder (its ``best.ckpt``, else its ``last.ckpt``).
+        network: What to load the weights into; None rebuilds it from the configuration in the checkpoint.
+
+    Returns:
+        The given network; else the task's ``network`` where it has one, else the task itself.
+
+    Raises:
+        CheckpointError: If there is no configuration to rebuild from, or the weights do not fit.
+    """
+    path = Path(ckpt_path)
+    if path.is_dir():
+        files = [path / "checkpoints" / name for name in ("best.ckpt", "last.ckpt")]
+        path = next((file for file in files if file.is_file()), files[-1])
+    content = read_checkpoint(path)
+    if network is None:
+        if not content["config"]:
+            raise CheckpointError(f"{path} holds no configuration; pass the network to load its weights into")
+        task, algorithm = _build(yaml.safe_load(content["config"]))
+        algorithm.adapt(task)
+        _load(task, content["state_dict"], path)
+        return algorithm.release(task).eval()
+    state = content["state_dict"]
+    if not state.keys() <= network.state_dict().keys():
+        state = {name.removeprefix("network."): tensor for name, tensor in state.items() if name.startswith("network.")}
+    _load(network, state, path)
+    return network.eval()
+
+
+def _build(config: dict[str, Any]) -> tuple[LightningModule, Algorithm[Any]]:
+    """The task and the method that a run's resolved configuration describes, with untrained weights."""
+    from lightning.pytorch.cli import LightningArgumentParser  # what importing the package need not load
+
+    parser = LightningArgumentParser()
+    parser.add_subclass_arguments(LightningModule, "model", required=True)
+    parser.add_subclass_arguments(Algorithm, "algorithm", required=True)
+    model = config["model"]
+    for own in list((config.get("trainer", {}).get("kinds") or {}).values())[:1]:
+        model["init_args"] |= {key: value for key, value in own.items() if key != "clients"}
+    made = parser.instantiate(parser.parse_object({"model": model, "algorithm": config["algorithm"]}))
+    return made.model, made.algorithm
+
+
+def _load(module: nn.Module, state: dict[str, torch.Tensor], path: Path) -> None:
+    try:
+        missing, unexpected = module.load_state_dict(state, strict=False)
+    except RuntimeError as error:
+        raise CheckpointError(f"{path} does not fit this network: {' '.join(str(error).split())[:160]}") from error
+    # A checkpoint names a tensor once; a network that uses it in two places (tied weights) knows it by two names.
+    own = module.state_dict(keep_vars=True)
+    loaded = {id(own[name]) for name in state if name in own}
+    absent = [name for name in missing if id(own[name]) not in loaded]
+    if absent or unexpected or not state:
+        wrong = (
+            f"it lacks {', '.join(absent[:3])}" if absent else f"it also has {', '.join(unexpected[:3]) or 'nothing'}"
+        )
+        raise CheckpointError(f"{path} does not fit this network: {wrong}")

@@ -1,0 +1,118 @@
+"""What the methods of federated distillation share: clients say what they see in a public set, the server mixes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from lit_fed.engine.algorithm import Algorithm, Server
+from lit_fed.engine.client import Client, Pass, Tensors
+from lit_fed.engine.model import Model
+from lit_fed.engine.objective import task_name
+from lit_fed.engine.payload import Payload
+from lit_fed.engine.population import Population
+from lit_fed.errors import ConfigError
+from lit_fed.methods.distillation.mixing import Mixed, SoftmaxMix
+
+AggregateT = TypeVar("AggregateT")
+
+PUBLIC = "public"  # the pass over the public set, and where its logits stand in a client's results
+
+
+class PredictionExchange(Algorithm[AggregateT]):
+    r"""Clients send logits on the public set (P, C), the server mixes them: :math:`p_{agg}(x) = \sum_i w_i(x)\,p_i(x)`.
+
+    Here all weights are alike, :math:`w_i = 1/|S|`. Logs ``server/teacher_acc`` (the mixture's accuracy on the public
+    set), ``server/chi`` (:math:`\chi = E_x \sum_i w_i(x)^2`) and ``server/weight_entropy``
+    (:math:`-E_x \sum_i w_i \log w_i`, in nats).
+
+    Args:
+        aggregate: Mix ``probabilities``, or ``logits`` and take the softmax of the mixture.
+        public_size: Training samples set aside, before the partition, as the public set.
+        kwargs: The settings of every method: `lit_fed.engine.algorithm.Algorithm`.
+
+    Raises:
+        ConfigError: For another aggregate.
+
+    Note:
+        Predictions are made in the precision of the weights, whatever that of training, and sent in float32. A client
+        with a view of its own sees the public set through it.
+    """
+
+    needs = frozenset({"forward", "public"})
+
+    temperature = 0.0
+    """How much the clients' scores (`read`) count, see `lit_fed.methods.distillation.mixing.SoftmaxSum`."""
+
+    def __init__(
+        self, aggregate: Literal["probabilities", "logits"] = "probabilities", public_size: int = 100, **kwargs: Any
+    ) -> None:
+        super().__init__(public_size=public_size, **kwargs)
+        if aggregate not in ("probabilities", "logits"):
+            raise ConfigError(f"algorithm.aggregate is {aggregate!r}; it must be 'probabilities' or 'logits'")
+        self.aggregate = aggregate
+
+    def setup(self, models: Mapping[str, Model], population: Population) -> Server:
+        """Start without a mixture.
+
+        Raises:
+            ConfigError: If the data have no classes, or a model's ``forward`` does not give logits for them.
+        """
+        self.population, self.num_classes = population, population.num_classes
+        for kind, model in models.items():
+            self._check_logits(kind, model)
+        return {"targets": torch.zeros(population.public_size, self.num_classes), "mixed": False}
+
+    def _check_logits(self, kind: str, model: Model) -> None:
+        loop = self.population.server_loop
+        if loop is None:
+            return
+        batches = islice(self.population.data.public_loader(), 1)
+        shape = tuple(loop.predict(kind, {}, batches).shape)
+        if len(shape) != 2 or shape[1] != self.num_classes:
+            raise ConfigError(
+                f"algorithm {type(self).__name__} mixes class scores, so forward(x) of model {task_name(model.task)} "
+                f"must give logits (B, {self.num_classes}) for the data's {self.num_classes} classes; it gives {shape}"
+            )
+
+    # ------------------------------------------------------------------ client
+
+    def public_pass(self, client: Client) -> Pass:
+        """Reads the client's logits (P, C) on the public set."""
+        example = {"logits": torch.empty(self.population.public_size, self.num_classes, device="meta")}
+        return Pass(PUBLIC, client.population.public_loader(client_id=client.id), logits_of, example=example)
+
+    # ------------------------------------------------------------------ server
+
+    def read(self, payload: Payload) -> tuple[Tensor, Tensor]:
+        """What a client's answer contributes (P, C), and its scores (P,)."""
+        logits = payload["logits"].double()
+        values = logits.softmax(1) if self.aggregate == "probabilities" else logits
+        return values, logits.new_zeros(len(logits))
+
+    def mixture(self, watched: Sequence[int] = ()) -> SoftmaxMix:
+        """A new mixture by `temperature`; the weights of clients that are watched can be looked at one by one."""
+        return SoftmaxMix(self.read, self.temperature, watched)
+
+    def teach(self, mean: Tensor) -> Tensor:
+        """What is learnt from: the mixture as probabilities (P, C)."""
+        return mean if self.aggregate == "probabilities" else mean.softmax(1)
+
+    def take(self, server: Server, mixed: Mixed) -> dict[str, float]:
+        """Keep the mixture as the server's ``targets`` (P, C), float32; returns its metrics."""
+        server["targets"].copy_(self.teach(mixed.mean))
+        server["mixed"] = True
+        return {
+            "server/teacher_acc": self.population.public_accuracy(server["targets"].argmax(1)),
+            "server/chi": float(mixed.concentration.mean()),
+            "server/weight_entropy": float(mixed.entropy.mean()),
+        }
+
+
+def logits_of(client: Client, batch: Any) -> Tensors:
+    """The client's logits (B, C) for the inputs of a batch ``(x, …)``, float32."""
+    return {"logits": client.forward(batch[0]).float()}

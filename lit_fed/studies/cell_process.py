@@ -1,0 +1,156 @@
+"""The process of a cell: the ordinary command line, forked from a process that has imported all that cells need.
+
+multiprocessing's fork server is that process. It starts with the first cell, forks a process for every cell and tells
+how each ended. It only imports: a thread, of Python or of a library, would not live on in a forked process, and CUDA
+would not work there.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import multiprocessing
+import multiprocessing.forkserver
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from multiprocessing.connection import wait
+from multiprocessing.reduction import DupFd
+from pathlib import Path
+from typing import Any
+
+
+class CellProcess:
+    """A cell under way, in a process group of its own, with its output in a file.
+
+    Args:
+        command: Arguments of the command line.
+        log: The file to which its output is appended.
+        env: What to change in the environment.
+        locks: Descriptors that it holds: the folders stay locked while a cell of a killed study lives.
+    """
+
+    def __init__(self, command: Sequence[str], log: Path, env: Mapping[str, str], locks: Sequence[int] = ()) -> None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        context: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+        if sys.platform == "linux":  # elsewhere system libraries do not survive a fork
+            _start_server(context, env)
+        held = [_Held(lock) for lock in locks]
+        here = (str(log.absolute()), str(Path.cwd()), dict(env), held)
+        self._process = context.Process(target=_begin, args=(list(command), *here))
+        self._process.start()
+
+    @property
+    def pid(self) -> int:
+        """Its number, which is that of its group too."""
+        return int(self._process.pid)
+
+    def poll(self) -> int | None:
+        """The exit status, below zero for a signal; None while it runs."""
+        status: int | None = self._process.exitcode
+        if status is not None:  # what it started itself may still be there
+            self._signal(signal.SIGKILL)
+        return status
+
+    def stop(self, signum: int) -> None:
+        """Send a signal to it and whatever it started."""
+        if self._process.exitcode is None:
+            self._signal(signum)
+
+    def close(self) -> None:
+        """End it for good."""
+        self._signal(signal.SIGKILL)
+        self._process.join()
+
+    def _signal(self, signum: int) -> None:
+        with suppress(ProcessLookupError):
+            try:
+                os.killpg(self.pid, signum)
+            except ProcessLookupError:  # it has not made its group yet
+                if self._process.exitcode is None:
+                    os.kill(self.pid, signum)
+
+
+class _Held:
+    """A descriptor that goes along into a new process."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def __getstate__(self) -> Any:
+        return DupFd(self.descriptor)
+
+    def __setstate__(self, twin: Any) -> None:
+        self.descriptor = twin.detach()
+
+
+def _start_server(context: Any, env: Mapping[str, str]) -> None:
+    """Start the fork server, unless it runs, in the environment of the cells: some of it is read on import."""
+    context.set_forkserver_preload(["lit_fed.studies.warm"])
+    before = dict(os.environ)
+    os.environ.update(env)
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+# ---------------------------------------------------------------------- in the new process
+
+
+def _begin(command: list[str], log: str, folder: str, env: Mapping[str, str], held: list[_Held]) -> None:
+    """Become the cell."""
+    atexit.unregister(os._exit)  # see lit_fed.studies.warm
+    os.setpgid(0, 0)
+    os.chdir(folder)
+    file = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    for stream in (1, 2):
+        os.dup2(file, stream)
+    os.close(file)
+    os.environ.pop("PL_GLOBAL_SEED", None)
+    os.environ.update(env)
+    # A cell of several processes starts the others as it was started itself: python -m lit_fed fit …
+    sys.modules["__main__"] = importlib.import_module("lit_fed.__main__")
+    sys.argv[1:] = command
+    _end_with_study()
+    os._exit(_run(command))
+
+
+def _end_with_study() -> None:
+    """Kill this group once the study is gone, however it ended; two runs never write into one folder that way."""
+    study = multiprocessing.parent_process()
+    assert study is not None
+
+    def watch() -> None:
+        wait([study.sentinel])
+        os.killpg(0, signal.SIGKILL)  # the checkpoints are made for that
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _run(command: list[str]) -> int:
+    """Run a cell to its very end, but for taking apart the interpreter, which takes longer than some cells do."""
+    from lit_fed.command.cli import main
+
+    status = 0
+    try:
+        main(command)
+    except SystemExit as stop:
+        status = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        if status and not isinstance(stop.code, int):
+            print(stop.code, file=sys.stderr)
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    for thread in threading.enumerate():
+        if not thread.daemon and thread is not threading.current_thread():
+            thread.join()
+    atexit._run_exitfuncs()  # what the interpreter would do first
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return status

@@ -1,0 +1,59 @@
+"""Whether a run will report a metric, found out before any cell runs.
+
+Most names follow from the configuration, see `lit_fed.studies.promised`. What only the code of a task, a method or a
+protocol knows is asked of the code itself: one round of one cell is run in a folder of its own, and its ``metrics.csv``
+has the names. A metric that first appears in a later round cannot be asked for that way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from difflib import get_close_matches
+
+from lit_fed.errors import ConfigError
+from lit_fed.studies.cells import Cell, Grid
+from lit_fed.studies.promised import kind_of, known_names, names_with
+
+Ask = Callable[[Cell], Sequence[str]]
+
+
+def check_metrics(grid: Grid, cells: Iterable[Cell] = (), ask: Ask | None = None) -> None:
+    """Refuse a study with a metric that its runs do not report.
+
+    Args:
+        grid: The study.
+        cells: Those that are about to run.
+        ask: Runs a round of a cell and gives the names that it reports; None to go by the configurations alone.
+
+    Raises:
+        ConfigError: If there is one, or the round that was to tell cannot be run.
+    """
+    about_to_run = {cell.name for cell in cells}
+    told: dict[str, list[str]] = {}  # what runs of a kind report, as far as it was asked
+    for cell, metric in _wanted(grid):
+        names, complete = names_with(cell.config, metric.partition("/")[0])
+        if not complete and metric not in names:
+            kind = kind_of(cell.config)
+            if kind not in told:
+                done = next((c for c in grid.cells if c.done and kind_of(c.config) == kind), None)
+                if done is not None:
+                    told[kind] = list(done.rows()[0])
+                elif ask is None or cell.name not in about_to_run:
+                    continue
+                else:
+                    told[kind] = list(ask(cell))
+            names = [name for name in told[kind] if name != "round"]
+        if metric not in names:
+            every = list(dict.fromkeys([*names, *known_names(cell.config)]))
+            close = get_close_matches(metric, every, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(every)}"
+            raise ConfigError(f"{grid.study.path}: {cell.row}/{cell.column} reports no metric {metric!r}; {hint}")
+
+
+def _wanted(grid: Grid) -> list[tuple[Cell, str]]:
+    """A cell of every place with each metric that the table or a claim reads there."""
+    seed = grid.study.seeds[0]
+    wanted = [(place, metric) for place in grid.study.places if (metric := grid.measure_of(place).metric)]
+    for claim in grid.study.claims:
+        wanted += [(p, claim.metric) for p in grid.study.places if claim.metric is not None and p in claim.places]
+    return list({(c.name, metric): (c, metric) for c, metric in ((grid.at[p, seed], m) for p, m in wanted)}.values())

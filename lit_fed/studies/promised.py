@@ -1,0 +1,98 @@
+"""Which metrics a run's configuration promises, without the run.
+
+Which protocols run stands in the configuration, and a task that declares ``metrics`` says what it logs when it is
+evaluated. What only the code of a task, a method or a protocol knows is not here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from lit_fed.engine.algorithm import Algorithm
+from lit_fed.engine.metric_names import MetricNames
+from lit_fed.engine.protocols import ClientTest, GlobalTest, PersonalTest, UnseenTest
+from lit_fed.methods import FedAvg
+
+_ALWAYS = (
+    *("comm/uplink_bytes", "comm/downlink_bytes", "comm/total_bytes", "participation/count"),
+    *("drift/update_norm_mean", "drift/cosine_mean"),
+    *("time/round_s", "time/local_s", "time/aggregate_s"),
+)
+_SPREAD = ("mean", "std", "p10", "min")
+
+
+def metric_names(config: Mapping[str, Any]) -> MetricNames:
+    """What the task says about its metrics, and the one that names the best round where that is certain."""
+    names = MetricNames()
+    names.declare(_class(config["model"]))
+    if names.declared and (promised := names_with(config, "global")[0]):
+        names.see(dict.fromkeys(promised, 0.0))
+    return names
+
+
+def known_names(config: Mapping[str, Any]) -> list[str]:
+    """The names that follow from a configuration alone."""
+    protocols = [name for name in _protocols(config) if name]
+    return [name for prefix in (*protocols, "train", "comm") for name in names_with(config, prefix)[0]]
+
+
+def names_with(config: Mapping[str, Any], prefix: str) -> tuple[list[str], bool]:
+    """The names with a prefix that follow from a configuration, and whether there are no others."""
+    trainer = config["trainer"]
+    if prefix in ("comm", "drift", "time", "participation"):
+        evaluated = ["time/eval_s"] if trainer["evaluate_every"] else []
+        failed = ["participation/failed"] if trainer["on_client_failure"] == "skip" else []
+        return [*_ALWAYS, *evaluated, *failed], True
+    if prefix == "train":
+        return ["train/loss"], False  # each term of the loss has a name of its own
+    if prefix == "server":
+        return [], False
+    protocols = _protocols(config)
+    if prefix not in protocols:
+        return [], None not in protocols and not trainer["callbacks"]  # a callback may add metrics
+    declared = _declared(_class(config["model"]))
+    certain = bool(declared) and not trainer["kinds"]
+    if prefix == "global":  # nothing for methods without a global model, nor where a part of every model is personal
+        method = _class(config["algorithm"])
+        certain &= isinstance(method, type) and issubclass(method, FedAvg) and method.split is Algorithm.split
+    ends = [""] if prefix == "global" else [f"_{word}" for word in _SPREAD]
+    names = [f"{prefix}/{metric}{end}" for metric in declared for end in ends] if certain else []
+    return names, certain and None not in protocols
+
+
+def kind_of(config: Mapping[str, Any]) -> str:
+    """Runs of a kind report the same names."""
+    trainer = config["trainer"]
+    classes = [config[key]["class_path"] for key in ("model", "algorithm", "data")]
+    listens = [trainer["protocols"], trainer["callbacks"], bool(trainer["evaluate_every"])]
+    wrapped = config["algorithm"].get("init_args", {}).get("regularizer")
+    return json.dumps([classes, listens, wrapped, trainer["kinds"]], default=str)
+
+
+def _declared(task: Any) -> list[str]:
+    """What a task's class says that it logs, unless a class below it evaluates in another way."""
+    order = getattr(task, "__mro__", ())
+    said = next((cls for cls in order if "metrics" in vars(cls)), None)
+    if said is None or not isinstance(said.metrics, Mapping):
+        return []
+    below = order[: order.index(said)]
+    steps = ("test_step", "validation_step")
+    return [] if any(step in vars(cls) for cls in below for step in steps) else list(said.metrics)
+
+
+def _protocols(config: Mapping[str, Any]) -> list[str | None]:
+    """Prefixes of the protocols that will run; None stands for one whose names only its code knows."""
+    if not config["trainer"]["evaluate_every"]:
+        return []
+    given = config["trainer"]["protocols"]
+    classes: list[Any] = [GlobalTest, ClientTest] if given is None else [_class(protocol) for protocol in given]
+    ours: tuple[Any, ...] = (GlobalTest, ClientTest, PersonalTest, UnseenTest)
+    return [cls.name if cls in ours else None for cls in classes]
+
+
+def _class(section: Mapping[str, Any]) -> Any:
+    module, _, name = section["class_path"].rpartition(".")
+    return getattr(importlib.import_module(module), name)
