@@ -163,6 +163,7 @@ class Client:
     own: Payload = field(default_factory=dict)
     objective: Objective | None = None
     _anchor: Tensors | None = None
+    _at: Mapping[str, Tensor] | None = None
     _batch: Any = None
     _outputs: Outputs | None = None
 
@@ -234,8 +235,20 @@ class Client:
         if tensors is not None:
             return objective.run_with(batch, tensors)
         if self._outputs is None or self._batch is not batch:
-            self._batch, self._outputs = batch, objective.run(batch)
+            ran = objective.run(batch) if self._at is None else objective.run_with(batch, self._at)
+            self._batch, self._outputs = batch, ran
         return self._outputs
+
+    @contextmanager
+    def at(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+        """Let `run` use these parameters and buffers, by name, in place of the model's; differentiable in them."""
+        self.forget()
+        self._at = tensors
+        try:
+            yield
+        finally:
+            self._at = None
+            self.forget()
 
     @torch.no_grad()
     def teach(self, batch: Any, tensors: Mapping[str, Tensor] | None = None) -> Outputs:
@@ -254,10 +267,10 @@ class Client:
         return output
 
     def gradients(self, loss: Tensor, create_graph: bool = False) -> Tensors:
-        """The gradient of a loss in every parameter that trains, by name."""
+        """The gradient of a loss by name, in every parameter that trains and that the loss depends on."""
         own = {name: parameter for name, parameter in self.parameters.items() if parameter.requires_grad}
-        found = torch.autograd.grad(loss, list(own.values()), create_graph=create_graph)
-        return dict(zip(own, found, strict=True))
+        found = torch.autograd.grad(loss, list(own.values()), create_graph=create_graph, allow_unused=True)
+        return {name: gradient for name, gradient in zip(own, found, strict=True) if gradient is not None}
 
     def targets(self, batch: Any) -> Tensor:
         """The labels of a batch: ``task.targets(batch)`` where the task has it, else the second of a pair."""

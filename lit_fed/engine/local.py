@@ -73,6 +73,7 @@ class LocalLoop(TaskLoop):
     def _run_phase(self, phase: Phase, client: Client, meter: Meter, lr: float | None) -> None:
         model, trainer, objective = self.model, self.trainer, self.objective
         if phase.begin is not None:
+            self.workers.agree(model.tensors(model.buffers))  # ddp: each process saw its part of the batches
             client.left = model.copy()
             model.load(phase.begin)
         if phase.seed is not None:
@@ -144,6 +145,9 @@ class LocalLoop(TaskLoop):
             client.steps.count(optimizer)
         if self._corrects:
             parameters = self.model.parameters
+            if len(self.trainer.optimizers) > 1:  # the others' gradients may be corrected in their own steps
+                steps = {id(p) for group in optimizer.param_groups for p in group["params"]}
+                parameters = {name: p for name, p in parameters.items() if id(p) in steps}
             found = {name: p.grad for name, p in parameters.items() if p.grad is not None}
             for name, gradient in self.algorithm.correct(client, found).items():
                 parameters[name].grad = gradient

@@ -57,17 +57,21 @@ def slice_batch(batch: Any, rank: int, world_size: int) -> tuple[Any, float]:
     size = batch_size_of(batch)
     start, stop = size * rank // world_size, size * (rank + 1) // world_size
     part = slice(start, stop) if stop > start else slice(0, 1)
+    return _cut(batch, part, size), (stop - start) * world_size / size
 
-    def cut(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return value[part] if value.ndim and value.shape[0] == size else value
-        if isinstance(value, dict):
-            return {key: cut(entry) for key, entry in value.items()}
-        if isinstance(value, tuple | list):
-            return type(value)(cut(entry) for entry in value)
-        return value
 
-    return cut(batch), (stop - start) * world_size / size
+def halve_batch(batch: Any) -> tuple[Any, Any]:
+    """A batch's two halves along the first dimension, the odd sample in the first; a batch of one sample is both."""
+    size = batch_size_of(batch)
+    if size < 2:
+        return batch, batch
+    half = (size + 1) // 2
+    return _cut(batch, slice(half), size), _cut(batch, slice(half, size), size)
+
+
+def _cut(batch: Any, part: slice, size: int) -> Any:
+    """The part of every tensor that has a sample in each row."""
+    return map_tensors(batch, lambda tensor: tensor[part] if tensor.ndim and tensor.shape[0] == size else tensor)
 
 
 def seed_device(seed: int, device: torch.device) -> None:

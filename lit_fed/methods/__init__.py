@@ -2,8 +2,17 @@
 
 from lit_fed.methods.attention_freezing import FedFrozen
 from lit_fed.methods.distillation import UWA, FedDF, FederatedDistillation, FedMD, TeacherError
+from lit_fed.methods.ditto import Ditto
 from lit_fed.methods.fedavg import FedAvg
+from lit_fed.methods.fedavgm import FedAvgM
+from lit_fed.methods.feddyn import FedDyn
+from lit_fed.methods.fedexp import FedExP
+from lit_fed.methods.fednova import FedNova
+from lit_fed.methods.fedntd import FedNTD
+from lit_fed.methods.fedopt import FedAdagrad, FedAdam, FedYogi
+from lit_fed.methods.fedper import FedPer
 from lit_fed.methods.fedprox import FedProx
+from lit_fed.methods.fedrep import FedRep
 from lit_fed.methods.frozen_heads import (
     Alignment,
     CalibratedTest,
@@ -13,9 +22,37 @@ from lit_fed.methods.frozen_heads import (
     FedETF,
     SphereFed,
 )
+from lit_fed.methods.local_only import LocalOnly
+from lit_fed.methods.moon import Moon
+from lit_fed.methods.per_fedavg import PerFedAvg
 from lit_fed.methods.regularizers import FD, KD, LD, NTD, Prox
 from lit_fed.methods.scaffold import Scaffold
+from lit_fed.methods.server import ServerOptimizer
 
-__all__ = ["FD", "KD", "LD", "NTD", "FedAvg", "FedProx", "Prox", "Scaffold"]
+__all__ = [
+    "FD",
+    "KD",
+    "LD",
+    "NTD",
+    "Ditto",
+    "FedAdagrad",
+    "FedAdam",
+    "FedAvg",
+    "FedAvgM",
+    "FedDyn",
+    "FedExP",
+    "FedNTD",
+    "FedNova",
+    "FedPer",
+    "FedProx",
+    "FedRep",
+    "FedYogi",
+    "LocalOnly",
+    "Moon",
+    "PerFedAvg",
+    "Prox",
+    "Scaffold",
+    "ServerOptimizer",
+]
 __all__ += ["UWA", "FedDF", "FedMD", "FederatedDistillation", "TeacherError"]
 __all__ += ["Alignment", "CalibratedTest", "DotRegression", "FedBABU", "FedDrPlus", "FedETF", "FedFrozen", "SphereFed"]

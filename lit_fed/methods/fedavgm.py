@@ -6,13 +6,14 @@ The client's half is FedAvg's.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any
 
 import torch
-from torch import Tensor
 
-from lit_fed.methods.server import ServerOptimizer, decay, scaled
+from lit_fed.engine.algorithm import Server
+from lit_fed.engine.client import Tensors
 from lit_fed.engine.payload import Payload
+from lit_fed.methods.server import ServerOptimizer, decay, scaled, slot
 
 
 class FedAvgM(ServerOptimizer):
@@ -20,8 +21,7 @@ class FedAvgM(ServerOptimizer):
 
     Args:
         beta: Momentum β; with 0, and a learning rate of 1, this is FedAvg.
-        server_lr: Learning rate η of the server.
-        weighting: ``samples`` weighs a client by its number of training samples, ``uniform`` all alike.
+        kwargs: The settings of `lit_fed.methods.server.ServerOptimizer`.
 
     Raises:
         ConfigError: If β is not in [0, 1) or the learning rate is not positive.
@@ -31,15 +31,13 @@ class FedAvgM(ServerOptimizer):
         not travel in a round keeps its momentum until it does.
     """
 
-    def __init__(
-        self, beta: float = 0.9, server_lr: float = 1.0, weighting: Literal["samples", "uniform"] = "samples"
-    ) -> None:
-        super().__init__(server_lr, weighting)
+    def __init__(self, beta: float = 0.9, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         self.beta = decay("beta", beta)
 
-    def movement(self, delta: dict[str, Tensor], extra: Payload) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def movement(self, server: Server, delta: Tensors, extra: Payload) -> tuple[Tensors, Tensors]:
         """The momentum times the learning rate."""
-        momentum = self.slot("momentum", delta)
+        momentum = slot(server, "momentum", delta)
         if momentum:
             torch._foreach_mul_(momentum, self.beta)
             torch._foreach_add_(momentum, list(delta.values()))

@@ -6,137 +6,90 @@ Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama: "Federated Learning Ba
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal
 
 import torch
-from lightning import Fabric
-from torch import Tensor
-from torch.optim import Optimizer
 
-from lit_fed.classifier import Classifier
-from lit_fed.client import ClientContext, ClientModule
-from lit_fed.errors import CheckpointError, ConfigError
+from lit_fed.engine.algorithm import Cohort, Server, zeros_like
+from lit_fed.engine.client import Client, Tensors, Update
+from lit_fed.engine.model import Model
+from lit_fed.engine.payload import Payload, add_prefix, split_prefix
+from lit_fed.engine.population import Population
+from lit_fed.errors import ConfigError
 from lit_fed.methods.fedavg import FedAvg
-from lit_fed.engine.payload import ClientUpdate, Payload, add_prefix, split_prefix
-
-if TYPE_CHECKING:
-    from lit_fed.data import FederatedDataModule
 
 DUAL = "dual."  # in a client's state: ∇L_k, the gradient of its loss where it last stopped
 
 
-class FedDyn(Classifier):
-    r"""A client with a linear and a quadratic term, :math:`L_k(w) - \langle g_k, w\rangle + \tfrac\alpha2\|w-w_g\|^2`.
+class FedDyn(FedAvg):
+    r"""Clients with a linear and a quadratic term, :math:`L_k(w) - \langle g_k, w\rangle + \tfrac\alpha2\|w-w_g\|^2`.
 
     After local work :math:`g_k \leftarrow g_k - \alpha (w_k - w_g)`, which is the gradient of :math:`L_k` at
     :math:`w_k` where the local problem was solved exactly.
 
+    The server averages the models and subtracts what the clients are biased by:
+    :math:`h \leftarrow h - \frac{\alpha}{m}\sum_{k\in P}(w_k - w_g)` and
+    :math:`w_g \leftarrow \frac{1}{|P|}\sum_{k\in P} w_k - \frac{1}{\alpha} h`, with m the number of clients in the
+    population.
+
     Args:
-        alpha: Weight α of the dynamic regularisation, the server's too; 0 is FedAvg.
-        kwargs: Passed on to `lit_fed.classifier.Classifier`.
+        alpha: Weight α of the dynamic regularisation; 0 is FedAvg.
+        weighting: ``uniform`` as in the paper; ``samples`` weighs the mean, in both of the server's formulas.
+        kwargs: The settings of `lit_fed.methods.fedavg.FedAvg`.
 
     Raises:
         ConfigError: For a negative α.
 
     Note:
         The terms enter as their gradient, :math:`-g_k + \alpha (w - w_g)`, so they are not in ``train/loss``.
+
+        The server keeps :math:`s = -h/\alpha`; its step is then :math:`s \leftarrow s + \frac{|P|}{m}(\bar w - w_g)`,
+        :math:`w_g \leftarrow \bar w + s`. For α = 0, where the paper's formula is 0/0, s is 0 and stays it: FedAvg.
     """
 
-    def __init__(self, alpha: float = 0.01, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        if alpha < 0:
-            raise ConfigError(f"model.alpha is {alpha}; it must not be negative")
+    def __init__(
+        self, alpha: float = 0.01, weighting: Literal["samples", "uniform"] = "uniform", **kwargs: Any
+    ) -> None:
+        super().__init__(weighting, **kwargs)
+        if not alpha >= 0:
+            raise ConfigError(f"algorithm.alpha is {alpha}; it must not be negative")
         self.alpha = alpha
-        self._dual: dict[str, Tensor] = {}
 
-    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        """Add the gradient of the two terms."""
-        super().on_before_optimizer_step(optimizer)
-        if self.ctx is None or self.ctx.stage != "train" or not self.alpha:
-            return
-        gradients = {name: self.layout.parameters[name].grad for name in self._dual}
-        present = {name: gradient for name, gradient in gradients.items() if gradient is not None}
-        if present:
-            found = list(present.values())
-            moved = torch._foreach_sub([self.tensor(name) for name in present], [self.received[n] for n in present])
-            torch._foreach_sub_(found, [self._dual[name] for name in present])
-            torch._foreach_add_(found, moved, alpha=self.alpha)
+    def setup(self, models: Mapping[str, Model], population: Population) -> Server:
+        """Start with a shift of zero."""
+        server = super().setup(models, population)
+        return {**server, "shift": zeros_like(self.model.tensors(self.model.split.shared))}
 
-    def make_update(self, ctx: ClientContext) -> ClientUpdate:
-        """The model; the dual variable takes its step."""
-        self._dual = {n: g - self.alpha * (self.tensor(n) - self.received[n]) for n, g in self._dual.items()}
-        return super().make_update(ctx)
-
-    def client_state_dict(self) -> dict[str, Tensor]:
-        """The client's dual variable, beside what else it keeps."""
-        return super().client_state_dict() | add_prefix(DUAL, self._dual)
-
-    def load_client_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Bring the dual variable back."""
-        self._dual, rest = split_prefix(DUAL, state)
-        super().load_client_state_dict(rest)
-
-    def initial_client_state(self, client_id: int) -> dict[str, Tensor]:
+    def initial_state(self, client: Client) -> Tensors:
         """A dual variable of zeros."""
-        zeros = {name: torch.zeros_like(self.tensor(name)) for name in self.layout.split.shared}
-        return super().initial_client_state(client_id) | add_prefix(DUAL, zeros)
+        return add_prefix(DUAL, zeros_like(client.model.tensors(client.model.split.shared)))
 
+    def correct(self, client: Client, gradients: Tensors) -> Tensors:
+        """Add the gradient of the two terms."""
+        dual = split_prefix(DUAL, client.state)[0]
+        names = [name for name in gradients if name in dual]
+        if client.stage != "train" or not self.alpha or not names:
+            return gradients
+        moved = torch._foreach_sub([client.model.tensor(n) for n in names], [client.received[n] for n in names])
+        corrected = torch._foreach_sub([gradients[n] for n in names], [dual[n] for n in names])
+        torch._foreach_add_(corrected, moved, alpha=self.alpha)
+        return {**gradients, **dict(zip(names, corrected, strict=True))}
 
-class FedDynServer(FedAvg):
-    r"""Averages the models and subtracts what the clients are biased by.
+    def finish(self, client: Client) -> Update:
+        """The model; the dual variable takes its step."""
+        dual, w_g = split_prefix(DUAL, client.state)[0], client.received
+        dual = {n: g - self.alpha * (client.model.tensor(n) - w_g[n]) for n, g in dual.items()}
+        return replace(super().finish(client), state=add_prefix(DUAL, dual))
 
-    :math:`h \leftarrow h - \frac{\alpha}{m}\sum_{k\in P}(w_k - w_g)` and
-    :math:`w_g \leftarrow \frac{1}{|P|}\sum_{k\in P} w_k - \frac{1}{\alpha} h`, with m the number of clients in the
-    population. α is the clients'.
-
-    Args:
-        weighting: ``uniform`` as in the paper; ``samples`` weighs the mean, in both formulas.
-
-    Note:
-        The server keeps :math:`h/\alpha`, which needs no α: its step is then
-        :math:`w_g \leftarrow \bar w + s`, :math:`s \leftarrow s + \frac{|P|}{m}(\bar w - w_g)`. For α = 0, where the
-        paper's formula is 0/0, h is 0 and stays it: FedAvg.
-    """
-
-    def __init__(self, weighting: Literal["samples", "uniform"] = "uniform") -> None:
-        super().__init__(weighting)
-        self.shift: dict[str, Tensor] = {}
-
-    def setup(self, module: ClientModule, data: FederatedDataModule, fabric: Fabric) -> None:
-        """Start with a shift of zero.
-
-        Raises:
-            ConfigError: If the clients are not FedDyn's.
-        """
-        super().setup(module, data, fabric)
-        if not isinstance(module, FedDyn):
-            raise ConfigError(f"algorithm FedDynServer needs a model FedDyn; this one is {type(module).__name__}")
-        self.alpha = module.alpha
-        self.num_clients = data.num_clients
-        self.shift = {name: torch.zeros_like(self.state[name]) for name in module.layout.split.shared}
-
-    def step(self, aggregate: Payload, round_idx: int, num_clients: int) -> dict[str, float]:
+    def step(self, server: Server, aggregate: Payload, cohort: Cohort) -> dict[str, float]:
         """Move the shift, then the model."""
+        model, shift = server["model"], server["shift"]
         if self.alpha:
-            for name, shift in self.shift.items():
-                shift.add_(aggregate[name] - self.state[name], alpha=num_clients / self.num_clients)
-        super().step(aggregate, round_idx, num_clients)
-        for name, shift in self.shift.items():
-            self.state[name].add_(shift)
+            for name, tensor in shift.items():
+                tensor.add_(aggregate[name] - model[name], alpha=len(cohort.delivered) / cohort.num_clients)
+        super().step(server, aggregate, cohort)
+        for name, tensor in shift.items():
+            model[name].add_(tensor)
         return {}
-
-    def state_dict(self) -> dict[str, Any]:
-        """The model and the shift."""
-        return super().state_dict() | {"shift": self.shift}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from both.
-
-        Raises:
-            CheckpointError: If they were saved from another model or method.
-        """
-        super().load_state_dict(state)
-        if state.get("shift", {}).keys() != self.shift.keys():
-            raise CheckpointError("the checkpoint was not saved by FedDyn on this model: its shift differs")
-        for name, tensor in state["shift"].items():
-            self.shift[name].copy_(tensor)

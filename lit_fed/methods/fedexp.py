@@ -6,14 +6,16 @@ client's half is FedAvg's.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lit_fed.methods.server import ServerOptimizer, norm, positive, scaled
+from lit_fed.engine.algorithm import Server
+from lit_fed.engine.client import Stage, Tensors
 from lit_fed.engine.payload import ClientUpdate, Payload
 from lit_fed.engine.reducers import Reducer, WeightedMean
+from lit_fed.methods.server import ServerOptimizer, norm, positive, scaled
 
 SQUARED_NORM = "squared_norm"
 
@@ -32,7 +34,7 @@ class FedExP(ServerOptimizer):
     Args:
         epsilon: ε, which bounds the step once the movements are small.
         average_last_two: Whether the global model is the mean of the last two iterates, or the last.
-        weighting: :math:`p_i`: ``samples`` weighs a client by its number of training samples, ``uniform`` all alike.
+        kwargs: The settings of `lit_fed.methods.fedavg.FedAvg`; its weighting is :math:`p_i`.
 
     Raises:
         ConfigError: If ε is not positive.
@@ -45,44 +47,34 @@ class FedExP(ServerOptimizer):
         Only parameters are extrapolated and averaged; buffers are the last round's mean.
     """
 
-    def __init__(
-        self,
-        epsilon: float = 1e-3,
-        average_last_two: bool = True,
-        weighting: Literal["samples", "uniform"] = "samples",
-    ) -> None:
-        super().__init__(weighting=weighting)
+    def __init__(self, epsilon: float = 1e-3, average_last_two: bool = True, **kwargs: Any) -> None:
+        super().__init__(server_lr=1.0, **kwargs)
         self.epsilon = positive("epsilon", epsilon)
         self.average_last_two = average_last_two
 
-    def reducer(self) -> Reducer[Payload]:
-        """A mean of models that also takes down how far each client moved."""
-        return MovementMean({n: self.state[n] for n in self.module.layout.split.shared}, self.weighting == "uniform")
+    def broadcast(self, server: Server, round_idx: int, kind: str, stage: Stage = "train") -> Payload:
+        """The last iterate to train from, else the mean of the last two, or the last where there is no other."""
+        iterate = super().broadcast(server, round_idx, kind, stage)
+        if stage == "train":
+            return iterate
+        # What is frozen in a round must be one and the same before and after its step, so only what travels is a mean.
+        previous: Tensors = server["slots"].get("previous", {})
+        means = {name: torch.lerp(previous[name], w, 0.5) for name, w in iterate.items() if name in previous}
+        return {**iterate, **means}
 
-    def movement(self, delta: dict[str, Tensor], extra: Payload) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def reducer(self, server: Server) -> Reducer[Payload]:
+        """A mean of models that also takes down how far each client moved."""
+        return MovementMean({n: server["model"][n] for n in self.model.split.shared}, self.weighting == "uniform")
+
+    def movement(self, server: Server, delta: Tensors, extra: Payload) -> tuple[Tensors, Tensors]:
         """The mean movement times η_g."""
         if not delta:
             return {}, {}
         if self.average_last_two:  # empty after the first step: what the run began with is no iterate
-            began = "previous" in self.slots
-            self.slots["previous"] = {name: self.state[name].clone() for name in delta if began}
+            began = "previous" in server["slots"]
+            server["slots"]["previous"] = {name: server["model"][name].clone() for name in delta if began}
         step_size = (extra[SQUARED_NORM].double() / (2 * (norm(delta).square() + self.epsilon))).clamp_min(1.0)
         return scaled(delta, step_size), {"server/step_size": step_size}
-
-    def global_state(self) -> dict[str, Tensor]:
-        """The mean of the last two iterates, or the last where there is no other."""
-        if not self.average_last_two:
-            return self.state
-        # What is frozen in a round must be one and the same before and after its step, so only what travels is a mean.
-        travels = self.module.layout.split.shared
-        previous = self.slots.get("previous", {})
-        means = {name: torch.lerp(previous[name], self.state[name], 0.5) for name in travels if name in previous}
-        return self.state | means
-
-    def evaluation_broadcast(self, round_idx: int) -> Payload:
-        """The shared part of the global model, where `broadcast` sends the last iterate."""
-        state = self.global_state()
-        return {name: state[name] for name in self.module.shared_names("down")}
 
 
 class MovementMean(WeightedMean):

@@ -1,109 +1,63 @@
 """FedNova.
 
 Wang, Liu, Liang, Joshi, Poor: "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization",
-NeurIPS 2020, Section 4. Both halves are here.
+NeurIPS 2020, Section 4.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 import torch
-from lightning import Fabric
 from torch import Tensor
-from torch.optim import Optimizer
 
-from lit_fed.classifier import Classifier
-from lit_fed.client import ClientContext, ClientModule
-from lit_fed.errors import ConfigError
-from lit_fed.methods.server import ServerOptimizer, scaled
-from lit_fed.optimization import EffectiveSteps
+from lit_fed.engine.algorithm import Server
+from lit_fed.engine.client import Client, Tensors, Update
 from lit_fed.engine.payload import ClientUpdate, Payload
 from lit_fed.engine.reducers import Reducer, WeightedMean
 from lit_fed.engine.strategy import Workers
-
-if TYPE_CHECKING:
-    from lit_fed.data import FederatedDataModule
+from lit_fed.methods.server import ServerOptimizer, scaled
 
 LOCAL_STEPS = "local_steps"
 """The name under which clients send how many steps their work amounts to."""
 
 
-class CountsSteps(ClientModule):
-    r"""The client's half for any module: sends, beside its model, :math:`a_i`, the steps its local work amounts to.
-
-    Mix it into a module of your own, ``class Mine(CountsSteps, MyModule)``; it costs 4 bytes of uplink.
-
-    Note:
-        Where the paper has the vector of weights that a client's gradients get, this is the sum of its entries, by
-        `lit_fed.optimization.EffectiveSteps`. Weight decay, clipping and a regularizer's pull are not counted. With a
-        codec on the uplink the number is rounded like everything else.
-    """
-
-    effective_steps: EffectiveSteps
-
-    def on_train_start(self) -> None:
-        """Count from 0 for every client and round."""
-        super().on_train_start()
-        self.effective_steps = EffectiveSteps()
-
-    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-        """Count the step."""
-        super().on_before_optimizer_step(optimizer)
-        self.effective_steps.count(optimizer)
-
-    def make_update(self, ctx: ClientContext) -> ClientUpdate:
-        """The update of any client, and one number."""
-        update = super().make_update(ctx)
-        steps = torch.tensor(self.effective_steps.steps, dtype=torch.float32, device=self.device)
-        update.payload = {**update.payload, LOCAL_STEPS: steps}
-        return update
-
-
-class FedNova(CountsSteps, Classifier):
-    """A classifier that counts its steps; the server is `FedNovaServer`. Its settings are the classifier's."""
-
-
-class FedNovaServer(ServerOptimizer):
+class FedNova(ServerOptimizer):
     r"""Averages directions instead of movements.
 
-    :math:`w \leftarrow w + \eta\,\tau_{\mathrm{eff}} \sum_i p_i \frac{\Delta_i}{a_i}` with
+    A client sends, beside its model, :math:`a_i`, the steps its local work amounts to: 4 bytes of uplink. The server
+    moves :math:`w \leftarrow w + \eta\,\tau_{\mathrm{eff}} \sum_i p_i \frac{\Delta_i}{a_i}` with
     :math:`\tau_{\mathrm{eff}} = \sum_i p_i a_i`, so that clients that take more local steps no longer pull the global
     model towards their own objective. Where all take equally many this is FedAvg.
 
     Logs ``server/effective_steps``, τ_eff.
 
-    Args:
-        server_lr: Learning rate η of the server; 1 leaves the equation as it is in the paper.
-        weighting: :math:`p_i`: ``samples`` weighs a client by its number of training samples, ``uniform`` all alike.
-
-    Raises:
-        ConfigError: If the learning rate is not positive, or the clients do not count their steps.
+    The settings are those of `lit_fed.methods.server.ServerOptimizer`: its learning rate η, which leaves the equation
+    as it is in the paper where it is 1, and :math:`p_i`, its weighting.
 
     Note:
+        Where the paper has the vector of weights that a client's gradients get, :math:`a_i` is the sum of its entries,
+        by `lit_fed.engine.optimization.EffectiveSteps`. Weight decay, clipping and a regularizer's pull are not
+        counted. With a codec on the uplink the number is rounded like everything else.
+
         Buffers are averaged as they are. A late update is normalised by its own steps, its movement measured from the
         present model like all others', so that equal steps give FedAvg with late updates too. A client that made no
         step gives no direction and counts with 0 steps.
     """
 
-    def setup(self, module: ClientModule, data: FederatedDataModule, fabric: Fabric) -> None:
-        """Start from the module's tensors."""
-        if not isinstance(module, CountsSteps):
-            raise ConfigError(
-                f"algorithm FedNovaServer needs clients that count their steps, and model {type(module).__name__} does"
-                " not; use FedNova, or mix lit_fed.methods.CountsSteps into it"
-            )
-        if not module.automatic_optimization:
-            raise ConfigError(
-                f"model {type(module).__name__} optimises manually, so its steps cannot be counted for FedNovaServer"
-            )
-        super().setup(module, data, fabric)
+    needs = frozenset({"one_optimizer"})
 
-    def reducer(self) -> Reducer[Payload]:
+    def finish(self, client: Client) -> Update:
+        """The model, and one number."""
+        update = super().finish(client)
+        steps = torch.tensor(client.steps.steps, dtype=torch.float32, device=client.device)
+        return replace(update, payload={**update.payload, LOCAL_STEPS: steps})
+
+    def reducer(self, server: Server) -> Reducer[Payload]:
         """A mean of normalised movements."""
-        return NormalizedMean({n: self.state[n] for n in self.module.layout.split.shared}, self.weighting == "uniform")
+        return NormalizedMean({n: server["model"][n] for n in self.model.split.shared}, self.weighting == "uniform")
 
-    def movement(self, delta: dict[str, Tensor], extra: Payload) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def movement(self, server: Server, delta: Tensors, extra: Payload) -> tuple[Tensors, Tensors]:
         """The combined movement times the learning rate."""
         return scaled(delta, self.server_lr), {"server/effective_steps": extra[LOCAL_STEPS]}
 

@@ -1,31 +1,43 @@
 """FedNTD.
 
 Lee, Jeong, Shin, Bae, Yun: "Preservation of the Global Knowledge by Not-True Distillation in Federated Learning",
-NeurIPS 2022, Algorithm 1. The server is FedAvg's: `lit_fed.methods.fedavg.FedAvg`.
+NeurIPS 2022, Algorithm 1. The server is FedAvg's.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from lit_fed.classifier import Classifier
-from lit_fed.regularizers import NTD
+from lit_fed.engine.algorithm import Terms
+from lit_fed.engine.client import Client
+from lit_fed.errors import ConfigError
+from lit_fed.methods.fedavg import FedAvg
+from lit_fed.methods.regularizers import NTD
+from lit_fed.methods.server import positive
 
 
-class FedNTD(Classifier):
-    r"""Cross-entropy and distillation of the not-true classes: :math:`\mathrm{CE} + \beta\,\mathrm{NTD}_\tau`.
+class FedNTD(FedAvg):
+    r"""The task's loss and distillation of the not-true classes: :math:`\ell + \beta\,\mathrm{NTD}_\tau`.
 
     The teacher is the downloaded global model. Under a plain ``lightning.Trainer`` the term is absent.
 
     Args:
         beta: Weight β of the distillation; 0 is FedAvg.
         temperature: τ.
-        kwargs: Passed on to `lit_fed.classifier.Classifier`.
+        kwargs: The settings of `lit_fed.methods.fedavg.FedAvg`.
 
     Raises:
         ConfigError: For a negative β or a temperature that is not positive.
     """
 
+    needs = NTD.needs
+
     def __init__(self, beta: float = 1.0, temperature: float = 3.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.regularizers.insert(0, NTD(beta, temperature))
+        if not beta >= 0:
+            raise ConfigError(f"algorithm.beta is {beta}; the weight of the distillation must not be negative")
+        self.distillation = NTD(beta, positive("temperature", temperature))
+
+    def objective(self, client: Client, batch: Any) -> Terms:
+        """The task's loss and what the global model teaches."""
+        return self.distillation.around(client, batch, super().objective)

@@ -7,13 +7,15 @@ Algorithm 2. The client's half is FedAvg's.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lit_fed.methods.server import ServerOptimizer, decay, positive
+from lit_fed.engine.algorithm import Server
+from lit_fed.engine.client import Tensors
 from lit_fed.engine.payload import Payload
+from lit_fed.methods.server import ServerOptimizer, decay, positive, slot
 
 
 class FedOpt(ServerOptimizer):
@@ -26,7 +28,7 @@ class FedOpt(ServerOptimizer):
         server_lr: Learning rate η of the server. It is about how far one weight moves in a round.
         beta1: Decay β₁ of the first moment.
         tau: Degree of adaptivity τ: the smaller, the more alike all weights move.
-        weighting: ``samples`` weighs a client by its number of training samples, ``uniform`` all alike.
+        kwargs: The settings of `lit_fed.methods.fedavg.FedAvg`.
 
     Raises:
         ConfigError: If a decay is not in [0, 1), or η or τ is not positive.
@@ -40,9 +42,9 @@ class FedOpt(ServerOptimizer):
         server_lr: float = 0.03,
         beta1: float = 0.9,
         tau: float = 1e-3,
-        weighting: Literal["samples", "uniform"] = "samples",
+        **kwargs: Any,
     ) -> None:
-        super().__init__(server_lr, weighting)
+        super().__init__(server_lr, **kwargs)
         self.beta1 = decay("beta1", beta1)
         self.tau = positive("tau", tau)
 
@@ -50,11 +52,11 @@ class FedOpt(ServerOptimizer):
     def accumulate(self, v: list[Tensor], delta: list[Tensor]) -> None:
         """Bring the second moments up to date, in place."""
 
-    def movement(self, delta: dict[str, Tensor], extra: Payload) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def movement(self, server: Server, delta: Tensors, extra: Payload) -> tuple[Tensors, Tensors]:
         """η m / (√v + τ)."""
         if not delta:
             return {}, {}
-        m, v = self.slot("m", delta), self.slot("v", delta, start=self.tau**2)
+        m, v = slot(server, "m", delta), slot(server, "v", delta, start=self.tau**2)
         moved = list(delta.values())
         torch._foreach_lerp_(m, moved, 1 - self.beta1)
         self.accumulate(v, moved)
@@ -71,7 +73,7 @@ class FedAdam(FedOpt):
         beta1: Decay β₁ of the first moment.
         beta2: Decay β₂ of the second moment.
         tau: Degree of adaptivity τ: the smaller, the more alike all weights move.
-        weighting: ``samples`` weighs a client by its number of training samples, ``uniform`` all alike.
+        kwargs: The settings of `lit_fed.methods.fedavg.FedAvg`.
 
     Raises:
         ConfigError: If a decay is not in [0, 1), or η or τ is not positive.
@@ -83,9 +85,9 @@ class FedAdam(FedOpt):
         beta1: float = 0.9,
         beta2: float = 0.99,
         tau: float = 1e-3,
-        weighting: Literal["samples", "uniform"] = "samples",
+        **kwargs: Any,
     ) -> None:
-        super().__init__(server_lr, beta1, tau, weighting)
+        super().__init__(server_lr, beta1, tau, **kwargs)
         self.beta2 = decay("beta2", beta2)
 
     def accumulate(self, v: list[Tensor], delta: list[Tensor]) -> None:
@@ -114,7 +116,7 @@ class FedAdagrad(FedOpt):
         server_lr: Learning rate η of the server. The first round moves a weight by up to η.
         beta1: Decay β₁ of the first moment; 0 in the paper's experiments (its Appendix D).
         tau: Degree of adaptivity τ: the smaller, the more alike all weights move.
-        weighting: ``samples`` weighs a client by its number of training samples, ``uniform`` all alike.
+        kwargs: The settings of `lit_fed.methods.fedavg.FedAvg`.
 
     Raises:
         ConfigError: If the decay is not in [0, 1), or η or τ is not positive.
@@ -125,9 +127,9 @@ class FedAdagrad(FedOpt):
         server_lr: float = 0.03,
         beta1: float = 0.0,
         tau: float = 1e-3,
-        weighting: Literal["samples", "uniform"] = "samples",
+        **kwargs: Any,
     ) -> None:
-        super().__init__(server_lr, beta1, tau, weighting)
+        super().__init__(server_lr, beta1, tau, **kwargs)
 
     def accumulate(self, v: list[Tensor], delta: list[Tensor]) -> None:
         """V + Δ²."""

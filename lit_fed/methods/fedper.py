@@ -1,49 +1,52 @@
 """FedPer.
 
 Arivazhagan, Aggarwal, Singh, Choudhary: "Federated Learning with Personalization Layers", 2019, Algorithm 1. The
-server is FedAvg's: `lit_fed.methods.fedavg.FedAvg`.
+server is FedAvg's.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from lit_fed.classifier import Classifier
-from lit_fed.client import Split
+from lit_fed.engine.model import Model, Split
+from lit_fed.engine.objective import head_names
 from lit_fed.errors import ConfigError
+from lit_fed.methods.fedavg import FedAvg
 
 
-class FedPer(Classifier):
-    """A classifier whose base layers are shared and whose personalisation layers stay with the client.
+class FedPer(FedAvg):
+    """Base layers are shared, personalisation layers stay with the client.
 
     All of them train together. A client that takes part for the first time starts from the initial personal layers.
     There is no global model to test on the shared test set; `ClientTest` tests each client's own.
 
     Args:
-        personal: Parameters that stay, by name or by the beginning of it (``network.head``); null for the network's
-            last layer, an empty list for FedAvg.
-        kwargs: Passed on to `lit_fed.classifier.Classifier`.
+        personal: Parameters that stay, by name or by the beginning of it (``network.head``); null for the task's head
+            (``algorithm.head``), an empty list for FedAvg.
+        kwargs: The settings of `lit_fed.methods.fedavg.FedAvg`.
 
     Raises:
-        ConfigError: For a name that no parameter begins with.
+        ConfigError: For a name that no parameter begins with, when the task is known.
     """
 
     def __init__(self, personal: list[str] | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        names = [name for name, _ in self.named_parameters()]
-        for prefix in personal or ():
-            if not any(_begins(name, prefix) for name in names):
-                raise ConfigError(f"model.personal names {prefix!r}, but the parameters are {', '.join(names)}")
         self.personal = personal
+        if personal is None:
+            self.needs = self.needs | {"head"}
 
-    def split(self, round_idx: int) -> Split:
+    def split(self, model: Model, round_idx: int) -> Split:
         """The personal layers stay, all others travel."""
-        names = [name for name, _ in self.named_parameters()]
         if self.personal is None:
-            personal = self.head_names()
+            personal = head_names(model, self.head)
         else:
-            personal = tuple(name for name in names if any(_begins(name, prefix) for prefix in self.personal))
-        return Split(shared=tuple(name for name in names if name not in personal), personal=personal)
+            personal = tuple(name for name in model.parameters if any(_begins(name, one) for one in self.personal))
+            for one in self.personal:
+                if not any(_begins(name, one) for name in personal):
+                    raise ConfigError(
+                        f"algorithm.personal names {one!r}, but the parameters are {', '.join(model.parameters)}"
+                    )
+        return Split(tuple(name for name in model.parameters if name not in personal), personal)
 
 
 def _begins(name: str, prefix: str) -> bool:

@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
 
-from lit_fed.classifier import Classifier
-from lit_fed.client import Split
+from lit_fed.engine.algorithm import Algorithm, Cohort, Server
+from lit_fed.engine.client import Stage
+from lit_fed.engine.model import Model, Split
+from lit_fed.engine.payload import Payload
+from lit_fed.engine.population import Population
+from lit_fed.engine.reducers import Reducer, WeightedMean
 
 
-class LocalOnly(Classifier):
-    """A classifier that keeps everything, buffers too, and sends nothing.
+class LocalOnly(Algorithm[Payload]):
+    """Clients keep everything, buffers too, and send nothing.
 
     Each client starts from the same initial model. There is no global model; `ClientTest` tests each client's own.
+    Clients may have different networks.
+
+    The settings are those of every method: `lit_fed.engine.algorithm.Algorithm`.
     """
 
-    def split(self, round_idx: int) -> Split:
+    needs = frozenset()
+
+    def setup(self, models: Mapping[str, Model], population: Population) -> Server:
+        """The server has nothing."""
+        return {}
+
+    def split(self, model: Model, round_idx: int) -> Split:
         """Everything stays."""
-        return Split(shared=(), personal=tuple(name for name, _ in self.named_parameters()))
+        return Split(shared=(), personal=tuple(model.parameters))
 
-    def shared_names(self, direction: Literal["up", "down"] = "up") -> list[str]:
-        """None, whatever ``trainer.buffers`` says."""
-        return []
+    def broadcast(self, server: Server, round_idx: int, kind: str, stage: Stage = "train") -> Payload:
+        """Nothing."""
+        return {}
 
-    def personal_names(self) -> list[str]:
-        """All of them."""
-        return self.state_names()
+    def reducer(self, server: Server) -> Reducer[Payload]:
+        """A mean of nothing."""
+        return WeightedMean()
+
+    def step(self, server: Server, aggregate: Payload, cohort: Cohort) -> dict[str, float]:
+        """Never called: a mean of nothing is no update."""
+        return {}

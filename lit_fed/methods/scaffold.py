@@ -14,13 +14,14 @@ import torch
 from lit_fed.engine.algorithm import Cohort, Server, zeros_like
 from lit_fed.engine.client import Client, Pass, Phase, Stage, Tensors, Update
 from lit_fed.engine.model import Model
-from lit_fed.engine.objective import head_of
+from lit_fed.engine.objective import head_names
 from lit_fed.engine.payload import ClientUpdate, Payload, add_prefix, split_prefix
 from lit_fed.engine.population import Population
 from lit_fed.engine.reducers import Reducer, WeightedMean
 from lit_fed.engine.strategy import Workers
 from lit_fed.errors import ConfigError
 from lit_fed.methods.fedavg import FedAvg
+from lit_fed.methods.server import positive
 
 CONTROL = "control."  # the server's control variate c in the broadcast, the client's c_i in its state
 CHANGE = "control_change."  # what a client sends up: c_i⁺ − c_i
@@ -72,24 +73,15 @@ class Scaffold(FedAvg):
         super().__init__(weighting, **kwargs)
         if option not in (1, 2):
             raise ConfigError(f"algorithm.option is {option!r}; it must be 1 or 2")
-        if not server_lr > 0:
-            raise ConfigError(f"algorithm.server_lr is {server_lr}; it must be positive")
         self.option = option
         self.freeze_head = freeze_head
-        self.server_lr = server_lr
-
-    @property
-    def all_needs(self) -> frozenset[str]:
-        """Option 1 takes gradients of a loss; a frozen head must be there."""
-        own = {"loss"} if self.option == 1 else set()
-        return super().all_needs | own | ({"head"} if self.freeze_head else set())
+        self.server_lr = positive("server_lr", server_lr)
+        self.needs = self.needs | ({"loss"} if option == 1 else set()) | ({"head"} if freeze_head else set())
 
     def setup(self, models: Mapping[str, Model], population: Population) -> Server:
         """Start with a control variate of zeros."""
         server = super().setup(models, population)
-        head = head_of(self.model.task, self.head) if self.freeze_head else None
-        frozen = {id(parameter) for parameter in head.parameters()} if head is not None else set()
-        self._head = [name for name, parameter in self.model.parameters.items() if id(parameter) in frozen]
+        self._head = head_names(self.model, self.head) if self.freeze_head else ()
         return {**server, "control": zeros_like(self.model.tensors(self.model.split.shared))}
 
     # ------------------------------------------------------------------ client

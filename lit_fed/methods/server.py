@@ -1,4 +1,4 @@
-r"""The base of servers that take the clients' mean movement for a gradient.
+r"""The base of methods whose server takes the clients' mean movement for a gradient.
 
 Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: "Adaptive Federated Optimization", ICLR 2021,
 Algorithm 1, says it this way: FedAvg is gradient descent on the server with learning rate 1, along
@@ -10,19 +10,18 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import torch
-from lightning import Fabric
 from torch import Tensor
 
-from lit_fed.client import ClientModule
-from lit_fed.errors import CheckpointError, ConfigError
-from lit_fed.methods.fedavg import FedAvg
+from lit_fed.engine.algorithm import Cohort, Server
+from lit_fed.engine.client import Tensors
+from lit_fed.engine.model import Model
 from lit_fed.engine.payload import Payload
-
-if TYPE_CHECKING:
-    from lit_fed.data import FederatedDataModule
+from lit_fed.engine.population import Population
+from lit_fed.errors import ConfigError
+from lit_fed.methods.fedavg import FedAvg
 
 
 class ServerOptimizer(FedAvg):
@@ -34,26 +33,26 @@ class ServerOptimizer(FedAvg):
 
     Args:
         server_lr: Learning rate η of the server.
-        weighting: ``samples`` weighs a client by its number of training samples, ``uniform`` all alike.
+        kwargs: The settings of `lit_fed.methods.fedavg.FedAvg`.
 
     Raises:
-        ConfigError: If the learning rate is not positive, or for another weighting.
+        ConfigError: If the learning rate is not positive.
 
     Note:
         A late update is a model that started from an earlier global one. Its movement is measured from the present
         one all the same, as FedAvg's mean implies.
     """
 
-    def __init__(self, server_lr: float = 1.0, weighting: Literal["samples", "uniform"] = "samples") -> None:
-        super().__init__(weighting)
+    def __init__(self, server_lr: float = 1.0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         self.server_lr = positive("server_lr", server_lr)
-        self.slots: dict[str, dict[str, Tensor]] = {}
 
     @abstractmethod
-    def movement(self, delta: dict[str, Tensor], extra: Payload) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    def movement(self, server: Server, delta: Tensors, extra: Payload) -> tuple[Tensors, Tensors]:
         """What the server adds to its parameters.
 
         Args:
+            server: The server's state.
             delta: The clients' mean movement by parameter name. Parameters that do not travel in this round are
                 missing.
             extra: What the reducer gave that is no part of the model.
@@ -62,70 +61,46 @@ class ServerOptimizer(FedAvg):
             The movement of each of these parameters, and metrics by name as tensors of one element.
         """
 
-    def setup(self, module: ClientModule, data: FederatedDataModule, fabric: Fabric) -> None:
-        """Start from the module's tensors, with empty slots."""
-        super().setup(module, data, fabric)
-        self.slots = {}
+    def setup(self, models: Mapping[str, Model], population: Population) -> Server:
+        """Start from the task's tensors, with empty slots."""
+        return {**super().setup(models, population), "slots": {}}
 
-    def slot(self, kind: str, delta: Mapping[str, Tensor], start: float = 0.0) -> list[Tensor]:
-        """The server's own tensors of one kind, such as momentum, in the order of the movement.
-
-        A parameter's tensor is made when the parameter travels for the first time, and stays as it is in rounds in
-        which it does not.
-
-        Args:
-            kind: Name of the slot.
-            delta: Parameters by name.
-            start: What a new tensor is filled with.
-        """
-        tensors = self.slots.setdefault(kind, {})
-        for name, tensor in delta.items():
-            if name not in tensors:
-                tensors[name] = torch.full_like(tensor, start)
-        return [tensors[name] for name in delta]
-
-    def step(self, aggregate: Payload, round_idx: int, num_clients: int) -> dict[str, float]:
+    def step(self, server: Server, aggregate: Payload, cohort: Cohort) -> dict[str, float]:
         """Move the parameters, replace the buffers by their mean."""
-        parameters = self.module.layout.parameters
+        model: Tensors = server["model"]
         # In 16-bit precision the server's own tensors are 32-bit: a momentum of 0.99 would not move otherwise.
         delta = {
-            name: mean.to(torch.promote_types(mean.dtype, torch.float32)) - self.state[name]
+            name: mean.to(torch.promote_types(mean.dtype, torch.float32)) - model[name]
             for name, mean in aggregate.items()
-            if name in parameters
+            if name in self.model.parameters
         }
-        super().step({n: t for n, t in aggregate.items() if n in self.state and n not in delta}, round_idx, num_clients)
-        movement, metrics = self.movement(delta, {n: t for n, t in aggregate.items() if n not in self.state})
+        super().step(server, {n: t for n, t in aggregate.items() if n in model and n not in delta}, cohort)
+        movement, metrics = self.movement(server, delta, {n: t for n, t in aggregate.items() if n not in model})
         for name, tensor in movement.items():
-            self.state[name].add_(tensor)
+            model[name].add_(tensor)
         if movement:
             metrics = {"server/update_norm": norm(movement), **metrics}
         values = torch.stack([metric.double() for metric in metrics.values()]).tolist() if metrics else []
         return dict(zip(metrics, values, strict=True))
 
-    def state_dict(self) -> dict[str, Any]:
-        """The global model and the slots."""
-        return super().state_dict() | {"slots": self.slots}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`.
+def slot(server: Server, kind: str, delta: Mapping[str, Tensor], start: float = 0.0) -> list[Tensor]:
+    """The server's own tensors of one kind, such as momentum, in the order of the movement.
 
-        Raises:
-            CheckpointError: If it was saved from another model, or by a method without slots.
-        """
-        super().load_state_dict(state)
-        if "slots" not in state:
-            raise CheckpointError(f"the checkpoint was saved by another method than {type(self).__name__}")
-        saved: dict[str, dict[str, Tensor]] = state["slots"]
-        for kind, tensors in saved.items():
-            for name, tensor in tensors.items():
-                if name not in self.state or tensor.shape != self.state[name].shape:
-                    raise CheckpointError(
-                        f"the checkpoint was saved from another model: its {kind} of {name!r} does not fit"
-                    )
-        self.slots = {
-            kind: {name: tensor.to(self.state[name].device, copy=True) for name, tensor in tensors.items()}
-            for kind, tensors in saved.items()
-        }
+    A parameter's tensor is made when the parameter travels for the first time, and stays as it is in rounds in which it
+    does not.
+
+    Args:
+        server: The server's state, which holds them under ``slots``.
+        kind: Name of the slot.
+        delta: Parameters by name.
+        start: What a new tensor is filled with.
+    """
+    tensors: Tensors = server["slots"].setdefault(kind, {})
+    for name, tensor in delta.items():
+        if name not in tensors:
+            tensors[name] = torch.full_like(tensor, start)
+    return [tensors[name] for name in delta]
 
 
 def norm(tensors: Mapping[str, Tensor]) -> Tensor:
@@ -134,7 +109,7 @@ def norm(tensors: Mapping[str, Tensor]) -> Tensor:
     return norms.square().sum().sqrt()
 
 
-def scaled(tensors: Mapping[str, Tensor], factor: float | Tensor) -> dict[str, Tensor]:
+def scaled(tensors: Mapping[str, Tensor], factor: float | Tensor) -> Tensors:
     """Every tensor times a number."""
     return dict(zip(tensors, torch._foreach_mul(list(tensors.values()), factor), strict=True))
 
