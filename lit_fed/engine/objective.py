@@ -11,7 +11,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
@@ -347,7 +347,7 @@ def objective_of(task: LightningModule, algorithm: Algorithm[Any]) -> LightningM
     model.divide(algorithm.split(model, 0))
     objective, state = join(task, algorithm, model)
     task.__dict__[_ATTRIBUTE] = state
-    _listen(state)
+    listen(state)
     return objective
 
 
@@ -360,7 +360,7 @@ def at_work(objective: Objective, state: ObjectiveState, fabric: Fabric | None =
         yield
         return
     own[_ATTRIBUTE], own["_fabric"] = state, fabric
-    listening = _listen(state)
+    listening = listen(state)
     try:
         yield
     finally:
@@ -373,7 +373,7 @@ def at_work(objective: Objective, state: ObjectiveState, fabric: Fabric | None =
             own[_ATTRIBUTE] = before
 
 
-def _listen(state: ObjectiveState) -> RemovableHandle | None:
+def listen(state: ObjectiveState) -> RemovableHandle | None:
     """Capture what the head sees and puts out, while a step runs that is asked for it."""
 
     def capture(_module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
@@ -381,22 +381,6 @@ def _listen(state: ObjectiveState) -> RemovableHandle | None:
             state.captured.append((inputs[0], output))
 
     return None if state.head is None else state.head.register_forward_hook(capture)
-
-
-@contextmanager
-def capturing(state: ObjectiveState, head: nn.Module) -> Iterator[None]:
-    """Let an objective at work give logits and features for a while, also under a method that asks for none."""
-    if state.head is not None:
-        yield
-        return
-    state.head = head
-    listening = _listen(state)
-    try:
-        yield
-    finally:
-        if listening is not None:
-            listening.remove()
-        state.head = None
 
 
 def _own_step(objective: Objective, kind: type[LightningModule]) -> Callable[[Any, int], Any]:

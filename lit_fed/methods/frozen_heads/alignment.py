@@ -22,7 +22,7 @@ from lit_fed.engine.algorithm import NEEDS
 from lit_fed.engine.callback import Callback, RoundRecord
 from lit_fed.engine.local import LocalLoop
 from lit_fed.engine.local_batches import batch_size_of, map_tensors
-from lit_fed.engine.objective import Objective, capturing, head_of, task_name
+from lit_fed.engine.objective import Objective, head_of, listen, task_name
 from lit_fed.engine.participation import Participant
 from lit_fed.engine.payload import ClientUpdate
 from lit_fed.errors import ConfigError
@@ -234,9 +234,16 @@ def _observing(loop: LocalLoop, head: nn.Module) -> Iterator[View]:
         found: tuple[Tensor, Tensor, Tensor] = functional_call(seen, renamed, (batch,))
         return found
 
-    client, autocast = loop.state.client, loop.fabric.autocast()
-    with torch.no_grad(), capturing(loop.state, head), loop.model.evaluating(), client.muted(), autocast:
-        yield view
+    state = loop.state
+    before, state.head = state.head, head  # a method that asks for neither logits nor features has none
+    listening = listen(state) if before is None else None
+    try:
+        with torch.no_grad(), loop.model.evaluating(), state.client.muted(), loop.fabric.autocast():
+            yield view
+    finally:
+        state.head = before
+        if listening is not None:
+            listening.remove()
 
 
 class _Seen(nn.Module):
