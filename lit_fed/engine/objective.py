@@ -204,9 +204,11 @@ def objective_of(task: LightningModule, algorithm: Algorithm[Any]) -> LightningM
 
     algorithm.adapt(task)
     check_task(task, algorithm)
-    objective, state = join(task, algorithm, Model(task))
+    model = Model(task)
+    model.divide(algorithm.split(model, 0))
+    objective, state = join(task, algorithm, model)
     task.__dict__[ATTRIBUTE] = state
-    _listen(state)
+    listen(state)
     return objective
 
 
@@ -219,7 +221,7 @@ def at_work(objective: Objective, state: ObjectiveState, fabric: Fabric | None =
         yield
         return
     own[ATTRIBUTE], own["_fabric"] = state, fabric
-    listening = _listen(state)
+    listening = listen(state)
     try:
         yield
     finally:
@@ -232,7 +234,7 @@ def at_work(objective: Objective, state: ObjectiveState, fabric: Fabric | None =
             own[ATTRIBUTE] = before
 
 
-def _listen(state: ObjectiveState) -> RemovableHandle | None:
+def listen(state: ObjectiveState) -> RemovableHandle | None:
     """Capture what the head sees and puts out, while a step runs that is asked for it."""
 
     def capture(_module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
