@@ -23,9 +23,8 @@ from lit_fed.engine.strategy import on_first_process
 from lit_fed.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from lit_fed.engine.callback import Callback
     from lit_fed.engine.model import Model
-    from lit_fed.engine.run import Run
+    from lit_fed.engine.run import Listener, Run
 
 FORMAT = 2
 _CONTENT: dict[str, type | tuple[type, ...]] = {
@@ -234,7 +233,7 @@ def _made_of(method: str, tasks: Mapping[str, str]) -> str:
     return f"{method} on {', '.join(dict.fromkeys(tasks.values()))}"
 
 
-def _named(run: Run) -> Iterator[tuple[str, Callback]]:
+def _named(run: Run) -> Iterator[tuple[str, Listener]]:
     """The callbacks by the name of their class, the second of a class as ``<name>.2`` and so on."""
     count: Counter[str] = Counter()
     for callback in run.callbacks:
