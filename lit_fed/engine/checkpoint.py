@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from lightning import Callback as LightningCallback
 
 from lit_fed.engine.files import write_atomically
 from lit_fed.engine.objective import task_name
@@ -232,10 +233,14 @@ def _made_of(method: str, tasks: Mapping[str, str]) -> str:
     return f"{method} on {', '.join(dict.fromkeys(tasks.values()))}"
 
 
-def _named(run: Run) -> Iterator[tuple[str, Callback]]:
-    """The callbacks by the name of their class, the second of a class as ``<name>.2`` and so on."""
+def _named(run: Run) -> Iterator[tuple[str, Callback | LightningCallback]]:
+    """The callbacks by the name of their class, the second of a class as ``<name>.2`` and so on.
+
+    Of Lightning's, which watch each process's own clients, the first process's are kept, as Lightning does.
+    """
     count: Counter[str] = Counter()
-    for callback in run.callbacks:
+    watchers = next(iter(run.federation.loops.values())).trainer.callbacks
+    for callback in (*run.callbacks, *watchers):
         name = type(callback).__name__
         count[name] += 1
         yield name if count[name] == 1 else f"{name}.{count[name]}", callback
