@@ -159,11 +159,11 @@ def restore(run: Run, path: Path, resume: bool) -> None:
         raise CheckpointError(
             f"{path} comes from a run with seed {content['seed']}; set --trainer.seed {content['seed']} to use it"
         )
-    if odd_kinds := sorted(content["initial"].keys() ^ federation.loops.keys()):
+    saved = content["initial"]
+    if odd_kinds := sorted(map(str, saved.keys() ^ federation.loops.keys())):
         raise CheckpointError(f"{path} comes from a run whose trainer.kinds differ from this one's in {odd_kinds[0]!r}")
     starts = {kind: loop.model.initial for kind, loop in federation.loops.items()}
-    saved = content["initial"]
-    kept = {kind: {n: t for n, t in start.items() if n in saved.get(kind, ())} for kind, start in starts.items()}
+    kept = {kind: {n: t for n, t in start.items() if n in saved[kind]} for kind, start in starts.items()}
     if odd := _difference(federation.server, content["server"]) or _difference(kept, saved, ("initial",)):
         now = _made_of(type(federation.algorithm).__name__, _tasks(run))
         before = _made_of(content["method"], content["tasks"])
