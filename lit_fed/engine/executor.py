@@ -64,7 +64,11 @@ class SequentialExecutor(Executor):
         client = session.enter(client_id, broadcast, "train")
         loop = session.loop(client)
         meter = session.train(client)
-        metrics = meter.merged(Workers(loop.fabric, everyone=True)) if loop.workers.data_parallel else meter.compute()
+        metrics = (
+            meter.merged(Workers(loop.fabric, everyone=True), loop.metrics)
+            if loop.workers.data_parallel
+            else meter.compute()
+        )
         if loop.workers.data_parallel:  # each process saw its part of the batches: batch-norm statistics differ
             loop.workers.agree(client.model.tensors(client.model.buffers))
         made = session.algorithm.finish(client)

@@ -50,6 +50,7 @@ class LocalLoop(TaskLoop):
         lr = client.fine_tuning.lr if client.fine_tuning is not None else None
         seed_device(client.derive_seed("training"), self.fabric.device)
         self.reset_scaler()
+        self.reset_metrics(shared=self.workers.data_parallel)
         if not self.objective.training:  # walks over all submodules
             self.objective.train()
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -59,14 +60,27 @@ class Meter:
         """The mean of every logged value, and the value of every logged ``Metric``, which is then reset."""
         return _means(self.totals()) | self._compute_metrics(sync=False)
 
-    def merged(self, workers: Workers) -> dict[str, float]:
-        """As `compute`, over what all processes logged; every process must call this."""
+    def merged(self, workers: Workers, metrics: Mapping[str, Metric]) -> dict[str, float]:
+        """As `compute`, over what all processes logged; every process must call this.
+
+        Args:
+            workers: The processes.
+            metrics: The task's metrics by place. One that a process did not log, because none of its batches was fit
+                for it, takes part all the same, or the others would wait for it.
+        """
+        if workers.world_size == 1:
+            return self.compute()
         merged: dict[str, tuple[float, int]] = {}
         for totals in workers.gather(self.totals()):
             for name, (total, count) in totals.items():
                 before = merged.get(name, (0.0, 0))
                 merged[name] = (before[0] + total, before[1] + count)
-        return _means(merged) | self._compute_metrics(sync=workers.world_size > 1)
+        places = {id(metric): place for place, metric in metrics.items()}
+        own = {name: places[id(metric)] for name, metric in self._metrics.items() if id(metric) in places}
+        found = {name: place for part in workers.gather(own) for name, place in part.items()}
+        self._metrics = {**self._metrics, **{name: metrics[place] for name, place in found.items()}}
+        self._metrics = dict(sorted(self._metrics.items()))  # in one order everywhere
+        return _means(merged) | self._compute_metrics(sync=True)
 
     def _compute_metrics(self, sync: bool) -> dict[str, float]:
         values = {}

@@ -6,15 +6,16 @@ What `lit_fed.engine.local.LocalLoop` adds is training.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import AbstractContextManager, contextmanager
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Literal
 
 import torch
 from lightning import Callback, Fabric
 from lightning.fabric.plugins.precision import MixedPrecision, Precision
 from torch.optim import Optimizer
+from torchmetrics import Metric
 
 from lit_fed.engine.algorithm import Algorithm
 from lit_fed.engine.compatibility import overrides
@@ -70,6 +71,7 @@ class TaskLoop:
         self.state.trainer = self.trainer
         # DDP must see the call; otherwise the objective's own method avoids the wrapper's cost on every batch.
         self.training_step: Callable[..., Any] = (wrapped if workers.data_parallel else self.objective).training_step
+        self.metrics = {place: one for place, one in model.task.named_modules() if isinstance(one, Metric)}
         self.directions: dict[str, Direction] = {}  # what logged torchmetrics objects say of themselves
         self._hooks: dict[str, list[Callable[..., Any]]] = {}
         self._transfers = any(overrides(model.task, name) for name in _TRANSFER)
@@ -88,6 +90,16 @@ class TaskLoop:
                 yield
             finally:
                 self.model.leave()
+
+    def reset_metrics(self, shared: bool) -> None:
+        """Start the task's torchmetrics objects anew: no client's may reach the next.
+
+        Args:
+            shared: Whether they are about all processes, or this one's client.
+        """
+        for metric in self.metrics.values():
+            metric.reset()
+            metric.sync_on_compute = shared and self.fabric.world_size > 1
 
     def call(self, hook: str, *args: Any) -> None:
         """Call one of Lightning's hooks on the task and on Lightning's callbacks, where they have it."""
@@ -134,10 +146,19 @@ class TaskLoop:
         if stage is None:
             return {}
         step = bind_step(self.objective, f"{stage}_step")
-        batches: Iterable[Any] = loader
-        if spread and self.workers.world_size > 1:
-            batches = islice(loader, self.workers.rank, None, self.workers.world_size)
+        workers, batches = self.workers, iter(loader)
+        # With fewer batches than processes everybody goes through all of them: nobody is left without one.
+        spread = (
+            spread and workers.world_size > 1 and not (isinstance(loader, Sized) and len(loader) < workers.world_size)
+        )
+        if spread:
+            batches = islice(batches, workers.rank, None, workers.world_size)
+        first = list(islice(batches, 1))
+        if not first and not spread:
+            return {}
+        batches = chain(first, batches)
         meter = self.state.meter = Meter()
+        self.reset_metrics(shared=spread)
         self.trainer.stage = "test" if subset == "test" else "validate"
         with self.model.evaluating():
             try:
@@ -156,7 +177,7 @@ class TaskLoop:
             finally:
                 self.state.meter = None
         self.directions |= {plain_name(name): found for name, found in meter.directions.items()}
-        values = meter.merged(self.workers) if spread else meter.compute()
+        values = meter.merged(workers, self.metrics) if spread else meter.compute()
         return {plain_name(name): value for name, value in values.items()}
 
     def evaluation_stage(self, subset: Literal["val", "test"]) -> str | None:
