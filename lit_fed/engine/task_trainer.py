@@ -31,6 +31,7 @@ class TaskTrainer:
     max_steps = -1
     sanity_checking = False
     fast_dev_run = False
+    progress_bar_callback = None
 
     def __init__(
         self,
