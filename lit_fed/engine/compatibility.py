@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +30,10 @@ _NO_HOOKS = {
     "on_save_checkpoint": "a federation's checkpoint holds parameters and buffers; register what must be kept as one",
     "on_load_checkpoint": "a federation's checkpoint holds parameters and buffers; register what must be kept as one",
     "on_validation_model_zero_grad": "a client is not validated while it trains",
+    **{
+        f"on_{stage}_model_{mode}": f"put submodules into another mode in on_{stage}_start"
+        for stage, mode in product(("validation", "test", "predict"), ("eval", "train"))
+    },
 }
 """Lightning's hooks that a federation does not call, and what to do instead."""
 

@@ -120,11 +120,11 @@ def assemble(
         ConfigError: For parts that cannot work together; nothing has been trained yet.
     """
     workers = Workers(fabric)
-    for task in tasks.values():
-        task.prepare_data()
     data.reserve(algorithm.public_size, algorithm.calibration_fraction)
     with fabric.rank_zero_first():
         data.prepare_data()
+        for task in tasks.values() if fabric.local_rank == 0 else ():  # as in Lightning: once on each machine
+            task.prepare_data()
     data.setup("fit")
     data.move_to(fabric.device)
     kinds.check(data.num_clients)
