@@ -296,6 +296,14 @@ class Inner(LightningModule):
         return logits / (1 + self.trainer.current_epoch)
 
 
+class Nested(Terse):
+    """Holds a LightningModule that asks for the epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Inner()  # type: ignore[assignment]  # a module as well
+
+
 class Fixed(Terse):
     """Fine-tunes: its features are somebody else's and do not train, its masks are buffers that are not saved."""
 
