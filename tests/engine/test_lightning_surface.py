@@ -13,12 +13,13 @@ import pytest
 import torch
 from lightning import LightningModule
 from lightning.pytorch.core.hooks import CheckpointHooks, DataHooks, ModelHooks
-from lightning.pytorch.core.mixins import HyperparametersMixin
+from lightning.pytorch.core.mixins.hparams_mixin import HyperparametersMixin
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor, nn
 
 from lit_fed.engine.compatibility import NO_HOOKS
-from lit_fed.errors import ClientFailure, ConfigError
+from lit_fed.errors import ConfigError
+from lit_fed.methods import FedAvg
 from tests.strangers import Terse
 from tests.support import LeastSquares, Points, fit, trainer, weights
 
@@ -70,13 +71,15 @@ def test_every_hook_and_property_of_lightning_belongs_to_one_group() -> None:
     called = HOOKS - NO_HOOKS.keys() - LOADERS
     groups = [called, set(NO_HOOKS), LOADERS, STEPS, ANSWERED, set(PLAIN)]
     assert sum(map(len, groups)) == len(set().union(*groups)), "a name is in two groups"
-    assert (HOOKS | PUBLIC) - set().union(*groups) == set(), "Lightning has something that a federation does not know of"
+    assert (HOOKS | PUBLIC) - set().union(*groups) == set(), (
+        "Lightning has something that a federation does not know of"
+    )
     assert set().union(*groups) - HOOKS - PUBLIC == set(), "Lightning has it no more"
     assert {name for name in PUBLIC | HOOKS if name.startswith("configure_")} <= called | STEPS | set(NO_HOOKS)
 
 
 def test_what_else_a_module_inherits_is_about_devices_and_types() -> None:
-    assert DEVICE - HOOKS - PUBLIC == {"cpu", "cuda", "device", "double", "dtype", "float", "half", "to", "type"}
+    assert {"cpu", "cuda", "device", "double", "dtype", "float", "half", "to", "type"} == DEVICE - HOOKS - PUBLIC
 
 
 # ---------------------------------------------------------------------- hooks that are called
@@ -120,8 +123,6 @@ def test_every_other_hook_is_called_and_changes_nothing(tmp_path: Path) -> None:
     plain = fit(tmp_path, Base(), Points(val_fraction=0.5, sizes=(4, 4)), max_rounds=2)
     module, data = make_recorder(), Points(val_fraction=0.5, sizes=(4, 4))
     made = trainer(tmp_path, max_rounds=2)
-    from lit_fed.methods import FedAvg
-
     parts = (module, data, FedAvg())
     made.fit(*parts)
     assert weights(made)["network.weight"].equal(weights(plain)["network.weight"])
@@ -139,17 +140,15 @@ def test_hooks_come_in_lightnings_order(tmp_path: Path) -> None:
         "prepare_data", "setup", "configure_model", "on_fit_start",
         "on_train_start", "on_train_epoch_start",
         "on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer",
-        "on_train_batch_start", "training_step", "on_before_zero_grad", "optimizer_zero_grad",
+        "on_train_batch_start", "optimizer_step", "training_step", "on_before_zero_grad", "optimizer_zero_grad",
         "on_before_backward", "backward", "on_after_backward",
-        "on_before_optimizer_step", "configure_gradient_clipping", "optimizer_step", "lr_scheduler_step",
+        "on_before_optimizer_step", "configure_gradient_clipping", "lr_scheduler_step",
         "on_train_batch_end", "on_train_epoch_end", "on_train_end",
         "on_fit_end", "teardown",
     ]  # fmt: skip
 
 
 def test_evaluation_hooks_come_in_lightnings_order(tmp_path: Path) -> None:
-    from lit_fed.methods import FedAvg
-
     module, made = make_recorder(), trainer(tmp_path, max_rounds=1, protocols=[])
     parts = (module, Points(1), FedAvg())
     made.fit(*parts)
@@ -164,8 +163,6 @@ def test_evaluation_hooks_come_in_lightnings_order(tmp_path: Path) -> None:
 
 
 def test_a_module_is_told_what_it_is_set_up_for(tmp_path: Path) -> None:
-    from lit_fed.methods import FedAvg
-
     told = []
 
     class Told(Base):
@@ -184,8 +181,6 @@ def test_a_module_is_told_what_it_is_set_up_for(tmp_path: Path) -> None:
 
 
 def test_parameters_may_be_made_in_setup_once(tmp_path: Path) -> None:
-    from lit_fed.methods import FedAvg
-
     class Late(Base):
         def setup(self, stage: str) -> None:
             self.network = nn.Linear(2, 1, bias=False)
@@ -293,8 +288,7 @@ def test_a_module_is_answered(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert set(told["optimizers"]) == {"SGD"}
     assert set(told["device"]) == {(torch.device("cpu"), torch.float32)}
     assert set(told["clip"]) == {(0.5, "norm")}
-    # Every gradient (w − 2) is clipped to −½, so each of twelve steps of ½ adds ¼ until w = 1.5: (1.5 − 2) is −½ itself.
-    # After it, 1.75, 1.875, … with gradient −¼, −⅛, …
+    # Every gradient (w − 2) is clipped to −½, so a step of ½ adds ¼ until w = 1.5, and half of what is left after it.
     expected = 0.0
     for _ in range(12):
         expected += 0.5 * min(0.5, 2.0 - expected)
@@ -323,7 +317,8 @@ class ByHand(LeastSquares):
         self.told.append("before_step")
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
-        one, two = self.optimizers()  # type: ignore[misc,union-attr]  # two of them
+        both: Any = self.optimizers()
+        one, two = both
         self.toggle_optimizer(one)
         assert not self.second.weight.requires_grad
         loss = self.loss(batch)
@@ -336,8 +331,9 @@ class ByHand(LeastSquares):
             two.zero_grad()
             self.manual_backward(self.second.weight.square().sum() / 2)
             two.step()
-        for schedule in self.lr_schedulers():  # type: ignore[union-attr]  # two of them
-            schedule.step()  # type: ignore[call-arg]  # none watches a metric
+        schedules: Any = self.lr_schedulers()
+        for schedule in schedules:
+            schedule.step()
         self.log("train/rate", one.param_groups[0]["lr"])
         return {"loss": loss, "more": 3.0}
 
@@ -363,173 +359,3 @@ def test_a_module_that_optimises_by_hand_is_answered(tmp_path: Path) -> None:
     assert module.told == ["before_backward", "after_backward", "before_step"] * 4
     assert made.metrics["train/more"] == 3.0
     assert made.metrics["train/rate"] == pytest.approx((0.25 + 0.125) / 2)
-
-
-# ---------------------------------------------------------------------- what is refused
-
-
-class OnPlateau(LeastSquares):
-    def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
-        return {"optimizer": optimizer, "lr_scheduler": schedule, "monitor": "val_loss"}
-
-
-class Iterates(LeastSquares):
-    def training_step(self, dataloader_iter: Any) -> Tensor:  # type: ignore[override]  # as Lightning allows
-        raise AssertionError
-
-
-class SecondOrder(LeastSquares):
-    def configure_optimizers(self) -> Any:
-        return torch.optim.LBFGS(self.parameters())
-
-
-class Lazy(LeastSquares):
-    def __init__(self) -> None:
-        super().__init__()
-        self.network = nn.LazyLinear(1)
-
-
-class None_(LeastSquares):
-    def configure_optimizers(self) -> Any:
-        return None
-
-
-class Foreign(LeastSquares):
-    def configure_optimizers(self) -> Any:
-        return [torch.optim.SGD(self.parameters(), lr=0.1)], [object()]
-
-
-@pytest.mark.parametrize(
-    ("module", "message"),
-    [
-        (OnPlateau(), r"ReduceLROnPlateau watches a metric \(monitor\) and is not a function of the round"),
-        (Iterates(), r"model Iterates has training_step\(dataloader_iter\); a client needs training_step\(batch, …\)"),
-        (SecondOrder(), r"model SecondOrder has the optimizer LBFGS, which asks for the loss several times a step"),
-        (Lazy(), r"model Lazy: 'network.weight' has no shape yet"),
-        (None_(), r"model.configure_optimizers must return an optimizer, .*; it returned None"),
-        (Foreign(), r"model: object is no scheduler of torch.optim.lr_scheduler; step it by lr_scheduler_step"),
-    ],
-    ids=lambda value: type(value).__name__ if isinstance(value, LightningModule) else "",
-)
-def test_what_a_federation_cannot_do_is_refused_before_any_training(
-    tmp_path: Path, module: LightningModule, message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message) as error:
-        fit(tmp_path, module)
-    assert "\n" not in str(error.value)
-    assert not (tmp_path / "lightning_logs").exists()
-
-
-@pytest.mark.parametrize("settings", [{"gradient_clip_val": 1.0}, {"accumulate_grad_batches": 2}])
-def test_settings_that_modules_by_hand_would_ignore_are_refused(tmp_path: Path, settings: dict[str, Any]) -> None:
-    key = next(iter(settings))
-    with pytest.raises(ConfigError, match=rf"model ByHand optimises by hand, so trainer.{key} has no effect"):
-        fit(tmp_path, ByHand(), **settings)
-
-
-class Forgetful(LeastSquares):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return {"predictions": self(batch[0])}
-
-
-class Numeric(LeastSquares):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return 1.0
-
-
-class Thawing(LeastSquares):
-    def __init__(self) -> None:
-        super().__init__()
-        self.other = nn.Linear(2, 1)
-        self.other.requires_grad_(False)
-
-    def on_train_epoch_start(self) -> None:
-        self.other.requires_grad_(True)
-
-
-class Reader(LeastSquares):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return self.trainer.fit_loop
-
-
-class Stopper(LeastSquares):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        self.trainer.should_stop = True
-
-
-class Reducing(LeastSquares):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        self.log("x", 1.0, reduce_fx=torch.median)
-
-
-@pytest.mark.parametrize(
-    ("module", "message"),
-    [
-        (Forgetful(), "with the key loss, or None, and returned a dict of predictions"),
-        (Numeric(), "with the key loss, or None, and returned float"),
-        (Thawing(), "lets 'other.weight' train by one of its hooks, and at first it did not"),
-        (Reader(), "self.trainer.fit_loop is not there for a client of a federation; there are current_epoch"),
-        (Stopper(), "a client cannot stop the run by self.trainer.should_stop; use callback EarlyStopping"),
-        (Reducing(), "values are reduced by mean, sum, min or max"),
-    ],
-    ids=lambda value: type(value).__name__ if isinstance(value, LightningModule) else "",
-)
-def test_what_only_shows_at_work_ends_in_one_line(tmp_path: Path, module: LightningModule, message: str) -> None:
-    with pytest.raises(ClientFailure, match=f"client 0 failed in round 0: .*{message}") as error:
-        fit(tmp_path, module)
-    assert "\n" not in str(error.value)
-
-
-# ---------------------------------------------------------------------- schedules
-
-
-class Timm(LeastSquares):
-    """A scheduler that is not torch's, stepped by the module, as those of timm are."""
-
-    class Halving:
-        def __init__(self, optimizer: Any) -> None:
-            self.optimizer = optimizer
-
-        def step_to(self, epoch: int) -> None:
-            self.optimizer.param_groups[0]["lr"] = 0.5 / 2 ** (epoch + 1)
-
-    def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.5)
-        return [optimizer], [self.Halving(optimizer)]
-
-    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
-        scheduler.step_to(self.current_epoch)
-
-
-def test_a_schedule_of_the_modules_own_counts_rounds(tmp_path: Path) -> None:
-    # Rates ½, ¼, ⅛ on the gradient w − 2: 0 → 1 → 1¼ → 1¼ + ¾/8.
-    made = fit(tmp_path, Timm(), Points(1), max_rounds=3)
-    assert weights(made)["network.weight"].tolist() == [[1.34375, 0.0]]
-    parts = trainer(tmp_path / "parts", max_rounds=2)
-    from lit_fed.methods import FedAvg
-
-    parts.fit(Timm(), Points(1), FedAvg())
-    again = fit(tmp_path / "parts", Timm(), Points(1), max_rounds=3, ckpt_path="last")
-    assert weights(again)["network.weight"].tolist() == [[1.34375, 0.0]]
-
-
-def test_a_schedule_may_span_the_steps_of_a_clients_work(tmp_path: Path) -> None:
-    rates = []
-
-    class Linear(LeastSquares):
-        def configure_optimizers(self) -> Any:
-            optimizer = torch.optim.SGD(self.parameters(), lr=1.0)
-            steps = int(self.trainer.estimated_stepping_batches)
-            fall = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": fall, "interval": "step"}}
-
-        def training_step(self, batch: Any, batch_idx: int) -> Any:
-            rates.append(self.optimizers().param_groups[0]["lr"])  # type: ignore[union-attr]  # one optimizer
-            return super().training_step(batch, batch_idx)
-
-    data = Points(2, sizes=(4, 2))
-    data.batch_size = 1
-    fit(tmp_path, Linear(), data, max_rounds=1)
-    assert rates == [1.0, 0.75, 0.5, 0.25, 1.0, 0.5]
