@@ -97,8 +97,6 @@ class LocalLoop(TaskLoop):
             for batch_idx, (batch, last) in enumerate(mark_last(islice(phase.loader, remaining))):
                 batch = self.to_device(batch, phase.loader)
                 meter.batch_size = batch_size_of(batch)
-                if gradient is not None:
-                    gradient.pending += meter.batch_size
                 if self._says_stop("on_train_batch_start", batch, batch_idx):
                     break
                 output = run_batch(client, batch, batch_idx, optimizers[0], schedulers, last, gradient)
@@ -119,8 +117,8 @@ class LocalLoop(TaskLoop):
         """Tell the task's clock how long a phase is; returns its batches where it is not a whole number of epochs."""
         steps, trainer = _num_steps(phase), self.trainer
         trainer.num_training_batches = len(phase.loader) if isinstance(phase.loader, Sized) else 0
-        batches = steps if steps is not None else trainer.num_training_batches * int(phase.epochs or 1)
-        trainer.estimated_stepping_batches = _ceil_div(batches, self.gradients.accumulate)
+        accumulate = self.gradients.accumulate if phase.moves else 1
+        trainer.estimated_stepping_batches = _optimizer_steps(phase, steps, trainer.num_training_batches, accumulate)
         return steps
 
     def _make_optimizers(
@@ -169,35 +167,43 @@ class LocalLoop(TaskLoop):
         last: bool,
         gradient: _MeanGradient | None,
     ) -> Any:
+        accumulate = self.gradients.accumulate if gradient is None else 1
         loss: Tensor | None = None
 
         def closure() -> Tensor | None:
             nonlocal loss
-            loss = self._take_gradients(batch, batch_idx, optimizer)
+            loss = self._take_gradients(batch, batch_idx, optimizer, accumulate)
             return loss
 
-        if (batch_idx + 1) % self.gradients.accumulate and not last:
+        def step() -> None:
+            # None is Lightning's way of skipping a batch; gradients of batches before it are still stepped on.
+            if loss is not None or (accumulate > 1 and any(p.grad is not None for p in self.model.parameters.values())):
+                self._step(client, optimizer)
+
+        if (batch_idx + 1) % accumulate and not last:
             return closure()
         if gradient is not None:
             if closure() is not None:
                 self._unscale(optimizer)
-                gradient.add({name: p.grad for name, p in self.model.parameters.items() if p.grad is not None})
+                taken = {name: p.grad for name, p in self.model.parameters.items() if p.grad is not None}
+                gradient.add(taken, batch_size_of(batch))
             return loss
+        before = self.trainer.global_step
         if "optimizer_step" in self._replaced:
-            handed: Any = HandedOptimizer(optimizer, lambda: self._step(client, optimizer))
+            handed: Any = HandedOptimizer(optimizer, step)
             self.objective.optimizer_step(client.round_idx, batch_idx, handed, closure)
-        elif closure() is not None:
-            self._step(client, optimizer)
-        if loss is None:
-            return None
-        for entry in schedulers:
-            if self.trainer.global_step % entry.frequency == 0:
-                self.optimizers.advance(entry)
+        else:
+            closure()
+            step()
+        if self.trainer.global_step > before:
+            for entry in schedulers:
+                if self.trainer.global_step % entry.frequency == 0:
+                    self.optimizers.advance(entry)
         return loss
 
-    def _take_gradients(self, batch: Any, batch_idx: int, optimizer: Optimizer) -> Tensor | None:
-        """The loss of a batch, whose gradients are added up; None for Lightning's way of skipping a batch."""
-        scale = 1.0 / self.gradients.accumulate
+    def _take_gradients(self, batch: Any, batch_idx: int, optimizer: Optimizer, accumulate: int) -> Tensor | None:
+        """The loss of a batch, whose gradients are added up; None where the task skips it."""
+        scale = 1.0 / accumulate
         if self.workers.data_parallel:
             batch, fraction = slice_batch(batch, self.fabric.global_rank, self.fabric.world_size)
             scale *= fraction
@@ -205,7 +211,7 @@ class LocalLoop(TaskLoop):
                 self.state.meter.batch_size = round(fraction * self.state.meter.batch_size / self.fabric.world_size)
         with self.autocast():
             loss: Tensor | None = self.training_step(batch, batch_idx)
-        if batch_idx % self.gradients.accumulate == 0:
+        if batch_idx % accumulate == 0:
             self._zero_grad(optimizer, batch_idx)
         if loss is None:
             return None
@@ -309,17 +315,15 @@ class _MeanGradient:
     """The gradient over all of a client's samples, from the gradients of its batches."""
 
     def __init__(self) -> None:
-        self.pending = 0  # samples since the last gradient
         self._total = 0
         self._sums: Tensors = {}
 
-    def add(self, gradients: Tensors) -> None:
-        """Take in the mean gradient of the samples since the last one."""
+    def add(self, gradients: Tensors, size: int) -> None:
+        """Take in the mean gradient of a batch's samples."""
         for name, gradient in gradients.items():
-            weighed = gradient * self.pending
+            weighed = gradient * size
             self._sums[name] = self._sums[name] + weighed if name in self._sums else weighed
-        self._total += self.pending
-        self.pending = 0
+        self._total += size
 
     def means(self) -> Tensors:
         """By name; a parameter that never had a gradient is missing."""
@@ -332,8 +336,14 @@ def _num_steps(phase: Phase) -> int | None:
         return phase.steps
     if not isinstance(phase.loader, Sized):
         raise ConfigError("fractions of an epoch need loaders that know their length; set trainer.local_steps instead")
-    return max(1, math.ceil(phase.epochs * len(phase.loader)))
+    batches = round(phase.epochs * len(phase.loader), 6)  # 0.55 · 100 is a little above 55 in floating point
+    return max(1, math.ceil(batches))
 
 
-def _ceil_div(number: int, by: int) -> int:
-    return -(-number // by)
+def _optimizer_steps(phase: Phase, steps: int | None, batches: int, accumulate: int) -> int:
+    """How many steps the optimizer takes in a phase; what is left over at the end of an epoch is stepped on."""
+    each = -(-batches // accumulate)
+    if steps is None:
+        return each * int(phase.epochs or 1)
+    epochs, rest = divmod(steps, batches) if batches else (0, steps)
+    return each * epochs - (-rest // accumulate)

@@ -151,13 +151,9 @@ class HandedOptimizer:
         self._step = step
 
     def step(self, closure: Callable[[], Any] | None = None, **_kwargs: Any) -> Any:
-        """Take the gradients by the closure, where one is given, and step, unless the task skips the batch."""
-        if closure is None:
-            self._step()
-            return None
-        value = closure()
-        if value is not None:
-            self._step()
+        """Take the gradients by the closure, where one is given, and step."""
+        value = None if closure is None else closure()
+        self._step()
         return value
 
     def __getattr__(self, name: str) -> Any:
