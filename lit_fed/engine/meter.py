@@ -129,11 +129,17 @@ class Meter:
     def _compute_metrics(self, metrics: Mapping[str, Metric], sync: bool) -> dict[str, float]:
         values = {}
         for name, metric in metrics.items():
-            metric.sync_on_compute = sync  # clients are spread over processes: their own metrics must not be merged
+            share(metric, sync)
             values[name] = float(metric.compute())
         for metric in metrics.values():
             metric.reset()
         return values
+
+
+def share(metric: Metric, everywhere: bool) -> None:
+    """Say whether a metric's ``compute`` is over all processes: clients are spread, and theirs must not be merged."""
+    metric.sync_on_compute = everywhere
+    metric._to_sync = everywhere  # what ``compute`` looks at; it follows the other only when a metric is made
 
 
 def _means(totals: dict[str, tuple[float, int]]) -> dict[str, float]:

@@ -19,7 +19,7 @@ from torchmetrics import Metric
 from lit_fed.engine.algorithm import Algorithm
 from lit_fed.engine.compatibility import overrides
 from lit_fed.engine.local_batches import batch_size_of, map_tensors, seed_device
-from lit_fed.engine.meter import Meter
+from lit_fed.engine.meter import Meter, share
 from lit_fed.engine.metric_names import Direction
 from lit_fed.engine.model import Model
 from lit_fed.engine.objective import at_work, bind_step, join, task_name
@@ -102,7 +102,7 @@ class TaskLoop:
                 self.model.leave()
                 self.begin_metrics(sync=False)
                 for metric, before in zip(self._metrics, synced, strict=True):
-                    metric.sync_on_compute = before
+                    share(metric, before)
                 for module in inner:
                     module.trainer = None
 
@@ -132,7 +132,7 @@ class TaskLoop:
     def begin_metrics(self, sync: bool) -> None:
         """Empty the task's torchmetrics, which would hand on what they saw, and say whether processes share them."""
         for metric in self._metrics:
-            metric.sync_on_compute = sync
+            share(metric, sync)
             if metric.update_called:
                 metric.reset()
 
