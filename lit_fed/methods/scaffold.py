@@ -92,10 +92,9 @@ class Scaffold(FedAvg):
 
     def phases(self, client: Client) -> list[Phase | Pass]:
         """Before training, option 1 goes through the data once without moving."""
-        phases = super().phases(client)
-        if self.option == 1 and client.stage == "train":
-            return [Phase("control", client.train_loader(), epochs=1, moves=False), *phases]
-        return phases
+        reads = self.option == 1 and client.stage == "train"
+        control = [Phase("control", client.train_loader(), epochs=1, moves=False)] if reads else []
+        return [*control, *super().phases(client)]
 
     def correct(self, client: Client, gradients: Tensors) -> Tensors:
         """G + c − c_i."""
@@ -107,17 +106,13 @@ class Scaffold(FedAvg):
 
     def finish(self, client: Client) -> Update:
         """The model, the change of the control variate; c_i⁺ is kept."""
-        w_g, (c, _), (own, _) = (
-            client.received,
-            split_prefix(CONTROL, client.received),
-            split_prefix(CONTROL, client.state),
-        )
+        c, own = split_prefix(CONTROL, client.received)[0], split_prefix(CONTROL, client.state)[0]
         if self.option == 1:
             new = {n: client.results["control"].get(n, torch.zeros_like(own[n])) for n in c}
         elif distance := client.steps.distance:
-            new = {n: (w_g[n] - client.model.tensor(n)) / distance - (c[n] - own[n]) for n in c}
+            new = {n: (client.received[n] - client.model.tensor(n)) / distance - (c[n] - own[n]) for n in c}
         else:
-            new = {n: own[n] for n in c}
+            new = own
         change = add_prefix(CHANGE, {n: new[n] - own[n] for n in c})
         return Update({**super().finish(client).payload, **change}, add_prefix(CONTROL, own | new))
 

@@ -135,7 +135,7 @@ def test_runs_in_16_bit(kind: type[FedAvg], tmp_path: Path) -> None:
         (lambda: FedAdagrad(beta1=float("nan")), r"algorithm.beta1 is nan; it must be at least 0 and below 1"),
         (lambda: FedNova(server_lr=0), r"algorithm.server_lr is 0; it must be positive"),
         (lambda: FedExP(epsilon=0), r"algorithm.epsilon is 0; it must be positive"),
-        (lambda: FedExP(weighting="size"), r"algorithm.weighting is 'size'"),  # type: ignore[arg-type]
+        (lambda: FedExP(weighting="size"), r"algorithm.weighting is 'size'"),
     ],
 )
 def test_settings_that_cannot_work(make: Callable[[], FedAvg], message: str) -> None:
