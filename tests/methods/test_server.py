@@ -105,7 +105,7 @@ def test_what_is_frozen_stays(kind: type[FedAvg], tmp_path: Path) -> None:
 
 def test_another_methods_checkpoint_is_refused(tmp_path: Path) -> None:
     fit(tmp_path, algorithm=FedAvg(), max_rounds=1)
-    with pytest.raises(CheckpointError, match="saved by FedAvg .* does not fit FedAvgM .* 'slots' here only"):
+    with pytest.raises(CheckpointError, match=r"saved by FedAvg .* does not fit FedAvgM .* 'slots' here only"):
         fit(tmp_path, algorithm=FedAvgM(), max_rounds=2, ckpt_path="last")
 
 
