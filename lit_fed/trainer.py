@@ -23,7 +23,7 @@ from lit_fed.engine.client import LocalWork
 from lit_fed.engine.executor import ExecutorName
 from lit_fed.engine.federation import assemble
 from lit_fed.engine.inference import evaluate, predict
-from lit_fed.engine.kinds import ONLY, Kinds
+from lit_fed.engine.kinds import ONLY, Kinds, assign
 from lit_fed.engine.model import BufferPolicy
 from lit_fed.engine.options import GradientOptions
 from lit_fed.engine.participation import Participation
@@ -102,7 +102,7 @@ class FederatedTrainer:
         local_steps: int | None = None,
         seed: int = 0,
         participation: Participation | None = None,
-        kinds: dict[str, dict[str, Any]] | None = None,
+        kinds: dict[str, dict] | None = None,  # type: ignore[type-arg]  # of Any, the parser would make objects of them
         executor: ExecutorName = "sequential",
         callbacks: list[Callback | LightningCallback] | None = None,
         logger: bool | Logger | list[Logger] = True,
@@ -365,17 +365,7 @@ class FederatedTrainer:
         Raises:
             ConfigError: If the models are not those of ``trainer.kinds``.
         """
-        tasks = model if isinstance(model, Mapping) else {ONLY: model}
-        if self.kinds is None:
-            return Kinds(tuple(tasks))
-        if set(self.kinds) != set(tasks):
-            odd = sorted(set(self.kinds) ^ set(tasks))[0]
-            raise ConfigError(f"trainer.kinds and the models differ in {odd!r}; give a model for each kind")
-        named = {name: options["clients"] for name, options in self.kinds.items() if options.get("clients") is not None}
-        if named and len(named) < len(self.kinds):
-            missing = next(name for name in self.kinds if name not in named)
-            raise ConfigError(f"trainer.kinds {missing!r} names no clients, and others do; name them for each, or none")
-        return Kinds(tuple(self.kinds), named or None)
+        return assign(model if isinstance(model, Mapping) else {ONLY: model}, self.kinds)
 
 
 def local_work(epochs: float | None, steps: int | None) -> LocalWork:

@@ -97,8 +97,6 @@ class LocalLoop(TaskLoop):
             for batch_idx, (batch, last) in enumerate(mark_last(islice(phase.loader, remaining))):
                 batch = self.to_device(batch, phase.loader)
                 meter.batch_size = batch_size_of(batch)
-                if gradient is not None:
-                    gradient.pending += meter.batch_size
                 if self._says_stop("on_train_batch_start", batch, batch_idx):
                     break
                 output = run_batch(client, batch, batch_idx, optimizers[0], schedulers, last, gradient)
@@ -119,8 +117,8 @@ class LocalLoop(TaskLoop):
         """Tell the task's clock how long a phase is; returns its batches where it is not a whole number of epochs."""
         steps, trainer = _num_steps(phase), self.trainer
         trainer.num_training_batches = len(phase.loader) if isinstance(phase.loader, Sized) else 0
-        batches = steps if steps is not None else trainer.num_training_batches * int(phase.epochs or 1)
-        trainer.estimated_stepping_batches = _ceil_div(batches, self.gradients.accumulate)
+        accumulate = self.gradients.accumulate if phase.moves else 1
+        trainer.estimated_stepping_batches = _optimizer_steps(phase, steps, trainer.num_training_batches, accumulate)
         return steps
 
     def _make_optimizers(
@@ -170,30 +168,27 @@ class LocalLoop(TaskLoop):
         gradient: _MeanGradient | None,
     ) -> Any:
         options = self.gradients
-        scale = 1.0 / options.accumulate
+        accumulate = options.accumulate if gradient is None else 1
+        scale, size = 1.0 / accumulate, batch_size_of(batch) if gradient is not None else 0
         if self.workers.data_parallel:
             batch, fraction = slice_batch(batch, self.fabric.global_rank, self.fabric.world_size)
             scale *= fraction
         with self.autocast():
             loss = self.training_step(batch, batch_idx)
-        if batch_idx % options.accumulate == 0:
+        if batch_idx % accumulate == 0:
             self._zero_grad(optimizer, batch_idx)
-        if loss is None:  # Lightning's way of skipping a batch
-            return None
-        if scale != 1.0:
-            loss = loss * scale
-        self.call("on_before_backward", loss)
-        if "backward" in self._replaced:
-            self._run_own_backward(loss)
-        else:
-            self.fabric.backward(loss)
-        self.call("on_after_backward")
-        if (batch_idx + 1) % options.accumulate and not last:
+        if loss is not None:
+            if scale != 1.0:
+                loss = loss * scale
+            self._backward(loss)
+        elif accumulate == 1 or all(p.grad is None for p in self.model.parameters.values()):
+            return None  # Lightning's way of skipping a batch; gradients of batches before it are still stepped on
+        if (batch_idx + 1) % accumulate and not last:
             return loss
         if self.scaler is not None:
             self.fabric.strategy.precision.unscale_gradients(optimizer)
         if gradient is not None:
-            gradient.add({name: p.grad for name, p in self.model.parameters.items() if p.grad is not None})
+            gradient.add({name: p.grad for name, p in self.model.parameters.items() if p.grad is not None}, size)
             return loss
         self._before_step(client, optimizer)
         if "configure_gradient_clipping" in self._replaced:
@@ -210,6 +205,14 @@ class LocalLoop(TaskLoop):
             if self.trainer.global_step % entry.frequency == 0:
                 self.optimizers.advance(entry)
         return loss
+
+    def _backward(self, loss: Tensor) -> None:
+        self.call("on_before_backward", loss)
+        if "backward" in self._replaced:
+            self._run_own_backward(loss)
+        else:
+            self.fabric.backward(loss)
+        self.call("on_after_backward")
 
     def _step_manually(
         self,
@@ -285,17 +288,15 @@ class _MeanGradient:
     """The gradient over all of a client's samples, from the gradients of its batches."""
 
     def __init__(self) -> None:
-        self.pending = 0  # samples since the last gradient
         self._total = 0
         self._sums: Tensors = {}
 
-    def add(self, gradients: Tensors) -> None:
-        """Take in the mean gradient of the samples since the last one."""
+    def add(self, gradients: Tensors, size: int) -> None:
+        """Take in the mean gradient of a batch's samples."""
         for name, gradient in gradients.items():
-            weighed = gradient * self.pending
+            weighed = gradient * size
             self._sums[name] = self._sums[name] + weighed if name in self._sums else weighed
-        self._total += self.pending
-        self.pending = 0
+        self._total += size
 
     def means(self) -> Tensors:
         """By name; a parameter that never had a gradient is missing."""
@@ -308,8 +309,14 @@ def _num_steps(phase: Phase) -> int | None:
         return phase.steps
     if not isinstance(phase.loader, Sized):
         raise ConfigError("fractions of an epoch need loaders that know their length; set trainer.local_steps instead")
-    return max(1, math.ceil(phase.epochs * len(phase.loader)))
+    batches = round(phase.epochs * len(phase.loader), 6)  # 0.55 · 100 is a little above 55 in floating point
+    return max(1, math.ceil(batches))
 
 
-def _ceil_div(number: int, by: int) -> int:
-    return -(-number // by)
+def _optimizer_steps(phase: Phase, steps: int | None, batches: int, accumulate: int) -> int:
+    """How many steps the optimizer takes in a phase; what is left over at the end of an epoch is stepped on."""
+    each = -(-batches // accumulate)
+    if steps is None:
+        return each * int(phase.epochs or 1)
+    epochs, rest = divmod(steps, batches) if batches else (0, steps)
+    return each * epochs - (-rest // accumulate)

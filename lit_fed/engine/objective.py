@@ -1,8 +1,8 @@
 """A client's objective: a task's class with a method's client half mixed in, again a LightningModule.
 
 The mixture shares the task's memory, attributes and hooks, so nothing is copied and no parameter changes its name; the
-task itself stays what it is. It also trains under a plain ``lightning.Trainer`` (`objective_of`), where a method's
-terms that need something received are absent.
+task itself stays what it is. It also trains under a plain ``lightning.Trainer`` (`lit_fed.engine.alone`), where a
+method's terms that need something received are absent.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class Objective(Surface):
-    """The half of a client's objective that the method adds to a task's class; made by `objective_of`."""
+    """The half of a client's objective that the method adds to a task's class; made by `join`."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         """The method's objective on a batch: the sum of its terms, each of which is logged."""
@@ -79,6 +79,16 @@ class Objective(Surface):
         renamed = {f"objective.{name}": tensor for name, tensor in tensors.items()}
         found: Outputs = functional_call(_Runner(self), renamed, (batch,))
         return found
+
+    @contextmanager
+    def muted(self) -> Iterator[None]:
+        """What the task logs meanwhile is dropped: it is not about the model that trains."""
+        state = self.state
+        before, state.muted = state.muted, True
+        try:
+            yield
+        finally:
+            state.muted = before
 
     def _once(self, state: ObjectiveState) -> tuple[Tensor, Tensor]:
         if len(state.captured) != 1:
@@ -182,32 +192,9 @@ def join(task: LightningModule, algorithm: Algorithm[Any], model: Model) -> tupl
     objective.__dict__ = task.__dict__
     client.objective = objective
     state.step = _own_step(objective, type(task))
-    if algorithm.all_needs & {"logits", "features"}:
+    if algorithm.all_needs & {"logits", "outputs", "features"}:
         state.head = head_of(task, algorithm.head)
     return objective, state
-
-
-def objective_of(task: LightningModule, algorithm: Algorithm[Any]) -> LightningModule:
-    """A client's objective as a LightningModule for a plain ``lightning.Trainer``: the task with the method's terms.
-
-    ``Trainer().fit(objective_of(MyModule(), FedProx(mu=0.1)), datamodule)`` trains centrally; terms that need something
-    received, such as FedProx's, are absent.
-
-    Args:
-        task: Any LightningModule. It is trained in place.
-        algorithm: The method.
-
-    Raises:
-        ConfigError: If the task lacks what the method needs.
-    """
-    from lit_fed.engine.compatibility import check_task
-
-    algorithm.adapt(task)
-    check_task(task, algorithm)
-    objective, state = join(task, algorithm, Model(task))
-    task.__dict__[ATTRIBUTE] = state
-    _listen(state)
-    return objective
 
 
 @contextmanager
@@ -219,7 +206,7 @@ def at_work(objective: Objective, state: ObjectiveState, fabric: Fabric | None =
         yield
         return
     own[ATTRIBUTE], own["_fabric"] = state, fabric
-    listening = _listen(state)
+    listening = listen(state)
     try:
         yield
     finally:
@@ -232,7 +219,7 @@ def at_work(objective: Objective, state: ObjectiveState, fabric: Fabric | None =
             own[ATTRIBUTE] = before
 
 
-def _listen(state: ObjectiveState) -> RemovableHandle | None:
+def listen(state: ObjectiveState) -> RemovableHandle | None:
     """Capture what the head sees and puts out, while a step runs that is asked for it."""
 
     def capture(_module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:

@@ -54,8 +54,8 @@ class TaskTrainer:
         self.call: Callable[..., None] = _nobody
         self.current_epoch = 0
         self.global_step = 0
-        self.num_training_batches = 0
-        self.estimated_stepping_batches = 0
+        self.num_training_batches = 1  # until a client's work is known
+        self.estimated_stepping_batches = 1
         self.optimizers: list[Optimizer] = []
         self.schedulers: list[LRScheduler] = []
         self.stage = "fit"
