@@ -7,13 +7,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 
-from lit_fed.engine.participation import UniformParticipation
+from lit_fed.data import Arrays
 from lit_fed.engine.payload import CastCodec
+from lit_fed.engine.samplers import UniformParticipation
 from lit_fed.errors import ConfigError
 from lit_fed.methods import UWA, Alignment, DotRegression, FedAvg, FedBABU, FedETF, FedPer, Scaffold
 from lit_fed.networks import SmallCNN
@@ -189,7 +191,7 @@ def classes() -> Any:
             classes,
             FedAvg(),
             {"buffers": "local"},
-            r"keep network\.body\.1\.running_mean .* set trainer\.buffers to ave",
+            r"keep network\.body\.1\.running_mean .* set trainer\.buffers to",
         ),
         (classes, UWA(public_size=50), {}, "needs one global model, and algorithm UWA has none"),
     ],
@@ -205,6 +207,11 @@ class Numbers(Points):
     """`Points` as a regression."""
 
     num_classes = None  # type: ignore[assignment]
+
+    def load_arrays(self) -> Arrays:
+        made = super().load_arrays()
+        y = made.y_train.astype(np.float32)
+        return Arrays(made.x_train, y, made.x_test, y, made.client_train, made.client_test, "numbers")
 
 
 def test_numbers_have_no_classes(tmp_path: Path) -> None:
