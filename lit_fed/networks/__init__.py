@@ -7,7 +7,6 @@ from lit_fed.networks.etf import (
     ProjectedETFHead,
     class_cosines,
     orthonormal_classes,
-    replace_classifier,
     simplex_etf,
 )
 from lit_fed.networks.mcmahan import McMahanCNN
@@ -41,7 +40,6 @@ __all__ = [
     "classifier",
     "features",
     "orthonormal_classes",
-    "replace_classifier",
     "run",
     "run_with",
     "simplex_etf",
