@@ -50,8 +50,10 @@ def check_task(task: LightningModule, algorithm: Algorithm[Any]) -> None:
     needs = algorithm.all_needs
     if "loss" in needs and not task.automatic_optimization:
         raise ConfigError(f"model {name} optimises by hand, and algorithm {method} needs {NEEDS['loss']}")
-    if needs & {"logits", "features", "head"} and head_of(task, algorithm.head) is None:
-        raise _missing(task, algorithm, next(need for need in ("head", "features", "logits") if need in needs))
+    if needs & {"logits", "outputs", "features", "head"} and head_of(task, algorithm.head) is None:
+        raise _missing(
+            task, algorithm, next(need for need in ("head", "features", "logits", "outputs") if need in needs)
+        )
     if "forward" in needs and type(task).forward is LightningModule.forward:
         raise _missing(task, algorithm, "forward")
 
@@ -105,7 +107,7 @@ def probe(task: LightningModule, algorithm: Algorithm[Any], batches: Iterable[An
         ConfigError: If the head does not run just once, or what it gives is not what the method needs.
     """
     needs = algorithm.all_needs
-    if not needs & {"logits", "features", "targets"}:
+    if not needs & {"logits", "outputs", "features", "targets"}:
         return
     batch = next(iter(batches), None)
     if batch is None:

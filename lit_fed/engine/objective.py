@@ -321,7 +321,7 @@ def join(task: LightningModule, algorithm: Algorithm[Any], model: Model) -> tupl
     objective.__dict__ = task.__dict__
     client.objective = objective
     state.step = _own_step(objective, type(task))
-    if algorithm.all_needs & {"logits", "features"}:
+    if algorithm.all_needs & {"logits", "outputs", "features"}:
         state.head = head_of(task, algorithm.head)
     return objective, state
 
