@@ -60,7 +60,7 @@ def lightning_watchers(
         used = [hook for hook in hooks if getattr(type(callback), hook) is not getattr(LightningCallback, hook)]
         if unknown := [hook for hook in used if hook not in _WATCHED]:
             raise ConfigError(
-                f"trainer.callbacks: Lightning's {name} uses {unknown[0]}, which no client's work has; it cannot run here"
+                f"trainer.callbacks: Lightning's {name} uses {unknown[0]}, which no client's work has; leave it out"
             )
         watchers.append(callback)
     return own, watchers

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from lit_fed import Algorithm, Classifier, Client, Cohort, Model, Pass, Payload, Phase, Split, Update
 from lit_fed.data import Digits, Shards
-from lit_fed.engine.participation import UniformParticipation
 from lit_fed.engine.population import Population
 from lit_fed.engine.reducers import Reducer, WeightedMean
+from lit_fed.engine.samplers import UniformParticipation
 from lit_fed.errors import ConfigError
 from lit_fed.methods import FedAvg
 from lit_fed.networks import MLP, SmallCNN

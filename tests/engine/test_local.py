@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lit_fed import Classifier
 from lit_fed.data import Arrays, Digits
 from lit_fed.engine.local_batches import batch_size_of, slice_batch
-from lit_fed.engine.participation import FullParticipation
+from lit_fed.engine.samplers import FullParticipation
 from lit_fed.errors import ConfigError
 from tests.support import LeastSquares, Points, Wanderer, Wandering, assert_same, fit, rows, weights
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lit_fed import Classifier, Model, Split
 from lit_fed.data import Arrays
-from lit_fed.engine.participation import UniformParticipation
+from lit_fed.engine.samplers import UniformParticipation
 from lit_fed.errors import CheckpointError, ConfigError
 from lit_fed.methods import FedAvg
 from tests.support import Points, Threes, kept, rows, trainer, weights

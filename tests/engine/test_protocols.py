@@ -11,7 +11,6 @@ from torch import Tensor
 
 from lit_fed import Client
 from lit_fed.callbacks import Callback
-from lit_fed.engine.participation import UniformParticipation
 from lit_fed.engine.protocols import (
     ClientGlobalTest,
     ClientTest,
@@ -22,6 +21,7 @@ from lit_fed.engine.protocols import (
     Protocol,
     UnseenTest,
 )
+from lit_fed.engine.samplers import UniformParticipation
 from lit_fed.errors import ConfigError
 from lit_fed.methods import FedAvg
 from tests.support import (

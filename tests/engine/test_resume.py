@@ -12,8 +12,9 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lit_fed.callbacks import Callback, Checkpoint
-from lit_fed.engine.participation import Stragglers, UniformParticipation
+from lit_fed.engine.participation import Stragglers
 from lit_fed.engine.protocols import ClientTest, GlobalTest, PersonalTest
+from lit_fed.engine.samplers import UniformParticipation
 from lit_fed.errors import CheckpointError
 from lit_fed.methods import FedAvg
 from tests.support import (

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from lit_fed import Client, Phase
 from lit_fed.callbacks import Callback
-from lit_fed.engine.participation import FullParticipation, Participation, Stragglers, UniformParticipation
+from lit_fed.engine.participation import Participation, Stragglers
 from lit_fed.engine.payload import CastCodec
 from lit_fed.engine.protocols import GlobalTest
 from lit_fed.engine.run import Run
+from lit_fed.engine.samplers import FullParticipation, UniformParticipation
 from lit_fed.errors import ClientFailure, ConfigError
 from lit_fed.methods import FedAvg
 from tests.support import (

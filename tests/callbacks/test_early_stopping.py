@@ -10,8 +10,8 @@ import pytest
 from lit_fed.callbacks import Checkpoint, EarlyStopping
 from lit_fed.callbacks.early_stopping import improves
 from lit_fed.errors import ConfigError
+from tests.engine.test_checkpoint import BEST_LR, MEAN_LOSS
 from tests.support import LeastSquares, assert_same, fit, rows, weights
-from tests.test_checkpoint import BEST_LR, MEAN_LOSS
 
 # The mean loss of the two clients falls in rounds 0 and 1 and rises in rounds 2, 3, …, see test_checkpoint.py.
 assert MEAN_LOSS[0] > MEAN_LOSS[1] < MEAN_LOSS[2] < MEAN_LOSS[3] < MEAN_LOSS[4] < MEAN_LOSS[5]
@@ -32,8 +32,7 @@ def run(folder: Path, patience: int, max_rounds: int = 10, **kwargs: Any) -> Any
 def test_stops_at_the_round_by_hand(tmp_path: Path, patience: int, rounds: int) -> None:
     # Round 1 is the best; round 1 + patience is the last one without an improvement that is waited for.
     made = run(tmp_path, patience)
-    assert made.next_round == rounds
-    assert made.log_dir is not None
+    assert made.run.next_round == rounds
     table = rows(made.log_dir / "metrics.csv")
     assert [float(row["clients/loss_mean"]) for row in table] == pytest.approx(MEAN_LOSS[:rounds], rel=1e-4)
 
@@ -60,16 +59,15 @@ def test_a_stopped_run_stays_stopped(tmp_path: Path, every: int) -> None:
     # The round that stops a run is checkpointed, whether or not one was due.
     first = run(tmp_path, 2, checkpoint=Checkpoint(monitor=None, every_n_rounds=every))
     resumed = run(tmp_path, 2, max_rounds=20, ckpt_path="last")
-    assert (resumed.start_round, resumed.next_round) == (4, 4)
+    assert (resumed.run.start_round, resumed.run.next_round) == (4, 4)
     assert_same(weights(resumed), weights(first))
-    assert resumed.log_dir is not None
     assert len(rows(resumed.log_dir / "metrics.csv")) == 4
 
 
 def test_resumed_in_the_middle_stops_where_the_whole_run_does(tmp_path: Path) -> None:
     run(tmp_path, 2, max_rounds=3)  # one evaluation without an improvement behind it
     resumed = run(tmp_path, 2, ckpt_path="last")
-    assert (resumed.start_round, resumed.next_round) == (3, 4)
+    assert (resumed.run.start_round, resumed.run.next_round) == (3, 4)
 
 
 def test_unknown_metric(tmp_path: Path) -> None:
