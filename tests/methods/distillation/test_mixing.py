@@ -14,9 +14,9 @@ from lightning import Fabric
 from scipy.special import logsumexp
 from torch import Tensor
 
-from lit_fed.methods.distillation.mixing import Mixed, SoftmaxMix, SoftmaxSum
 from lit_fed.engine.payload import ClientUpdate, Payload
 from lit_fed.engine.strategy import Workers
+from lit_fed.methods.distillation.mixing import Mixed, SoftmaxMix, SoftmaxSum
 from tests.engine.test_reducers import in_two_processes
 
 ALONE = Workers(Fabric(accelerator="cpu", devices=1))

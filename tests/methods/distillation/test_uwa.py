@@ -56,7 +56,9 @@ class Eavesdropper(Callback):
 
 def run(folder: Path, temperature: float, rounds: int = 2, **kwargs: Any) -> tuple[FederatedTrainer, Eavesdropper]:
     ear = Eavesdropper()
-    made = fit(folder, module(), data(kwargs.pop("k", 3)), uwa(temperature), max_rounds=rounds, callbacks=[ear], **kwargs)
+    made = fit(
+        folder, module(), data(kwargs.pop("k", 3)), uwa(temperature), max_rounds=rounds, callbacks=[ear], **kwargs
+    )
     return made, ear
 
 
@@ -215,7 +217,9 @@ def test_trust_beats_the_average_where_clients_know_few_classes(tmp_path: Path) 
     def accuracy(method: FederatedDistillation) -> float:
         torch.manual_seed(0)
         population = Digits(num_clients=10, partition=ClassesPerClient(2, samples_per_client=100), batch_size=32)
-        model = Classifier("mlp", num_classes=10, input_shape=(1, 8, 8), optimizer=lambda p: torch.optim.Adam(p, lr=1e-3))
+        model = Classifier(
+            "mlp", num_classes=10, input_shape=(1, 8, 8), optimizer=lambda p: torch.optim.Adam(p, lr=1e-3)
+        )
         made = fit(tmp_path / type(method).__name__, model, population, method, max_rounds=5, evaluate_every=5,
                    local_epochs=3, protocols=[ClientGlobalTest()])  # fmt: skip
         return made.metrics["clients_global/acc_mean"]
