@@ -1,7 +1,6 @@
 """Networks by name: a few of our own, and everything timm has."""
 
 from lit_fed.networks.basic import MLP, ClassificationNetwork, Logistic, SmallCNN
-from lit_fed.networks.choice import Assignment, NetworkChoice
 from lit_fed.networks.etf import (
     CosineHead,
     ProjectedETFHead,
@@ -22,7 +21,6 @@ __all__ = [
     "NETWORKS",
     "TEXT_NETWORKS",
     "VGG11",
-    "Assignment",
     "BertTiny",
     "ClassificationNetwork",
     "CosineHead",
@@ -30,7 +28,6 @@ __all__ = [
     "Logistic",
     "McMahanCNN",
     "MobileNet",
-    "NetworkChoice",
     "Outputs",
     "ProjectedETFHead",
     "ResNet18Cifar",
