@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from lightning import Callback as LightningCallback
 
 from lit_fed.engine.files import write_atomically
 from lit_fed.engine.objective import task_name
@@ -157,11 +158,11 @@ def restore(run: Run, path: Path, resume: bool) -> None:
         raise CheckpointError(
             f"{path} comes from a run with seed {content['seed']}; set --trainer.seed {content['seed']} to use it"
         )
-    if odd_kinds := sorted(content["initial"].keys() ^ federation.loops.keys()):
+    saved = content["initial"]
+    if odd_kinds := sorted(map(str, saved.keys() ^ federation.loops.keys())):
         raise CheckpointError(f"{path} comes from a run whose trainer.kinds differ from this one's in {odd_kinds[0]!r}")
     starts = {kind: loop.model.initial for kind, loop in federation.loops.items()}
-    saved = content["initial"]
-    kept = {kind: {n: t for n, t in start.items() if n in saved.get(kind, ())} for kind, start in starts.items()}
+    kept = {kind: {n: t for n, t in start.items() if n in saved[kind]} for kind, start in starts.items()}
     if odd := _difference(federation.server, content["server"]) or _difference(kept, saved, ("initial",)):
         now = _made_of(type(federation.algorithm).__name__, _tasks(run))
         before = _made_of(content["method"], content["tasks"])
@@ -233,10 +234,14 @@ def _made_of(method: str, tasks: Mapping[str, str]) -> str:
     return f"{method} on {', '.join(dict.fromkeys(tasks.values()))}"
 
 
-def _named(run: Run) -> Iterator[tuple[str, Listener]]:
-    """The callbacks by the name of their class, the second of a class as ``<name>.2`` and so on."""
+def _named(run: Run) -> Iterator[tuple[str, Listener | LightningCallback]]:
+    """The callbacks by the name of their class, the second of a class as ``<name>.2`` and so on.
+
+    Of Lightning's, which watch each process's own clients, the first process's are kept, as Lightning does.
+    """
     count: Counter[str] = Counter()
-    for callback in run.callbacks:
+    watchers = next(iter(run.federation.loops.values())).trainer.callbacks
+    for callback in (*run.callbacks, *watchers):
         name = type(callback).__name__
         count[name] += 1
         yield name if count[name] == 1 else f"{name}.{count[name]}", callback

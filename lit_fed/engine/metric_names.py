@@ -64,6 +64,10 @@ class MetricNames:
         said = self.directions.get(base_name(name))
         return said if said is not None else "min" if lower_is_better(name) else "max"
 
+    def is_declared(self, name: str) -> bool:
+        """Whether the task itself said that a metric is important."""
+        return self.declared and base_name(name) in self.directions
+
     def _choose(self, metrics: Mapping[str, float]) -> str | None:
         on_server = [name for name in metrics if name.startswith("global/")]
         on_clients = [name for name in metrics if name.startswith("clients/") and name.endswith("_mean")]

@@ -6,12 +6,14 @@ import csv
 import hashlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from lit_fed.callbacks import Callback, Recorder, RoundRecord
+from lit_fed.callbacks.recorder import _partition
 from lit_fed.engine.ledger import ClientRow
 from lit_fed.engine.samplers import UniformParticipation
 from lit_fed.methods import FedAvg
@@ -81,11 +83,25 @@ def test_partition_record(tmp_path: Path) -> None:
     assert record["sha256"] == digest.hexdigest()
 
 
+def test_partition_of_some_clients_only_is_json_too() -> None:
+    # A node that holds clients 1 and 2 of 3: samples 1 2 3 | 4 with labels 4 4 4 | 2.
+    data = Points(3)
+    data.setup("fit", clients=[1, 2])
+    assert json.loads("".join(_partition(data))) == {
+        "sha256": data.partition_sha256(),
+        "clients": {
+            "1": {"indices": [1, 2, 3], "histogram": [0, 0, 0, 0, 3]},
+            "2": {"indices": [4], "histogram": [0, 0, 1, 0, 0]},
+        },
+    }
+
+
 def test_configuration_is_written_as_it_is(tmp_path: Path) -> None:
     made = trainer(tmp_path, max_rounds=1)
-    made.config = "trainer:\n  max_rounds: 1\n"
+    config = "trainer:\n  max_rounds: 1\n"
+    made.describe(config)
     made.fit(LeastSquares(), Points(), FedAvg())
-    assert (made.log_dir / "config.yaml").read_text() == made.config
+    assert (made.log_dir / "config.yaml").read_text() == config
 
 
 @pytest.mark.parametrize("name", ["metrics.csv", "clients.csv"])
@@ -129,13 +145,12 @@ class _Stop(Callback):
     def __init__(self, rounds: int) -> None:
         self.rounds = rounds
 
-    def on_round_end(self, trainer: Any, record: RoundRecord) -> None:
-        trainer.should_stop = record.round_idx + 1 == self.rounds
+    def on_round_end(self, run: Any, record: RoundRecord) -> None:
+        run.should_stop = record.round_idx + 1 == self.rounds
 
 
 def test_names_and_values_with_commas_and_quotes(tmp_path: Path) -> None:
-    made = trainer(tmp_path)
-    made.log_dir = tmp_path
+    made: Any = SimpleNamespace(fabric=SimpleNamespace(is_global_zero=True), log_dir=tmp_path)
     recorder = Recorder()
     recorder._columns = ["round"]
     odd = 'a,"b" c'

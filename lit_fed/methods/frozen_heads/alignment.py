@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from lit_fed.callbacks.dashboard import tensorboard_writers
-from lit_fed.callbacks.pictures import curves_picture, render
+from lit_fed.callbacks.pictures import curves_picture
+from lit_fed.data.pictures import render
 from lit_fed.engine.algorithm import NEEDS
 from lit_fed.engine.callback import Callback, RoundRecord
 from lit_fed.engine.local import LocalLoop
