@@ -24,11 +24,12 @@ quickstart: $(STAMP)  ## Train a federation on real digits in under a minute
 	$(BIN)/python cli.py fit --config configs/quickstart.yaml
 
 test: $(STAMP)  ## Run all tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --dist loadscope
 
-lint: $(STAMP)  ## Check style and formatting
+lint: $(STAMP)  ## Check style, formatting and which room imports which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 
 types: $(STAMP)  ## Check types
 	$(BIN)/mypy
@@ -40,7 +41,7 @@ bench: $(STAMP)  ## Measure the loop's overhead and what a large population cost
 	$(BIN)/python benchmarks/population.py
 
 studies-pocket: $(STAMP)  ## Run every study in its small profile, and print what became of the claims
-	$(BIN)/python cli.py study --config configs/studies/*.yaml --profile pocket
+	$(BIN)/python cli.py study --config configs/papers/*/studies/*.yaml --profile pocket
 
 board: $(STAMP)  ## Watch the runs in TensorBoard
 	$(BIN)/tensorboard --logdir lightning_logs

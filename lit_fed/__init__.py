@@ -1,9 +1,9 @@
 """Federated learning for PyTorch Lightning."""
 
 from lit_fed.engine.algorithm import Algorithm, Cohort, Regularizer
+from lit_fed.engine.alone import objective_of
 from lit_fed.engine.client import Client, Pass, Phase, Update
 from lit_fed.engine.model import Model, Split
-from lit_fed.engine.objective import objective_of
 from lit_fed.engine.payload import ClientUpdate, Payload
 from lit_fed.load import load_network
 from lit_fed.tasks import Classifier, Regressor

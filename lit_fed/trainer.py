@@ -14,6 +14,7 @@ from lightning import Callback as LightningCallback
 from lightning import LightningModule
 from lightning.fabric.strategies.strategy import Strategy
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers.logger import DummyLogger
 
 from lit_fed.callbacks import Callback, default_callbacks, lightning_watchers
 from lit_fed.engine.algorithm import Algorithm
@@ -22,7 +23,7 @@ from lit_fed.engine.client import LocalWork
 from lit_fed.engine.executor import ExecutorName
 from lit_fed.engine.federation import assemble
 from lit_fed.engine.inference import evaluate, predict
-from lit_fed.engine.kinds import ONLY, Kinds
+from lit_fed.engine.kinds import ONLY, Kinds, assign
 from lit_fed.engine.model import BufferPolicy
 from lit_fed.engine.options import GradientOptions
 from lit_fed.engine.participation import Participation
@@ -34,6 +35,7 @@ from lit_fed.engine.runs import open_run
 from lit_fed.engine.samplers import FullParticipation
 from lit_fed.engine.store import ClientStore
 from lit_fed.engine.strategy import build_fabric, leave_processes
+from lit_fed.engine.task_loop import TaskStage
 from lit_fed.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -100,7 +102,7 @@ class FederatedTrainer:
         local_steps: int | None = None,
         seed: int = 0,
         participation: Participation | None = None,
-        kinds: dict[str, dict[str, Any]] | None = None,
+        kinds: dict[str, dict] | None = None,  # type: ignore[type-arg]  # of Any, the parser would make objects of them
         executor: ExecutorName = "sequential",
         callbacks: list[Callback | LightningCallback] | None = None,
         logger: bool | Logger | list[Logger] = True,
@@ -197,7 +199,9 @@ class FederatedTrainer:
             algorithm: How it was federated.
             ckpt_path: ``last``, ``best``, a file or a run folder; None for the model just trained.
         """
-        return self._launch(lambda: evaluate(self._assemble(model, datamodule, algorithm), ckpt_path, "val"))
+        return self._launch(
+            lambda: evaluate(self._assemble(model, datamodule, algorithm, "validate"), ckpt_path, "val")
+        )
 
     def test(
         self,
@@ -214,7 +218,7 @@ class FederatedTrainer:
             algorithm: How it was federated.
             ckpt_path: ``last``, ``best``, a file or a run folder; None for the model just trained.
         """
-        return self._launch(lambda: evaluate(self._assemble(model, datamodule, algorithm), ckpt_path, "test"))
+        return self._launch(lambda: evaluate(self._assemble(model, datamodule, algorithm, "test"), ckpt_path, "test"))
 
     def predict(
         self,
@@ -236,7 +240,7 @@ class FederatedTrainer:
             output: File to write: ``.csv`` (one row a sample) or ``.npz`` (one array per output).
         """
         return self._launch(
-            lambda: predict(self._assemble(model, datamodule, algorithm), ckpt_path, client_id, Path(output))
+            lambda: predict(self._assemble(model, datamodule, algorithm, "predict"), ckpt_path, client_id, Path(output))
         )
 
     def describe(self, config: str) -> None:
@@ -294,21 +298,16 @@ class FederatedTrainer:
     # ------------------------------------------------------------------ set-up
 
     def _fit(self, model: Tasks, data: FederatedDataModule, algorithm: Algorithm[Any], ckpt_path: str | None) -> None:
-        run = self._assemble(model, data, algorithm)
+        run = self._assemble(model, data, algorithm, "fit")
         if run.settings.evaluate_every:
             check_protocols(run.settings.protocols, run.federation, run.settings.evaluate_on)
         open_run(run, ckpt_path)
         if run.start_round >= run.max_rounds:
             self.fabric.print(f"all {run.start_round} rounds are done already; raise trainer.max_rounds to go on")
-        with run.federation.session.at_work():
-            for loop in run.federation.loops.values():
-                loop.call("on_fit_start")
+        with run.federation.session.at_work("fit"):
             run_rounds(run)
             for kind, trained in run.federation.global_models(max(run.next_round - 1, 0)).items():
                 run.federation.loops[kind].model.load(trained)  # what the caller holds is the trained global model
-            for loop in run.federation.loops.values():
-                loop.call("on_fit_end")
-                loop.objective.teardown("fit")
 
     def _launch(self, function: Callable[[], R]) -> R:
         atexit.unregister(leave_processes)  # after an error other processes may still wait in a collective: just exit
@@ -321,7 +320,7 @@ class FederatedTrainer:
         atexit.register(leave_processes)
         return result
 
-    def _assemble(self, model: Tasks, data: FederatedDataModule, algorithm: Algorithm[Any]) -> Run:
+    def _assemble(self, model: Tasks, data: FederatedDataModule, algorithm: Algorithm[Any], stage: TaskStage) -> Run:
         if self._run is not None and self._parts == (model, data, algorithm):
             self._run.settings = self.settings
             for loop in self._run.federation.loops.values():
@@ -350,7 +349,10 @@ class FederatedTrainer:
             watchers=self.watchers,
             max_rounds=self.settings.max_rounds,
             seed=self.settings.seed,
+            stage=stage,
         )
+        for loop in federation.loops.values():
+            loop.trainer.loggers = [DummyLogger()] if self.settings.logger else []  # until the run opens its own
         self._run = Run(federation, self.settings, self.callbacks)
         for task in tasks.values():
             self._run.names.declare(task)
@@ -363,17 +365,7 @@ class FederatedTrainer:
         Raises:
             ConfigError: If the models are not those of ``trainer.kinds``.
         """
-        tasks = model if isinstance(model, Mapping) else {ONLY: model}
-        if self.kinds is None:
-            return Kinds(tuple(tasks))
-        if set(self.kinds) != set(tasks):
-            odd = sorted(set(self.kinds) ^ set(tasks))[0]
-            raise ConfigError(f"trainer.kinds and the models differ in {odd!r}; give a model for each kind")
-        named = {name: options["clients"] for name, options in self.kinds.items() if options.get("clients") is not None}
-        if named and len(named) < len(self.kinds):
-            missing = next(name for name in self.kinds if name not in named)
-            raise ConfigError(f"trainer.kinds {missing!r} names no clients, and others do; name them for each, or none")
-        return Kinds(tuple(self.kinds), named or None)
+        return assign(model if isinstance(model, Mapping) else {ONLY: model}, self.kinds)
 
 
 def local_work(epochs: float | None, steps: int | None) -> LocalWork:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from lit_fed.callbacks.early_stopping import improves, unknown_metric
+from lit_fed.callbacks.early_stopping import Mode, check_reported, direction_of, improves
 from lit_fed.engine.callback import Callback, RoundRecord
 from lit_fed.engine.checkpoint import read_checkpoint, save_checkpoint
 from lit_fed.engine.files import remove_half_written
+from lit_fed.engine.metric_names import Direction
 from lit_fed.engine.strategy import on_first_process
 from lit_fed.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from lit_fed.engine.run import Run
+
+_OWN = re.compile(r"(last|best|round=[0-9]+)\.ckpt")  # other files in the folder are the user's
 
 
 class Checkpoint(Callback):
@@ -32,7 +36,7 @@ class Checkpoint(Callback):
         every_n_rounds: Write only every so many rounds, and after the last.
 
     Raises:
-        ConfigError: For a negative ``keep_last``, or ``every_n_rounds`` below 1.
+        ConfigError: For settings that cannot be, and at the first evaluation that does not report the metric.
     """
 
     keeps_checkpoints = True
@@ -40,18 +44,21 @@ class Checkpoint(Callback):
     def __init__(
         self,
         monitor: str | None = "auto",
-        mode: Literal["auto", "max", "min"] = "auto",
+        mode: Mode = "auto",
         keep_last: int = 0,
         every_n_rounds: int = 1,
     ) -> None:
         if keep_last < 0 or every_n_rounds < 1:
             raise ConfigError("Checkpoint needs keep_last of at least 0 and every_n_rounds of at least 1")
+        if mode not in ("auto", "max", "min"):
+            raise ConfigError(f"Checkpoint.mode is {mode!r}; it must be 'auto', 'max' or 'min'")
         self.monitor = monitor
-        self.mode = mode
+        self.mode: Mode = mode
         self.keep_last = keep_last
         self.every_n_rounds = every_n_rounds
         self.best: float | None = None
         self.best_round = -1
+        self._announced = False
         self._kept: dict[str, dict[str, int]] = {}  # file name -> the client states it needs
 
     def on_fit_start(self, run: Run) -> None:
@@ -63,7 +70,7 @@ class Checkpoint(Callback):
         folder, start, first = self._folder(run), run.start_round, run.fabric.is_global_zero
         last = folder / "last.ckpt"
         if not start:
-            self.best, self.best_round, self._kept = None, -1, {}
+            self.best, self.best_round, self._kept, self._announced = None, -1, {}, False
         if first:
             remove_half_written(folder)
         if on_first_process(run.fabric, lambda: not last.is_file()):
@@ -72,14 +79,12 @@ class Checkpoint(Callback):
         if first:
             if start and self.best_round == start - 1:
                 _link(last, folder / "best.ckpt")
-            self._kept |= {path.name: read_checkpoint(path)["clients"] for path in folder.glob("*.ckpt")}
+            own = [path for path in folder.glob("*.ckpt") if _OWN.fullmatch(path.name)]
+            self._kept |= {path.name: read_checkpoint(path)["clients"] for path in own}
 
     def on_round_end(self, run: Run, record: RoundRecord) -> None:
         """Write what is due."""
-        monitor = self._monitored(run, record)
-        improved = monitor is not None and improves(record.metrics[monitor], self.best, self._direction(run, monitor))
-        if monitor is not None and improved:
-            self.best, self.best_round = record.metrics[monitor], record.round_idx
+        improved = self._is_best(run, record)
         last_round = record.round_idx + 1 == run.max_rounds or run.should_stop
         if not (improved or last_round or (record.round_idx + 1) % self.every_n_rounds == 0):
             return
@@ -95,19 +100,38 @@ class Checkpoint(Callback):
             self._drop_old_rounds(folder)
         run.federation.store.collect_garbage(self._kept.values(), delete=run.fabric.is_global_zero)
 
-    def _monitored(self, run: Run, record: RoundRecord) -> str | None:
-        """The metric to judge this round by, None where there is none."""
-        if self.monitor == "auto":
-            chosen = run.names.monitor
-            return chosen if chosen in record.metrics else None
-        if self.monitor is None or self.monitor in record.metrics:
-            return self.monitor
-        if "time/eval_s" in record.metrics:
-            raise ConfigError(unknown_metric("Checkpoint", self.monitor, record))
-        return None
+    def on_fit_end(self, run: Run) -> None:
+        """Say why there is no ``best.ckpt``."""
+        if self.monitor is None or self.best is not None or not run.next_round:
+            return
+        name = run.names.monitor if self.monitor == "auto" else self.monitor
+        why = "no metric was evaluated" if name is None else f"{name} was never a number"
+        run.fabric.print(f"there is no best.ckpt: {why}")
 
-    def _direction(self, run: Run, monitor: str) -> Literal["max", "min"]:
-        return run.names.direction(monitor) if self.mode == "auto" else self.mode
+    def _is_best(self, run: Run, record: RoundRecord) -> bool:
+        monitor = run.names.monitor if self.monitor == "auto" else self.monitor
+        if monitor is not None and self.monitor != "auto" and self.best is None:
+            check_reported("Checkpoint", monitor, run, record)
+        if monitor is None or monitor not in record.metrics:
+            return False
+        direction = direction_of(run, monitor, self.mode)
+        if not (self._announced or (record.round_idx and self.best is not None)):
+            self._announce(run, monitor, direction)
+        improved = improves(record.metrics[monitor], self.best, direction)
+        if improved:
+            self.best, self.best_round = record.metrics[monitor], record.round_idx
+        return improved
+
+    def _announce(self, run: Run, monitor: str, direction: Direction) -> None:
+        """Say once which metric names the best round, where neither the task nor the user did."""
+        self._announced = True
+        if run.names.is_declared(monitor) or (self.monitor != "auto" and self.mode != "auto"):
+            return
+        which = "largest" if direction == "max" else "smallest"
+        run.fabric.print(
+            f"best.ckpt is that of the {which} {monitor}; to choose otherwise, set monitor and mode of callback "
+            "Checkpoint, or a mapping `metrics` in the model"
+        )
 
     def _drop_old_rounds(self, folder: Path) -> None:
         rounds = sorted((n for n in self._kept if n.startswith("round=")), key=lambda n: int(n[6:].split(".")[0]))

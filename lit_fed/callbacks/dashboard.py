@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,8 @@ from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
-from lit_fed.callbacks.pictures import even_subset, participation_map, predictions_picture, render
+from lit_fed.callbacks.pictures import participation_map, predictions_picture
+from lit_fed.data.pictures import even_subset, render
 from lit_fed.engine.callback import Callback, RoundRecord
 from lit_fed.engine.compatibility import overrides
 from lit_fed.engine.ledger import ClientRow
@@ -36,6 +36,7 @@ _HISTOGRAMS = {  # stage of a row: protocol in tags
 }
 _NO_HPARAMS = ("trainer.enable_", "trainer.logger", "trainer.default_root_dir", "trainer.num_threads")
 _MOST_IMAGES = 16
+_LARGEST = 1e19  # TensorBoard's own bins end a little further out
 
 
 class Dashboard(Callback):
@@ -80,8 +81,11 @@ class Dashboard(Callback):
             logger.log_metrics(record.metrics, step=record.round_idx)
         if writers := tensorboard_writers(run):
             for tag, values in _values_over_clients(record.rows).items():
+                # The writer's own bins grow by 10 % each: between 0.9 and 1, where accuracies are, there would be one.
+                share = run.names.direction(tag) == "max" and values.min() >= 0 and values.max() <= 1
+                bins = np.linspace(0, 1, 51) if share else "tensorflow"
                 for writer in writers:
-                    _add_histogram(writer, tag, values, record.round_idx)
+                    writer.add_histogram(tag, values, record.round_idx, bins)
             if self.picture_every and (record.round_idx + 1) % self.picture_every == 0:
                 self._draw(run, writers, record.round_idx)
         _flush(run)
@@ -200,20 +204,15 @@ def _close(run: Run, status: str) -> None:
 
 
 def _values_over_clients(rows: Iterable[ClientRow]) -> dict[str, NDArray[np.float64]]:
-    """Finite accuracies and losses of clients by tag, such as ``clients/acc``; scalars end in ``_mean`` and so on."""
+    """What clients were evaluated at, by tag, such as ``clients/acc``; scalars end in ``_mean`` and so on.
+
+    Values that no histogram can show, of a run that diverges, are left out.
+    """
     values: dict[str, list[float]] = {}
     for row in rows:
-        if row.stage in _HISTOGRAMS and math.isfinite(row.value):
+        if row.stage in _HISTOGRAMS and abs(row.value) < _LARGEST:
             values.setdefault(f"{_HISTOGRAMS[row.stage]}/{row.metric}", []).append(row.value)
     return {tag: np.asarray(column) for tag, column in values.items()}
-
-
-def _add_histogram(writer: SummaryWriter, tag: str, values: NDArray[np.float64], round_idx: int) -> None:
-    if tag.endswith("/acc") and values.min() >= 0 and values.max() <= 1:
-        # The writer's own bins grow by 10 % each: between 0.9 and 1 there would be one.
-        writer.add_histogram(tag, values, round_idx, bins=np.linspace(0, 1, 51))
-    else:
-        writer.add_histogram(tag, values, round_idx)
 
 
 def _add_picture(writers: list[SummaryWriter], tag: str, picture: NDArray[np.uint8], round_idx: int) -> None:
@@ -222,9 +221,9 @@ def _add_picture(writers: list[SummaryWriter], tag: str, picture: NDArray[np.uin
 
 
 def _sample_predictions(federation: Federation, round_idx: int) -> NDArray[np.uint8] | None:
-    """Some test images with the global model's classes; None where there is no such model, or data are no images."""
-    models = federation.global_models(round_idx)
-    if not models:
+    """Some test images with the global model's classes; None without such a model, without classes or images."""
+    models, num_classes = federation.global_models(round_idx), federation.data.num_classes
+    if not models or num_classes is None:
         return None
     kind, state = next(iter(models.items()))
     loop = federation.loops[kind]
@@ -240,7 +239,7 @@ def _sample_predictions(federation: Federation, round_idx: int) -> NDArray[np.ui
     with loop.model.preserved():
         loop.model.load(state)
         _, output = next(iter(loop.predict([(images, labels)])))
-    classes = _classes(output, len(labels), federation.data.num_classes or 0)
+    classes = _classes(output, len(labels), num_classes)
     if classes is None:
         return None
     return render(predictions_picture(images.float().cpu().numpy(), classes, labels.tolist()))

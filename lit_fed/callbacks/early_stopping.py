@@ -6,13 +6,16 @@ import math
 from typing import TYPE_CHECKING, Any, Literal
 
 from lit_fed.engine.callback import Callback, RoundRecord
+from lit_fed.engine.metric_names import Direction
 from lit_fed.errors import ConfigError
 
 if TYPE_CHECKING:
     from lit_fed.engine.run import Run
 
+Mode = Literal["auto", "max", "min"]
 
-def improves(value: float, best: float | None, mode: Literal["max", "min"], min_delta: float = 0.0) -> bool:
+
+def improves(value: float, best: float | None, mode: Direction, min_delta: float = 0.0) -> bool:
     """Whether a value beats the best so far by more than ``min_delta``; NaN never does."""
     if math.isnan(value):
         return False
@@ -21,64 +24,113 @@ def improves(value: float, best: float | None, mode: Literal["max", "min"], min_
     return value > best + min_delta if mode == "max" else value < best - min_delta
 
 
-def unknown_metric(callback: str, monitor: str, record: RoundRecord) -> str:
-    """What to tell a user who monitors a metric that a run does not report."""
-    known = ", ".join(name for name in record.metrics if not name.startswith(("time/", "comm/")))
-    return f"{callback}.monitor {monitor!r} is not a metric of this run; there are {known}"
+def direction_of(run: Run, monitor: str, mode: Mode) -> Direction:
+    """Whether larger or smaller values are better; ``auto`` asks the run."""
+    return run.names.direction(monitor) if mode == "auto" else mode
+
+
+def check_reported(callback: str, monitor: str, run: Run, record: RoundRecord) -> None:
+    """Refuse a metric that has never been reported, once a round was due to report it.
+
+    Args:
+        callback: Who monitors it.
+        monitor: Its name.
+        run: The run.
+        record: The round's record.
+
+    Raises:
+        ConfigError: In one line with the metrics that there are.
+    """
+    metrics = record.metrics
+    evaluated = "time/eval_s" in metrics or not run.settings.evaluate_every
+    trained = any(name.startswith("train/") for name in metrics)  # not in a round in which nobody was available
+    if monitor not in metrics and evaluated and (trained or not monitor.startswith("train/")):
+        known = ", ".join(name for name in metrics if not name.startswith(("time/", "comm/")))
+        raise ConfigError(f"{callback}.monitor {monitor!r} is not a metric of this run; there are {known}")
 
 
 class EarlyStopping(Callback):
-    """Ends the run once a metric has not improved for some evaluations.
+    """Ends the run once a metric has not improved for some evaluations, and says so.
 
     Args:
-        monitor: Name of the metric, such as ``global/acc``.
-        mode: ``max`` or ``min``.
+        monitor: Name of the metric, such as ``global/acc``; ``auto`` takes the most important one that the task
+            declares (its ``metrics``), else the first that it logs when it is evaluated.
+        mode: ``max``, ``min``, or ``auto``: as the task or the logged torchmetrics object says, else the smallest where
+            the name says loss or error and the largest elsewhere.
         patience: Evaluations without an improvement that are tolerated.
         min_delta: What counts as an improvement must exceed this.
 
     Raises:
-        ConfigError: For a patience below 1, and during the run if the metric is never reported.
+        ConfigError: For settings that cannot be, and at the first evaluation that does not report the metric.
     """
 
-    def __init__(
-        self,
-        monitor: str = "global/acc",
-        mode: Literal["max", "min"] = "max",
-        patience: int = 10,
-        min_delta: float = 0.0,
-    ) -> None:
+    def __init__(self, monitor: str = "auto", mode: Mode = "auto", patience: int = 10, min_delta: float = 0.0) -> None:
         if patience < 1:
             raise ConfigError(f"EarlyStopping.patience is {patience}; it must be at least 1")
+        if not (min_delta >= 0 and math.isfinite(min_delta)):
+            raise ConfigError(f"EarlyStopping.min_delta is {min_delta}; it must be 0 or more")
+        if mode not in ("auto", "max", "min"):
+            raise ConfigError(f"EarlyStopping.mode is {mode!r}; it must be 'auto', 'max' or 'min'")
         self.monitor = monitor
-        self.mode: Literal["max", "min"] = mode
+        self.mode: Mode = mode
         self.patience = patience
         self.min_delta = min_delta
         self.best: float | None = None
+        self.best_round = -1
         self.waited = 0
 
     def on_fit_start(self, run: Run) -> None:
         """A run that had stopped stays stopped when it is resumed."""
         if not run.start_round:
-            self.best, self.waited = None, 0
+            self.best, self.best_round, self.waited = None, -1, 0
+        elif self.waited >= self.patience and run.start_round < run.max_rounds:
+            run.fabric.print(
+                f"the run had stopped early after {self.waited} evaluations without an improvement; raise "
+                "EarlyStopping.patience to go on"
+            )
         run.should_stop |= self.waited >= self.patience
 
     def on_round_end(self, run: Run, record: RoundRecord) -> None:
         """Count evaluations without an improvement."""
-        if self.monitor not in record.metrics:
-            if "time/eval_s" in record.metrics:
-                raise ConfigError(unknown_metric("EarlyStopping", self.monitor, record))
+        monitor = self._name(run, record)
+        value = None if monitor is None else record.metrics.get(monitor)
+        if monitor is None or value is None:
             return
-        value = record.metrics[self.monitor]
-        if improves(value, self.best, self.mode, self.min_delta):
-            self.best, self.waited = value, 0
+        if improves(value, self.best, direction_of(run, monitor, self.mode), self.min_delta):
+            self.best, self.best_round, self.waited = value, record.round_idx, 0
         else:
             self.waited += 1
-        run.should_stop |= self.waited >= self.patience
+        if self.waited >= self.patience:
+            run.should_stop = True
+            if record.round_idx + 1 < run.max_rounds:
+                run.fabric.print(self._reason(run, monitor, record.round_idx))
+
+    def _name(self, run: Run, record: RoundRecord) -> str | None:
+        """The metric to judge this round by, None where it may still come."""
+        if self.monitor != "auto":
+            if self.best is None and not self.waited:
+                check_reported("EarlyStopping", self.monitor, run, record)
+            return self.monitor
+        if run.names.monitor is None and ("time/eval_s" in record.metrics or not run.settings.evaluate_every):
+            raise ConfigError(
+                "EarlyStopping.monitor is 'auto', and no evaluation of this run reports a metric; name one, such as "
+                "train/loss"
+            )
+        return run.names.monitor
+
+    def _reason(self, run: Run, monitor: str, round_idx: int) -> str:
+        moved = "risen" if direction_of(run, monitor, self.mode) == "max" else "fallen"
+        least = f" by more than {self.min_delta:g}" if self.min_delta else ""
+        best = (
+            "it was never a number" if self.best is None else f"its best was {self.best:.6g} in round {self.best_round}"
+        )
+        times = f"{self.waited} evaluation{'' if self.waited == 1 else 's'}"
+        return f"stopped early after round {round_idx}: {monitor} has not {moved}{least} in {times}; {best}"
 
     def state_dict(self) -> dict[str, Any]:
-        """The best value and how long it has stood."""
-        return {"best": self.best, "waited": self.waited}
+        """The best value, its round, and how long it has stood."""
+        return {"best": self.best, "best_round": self.best_round, "waited": self.waited}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`."""
-        self.best, self.waited = state["best"], state["waited"]
+        self.best, self.best_round, self.waited = state["best"], state["best_round"], state["waited"]

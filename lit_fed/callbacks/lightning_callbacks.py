@@ -1,4 +1,4 @@
-"""Lightning's own callbacks: those that watch or time the local work run, those that would steer it are refused."""
+"""Lightning callbacks: those that watch the local work run, those that need Lightning's trainer are refused."""
 
 from __future__ import annotations
 
@@ -16,51 +16,62 @@ _WATCHED = {
     *("on_fit_start", "on_fit_end", "on_before_backward", "on_after_backward", "on_before_optimizer_step"),
     "on_before_zero_grad",
 }
-_STEERING = {
-    "ModelCheckpoint": "lit_fed.callbacks.Checkpoint",
-    "OnExceptionCheckpoint": "lit_fed.callbacks.Checkpoint",
-    "EarlyStopping": "lit_fed.callbacks.EarlyStopping",
-    "GradientAccumulationScheduler": "trainer.accumulate_grad_batches",
-    "StochasticWeightAveraging": "a method of its own",
-    "WeightAveraging": "a method of its own",
-    "EMAWeightAveraging": "a method of its own",
-    "BatchSizeFinder": "data.batch_size",
-    "LearningRateFinder": "the optimizer's lr",
-    "RichProgressBar": "lit_fed.callbacks.Progress",
-    "TQDMProgressBar": "lit_fed.callbacks.Progress",
-    "ModelPruning": "a codec",
+_INSTEAD = {
     "BackboneFinetuning": "a method that freezes",
     "BaseFinetuning": "a method that freezes",
+    "BasePredictionWriter": "predict with output",
+    "BatchSizeFinder": "data.batch_size",
+    "Checkpoint": "lit_fed.callbacks.Checkpoint",
+    "EarlyStopping": "lit_fed.callbacks.EarlyStopping",
+    "GradientAccumulationScheduler": "trainer.accumulate_grad_batches",
     "LambdaCallback": "a subclass of lightning.Callback",
+    "LearningRateFinder": "the optimizer's lr",
+    "ModelPruning": "a codec",
+    "ModelSummary": "the command explain",
+    "OnExceptionCheckpoint": "lit_fed.callbacks.Checkpoint",
+    "ProgressBar": "lit_fed.callbacks.Progress",
+    "StochasticWeightAveraging": "a method that averages",
+    "Timer": "trainer.max_rounds, and time/round_s of metrics.csv",
+    "WeightAveraging": "a method that averages",
 }
+"""What to use in place of Lightning's own."""
 
 
 def lightning_watchers(
     callbacks: Sequence[Callback | LightningCallback],
 ) -> tuple[list[Callback], list[LightningCallback]]:
-    """Our listeners of the run, and Lightning's callbacks, which listen to every client's local work.
+    """Our listeners of the run, and Lightning callbacks, which listen to every client's local work.
+
+    Those that Lightning brings along are refused: all of them steer one training, or read its loops and loggers.
 
     Raises:
-        ConfigError: For one of Lightning's that steers the training, or uses a hook that no client has.
+        ConfigError: For one that Lightning brings along, or one that uses a hook which no client's work has.
     """
     own: list[Callback] = []
     watchers: list[LightningCallback] = []
     for callback in callbacks:
         if isinstance(callback, Callback):
             own.append(callback)
-            continue
-        name = type(callback).__name__
-        for kind in type(callback).__mro__:
-            if kind.__name__ in _STEERING and kind.__module__.startswith(("lightning.", "pytorch_lightning.")):
-                raise ConfigError(
-                    f"trainer.callbacks: Lightning's {name} steers one training and cannot steer a federation; use "
-                    f"{_STEERING[kind.__name__]}"
-                )
-        hooks = [hook for hook in vars(LightningCallback) if hook.startswith("on_") or hook in ("setup", "teardown")]
-        used = [hook for hook in hooks if getattr(type(callback), hook) is not getattr(LightningCallback, hook)]
-        if unknown := [hook for hook in used if hook not in _WATCHED]:
-            raise ConfigError(
-                f"trainer.callbacks: Lightning's {name} uses {unknown[0]}, which no client's work has; it cannot run here"
-            )
-        watchers.append(callback)
+        elif isinstance(callback, LightningCallback):
+            _check(callback)
+            watchers.append(callback)
+        else:
+            raise ConfigError(f"trainer.callbacks holds {callback!r}; it must be a callback of lit_fed or of Lightning")
     return own, watchers
+
+
+def _check(callback: LightningCallback) -> None:
+    name, lineage = type(callback).__name__, type(callback).__mro__
+    theirs = [kind.__name__ for kind in lineage if kind.__module__.startswith("lightning.pytorch.callbacks.")]
+    if theirs != [LightningCallback.__name__]:
+        watching = "a subclass of lightning.Callback that watches"
+        instead = next((_INSTEAD[kind] for kind in theirs if kind in _INSTEAD), watching)
+        raise ConfigError(
+            f"trainer.callbacks: {name} is made for a Lightning trainer, which a federation has none of; use {instead}"
+        )
+    hooks = [hook for hook in vars(LightningCallback) if hook.startswith("on_") or hook in ("setup", "teardown")]
+    used = [hook for hook in hooks if getattr(type(callback), hook) is not getattr(LightningCallback, hook)]
+    if unknown := [hook for hook in used if hook not in _WATCHED]:
+        raise ConfigError(
+            f"trainer.callbacks: {name} uses the hook {unknown[0]}, which no client's work has; it cannot run here"
+        )

@@ -1,21 +1,19 @@
-"""Pictures for TensorBoard, drawn without a display and without pyplot's global state."""
+"""Pictures of a run for TensorBoard, drawn without a display and without pyplot's global state."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lit_fed.data.pictures import MOST_CLASSES, MOST_CLIENTS, counted, even_subset, label_axis, new_figure
 from lit_fed.engine.participation import Fate, Participant
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_MOST_CLIENTS = 200  # on one axis; more could not be told apart
-_MOST_CLASSES = 200
 _MOST_BINS = 400
 _MOST_PARTICIPANTS = 200_000  # whose fates a map works out, 0.5 to 3 s; of more, only some rounds are looked at
 
@@ -30,46 +28,6 @@ _FATE_COLORS = {
 }
 
 
-def even_subset(count: int, most: int) -> NDArray[np.int64]:
-    """At most `most` of ``0 … count − 1``, evenly spread, the first and the last among them."""
-    if count <= most:
-        return np.arange(count, dtype=np.int64)
-    return np.round(np.linspace(0, count - 1, most)).astype(np.int64)
-
-
-def partition_picture(histogram: NDArray[np.int64]) -> Figure:
-    """How many samples of each class each client has.
-
-    Args:
-        histogram: Training samples per client and class, shape (num_clients, num_classes).
-    """
-    from matplotlib.ticker import MaxNLocator
-
-    num_clients, num_classes = histogram.shape
-    clients, classes = even_subset(num_clients, _MOST_CLIENTS), even_subset(num_classes, _MOST_CLASSES)
-    figure, axes = _figure()
-    # White stands for "none at all", which a colour scale alone would not tell from "few".
-    shown = histogram[np.ix_(clients, classes)].T
-    image = axes.imshow(
-        np.ma.masked_equal(shown, 0),
-        aspect="auto",
-        origin="lower",
-        cmap="viridis_r",
-        interpolation="nearest",
-        vmin=1,
-        vmax=max(2, int(shown.max(initial=0))),
-    )
-    bar = figure.colorbar(image, ax=axes, label="training samples (white: none)", pad=0.02)
-    bar.ax.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    _label(axes.xaxis, clients, "client")
-    _label(axes.yaxis, classes, "class")
-    title = f"Who has what: {int(histogram.sum()):,} training samples, {_counted(num_clients, len(clients), 'client')}"
-    if len(classes) < num_classes:
-        title += f", {_counted(num_classes, len(classes), 'class')}"
-    axes.set_title(title)
-    return figure
-
-
 def participation_map(
     plan: Callable[[int], Sequence[Participant]], num_rounds: int, num_clients: int, cohort_size: int
 ) -> Figure:
@@ -81,7 +39,7 @@ def participation_map(
         num_clients: Size of the population.
         cohort_size: How many clients a round asks for.
     """
-    clients = even_subset(num_clients, _MOST_CLIENTS)
+    clients = even_subset(num_clients, MOST_CLIENTS)
     rounds = even_subset(num_rounds, max(1, min(num_rounds, _MOST_PARTICIPANTS // max(cohort_size, 1))))
     num_bins = min(len(rounds), _MOST_BINS)
     counts = np.zeros((num_bins, len(clients), len(_FATES)), dtype=np.int32)
@@ -96,7 +54,7 @@ def participation_map(
     most_frequent = len(_FATES) - counts[:, :, ::-1].argmax(axis=2)
     values = np.where(counts.any(axis=2), most_frequent, 0)
 
-    figure, axes = _figure()
+    figure, axes = new_figure()
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch
     from matplotlib.ticker import MaxNLocator
@@ -114,15 +72,13 @@ def participation_map(
     )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.set_xlabel("round")
-    _label(axes.yaxis, clients, "client")
+    label_axis(axes.yaxis, clients, "client")
     present = sorted({0, 1, *np.unique(values).tolist()})
     entries = list(_FATE_COLORS.items())
     handles = [Patch(facecolor=entries[v][1], edgecolor="#999999", label=entries[v][0]) for v in present]
     columns = min(len(handles), 3)
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize="small")
-    title = (
-        f"Who took part: {_counted(num_rounds, num_rounds, 'round')}, {_counted(num_clients, len(clients), 'client')}"
-    )
+    title = f"Who took part: {counted(num_rounds, num_rounds, 'round')}, {counted(num_clients, len(clients), 'client')}"
     if len(rounds) < num_rounds:
         title += f"\n{len(rounds)} of the rounds are shown, each as wide as the rounds it stands for"
     if num_bins < len(rounds):
@@ -138,8 +94,8 @@ def weights_picture(weights: NDArray[np.float64], clients: NDArray[np.int64]) ->
         weights: Mean weight per client and class, shape (n, num_classes); NaN where there is none.
         clients: Their ids, shape (n,).
     """
-    classes = even_subset(weights.shape[1], _MOST_CLASSES)
-    figure, axes = _figure()
+    classes = even_subset(weights.shape[1], MOST_CLASSES)
+    figure, axes = new_figure()
     image = axes.imshow(
         np.ma.masked_invalid(weights[:, classes].T),
         aspect="auto",
@@ -149,9 +105,9 @@ def weights_picture(weights: NDArray[np.float64], clients: NDArray[np.int64]) ->
         vmin=0,
     )
     figure.colorbar(image, ax=axes, label="mean weight (white: not in this round)", pad=0.02)
-    _label(axes.xaxis, clients, "client")
-    _label(axes.yaxis, classes, "class, as the mixture has it")
-    axes.set_title(f"Who is trusted with what: {_counted(int(clients[-1]) + 1, len(clients), 'client')}")
+    label_axis(axes.xaxis, clients, "client")
+    label_axis(axes.yaxis, classes, "class, as the mixture has it")
+    axes.set_title(f"Who is trusted with what: {counted(int(clients[-1]) + 1, len(clients), 'client')}")
     return figure
 
 
@@ -209,37 +165,3 @@ def curves_picture(rounds: Sequence[int], panels: Mapping[str, Mapping[str, Sequ
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.axes[min(len(panels), len(figure.axes) - 1)].legend(handles, labels, loc="center", frameon=False)
     return figure
-
-
-def render(figure: Figure) -> NDArray[np.uint8]:
-    """A figure as pixels, shape (height, width, 3)."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    return np.asarray(canvas.buffer_rgba())[:, :, :3].copy()
-
-
-def _figure() -> tuple[Figure, Axes]:
-    from matplotlib.figure import Figure
-
-    # Small for its number of pixels: TensorBoard shows pictures at a third of their size, labels must survive that.
-    figure = Figure(figsize=(6, 3.4), dpi=150, layout="constrained")
-    return figure, figure.subplots()
-
-
-def _label(axis: Any, ids: NDArray[np.int64], name: str) -> None:
-    """Ticks that show the ids at their positions: all where they fit, else a round step apart."""
-    axis.set_label_text(name)
-    most = 12
-    if len(ids) == ids[-1] + 1:  # nothing left out: positions are ids
-        step = next(s * 10**e for e in range(12) for s in (1, 2, 5) if len(ids) <= most * s * 10**e)
-        positions = np.arange(0, len(ids), step)
-    else:
-        positions = even_subset(len(ids), 11)
-    axis.set_ticks(positions, [str(i) for i in ids[positions].tolist()])
-
-
-def _counted(total: int, shown: int, name: str) -> str:
-    plural = name if total == 1 else f"{name}es" if name.endswith("s") else f"{name}s"
-    return f"{total:,} {plural}" if shown == total else f"{shown} of {total:,} {plural}, evenly spread"

@@ -94,7 +94,7 @@ class Progress(Callback):
         """Note where the run starts; the display opens with the first round, when nothing can fail before it."""
         self._started = time.perf_counter()
         self._first_round = self._round_idx = self._rounds_done = run.start_round
-        self._max_rounds = run.max_rounds
+        self._max_rounds, self._monitor = run.max_rounds, run.names.monitor
         if not run.start_round:
             self._bests, self._total_bytes, self._latest = {}, 0.0, {}
 
@@ -131,9 +131,10 @@ class Progress(Callback):
                 self._bests[name] = _Best(value, value, round_idx)
         self._total_bytes += metrics.get("comm/total_bytes", 0.0)
         self._latest |= metrics
+        self._monitor = run.names.monitor
         self._rounds_done = round_idx + 1
         if run.fabric.is_global_zero and self._live is None:
-            self._print(_round_line(round_idx, metrics, run.names.monitor))
+            self._print(_round_line(round_idx, metrics, self._monitor))
 
     def on_evaluation_end(self, run: Run, metrics: dict[str, float], subset: str) -> None:
         """Print the table of ``validate`` and ``test``."""
@@ -229,17 +230,17 @@ class Progress(Callback):
         return table
 
 
-def print_evaluation(metrics: Mapping[str, float], split: str, rounds: int, console: Console | None = None) -> None:
+def print_evaluation(metrics: Mapping[str, float], subset: str, rounds: int, console: Console | None = None) -> None:
     """Print the table of ``validate`` and ``test``: a row a metric, and whose model was tested on whose data.
 
     Args:
         metrics: Values by full name, such as ``global/acc``.
-        split: ``val`` or ``test``.
+        subset: ``val`` or ``test``.
         rounds: How many rounds the model was trained for.
         console: Where to print; the standard output by default.
     """
     console = console or _default_console()
-    data = {"val": "validation"}.get(split, split)
+    data = {"val": "validation"}.get(subset, subset)
     if not metrics:
         console.print(f"nothing was evaluated on the {data} data: no protocol applies", soft_wrap=True)
         return

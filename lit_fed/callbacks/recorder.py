@@ -107,8 +107,8 @@ def _append(path: Path, rows: Iterable[Sequence[object]]) -> None:
 def _partition(data: FederatedDataModule) -> Iterator[str]:
     """The partition as JSON, a client at a time: the text of a large population need not fit into memory."""
     yield f'{{"sha256": {json.dumps(data.partition_sha256())}, "clients": {{'
-    for client_id, row in data.partition_rows():
-        yield f'{"," if client_id else ""}\n"{client_id}": {json.dumps(row)}'
+    for position, (client_id, row) in enumerate(data.partition_rows()):
+        yield f'{"," if position else ""}\n"{client_id}": {json.dumps(row)}'
     yield "\n}}\n"
 
 

@@ -19,6 +19,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from lit_fed.command.explain import explain
+from lit_fed.command.kinds import check_options, models_by_kind
 from lit_fed.command.roots import PARTS, import_named
 from lit_fed.command.table import COMMANDS, Call, asked
 from lit_fed.errors import ClientFailure, ConfigError, LitFedError
@@ -71,30 +72,10 @@ def build_parts(parser: ArgumentParser, settings: Namespace) -> tuple[Parts, Nam
     data = parser.instantiate(Namespace(data=settings.data)).data
     fill_from_data(settings.model, data)
     kinds = settings.trainer.kinds
-    models = {name: _as_kind(parser, settings.model, name, own) for name, own in (kinds or {}).items()}
-    left = ("data", "model") if kinds else ("data",)
+    models = None if kinds is None else models_by_kind(settings.model, kinds)
+    left = ("data",) if models is None else ("data", "model")
     rest = parser.instantiate(Namespace({key: value for key, value in settings.items() if key not in left}))
-    return Parts(models if kinds else rest.model, data, rest.algorithm), rest
-
-
-def _as_kind(parser: ArgumentParser, model: Namespace, name: str, own: Any) -> LightningModule:
-    """The model with the settings of one of ``trainer.kinds`` in place of its own.
-
-    Raises:
-        ConfigError: For settings that the model does not have.
-    """
-    if not isinstance(own, dict):
-        raise ConfigError(f"trainer.kinds.{name} is {own!r}; it must hold settings of the model, and clients")
-    changed = model.clone()
-    known = changed.get("init_args") or Namespace()
-    for key, value in own.items():
-        if key == "clients":
-            continue
-        if key not in known:
-            raise ConfigError(f"trainer.kinds.{name}.{key} is no setting of model {model.class_path}")
-        known[key] = value
-    made: LightningModule = parser.instantiate(Namespace(model=changed)).model
-    return made
+    return Parts(rest.model if models is None else models, data, rest.algorithm), rest
 
 
 class FederatedCLI(LightningCLI):
@@ -165,6 +146,7 @@ class FederatedCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Read the command line, or arguments given in its place, which is all that Lightning warns about here."""
         words = self._words if args is None else list(args)
+        check_options(words)
         self.config = parser.parse_args(_classes_first(words))
 
     def _parse_ckpt_path(self) -> None:

@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from functools import cache
 
 _MOST = 16  # names in a list that is still read
+_INNER = ("lightning.pytorch.demos", "lit_fed.engine.objective")  # classes that nobody names
 
 
 def join_or(words: Sequence[str]) -> str:
@@ -164,14 +165,14 @@ def _import(path: str) -> type | None:
 
 
 def _every_class(bases: Iterable[type]) -> Iterator[type]:
-    """The bases and all that derive from them, but for what Lightning brings along for itself."""
+    """The bases and all that derive from them, but for what Lightning and the engine make for themselves."""
     todo, seen = list(bases), set()
     while todo:
         found = todo.pop(0)
         if found not in seen:
             seen.add(found)
             todo += type.__subclasses__(found)
-            if found in bases or not found.__module__.startswith("lightning.pytorch.demos"):
+            if found in bases or not found.__module__.startswith(_INNER):
                 yield found
 
 

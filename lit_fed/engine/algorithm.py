@@ -34,6 +34,7 @@ Terms = dict[str, Tensor]
 NEEDS = {
     "loss": "a loss that training_step returns; a module that optimises by hand returns none",
     "logits": "logits: name the submodule that puts them out as algorithm.head",
+    "outputs": "the head's outputs: name the submodule that puts them out as algorithm.head",
     "features": "features: name the submodule that reads them as algorithm.head",
     "head": "a last layer: name it as algorithm.head",
     "targets": "integer class labels: batches (x, y), or a method targets(batch) of the model",

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lit_fed.engine.ledger import ClientRow
 from lit_fed.engine.participation import Participant
 from lit_fed.engine.payload import ClientUpdate
-
-if TYPE_CHECKING:
-    from lit_fed.engine.run import Run
+from lit_fed.engine.run import Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +34,10 @@ class Callback:
 
     keeps_checkpoints = False
     """Whether it writes checkpoints, and so says which client states are still needed."""
+
+    def listens(self, hook: str) -> bool:
+        """Whether it has a hook of its own."""
+        return getattr(type(self), hook) is not getattr(Callback, hook)
 
     def on_fit_start(self, run: Run) -> None:
         """Everything is set up and a checkpoint, if any, is loaded; ``run.start_round`` is known."""

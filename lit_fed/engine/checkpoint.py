@@ -7,6 +7,7 @@ A checkpoint holds tensors and primitives only, is written to a temporary file a
 from __future__ import annotations
 
 import pickle
+import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -15,32 +16,36 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from lightning import Callback as LightningCallback
 
 from lit_fed.engine.files import write_atomically
+from lit_fed.engine.objective import task_name
 from lit_fed.engine.strategy import on_first_process
 from lit_fed.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from lit_fed.engine.callback import Callback
     from lit_fed.engine.model import Model
-    from lit_fed.engine.run import Run
+    from lit_fed.engine.run import Listener, Run
 
 FORMAT = 2
-_KEYS = {
-    "lit_fed_format",
-    "round_idx",
-    "seed",
-    "partition",
-    "method",
-    "state_dict",
-    "models",
-    "server",
-    "clients",
-    "initial",
-    "callbacks",
+_CONTENT: dict[str, type | tuple[type, ...]] = {
+    "round_idx": int,
+    "seed": int,
+    "partition": str,
+    "method": str,
+    "tasks": dict,
+    "state_dict": dict,
+    "models": dict,
+    "server": dict,
+    "clients": dict,
+    "initial": dict,
+    "callbacks": dict,
+    "metrics": dict,
+    "monitor": (str, type(None)),
+    "config": str,
 }
-_KEYS |= {"metrics", "monitor", "config"}
 _PRIMITIVES = (str, bytes, bool, int, float, type(None))
+_KEPT = re.compile(r"(late-)?[0-9]+")  # what a client's state is called, which becomes part of a file's name
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
@@ -60,13 +65,34 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is not a checkpoint that can be loaded safely (weights_only)") from error
     except Exception as error:  # damaged bytes make the reader fail in a dozen ways, struct.error included
         raise CheckpointError(f"{path} is corrupt, or no checkpoint at all; use another, such as best.ckpt") from error
-    known = isinstance(content, dict) and content.keys() >= _KEYS and isinstance(content["lit_fed_format"], int)
-    if not known:
+    if not isinstance(content, dict) or type(content.get("lit_fed_format")) is not int:
         raise CheckpointError(f"{path} is not a lit_fed checkpoint (it may come from another program)")
     if content["lit_fed_format"] > FORMAT:
         raise CheckpointError(f"{path} was written by a newer lit_fed; upgrade the package")
+    if content["lit_fed_format"] < FORMAT:
+        raise CheckpointError(f"{path} was written by an older lit_fed, whose files this one does not read")
+    if odd := _malformed(content):
+        raise CheckpointError(f"{path} is not a lit_fed checkpoint: {odd}")
     checked: dict[str, Any] = content
     return checked
+
+
+def _malformed(content: Mapping[str, Any]) -> str | None:
+    """What of a file's content no run has written, None where all is well."""
+    for key, kinds in _CONTENT.items():
+        if key not in content:
+            return f"{key!r} is missing"
+        if not isinstance(content[key], kinds):
+            return f"{key!r} is of type {type(content[key]).__name__}"
+    for name, version in content["clients"].items():
+        if not isinstance(name, str) or not _KEPT.fullmatch(name) or type(version) is not int or version < 0:
+            return f"{name!r} in 'clients' is no client"
+    if content["round_idx"] < 0:
+        return f"'round_idx' is {content['round_idx']}"
+    for key, kind in (("initial", Mapping), ("callbacks", Mapping), ("tasks", str), ("metrics", int | float)):
+        if odd := next((name for name, entry in content[key].items() if not isinstance(entry, kind)), None):
+            return f"{odd!r} in {key!r} is of type {type(content[key][odd]).__name__}"
+    return None
 
 
 def snapshot(run: Run) -> dict[str, Any]:
@@ -83,6 +109,7 @@ def snapshot(run: Run) -> dict[str, Any]:
         "seed": run.settings.seed,
         "partition": federation.data.partition_sha256(),
         "method": type(federation.algorithm).__name__,
+        "tasks": _tasks(run),
         "state_dict": models.get(federation.kinds.names[0], {}),
         "models": models if len(federation.kinds.names) > 1 else {},
         "server": _plain(federation.server, "the server's state"),
@@ -116,7 +143,7 @@ def _initial(run: Run, model: Model) -> dict[str, torch.Tensor]:
 
 
 def restore(run: Run, path: Path, resume: bool) -> None:
-    """Put a run where a checkpoint left it.
+    """Put a run where a checkpoint left it; nothing is taken from a file before all of it is known to fit.
 
     Args:
         run: Assembled.
@@ -131,59 +158,90 @@ def restore(run: Run, path: Path, resume: bool) -> None:
         raise CheckpointError(
             f"{path} comes from a run with seed {content['seed']}; set --trainer.seed {content['seed']} to use it"
         )
-    try:
-        server = _fitted(federation.server, content["server"], run.fabric.device, content["method"])
-        for kind, tensors in content["initial"].items():
-            for name, tensor in tensors.items():
-                federation.loops[kind].model.initial[name].copy_(tensor)
-    except (KeyError, RuntimeError, TypeError, ValueError, AttributeError, CheckpointError) as error:
-        raise CheckpointError(f"{path} does not fit this model or method: {error}") from error
-    federation.server.clear()
-    federation.server.update(server)
+    saved = content["initial"]
+    if odd_kinds := sorted(map(str, saved.keys() ^ federation.loops.keys())):
+        raise CheckpointError(f"{path} comes from a run whose trainer.kinds differ from this one's in {odd_kinds[0]!r}")
+    starts = {kind: loop.model.initial for kind, loop in federation.loops.items()}
+    kept = {kind: {n: t for n, t in start.items() if n in saved[kind]} for kind, start in starts.items()}
+    if odd := _difference(federation.server, content["server"]) or _difference(kept, saved, ("initial",)):
+        now = _made_of(type(federation.algorithm).__name__, _tasks(run))
+        before = _made_of(content["method"], content["tasks"])
+        raise CheckpointError(f"{path} was saved by {before} and does not fit {now}: {odd}")
     if resume and content["partition"] != federation.data.partition_sha256():
         raise CheckpointError(f"{path} comes from a run whose clients had other data; resume it with that run's config")
+    server = _placed(content["server"], federation.server, run.fabric.device)
+    federation.server.clear()
+    federation.server.update(server)
+    for kind, tensors in saved.items():
+        for name, tensor in tensors.items():
+            starts[kind][name].copy_(tensor)
     federation.store.load_state_dict(content["clients"], content["round_idx"])
-    for name, callback in _named(run):
-        if state := content["callbacks"].get(name):
-            callback.load_state_dict(state)
+    _load_callbacks(run, content["callbacks"], path)
     run.start_round = run.next_round = content["round_idx"]
     run.metrics = content["metrics"]
     run.names.monitor = run.names.monitor or content["monitor"]
 
 
-def _fitted(own: Mapping[str, Any], saved: Mapping[str, Any], device: torch.device, method: str) -> dict[str, Any]:
-    """A saved server state on the device, where it is of the same method and model as the present one."""
-    if own.keys() != saved.keys():
-        odd = sorted(own.keys() ^ saved.keys())[0]
-        raise CheckpointError(f"it was saved by {method}, whose server differs from this one in {odd!r}")
-    return {key: _fit(own[key], saved[key], device, key) for key in own}
+def _load_callbacks(run: Run, states: Mapping[str, dict[str, Any]], path: Path) -> None:
+    for name, callback in _named(run):
+        if state := states.get(name):
+            try:
+                callback.load_state_dict(state)
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                raise CheckpointError(f"{path}: callback {name} cannot go on with its state: {error!r}") from error
 
 
-def _fit(own: Any, saved: Any, device: torch.device, where: str) -> Any:
-    if isinstance(own, Mapping) and isinstance(saved, Mapping):
-        if own and saved and where in ("model", "models") and own.keys() != saved.keys():
-            raise CheckpointError(
-                f"it was saved from another model: it differs in {sorted(own.keys() ^ saved.keys())[0]!r}"
-            )
-        return {
-            key: _fit(own.get(key), value, device, where if where == "models" else str(key))
-            for key, value in saved.items()
-        }
-    if isinstance(saved, torch.Tensor):
-        if isinstance(own, torch.Tensor) and own.shape != saved.shape:
-            raise CheckpointError(f"it was saved from another model: it differs in {where!r}")
-        return saved.to(device, copy=True)
-    if isinstance(saved, Mapping):
-        return {key: _fit(None, value, device, str(key)) for key, value in saved.items()}
+def _difference(own: Any, saved: Any, where: tuple[str, ...] = ()) -> str | None:
+    """What keeps a saved part of the server's state from taking the place of the present one; None where nothing does.
+
+    A state may grow while it is trained: only its first entries, and those of models, are the same from the beginning.
+    """
+    name = ".".join(where) or "the server's state"
+    if isinstance(own, Mapping):
+        if not isinstance(saved, Mapping):
+            return f"{name} is a {type(saved).__name__} there"
+        exact = where[:1] in ((), ("model",), ("models",), ("initial",))
+        if odd := sorted(map(str, own.keys() ^ saved.keys() if exact else own.keys() - saved.keys())):
+            return f"{name} has {odd[0]!r} {'there' if odd[0] in saved else 'here'} only"
+        return next(filter(None, (_difference(own[key], saved[key], (*where, str(key))) for key in own)), None)
     if isinstance(own, torch.Tensor):
-        raise CheckpointError(f"it was saved by another method: {where!r} is no tensor there")
+        if not isinstance(saved, torch.Tensor):
+            return f"{name} is a {type(saved).__name__} there"
+        if own.shape != saved.shape:
+            return f"{name} has shape {tuple(saved.shape)} there and {tuple(own.shape)} here"
+        return None if torch.can_cast(saved.dtype, own.dtype) else f"{name} is {saved.dtype} there, {own.dtype} here"
+    like: Any = (bool, int, float) if isinstance(own, bool | int | float) else type(own)
+    return None if own is None or isinstance(saved, like) else f"{name} is a {type(saved).__name__} there"
+
+
+def _placed(saved: Any, own: Any, device: torch.device) -> Any:
+    """A saved state in memory of its own on the device, in the types of the present one."""
+    if isinstance(saved, Mapping):
+        held = own if isinstance(own, Mapping) else {}
+        return {key: _placed(entry, held.get(key), device) for key, entry in saved.items()}
+    if isinstance(saved, list | tuple):
+        return type(saved)(_placed(entry, None, device) for entry in saved)
+    if isinstance(saved, torch.Tensor):
+        return saved.to(device, own.dtype if isinstance(own, torch.Tensor) else saved.dtype, copy=True)
     return saved
 
 
-def _named(run: Run) -> Iterator[tuple[str, Callback]]:
-    """The callbacks by the name of their class, the second of a class as ``<name>.2`` and so on."""
+def _tasks(run: Run) -> dict[str, str]:
+    return {kind: task_name(loop.model.task) for kind, loop in run.federation.loops.items()}
+
+
+def _made_of(method: str, tasks: Mapping[str, str]) -> str:
+    return f"{method} on {', '.join(dict.fromkeys(tasks.values()))}"
+
+
+def _named(run: Run) -> Iterator[tuple[str, Listener | LightningCallback]]:
+    """The callbacks by the name of their class, the second of a class as ``<name>.2`` and so on.
+
+    Of Lightning's, which watch each process's own clients, the first process's are kept, as Lightning does.
+    """
     count: Counter[str] = Counter()
-    for callback in run.callbacks:
+    watchers = next(iter(run.federation.loops.values())).trainer.callbacks
+    for callback in (*run.callbacks, *watchers):
         name = type(callback).__name__
         count[name] += 1
         yield name if count[name] == 1 else f"{name}.{count[name]}", callback

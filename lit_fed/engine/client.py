@@ -6,9 +6,9 @@ What a client keeps and what it received are mappings of tensors; nothing of a c
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,6 @@ from lit_fed.seeding import derive_seed, torch_generator
 
 if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule
-    from lit_fed.engine.objective import Objective
 
 Stage = Literal["train", "personal", "test", "predict"]
 Tensors = dict[str, Tensor]
@@ -65,6 +64,22 @@ class Outputs(NamedTuple):
     loss: Tensor | None
     logits: Tensor | None = None
     features: Tensor | None = None
+
+
+class TaskRun(Protocol):
+    """What a client runs its task with: `lit_fed.engine.objective.Objective`."""
+
+    def run(self, batch: Any) -> Outputs:
+        """The task's own step on a batch."""
+
+    def run_with(self, batch: Any, tensors: Mapping[str, Tensor]) -> Outputs:
+        """The same with other parameters and buffers, by name, in place of the task's."""
+
+    def muted(self) -> AbstractContextManager[None]:
+        """What the task logs meanwhile is dropped."""
+
+    def __call__(self, x: Any) -> Any:
+        """The task's ``forward``."""
 
 
 @dataclass(slots=True)
@@ -161,7 +176,7 @@ class Client:
     steps: EffectiveSteps = field(default_factory=EffectiveSteps)
     phase: str = ""
     own: Payload = field(default_factory=dict)
-    objective: Objective | None = None
+    objective: TaskRun | None = None
     _anchor: Tensors | None = None
     _at: Mapping[str, Tensor] | None = None
     _batch: Any = None
@@ -278,22 +293,16 @@ class Client:
         found: Tensor = own(batch) if callable(own) else batch[1]
         return found
 
-    @contextmanager
-    def muted(self) -> Iterator[None]:
+    def muted(self) -> AbstractContextManager[None]:
         """What the task logs meanwhile is dropped: it is not about the model that trains."""
-        state = self._objective.state
-        before, state.muted = state.muted, True
-        try:
-            yield
-        finally:
-            state.muted = before
+        return self._objective.muted()
 
     def forget(self) -> None:
         """Forget the outputs of the last batch, whose parameters have moved."""
         self._batch = self._outputs = None
 
     @property
-    def _objective(self) -> Objective:
+    def _objective(self) -> TaskRun:
         if self.objective is None:
             raise RuntimeError("a client runs its task only while it works")
         return self.objective

@@ -2,38 +2,30 @@
 
 from __future__ import annotations
 
-import copy
+import inspect
 from collections.abc import Iterable
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning import LightningModule
 from torch import Tensor
+from torch.nn.parameter import UninitializedParameter
 
 from lit_fed.engine.algorithm import NEEDS, Algorithm
-from lit_fed.engine.model import Model
-from lit_fed.engine.objective import at_work, head_of, join, task_name
-from lit_fed.engine.optimization import parse_optimizers
+from lit_fed.engine.objective import Objective, head_of, task_name
+from lit_fed.engine.optimization import has_own_scheduler_step, parse_optimizers
+from lit_fed.engine.options import GradientOptions
 from lit_fed.errors import ConfigError
 
 if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule
 
-_NO_HOOKS = {
+NO_HOOKS = {
     "configure_callbacks": "name callbacks under trainer.callbacks",
-    "configure_sharded_model": "a client's model is whole on its device",
-    "train_dataloader": "clients' data come from data",
-    "val_dataloader": "clients' data come from data",
-    "test_dataloader": "clients' data come from data",
-    "predict_dataloader": "clients' data come from data",
+    "configure_sharded_model": "a client's model is whole on its device; use configure_model",
     "on_save_checkpoint": "a federation's checkpoint holds parameters and buffers; register what must be kept as one",
     "on_load_checkpoint": "a federation's checkpoint holds parameters and buffers; register what must be kept as one",
     "on_validation_model_zero_grad": "a client is not validated while it trains",
-    **{
-        f"on_{stage}_model_{mode}": f"put submodules into another mode in on_{stage}_start"
-        for stage, mode in product(("validation", "test", "predict"), ("eval", "train"))
-    },
 }
 """Lightning's hooks that a federation does not call, and what to do instead."""
 
@@ -44,19 +36,26 @@ def check_task(task: LightningModule, algorithm: Algorithm[Any]) -> None:
     Raises:
         ConfigError: In one line that names what is missing.
     """
-    name, method = task_name(task), type(algorithm).__name__
+    name = task_name(task)
     if type(task).training_step is LightningModule.training_step:
         raise ConfigError(f"model {name} has no training_step; a client needs one")
     if not any(parameter.requires_grad for parameter in task.parameters()):
         raise ConfigError(f"model {name} has no parameter that trains; a client needs one")
-    for hook, instead in _NO_HOOKS.items():
+    if "dataloader_iter" in inspect.signature(task.training_step).parameters:
+        raise ConfigError(f"model {name} has training_step(dataloader_iter); a client needs training_step(batch, …)")
+    for parameter_name, parameter in task.named_parameters():
+        if isinstance(parameter, UninitializedParameter):
+            raise ConfigError(f"model {name}: {parameter_name!r} has no shape yet; run its lazy layers once in setup")
+    for hook, instead in NO_HOOKS.items():
         if overrides(task, hook):
             raise ConfigError(f"model {name} has the hook {hook}, which a federation does not call; {instead}")
     needs = algorithm.all_needs
     if "loss" in needs and not task.automatic_optimization:
-        raise ConfigError(f"model {name} optimises by hand, and algorithm {method} needs {NEEDS['loss']}")
-    if needs & {"logits", "features", "head"} and head_of(task, algorithm.head) is None:
-        raise _missing(task, algorithm, next(need for need in ("head", "features", "logits") if need in needs))
+        raise ConfigError(f"model {name} optimises by hand, and {_who(algorithm, 'loss')} needs {NEEDS['loss']}")
+    if needs & {"logits", "outputs", "features", "head"} and head_of(task, algorithm.head) is None:
+        raise _missing(
+            task, algorithm, next(need for need in ("head", "features", "logits", "outputs") if need in needs)
+        )
     if "forward" in needs and type(task).forward is LightningModule.forward:
         raise _missing(task, algorithm, "forward")
 
@@ -74,16 +73,19 @@ def check_data(task: LightningModule, algorithm: Algorithm[Any], data: Federated
         raise _missing(task, algorithm, "public")
 
 
-def check_optimization(task: LightningModule, algorithm: Algorithm[Any], data_parallel: bool) -> None:
+def check_optimization(
+    task: LightningModule, algorithm: Algorithm[Any], data_parallel: bool, gradients: GradientOptions
+) -> None:
     """Refuse optimizers that the local loop or the method cannot do with.
 
     Raises:
         ConfigError: If `configure_optimizers` fails (a negative learning rate, say), returns none, or several while
-            the module optimises automatically, or the module optimises by hand under ``strategy=ddp``.
+            the module optimises automatically, or one that asks for the loss again, or if the module optimises by hand
+            under ``strategy=ddp`` or with what only the loop can do.
     """
     name, method = task_name(task), type(algorithm).__name__
     try:
-        optimizers, _, _ = parse_optimizers(task.configure_optimizers())
+        optimizers, _, _ = parse_optimizers(task.configure_optimizers(), has_own_scheduler_step(task))
     except ConfigError:
         raise
     except (ValueError, TypeError) as error:
@@ -93,6 +95,19 @@ def check_optimization(task: LightningModule, algorithm: Algorithm[Any], data_pa
             f"model {name} has {len(optimizers)} optimizers; set self.automatic_optimization = False and step them"
             " in training_step, or return one optimizer"
         )
+    for optimizer in optimizers if task.automatic_optimization else ():
+        closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+        if closure is not None and closure.default is closure.empty:
+            raise ConfigError(
+                f"model {name} has the optimizer {type(optimizer).__name__}, which asks for the loss several times a"
+                " step; choose another, or set self.automatic_optimization = False and step it in training_step"
+            )
+    for key, used in (
+        ("gradient_clip_val", gradients.clip_val is not None),
+        ("accumulate_grad_batches", gradients.accumulate > 1),
+    ):
+        if used and not task.automatic_optimization:
+            raise ConfigError(f"model {name} optimises by hand, so trainer.{key} has no effect; do it in training_step")
     if "one_optimizer" in algorithm.all_needs and len(optimizers) > 1:
         raise ConfigError(
             f"model {name} has {len(optimizers)} optimizers, and algorithm {method} needs {NEEDS['one_optimizer']}"
@@ -103,31 +118,34 @@ def check_optimization(task: LightningModule, algorithm: Algorithm[Any], data_pa
         raise ConfigError(f"model {name} optimises by hand, which strategy=ddp cannot synchronise; use 'clients'")
 
 
-def probe(task: LightningModule, algorithm: Algorithm[Any], batches: Iterable[Any]) -> None:
-    """Run a copy of the task on one batch to see that logits, features and labels are there, where a method needs them.
+def probe(objective: Objective, algorithm: Algorithm[Any], batches: Iterable[Any]) -> None:
+    """Run a task on one batch, where the method needs logits, features or labels, to see that they are there.
+
+    Its tensors and the generators are as before afterwards.
 
     Raises:
         ConfigError: If the head does not run just once, or what it gives is not what the method needs.
     """
     needs = algorithm.all_needs
-    if not needs & {"logits", "features", "targets"}:
+    if not needs & {"logits", "outputs", "features", "targets"}:
         return
     batch = next(iter(batches), None)
     if batch is None:
         return
-    name, method = task_name(task), type(algorithm).__name__
-    twin = copy.deepcopy(task)
-    objective, state = join(twin, algorithm, Model(twin))
+    name, method = task_name(objective), type(algorithm).__name__
+    state, outputs = objective.state, None
     client = state.client
-    with at_work(objective, state), torch.no_grad(), torch.random.fork_rng(), client.muted():
-        outputs = client.run(batch) if state.head is not None else None
+    with torch.no_grad(), torch.random.fork_rng(), client.muted(), client.model.preserved():
+        if state.head is not None and objective.automatic_optimization:
+            outputs = client.run(batch)
+            client.forget()
         if "targets" in needs:
             try:
                 labels = client.targets(batch)
             except (KeyError, IndexError, TypeError):
                 labels = None
             if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.ndim != 1:
-                raise _missing(task, algorithm, "targets")
+                raise _missing(objective, algorithm, "targets")
     if outputs is not None and "logits" in needs:
         logits = outputs.logits
         if not isinstance(logits, Tensor) or logits.ndim != 2 or logits.shape[1] < 2:
@@ -144,7 +162,11 @@ def overrides(task: LightningModule, hook: str) -> bool:
 
 
 def _missing(task: LightningModule, algorithm: Algorithm[Any], need: str) -> ConfigError:
-    who = f"algorithm {type(algorithm).__name__}"
+    return ConfigError(f"{_who(algorithm, need)} needs {NEEDS[need]}; model {task_name(task)} with these data has none")
+
+
+def _who(algorithm: Algorithm[Any], need: str) -> str:
+    """Who needs something: the method, or its regularizer."""
     if need not in algorithm.needs and algorithm.regularizer is not None:
-        who = f"regularizer {type(algorithm.regularizer).__name__}"
-    return ConfigError(f"{who} needs {NEEDS[need]}; model {task_name(task)} with these data has none")
+        return f"regularizer {type(algorithm.regularizer).__name__}"
+    return f"algorithm {type(algorithm).__name__}"

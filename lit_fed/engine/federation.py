@@ -13,7 +13,7 @@ from lightning import Fabric, LightningModule
 from torch import Tensor
 
 from lit_fed.engine.algorithm import Algorithm, Server, global_model
-from lit_fed.engine.client import LocalWork, Stage
+from lit_fed.engine.client import LocalWork, Phase, Stage
 from lit_fed.engine.compatibility import check_data, check_optimization, check_task, probe
 from lit_fed.engine.executor import EXECUTORS, Executor
 from lit_fed.engine.kinds import Kinds
@@ -28,6 +28,7 @@ from lit_fed.engine.server_training import ServerLoop
 from lit_fed.engine.session import Broadcast, Session
 from lit_fed.engine.store import ClientStore
 from lit_fed.engine.strategy import Workers
+from lit_fed.engine.task_trainer import TaskTrainer
 from lit_fed.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -113,8 +114,11 @@ def assemble(
     watchers: Iterable[LightningCallback],
     max_rounds: int,
     seed: int,
+    stage: str = "fit",
 ) -> Federation:
     """Check that the parts fit, set them up in order, and join them.
+
+    The task is set up for a stage: ``fit``, ``validate``, ``test`` or ``predict``.
 
     Raises:
         ConfigError: For parts that cannot work together; nothing has been trained yet.
@@ -123,8 +127,6 @@ def assemble(
     data.reserve(algorithm.public_size, algorithm.calibration_fraction)
     with fabric.rank_zero_first():
         data.prepare_data()
-        for task in tasks.values() if fabric.local_rank == 0 else ():  # as in Lightning: once on each machine
-            task.prepare_data()
     data.setup("fit")
     data.move_to(fabric.device)
     kinds.check(data.num_clients)
@@ -136,13 +138,13 @@ def assemble(
         )
     models = {}
     for kind, task in tasks.items():
-        task.configure_model()
-        task.setup("fit")
+        _set_up(task, TaskTrainer(fabric, max_rounds, data, gradients, workers.data_parallel), stage)
+        own = {id(parameter) for parameter in task.parameters() if not parameter.requires_grad}
         algorithm.adapt(task)
         check_task(task, algorithm)
         check_data(task, algorithm, data)
-        probe(task, algorithm, _some_batches(data, kinds, kind))
-        models[kind] = Model(task, buffers)
+        model = models[kind] = Model(task, buffers)
+        model.frozen_by_method = frozenset(name for name in model.fixed if id(model.parameters[name]) not in own)
     population = Population(data, participation, kinds, seed)
     loops = {
         kind: LocalLoop(fabric, model, algorithm, workers, gradients, watchers, max_rounds, data)
@@ -155,7 +157,10 @@ def assemble(
             model.divide(algorithm.split(model, 0))
             _same_start_everywhere(model, fabric)
             model.remember()
-            check_optimization(loops[kind].objective, algorithm, workers.data_parallel)
+            loop, loader = loops[kind], _some_batches(data, kinds, kind)
+            loop.expect(Phase("train", loader, work.epochs, work.steps))
+            check_optimization(loop.objective, algorithm, workers.data_parallel, gradients)
+            probe(loop.objective, algorithm, loop.batches(loader))
             if compile_network:
                 for child in model.task.children():
                     if any(True for _ in child.parameters()):
@@ -165,6 +170,19 @@ def assemble(
         fabric, workers, algorithm, server, data, participation, kinds, channel, store, session,
         EXECUTORS[executor](session), seed,
     )  # fmt: skip
+
+
+def _set_up(task: LightningModule, trainer: TaskTrainer, stage: str) -> None:
+    """Let a task prepare itself, in Lightning's order; ``self.trainer`` is there."""
+    task.trainer = trainer  # type: ignore[assignment]  # a Trainer in what it offers
+    try:
+        with trainer.fabric.rank_zero_first(local=True):
+            if trainer.fabric.local_rank == 0:
+                task.prepare_data()
+        task.setup(stage)
+        task.configure_model()
+    finally:
+        task.trainer = None
 
 
 def _some_batches(data: FederatedDataModule, kinds: Kinds, kind: str) -> Iterable[Any]:

@@ -35,12 +35,14 @@ class VersionedFiles:
         """
         path = self.path(name, version)
         try:
-            state: State = torch.load(path, weights_only=True, map_location="cpu")
+            state = torch.load(path, weights_only=True, map_location="cpu")
         except (
             Exception
         ) as error:  # damaged bytes make the reader fail in a dozen ways, TypeError and struct.error included
             reason = " ".join(str(error).split())[:120]
             raise CheckpointError(f"the state of client {name} cannot be read from {path}: {reason}") from error
+        if not isinstance(state, dict) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
+            raise CheckpointError(f"the state of client {name} cannot be read from {path}: it is no mapping of tensors")
         return state
 
     def write(self, name: str, version: int, state: Mapping[str, Tensor]) -> None:

@@ -15,7 +15,7 @@ def evaluate(run: Run, ckpt_path: str | None, subset: EvalSubset) -> dict[str, f
     """Run the protocols on a checkpoint, or on what was just trained, and tell the callbacks."""
     check_protocols(run.settings.protocols, run.federation, subset)
     last_round = _load_trained(run, ckpt_path)
-    with run.federation.session.at_work():
+    with run.federation.session.at_work("validate" if subset == "val" else "test"):
         metrics = run_protocols(run.settings.protocols, run.federation, last_round, subset).metrics
     run.learn_names(metrics)
     run.call("on_evaluation_end", metrics, subset)
@@ -25,7 +25,7 @@ def evaluate(run: Run, ckpt_path: str | None, subset: EvalSubset) -> dict[str, f
 def predict(run: Run, ckpt_path: str | None, client_id: int | None, output: Path) -> Path:
     """Write what a checkpoint, or what was just trained, predicts on test data."""
     last_round = _load_trained(run, ckpt_path)
-    with run.federation.session.at_work():
+    with run.federation.session.at_work("predict"):
         return write_predictions(run.federation, output, client_id, last_round)
 
 

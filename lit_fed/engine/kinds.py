@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from lightning import LightningModule
 
 from lit_fed.errors import ConfigError
 
@@ -61,3 +64,39 @@ class Kinds:
         if len(self.names) == 1:
             return self.names[0]
         return self.names[client_id % len(self.names)] if self._in_turn else self._named[client_id]
+
+
+def assign(tasks: Mapping[str, LightningModule], options: Mapping[str, Mapping[str, Any]] | None) -> Kinds:
+    """Which client has which of several models.
+
+    Args:
+        tasks: The models by kind.
+        options: ``trainer.kinds``, of which only ``clients`` is looked at; None for turns.
+
+    Raises:
+        ConfigError: If the models and the options name different kinds, two models share a parameter, or only some
+            kinds name their clients.
+    """
+    owners: dict[int, str] = {}
+    for name, task in tasks.items():
+        for parameter in task.parameters():
+            if owners.setdefault(id(parameter), name) != name:
+                raise ConfigError(
+                    f"the models of kinds {owners[id(parameter)]!r} and {name!r} share parameters; make one for each"
+                )
+    if options is None:
+        return Kinds(tuple(tasks))
+    if odd := sorted(options.keys() ^ tasks.keys()):
+        raise ConfigError(f"trainer.kinds and the models differ in {odd[0]!r}; give a model for each kind")
+    named: dict[str, Collection[int]] = {}
+    for name, own in options.items():
+        clients = own.get("clients")
+        if clients is None:
+            continue
+        if not isinstance(clients, list | tuple | set | range) or not all(type(one) is int for one in clients):
+            raise ConfigError(f"trainer.kinds.{name}.clients is {clients!r}; it must be a list of client ids")
+        named[name] = clients
+    if named and len(named) < len(options):
+        missing = next(name for name in options if name not in named)
+        raise ConfigError(f"trainer.kinds {missing!r} names no clients, and others do; name them for each, or none")
+    return Kinds(tuple(options), named or None)

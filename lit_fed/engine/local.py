@@ -7,7 +7,7 @@ nothing is built per batch and the device is never synchronised.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Mapping, Sized
 from itertools import count, islice
 from typing import Any
 
@@ -20,8 +20,9 @@ from lit_fed.engine.client import Client, Pass, Phase, Tensors
 from lit_fed.engine.compatibility import overrides
 from lit_fed.engine.local_batches import batch_size_of, mark_last, seed_device, slice_batch
 from lit_fed.engine.meter import Meter
-from lit_fed.engine.optimization import OptimizerFactory, Schedule
+from lit_fed.engine.optimization import OptimizerFactory, ScaledOptimizer, Schedule
 from lit_fed.engine.task_loop import TaskLoop
+from lit_fed.engine.task_trainer import clip_gradients
 from lit_fed.errors import ConfigError
 
 
@@ -36,13 +37,14 @@ class LocalLoop(TaskLoop):
         self._corrects = type(algorithm).correct is not Algorithm.correct
         self._counts_steps = "one_optimizer" in algorithm.all_needs
         self._replaced = {name for name in _REPLACEABLE if overrides(task, name)}
+        self._wants_outputs = bool(self.listeners("on_train_batch_end"))
         self._scaler_state = self.scaler.state_dict() if self.scaler is not None else {}
 
     # ------------------------------------------------------------------ training
 
     def train(self, client: Client, phases: Iterable[Phase | Pass]) -> Meter:
         """Run a client's phases and passes in order; returns what was logged."""
-        state, trainer = self.state, self.trainer
+        state, trainer, model = self.state, self.trainer, self.model
         meter = state.meter = Meter()
         state.client, state.training, trainer.stage = client, True, "fit"
         client.objective = self.objective
@@ -50,9 +52,9 @@ class LocalLoop(TaskLoop):
         lr = client.fine_tuning.lr if client.fine_tuning is not None else None
         seed_device(client.derive_seed("training"), self.fabric.device)
         self.reset_scaler()
-        self.reset_metrics(shared=self.workers.data_parallel)
         if not self.objective.training:  # walks over all submodules
             self.objective.train()
+        self.begin_metrics(sync=self.workers.data_parallel)
         try:
             self.call("on_train_start")
             for one in phases:
@@ -62,6 +64,7 @@ class LocalLoop(TaskLoop):
                 else:
                     self._run_phase(one, client, meter, None if one.public else lr)
             self.call("on_train_end")
+            model.check_fixed()
         finally:
             state.meter, state.training = None, False
             client.forget()
@@ -73,7 +76,7 @@ class LocalLoop(TaskLoop):
             self.scaler.load_state_dict(self._scaler_state)
 
     def _run_phase(self, phase: Phase, client: Client, meter: Meter, lr: float | None) -> None:
-        model, trainer, objective = self.model, self.trainer, self.objective
+        model, objective = self.model, self.objective
         if phase.begin is not None:
             self.workers.agree(model.tensors(model.buffers))  # ddp: each process saw its part of the batches
             client.left = model.copy()
@@ -82,16 +85,13 @@ class LocalLoop(TaskLoop):
             seed_device(phase.seed, self.fabric.device)
         model.set_trainable(phase.trains)
         self.state.public = phase.public
-        steps = _num_steps(phase)
-        trainer.num_training_batches = len(phase.loader) if isinstance(phase.loader, Sized) else 0
-        accumulate = self.gradients.accumulate if phase.moves else 1
-        trainer.estimated_stepping_batches = _optimizer_steps(phase, steps, trainer.num_training_batches, accumulate)
+        steps = self.expect(phase)
         optimizers, schedulers = self._make_optimizers(phase, client, lr)
         automatic = objective.automatic_optimization
         run_batch = self._step_automatically if automatic else self._step_manually
         gradient = _MeanGradient() if not phase.moves else None
         remaining = steps
-        for epoch in range(int(phase.epochs or 0)) if steps is None else count():
+        for _ in range(int(phase.epochs or 0)) if steps is None else count():
             self.call("on_train_epoch_start")
             taken = 0
             for batch_idx, (batch, last) in enumerate(mark_last(islice(phase.loader, remaining))):
@@ -99,10 +99,9 @@ class LocalLoop(TaskLoop):
                 meter.batch_size = batch_size_of(batch)
                 if self._says_stop("on_train_batch_start", batch, batch_idx):
                     break
-                if automatic and batch_idx % accumulate == 0 and (batch_idx or epoch):
-                    self._zero_grad(optimizers[0], batch_idx)  # before the first batch there is no gradient
                 output = run_batch(client, batch, batch_idx, optimizers[0], schedulers, last, gradient)
-                self.call("on_train_batch_end", output, batch, batch_idx)
+                if self._wants_outputs:
+                    self.call("on_train_batch_end", self._outputs(output), batch, batch_idx)
                 taken += 1
             meter.batch_size = 1
             self.call("on_train_epoch_end")
@@ -114,21 +113,28 @@ class LocalLoop(TaskLoop):
         if gradient is not None:
             client.results[phase.name] = gradient.means()
 
+    def expect(self, phase: Phase) -> int | None:
+        """Tell the task's clock how long a phase is; returns its batches where it is not a whole number of epochs."""
+        steps, trainer = _num_steps(phase), self.trainer
+        trainer.num_training_batches = len(phase.loader) if isinstance(phase.loader, Sized) else 0
+        accumulate = self.gradients.accumulate if phase.moves else 1
+        trainer.estimated_stepping_batches = _optimizer_steps(phase, steps, trainer.num_training_batches, accumulate)
+        return steps
+
     def _make_optimizers(
         self, phase: Phase, client: Client, lr: float | None
     ) -> tuple[list[Optimizer], list[Schedule]]:
-        if not phase.moves:
-            return [SGD((p for p in self.model.parameters.values() if p.requires_grad), lr=0.0)], []
         optimizers, schedulers = self.optimizers.build(phase.name, client.round_idx)
         if lr is not None:
             for group in (group for optimizer in optimizers for group in optimizer.param_groups):
                 group["lr"] = lr
         self.trainer.optimizers, self.trainer.schedulers = optimizers, [entry.scheduler for entry in schedulers]
+        if not phase.moves:  # the task may look at its own, and the loop steps another
+            return [SGD((p for p in self.model.parameters.values() if p.requires_grad), lr=0.0)], []
         if not self.objective.automatic_optimization:
-            if self._corrects or self._counts_steps:
-                for optimizer in optimizers:
-                    optimizer.register_step_pre_hook(lambda one, _args, _kwargs: self._before_step(client, one))
             for optimizer in optimizers:
+                if self._corrects or self._counts_steps or self.listeners("on_before_optimizer_step"):
+                    optimizer.register_step_pre_hook(lambda one, _args, _kwargs: self._before_step(client, one))
                 optimizer.register_step_post_hook(self._count_step)
             wrapped = self.fabric.setup_optimizers(*optimizers)
             self.objective._fabric_optimizers = list(wrapped) if isinstance(wrapped, tuple) else [wrapped]
@@ -149,6 +155,7 @@ class LocalLoop(TaskLoop):
             found = {name: p.grad for name, p in parameters.items() if p.grad is not None}
             for name, gradient in self.algorithm.correct(client, found).items():
                 parameters[name].grad = gradient
+        self.call("on_before_optimizer_step", optimizer)
 
     def _step_automatically(
         self,
@@ -168,6 +175,8 @@ class LocalLoop(TaskLoop):
             scale *= fraction
         with self.autocast():
             loss = self.training_step(batch, batch_idx)
+        if batch_idx % accumulate == 0:
+            self._zero_grad(optimizer, batch_idx)
         if loss is not None:
             if scale != 1.0:
                 loss = loss * scale
@@ -182,28 +191,25 @@ class LocalLoop(TaskLoop):
             gradient.add({name: p.grad for name, p in self.model.parameters.items() if p.grad is not None}, size)
             return loss
         self._before_step(client, optimizer)
-        self.call("on_before_optimizer_step", optimizer)
         if "configure_gradient_clipping" in self._replaced:
             self.objective.configure_gradient_clipping(optimizer, options.clip_val, options.clip_algorithm)
         elif options.clip_val is not None:
-            self.clip(optimizer, options.clip_val, options.clip_algorithm)
+            clip_gradients(optimizer, options.clip_val, options.clip_algorithm)
         if "optimizer_step" in self._replaced:
-            self.objective.optimizer_step(client.round_idx, batch_idx, optimizer, lambda: loss)
+            handed: Any = optimizer if self.scaler is None else ScaledOptimizer(optimizer, self.fabric)
+            self.objective.optimizer_step(client.round_idx, batch_idx, handed, lambda: loss)
         else:
             self.fabric.strategy.optimizer_step(optimizer)
         self.trainer.global_step += 1
         for entry in schedulers:
             if self.trainer.global_step % entry.frequency == 0:
-                if "lr_scheduler_step" in self._replaced:
-                    self.objective.lr_scheduler_step(entry.scheduler, None)
-                else:
-                    entry.scheduler.step()
+                self.optimizers.advance(entry)
         return loss
 
     def _backward(self, loss: Tensor) -> None:
         self.call("on_before_backward", loss)
         if "backward" in self._replaced:
-            self.objective.backward(loss)
+            self._run_own_backward(loss)
         else:
             self.fabric.backward(loss)
         self.call("on_after_backward")
@@ -220,6 +226,25 @@ class LocalLoop(TaskLoop):
     ) -> Any:
         with self.autocast():
             return self._manual_step(batch, batch_idx)
+
+    def _run_own_backward(self, loss: Tensor) -> None:
+        """The task's own ``backward``, on a loss that is scaled already, as in Lightning."""
+        self.objective._fabric = None  # which would scale it once more
+        try:
+            self.objective.backward(loss if self.scaler is None else self.scaler.scale(loss))
+        finally:
+            self.objective._fabric = self.fabric
+
+    def _outputs(self, returned: Any) -> dict[str, Any]:
+        """What ``on_train_batch_end`` is handed, as in Lightning: the loss and what else ``training_step`` returned."""
+        if self.objective.automatic_optimization:
+            if returned is None:
+                return {}
+            own = self.state.returned
+            return {**(own if isinstance(own, Mapping) else {}), "loss": returned.detach()}
+        if isinstance(returned, Tensor):
+            return {"loss": returned.detach()}
+        return dict(returned or {})
 
     def _zero_grad(self, optimizer: Optimizer, batch_idx: int) -> None:
         self.call("on_before_zero_grad", optimizer)
@@ -256,7 +281,6 @@ _REPLACEABLE = (
     "optimizer_step",
     "optimizer_zero_grad",
     "configure_gradient_clipping",
-    "lr_scheduler_step",
 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,12 @@ from torchmetrics import Metric
 from lit_fed.engine.metric_names import Direction
 from lit_fed.engine.strategy import Workers
 from lit_fed.errors import ConfigError
+
+_FOLDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "sum": torch.add,
+    "min": torch.minimum,
+    "max": torch.maximum,
+}
 
 
 class Meter:
@@ -24,11 +30,22 @@ class Meter:
         self.batch_size = 1
         self._sums: dict[str, Tensor | float] = {}
         self._counts: dict[str, int] = {}
+        self._folded: dict[str, tuple[str, Tensor]] = {}
         self._metrics: dict[str, Metric] = {}
         self.directions: dict[str, Direction] = {}
 
-    def add(self, name: str, value: Any, batch_size: int | None = None) -> None:
-        """Take in a number, a 0-d tensor or a torchmetrics ``Metric`` (computed once, at the end)."""
+    def add(self, name: str, value: Any, batch_size: int | None = None, reduce_fx: Any = "mean") -> None:
+        """Take in a number, a 0-d tensor or a torchmetrics ``Metric`` (computed once, at the end).
+
+        Args:
+            name: Of the value.
+            value: Of this batch.
+            batch_size: What it weighs in the mean; None for the number of samples.
+            reduce_fx: ``mean`` of the batches' values, ``sum``, ``min`` or ``max``, or torch's function of that name.
+
+        Raises:
+            ConfigError: For several values, or another way to reduce them.
+        """
         if isinstance(value, Metric):
             self._metrics[name] = value
             if value.higher_is_better is not None:
@@ -36,6 +53,9 @@ class Meter:
             return
         if isinstance(value, Tensor) and value.numel() != 1:
             raise ConfigError(f"self.log({name!r}, …) got {value.numel()} values; log one number, or their mean")
+        if reduce_fx != "mean" and reduce_fx is not torch.mean:
+            self._fold(name, value, reduce_fx)
+            return
         count = self.batch_size if batch_size is None else batch_size
         weighted = (value.detach() if isinstance(value, Tensor) else float(value)) * count
         if name in self._sums:
@@ -44,6 +64,20 @@ class Meter:
         else:
             self._sums[name] = weighted
             self._counts[name] = count
+
+    def _fold(self, name: str, value: Any, reduce_fx: Any) -> None:
+        how = reduce_fx if isinstance(reduce_fx, str) else getattr(reduce_fx, "__name__", "")
+        if how not in _FOLDS or (callable(reduce_fx) and reduce_fx is not getattr(torch, how, None)):
+            raise ConfigError(
+                f"self.log({name!r}, …, reduce_fx={reduce_fx!r}): values are reduced by mean, sum, min or max"
+            )
+        new = value.detach().reshape(()) if isinstance(value, Tensor) else torch.as_tensor(float(value))
+        before = self._folded.get(name)
+        self._folded[name] = (how, new if before is None else _FOLDS[how](before[1], new.to(before[1])))
+
+    def folded(self) -> dict[str, tuple[str, Tensor]]:
+        """How a value that is no mean is reduced, and what it is so far, by name."""
+        return {name: (how, value.cpu()) for name, (how, value) in self._folded.items()}
 
     def totals(self) -> dict[str, tuple[float, int]]:
         """Sum of ``value * count`` and sum of ``count`` by name; one device synchronisation."""
@@ -58,38 +92,54 @@ class Meter:
 
     def compute(self) -> dict[str, float]:
         """The mean of every logged value, and the value of every logged ``Metric``, which is then reset."""
-        return _means(self.totals()) | self._compute_metrics(sync=False)
+        return _means(self.totals()) | _numbers(self.folded()) | self._compute_metrics(self._metrics, sync=False)
 
-    def merged(self, workers: Workers, metrics: Mapping[str, Metric]) -> dict[str, float]:
+    def merged(self, workers: Workers, known: Sequence[Metric] = ()) -> dict[str, float]:
         """As `compute`, over what all processes logged; every process must call this.
 
         Args:
             workers: The processes.
-            metrics: The task's metrics by place. One that a process did not log, because none of its batches was fit
-                for it, takes part all the same, or the others would wait for it.
+            known: The task's metrics, in an order that is the same on every process: a process that had no batch has
+                logged none of them, and has a part in computing them all the same.
         """
-        if workers.world_size == 1:
-            return self.compute()
         merged: dict[str, tuple[float, int]] = {}
-        for totals in workers.gather(self.totals()):
+        folded: dict[str, tuple[str, Tensor]] = {}
+        for totals, others in workers.gather((self.totals(), self.folded())):
             for name, (total, count) in totals.items():
                 before = merged.get(name, (0.0, 0))
                 merged[name] = (before[0] + total, before[1] + count)
-        places = {id(metric): place for place, metric in metrics.items()}
-        own = {name: places[id(metric)] for name, metric in self._metrics.items() if id(metric) in places}
-        found = {name: place for part in workers.gather(own) for name, place in part.items()}
-        self._metrics = {**self._metrics, **{name: metrics[place] for name, place in found.items()}}
-        self._metrics = dict(sorted(self._metrics.items()))  # in one order everywhere
-        return _means(merged) | self._compute_metrics(sync=True)
+            for name, (how, value) in others.items():
+                folded[name] = (how, _FOLDS[how](folded[name][1], value) if name in folded else value)
+        several = workers.world_size > 1
+        metrics = self._of_all(workers, known) if several else self._metrics
+        return _means(merged) | _numbers(folded) | self._compute_metrics(metrics, several)
 
-    def _compute_metrics(self, sync: bool) -> dict[str, float]:
+    def _of_all(self, workers: Workers, known: Sequence[Metric]) -> dict[str, Metric]:
+        """The metrics that any process has logged, in the same order on each."""
+        places = {id(metric): place for place, metric in enumerate(known)}
+        mine = {name: places.get(id(metric), -1) for name, metric in self._metrics.items()}
+        everyone: dict[str, int] = {}
+        for part in workers.gather(mine):
+            everyone |= part
+        for name, place in everyone.items():
+            if name not in self._metrics and place < 0:
+                raise ConfigError(f"self.log({name!r}, …) got a metric that is no attribute of the model; make it one")
+        own = self._metrics
+        return {name: own[name] if name in own else known[place] for name, place in sorted(everyone.items())}
+
+    def _compute_metrics(self, metrics: Mapping[str, Metric], sync: bool) -> dict[str, float]:
         values = {}
-        for name, metric in self._metrics.items():
+        for name, metric in metrics.items():
             metric.sync_on_compute = sync  # clients are spread over processes: their own metrics must not be merged
             values[name] = float(metric.compute())
+        for metric in metrics.values():
             metric.reset()
         return values
 
 
 def _means(totals: dict[str, tuple[float, int]]) -> dict[str, float]:
     return {name: total / max(count, 1) for name, (total, count) in totals.items()}
+
+
+def _numbers(folded: Mapping[str, tuple[str, Tensor]]) -> dict[str, float]:
+    return {name: float(value) for name, (_, value) in folded.items()}

@@ -22,7 +22,7 @@ def base_name(name: str) -> str:
     prefix, _, plain = name.partition("/")
     if not plain:
         return prefix
-    if prefix not in ("global", "train"):
+    if prefix not in ("global", "train") and not prefix.startswith("global_"):
         for suffix in _OVER_CLIENTS:
             plain = plain.removesuffix(suffix)
     return plain
@@ -64,13 +64,18 @@ class MetricNames:
         said = self.directions.get(base_name(name))
         return said if said is not None else "min" if lower_is_better(name) else "max"
 
+    def is_declared(self, name: str) -> bool:
+        """Whether the task itself said that a metric is important."""
+        return self.declared and base_name(name) in self.directions
+
     def _choose(self, metrics: Mapping[str, float]) -> str | None:
         on_server = [name for name in metrics if name.startswith("global/")]
         on_clients = [name for name in metrics if name.startswith("clients/") and name.endswith("_mean")]
-        candidates = on_server + on_clients
+        of_kinds = [name for name in metrics if name.startswith("global_")]  # one kind's model does not speak for all
+        candidates = on_server + on_clients + of_kinds
         if self.declared:
             order = list(self.directions)
-            for group in (on_server, on_clients):
+            for group in (on_server, on_clients, of_kinds):
                 known = [name for name in group if base_name(name) in order]
                 if known:
                     return min(known, key=lambda name: order.index(base_name(name)))

@@ -50,16 +50,37 @@ class Model:
         self.task = task
         self.buffer_policy = buffers
         self.parameters: dict[str, nn.Parameter] = dict(task.named_parameters())
-        self.buffers = _persistent_buffers(task)
+        self.buffers, self._passing = _buffers(task)
         self.fixed = [name for name, parameter in self.parameters.items() if not parameter.requires_grad]
         self.split = self._without_fixed(Split(tuple(self.parameters)))
         self.initial: dict[str, Tensor] = {}
         self._given: Split | None = None
+        self.frozen_by_method: frozenset[str] = frozenset()
+        """Those of `fixed` that the method froze, and not the task's author."""
+        self._switched: list[nn.Parameter] = []
         self._modules = list(task.modules())
+        self._first_passing: list[tuple[nn.Module, str, Tensor, int, Tensor]] = []
 
     def remember(self) -> None:
         """Keep a copy of all tensors: what clients start from that never took part."""
         self.initial = self.copy()
+        for owner, key in self._passing:
+            buffer = owner._buffers[key]
+            if buffer is not None:
+                self._first_passing.append((owner, key, buffer, buffer._version, buffer.clone()))
+
+    def renew(self) -> None:
+        """Bring non-persistent buffers back that the task has changed: no client sees what another left in them."""
+        for idx, (owner, key, buffer, version, first) in enumerate(self._first_passing):
+            if owner._buffers.get(key) is not buffer or buffer._version != version:
+                buffer.copy_(first)
+                owner._buffers[key] = buffer
+                self._first_passing[idx] = (owner, key, buffer, buffer._version, first)
+
+    def is_of(self, task: LightningModule) -> bool:
+        """Whether a task still has the parameters that were looked up."""
+        now = dict(task.named_parameters())
+        return now.keys() == self.parameters.keys() and all(now[name] is one for name, one in self.parameters.items())
 
     def divide(self, split: Split) -> None:
         """Take a round's split.
@@ -79,9 +100,28 @@ class Model:
 
     def leave(self) -> None:
         """Let train what the task itself lets train, and forget all gradients."""
-        for name, parameter in self.parameters.items():
-            parameter.requires_grad_(name not in self.fixed)
+        self._put_back()
+        for parameter in self.parameters.values():
             parameter.grad = None
+
+    def check_fixed(self) -> None:
+        """Refuse a task that lets parameters train while it works which it did not at first: they do not travel.
+
+        Raises:
+            ConfigError: It names one.
+        """
+        for name in self.fixed:
+            parameter = self.parameters[name]
+            if parameter.requires_grad and not any(parameter is one for one in self._switched):
+                raise ConfigError(
+                    f"the model lets {name!r} train by one of its hooks, and at first it did not, so that it is not "
+                    "sent; let it train from the start"
+                )
+
+    def _put_back(self) -> None:
+        for parameter in self._switched:
+            parameter.requires_grad_(not parameter.requires_grad)
+        self._switched = []
 
     def _without_fixed(self, split: Split) -> Split:
         """A split in which the parameters that the task itself does not train are frozen."""
@@ -174,12 +214,18 @@ class Model:
                 self.set_trainable(trains)
 
     def set_trainable(self, names: Collection[str] | None) -> None:
-        """Let only the named parameters train, and forget all gradients; None means all that are not frozen."""
+        """Let only the named parameters train, and forget all gradients; None means all that are not frozen.
+
+        What the task's author does not let train, at first or by a hook, stays so; what a method froze (in
+        ``Algorithm.adapt``) trains where the method names it.
+        """
+        self._put_back()
         frozen = self.split.frozen
         for name, parameter in self.parameters.items():
-            trains = name not in frozen if names is None else name in names and name not in self.fixed
-            if parameter.requires_grad != trains:
+            trains = parameter.requires_grad and name not in frozen if names is None else name in names
+            if parameter.requires_grad != trains and not (trains and name not in self.frozen_by_method):
                 parameter.requires_grad_(trains)
+                self._switched.append(parameter)
             parameter.grad = None
 
     @contextmanager
@@ -194,6 +240,16 @@ class Model:
             for module in training:
                 module.training = True
 
+    @contextmanager
+    def same_modes(self) -> Iterator[None]:
+        """Every submodule's own mode comes back on leaving, whatever the task makes of it."""
+        modes = [module.training for module in self._modules]
+        try:
+            yield
+        finally:
+            for module, training in zip(self._modules, modes, strict=True):
+                module.training = training
+
     def _mismatch(self, payload: Mapping[str, Tensor]) -> str:
         for name, tensor in payload.items():
             if name not in self:
@@ -207,11 +263,16 @@ class Model:
         return "the model's tensors do not fit what was sent to it"
 
 
-def _persistent_buffers(module: nn.Module) -> dict[str, tuple[nn.Module, str]]:
-    """Where each persistent buffer lives: modules may rebind their buffers, so the tensor itself is not kept."""
-    found = {}
+def _buffers(module: nn.Module) -> tuple[dict[str, tuple[nn.Module, str]], list[tuple[nn.Module, str]]]:
+    """Where each persistent buffer lives, by name, and each other one.
+
+    Modules may rebind their buffers, so the tensor itself is not kept.
+    """
+    found, passing = {}, []
     for prefix, owner in module.named_modules():
         for key, buffer in owner._buffers.items():
-            if buffer is not None and key not in owner._non_persistent_buffers_set:
+            if key in owner._non_persistent_buffers_set:
+                passing.append((owner, key))
+            elif buffer is not None:
                 found[f"{prefix}.{key}" if prefix else key] = (owner, key)
-    return found
+    return found, passing

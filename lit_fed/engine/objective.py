@@ -1,18 +1,15 @@
 """A client's objective: a task's class with a method's client half mixed in, again a LightningModule.
 
 The mixture shares the task's memory, attributes and hooks, so nothing is copied and no parameter changes its name; the
-task itself stays what it is. It also trains under a plain ``lightning.Trainer`` (`objective_of`), where a method's
-terms that need something received are absent.
+task itself stays what it is. It also trains under a plain ``lightning.Trainer`` (`lit_fed.engine.alone`), where a
+method's terms that need something received are absent.
 """
 
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 from lightning import LightningModule
@@ -20,8 +17,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from lit_fed.engine.client import Client, Outputs
-from lit_fed.engine.meter import Meter
 from lit_fed.engine.model import Model
+from lit_fed.engine.surface import ATTRIBUTE, ObjectiveState, Surface
 from lit_fed.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -31,60 +28,12 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
     from lit_fed.engine.algorithm import Algorithm
-    from lit_fed.engine.task_trainer import TaskTrainer
-
-_STAGE = re.compile(r"^(train|val|test)[/_]")
-_ATTRIBUTE = "_lit_fed"  # where a task's attributes hold what its objective works on
 
 
-@cache
-def plain_name(name: str) -> str:
-    """A logged name without a leading ``train``, ``val`` or ``test`` and its ``/`` or ``_``."""
-    return _STAGE.sub("", name)
+class Objective(Surface):
+    """The half of a client's objective that the method adds to a task's class; made by `join`."""
 
-
-@dataclass(slots=True)
-class ObjectiveState:
-    """What an objective works on at the moment; a plain object, because ``nn.Module`` makes setting attributes slow.
-
-    Args:
-        algorithm: The method.
-        client: Whose work it is.
-        step: The task's own ``training_step``, with the arguments it takes.
-        head: The submodule whose input and output are captured, None where no method asks for them.
-        meter: Takes what is logged; None under a plain ``lightning.Trainer``.
-        trainer: What the task sees as ``self.trainer`` in a federation.
-        training: Whether what is logged is about training.
-        muted: Whether what is logged is dropped.
-        public: Whether the batch is the public set's.
-        batch_idx: Number of the batch in its epoch.
-        capturing: Whether the head is listened to at the moment.
-        captured: What the head saw and put out, once for every time it ran.
-    """
-
-    algorithm: Algorithm[Any]
-    client: Client
-    step: Callable[[Any, int], Any]
-    head: nn.Module | None = None
-    meter: Meter | None = None
-    trainer: TaskTrainer | None = None
-    training: bool = False
-    muted: bool = False
-    public: bool = False
-    batch_idx: int = 0
-    capturing: bool = False
-    captured: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-
-
-class Objective(LightningModule):
-    """The half of a client's objective that the method adds to a task's class; made by `objective_of`."""
-
-    @property
-    def state(self) -> ObjectiveState:
-        """What it works on."""
-        return cast(ObjectiveState, self.__dict__[_ATTRIBUTE])
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
         """The method's objective on a batch: the sum of its terms, each of which is logged."""
         state = self.state
         state.batch_idx = batch_idx
@@ -110,11 +59,12 @@ class Objective(LightningModule):
         """The task's own step on a batch."""
         state = self.state
         if state.head is None:
-            return _outputs(state.step(batch, state.batch_idx))
+            state.returned = state.step(batch, state.batch_idx)
+            return _outputs(state.returned)
         state.captured.clear()
         state.capturing = True
         try:
-            returned = state.step(batch, state.batch_idx)
+            returned = state.returned = state.step(batch, state.batch_idx)
         finally:
             state.capturing = False
         given = returned if isinstance(returned, Mapping) else {}
@@ -129,6 +79,16 @@ class Objective(LightningModule):
         renamed = {f"objective.{name}": tensor for name, tensor in tensors.items()}
         found: Outputs = functional_call(_Runner(self), renamed, (batch,))
         return found
+
+    @contextmanager
+    def muted(self) -> Iterator[None]:
+        """What the task logs meanwhile is dropped: it is not about the model that trains."""
+        state = self.state
+        before, state.muted = state.muted, True
+        try:
+            yield
+        finally:
+            state.muted = before
 
     def _once(self, state: ObjectiveState) -> tuple[Tensor, Tensor]:
         if len(state.captured) != 1:
@@ -146,104 +106,6 @@ class Objective(LightningModule):
             super().log_dict({f"train/{name}": term for name, term in terms.items()})
             super().log("train/objective", loss, prog_bar=True)
 
-    # ------------------------------------------------------------------ what a task uses of Lightning
-
-    def log(self, name: str, value: Any, *args: Any, batch_size: int | None = None, **kwargs: Any) -> None:
-        """Log as in Lightning; in a federation the value joins the client's mean over batches, without a device sync.
-
-        ``on_step``, ``prog_bar`` and the like have no meaning there; ``logger=False`` keeps a value out of the record.
-        """
-        state = self.state
-        if state.meter is None:
-            if self._trainer is not None and not state.muted:
-                super().log(name, value, *args, batch_size=batch_size, **kwargs)  # type: ignore[misc]
-            return
-        logged = args[1] if len(args) > 1 else kwargs.get("logger")
-        if state.muted or logged is False:
-            return
-        if isinstance(value, Mapping):
-            for key, entry in value.items():
-                self.log(f"{name}.{key}", entry, *args, batch_size=batch_size, **kwargs)
-            return
-        plain = plain_name(name)
-        if state.training:
-            if plain == "loss" and self.automatic_optimization:
-                return  # it is the objective that stands there, and beside it the task's loss as a term of its own
-            plain = f"train/{plain}"
-        state.meter.add(plain, value, batch_size)
-
-    def log_dict(self, dictionary: Any, *args: Any, **kwargs: Any) -> None:
-        """Log several values, see `log`."""
-        if self.state.meter is None:
-            if self._trainer is not None:
-                super().log_dict(dictionary, *args, **kwargs)
-            return
-        for name, value in dictionary.items():
-            self.log(name, value, *args, **kwargs)
-
-    @property
-    def trainer(self) -> Any:
-        """In a federation the client's clock and surroundings, see `lit_fed.engine.task_trainer.TaskTrainer`."""
-        own = self.state.trainer
-        return super().trainer if own is None else own
-
-    @trainer.setter
-    def trainer(self, trainer: Any) -> None:
-        LightningModule.trainer.fset(self, trainer)  # type: ignore[attr-defined]  # the property's own setter
-
-    @property
-    def current_epoch(self) -> int:
-        """The round, in a federation: the unit in which learning rates are scheduled there."""
-        own = self.state.trainer
-        return super().current_epoch if own is None else own.current_epoch
-
-    @property
-    def global_step(self) -> int:
-        """Optimizer steps of the client's work in this round, in a federation."""
-        own = self.state.trainer
-        return super().global_step if own is None else own.global_step
-
-    @property
-    def global_rank(self) -> int:
-        """Number of this process."""
-        own = self.state.trainer
-        return super().global_rank if own is None else own.global_rank
-
-    @property
-    def local_rank(self) -> int:
-        """Number of this process on its machine."""
-        own = self.state.trainer
-        return super().local_rank if own is None else own.local_rank
-
-    @property
-    def logger(self) -> Any:
-        """The run's first logger, on the first process."""
-        own = self.state.trainer
-        return super().logger if own is None else own.logger
-
-    @property
-    def loggers(self) -> Any:
-        """The run's loggers, on the first process."""
-        own = self.state.trainer
-        return super().loggers if own is None else own.loggers
-
-    def lr_schedulers(self) -> Any:
-        """The schedulers of a client that optimises by hand, as in Lightning: one, several or none."""
-        own = self.state.trainer
-        if own is None:
-            return super().lr_schedulers()
-        return None if not own.schedulers else own.schedulers[0] if len(own.schedulers) == 1 else own.schedulers
-
-    def clip_gradients(
-        self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: str | None = None
-    ) -> None:
-        """Clip the gradients of an optimizer, as in Lightning."""
-        own = self.state.trainer
-        if own is None:
-            super().clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
-        elif gradient_clip_val is not None:
-            own.clip(optimizer, gradient_clip_val, gradient_clip_algorithm or "norm")
-
 
 class _Runner(nn.Module):
     """An objective's `Objective.run` as a module's forward, which is what ``functional_call`` takes."""
@@ -257,15 +119,24 @@ class _Runner(nn.Module):
 
 
 def _outputs(returned: Any) -> Outputs:
-    if isinstance(returned, Mapping):
-        return Outputs(returned.get("loss"), returned.get("logits"), returned.get("features"))
-    return Outputs(returned)
+    """What a ``training_step`` returned, in any of the forms that Lightning takes.
+
+    Raises:
+        ConfigError: For another form, which has no loss.
+    """
+    if isinstance(returned, Mapping) and "loss" in returned:
+        return Outputs(returned["loss"], returned.get("logits"), returned.get("features"))
+    if returned is None or isinstance(returned, Tensor):
+        return Outputs(returned)
+    what = f"a dict of {', '.join(map(str, returned))}" if isinstance(returned, Mapping) else type(returned).__name__
+    raise ConfigError(f"training_step must return a tensor, a dict with the key loss, or None, and returned {what}")
 
 
 def task_name(task: LightningModule) -> str:
     """The name of a task's own class, also of an objective's."""
-    own = [kind for kind in type(task).__mro__ if kind is not Objective and "_objective_class" not in kind.__dict__]
-    return own[0].__name__
+    ours = (Objective, Surface)
+    own = (kind for kind in type(task).__mro__ if kind not in ours and "_objective_class" not in kind.__dict__)
+    return next(own).__name__
 
 
 def bind_step(task: LightningModule, hook: str) -> Callable[..., Any]:
@@ -321,44 +192,21 @@ def join(task: LightningModule, algorithm: Algorithm[Any], model: Model) -> tupl
     objective.__dict__ = task.__dict__
     client.objective = objective
     state.step = _own_step(objective, type(task))
-    if algorithm.all_needs & {"logits", "features"}:
+    if algorithm.all_needs & {"logits", "outputs", "features"}:
         state.head = head_of(task, algorithm.head)
     return objective, state
-
-
-def objective_of(task: LightningModule, algorithm: Algorithm[Any]) -> LightningModule:
-    """A client's objective as a LightningModule for a plain ``lightning.Trainer``: the task with the method's terms.
-
-    ``Trainer().fit(objective_of(MyModule(), FedProx(mu=0.1)), datamodule)`` trains centrally; terms that need something
-    received, such as FedProx's, are absent.
-
-    Args:
-        task: Any LightningModule. It is trained in place.
-        algorithm: The method.
-
-    Raises:
-        ConfigError: If the task lacks what the method needs.
-    """
-    from lit_fed.engine.compatibility import check_task
-
-    algorithm.adapt(task)
-    check_task(task, algorithm)
-    objective, state = join(task, algorithm, Model(task))
-    task.__dict__[_ATTRIBUTE] = state
-    _listen(state)
-    return objective
 
 
 @contextmanager
 def at_work(objective: Objective, state: ObjectiveState, fabric: Fabric | None = None) -> Iterator[None]:
     """An objective bound to its state and Fabric for a while; its task is a plain LightningModule before and after."""
     own = objective.__dict__
-    before = own.get(_ATTRIBUTE)
+    before = own.get(ATTRIBUTE)
     if before is state:
         yield
         return
-    own[_ATTRIBUTE], own["_fabric"] = state, fabric
-    listening = _listen(state)
+    own[ATTRIBUTE], own["_fabric"] = state, fabric
+    listening = listen(state)
     try:
         yield
     finally:
@@ -366,12 +214,12 @@ def at_work(objective: Objective, state: ObjectiveState, fabric: Fabric | None =
             listening.remove()
         own["_fabric"], own["_fabric_optimizers"] = None, []
         if before is None:
-            del own[_ATTRIBUTE]
+            del own[ATTRIBUTE]
         else:
-            own[_ATTRIBUTE] = before
+            own[ATTRIBUTE] = before
 
 
-def _listen(state: ObjectiveState) -> RemovableHandle | None:
+def listen(state: ObjectiveState) -> RemovableHandle | None:
     """Capture what the head sees and puts out, while a step runs that is asked for it."""
 
     def capture(_module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:

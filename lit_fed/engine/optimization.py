@@ -6,11 +6,11 @@ next. An ``epoch`` schedule counts rounds: every client of a round starts from t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lightning import LightningModule
+from lightning import Fabric, LightningModule
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
@@ -24,11 +24,11 @@ class Schedule:
     """A scheduler and how often it steps.
 
     Args:
-        scheduler: Of torch.
+        scheduler: Of torch, or another that the task steps itself.
         frequency: It steps after every so many rounds, or steps.
     """
 
-    scheduler: LRScheduler
+    scheduler: Any
     frequency: int = 1
 
 
@@ -46,6 +46,7 @@ class OptimizerFactory:
 
     def __init__(self, task: LightningModule) -> None:
         self.task = task
+        self._steps_itself = has_own_scheduler_step(task)
         self._templates: dict[str, tuple[list[Optimizer], list[Schedule], int]] = {}
 
     def build(self, phase: str, round_idx: int) -> tuple[list[Optimizer], list[Schedule]]:
@@ -53,7 +54,7 @@ class OptimizerFactory:
 
         Where the task optimises by hand, these are all its schedulers.
         """
-        optimizers, by_round, by_step = parse_optimizers(self.task.configure_optimizers())
+        optimizers, by_round, by_step = parse_optimizers(self.task.configure_optimizers(), self._steps_itself)
         if not self.task.automatic_optimization:
             return optimizers, by_round + by_step
         if by_round:
@@ -62,10 +63,29 @@ class OptimizerFactory:
                     group.update({key: value for key, value in scheduled.items() if key != "params"})
         return optimizers, by_step
 
+    def advance(self, entry: Schedule, epoch: int | None = None) -> None:
+        """Step a scheduler, by the task's own hook where it has one.
+
+        Args:
+            entry: The scheduler.
+            epoch: The round that is over, which the hook sees as ``self.current_epoch``; None for the present one.
+        """
+        if not self._steps_itself:
+            entry.scheduler.step()
+            return
+        clock = self.task.trainer
+        present = clock.current_epoch
+        if epoch is not None:
+            clock.current_epoch = epoch  # type: ignore[misc]  # in a federation it is our clock
+        try:
+            self.task.lr_scheduler_step(entry.scheduler, None)
+        finally:
+            clock.current_epoch = present  # type: ignore[misc]
+
     def _template(self, phase: str, round_idx: int) -> list[Optimizer]:
         optimizers, schedulers, at = self._templates.get(phase, ([], [], round_idx + 1))
         if at > round_idx:
-            optimizers, schedulers, _ = parse_optimizers(self.task.configure_optimizers())
+            optimizers, schedulers, _ = parse_optimizers(self.task.configure_optimizers(), self._steps_itself)
             at = 0
         for optimizer in optimizers:
             # A scheduler warns unless its optimizer has stepped, by a flag that it adds to the optimizer; the template
@@ -74,7 +94,7 @@ class OptimizerFactory:
         for passed in range(at, round_idx):
             for entry in schedulers:
                 if (passed + 1) % entry.frequency == 0:
-                    entry.scheduler.step()
+                    self.advance(entry, passed)
         self._templates[phase] = (optimizers, schedulers, round_idx)
         return optimizers
 
@@ -118,8 +138,42 @@ class EffectiveSteps:
         self.distance += lr * (1.0 + momentum * self._velocity if group.get("nesterov") else self._velocity)
 
 
-def parse_optimizers(configured: Any) -> tuple[list[Optimizer], list[Schedule], list[Schedule]]:
+class ScaledOptimizer:
+    """An optimizer for a task's own ``optimizer_step`` under float16, whose ``step`` minds the scaler.
+
+    Args:
+        optimizer: Whose gradients are there already.
+        fabric: Has the scaler.
+    """
+
+    def __init__(self, optimizer: Optimizer, fabric: Fabric) -> None:
+        self._optimizer = optimizer
+        self._fabric = fabric
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step, unless a gradient is not finite; the closure gives the loss, whose gradients have been taken."""
+        value = None if closure is None else closure()
+        self._fabric.strategy.optimizer_step(self._optimizer)
+        return value
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is the optimizer's."""
+        return getattr(self._optimizer, name)
+
+
+def has_own_scheduler_step(task: LightningModule) -> bool:
+    """Whether a task steps its schedulers by a hook of its own, which may take schedulers that are not torch's."""
+    return type(task).lr_scheduler_step is not LightningModule.lr_scheduler_step
+
+
+def parse_optimizers(
+    configured: Any, any_scheduler: bool = False
+) -> tuple[list[Optimizer], list[Schedule], list[Schedule]]:
     """Read what `configure_optimizers` returned, in any of Lightning's forms.
+
+    Args:
+        configured: What it returned.
+        any_scheduler: Whether schedulers may be other than torch's, because the task steps them itself.
 
     Returns:
         The optimizers, the schedulers that step with rounds, and those that step with batches.
@@ -151,8 +205,11 @@ def parse_optimizers(configured: Any) -> tuple[list[Optimizer], list[Schedule], 
                 f"model: learning-rate scheduler {type(scheduler).__name__} watches a metric (monitor) and is not a"
                 " function of the round; use one of torch.optim.lr_scheduler that needs none"
             )
-        if not isinstance(scheduler, LRScheduler):
-            raise ConfigError(f"model: {type(scheduler).__name__} is no scheduler of torch.optim.lr_scheduler")
+        if not isinstance(scheduler, LRScheduler) and not any_scheduler:
+            raise ConfigError(
+                f"model: {type(scheduler).__name__} is no scheduler of torch.optim.lr_scheduler; step it by "
+                "lr_scheduler_step"
+            )
         if config.get("interval", "epoch") not in ("epoch", "step"):
             raise ConfigError(f"model: a scheduler's interval is 'epoch' or 'step', not {config['interval']!r}")
         if not isinstance(frequency, int) or frequency < 1:

@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from lit_fed.engine.payload import Payload
 from lit_fed.errors import ConfigError
 
 if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule
     from lit_fed.engine.kinds import Kinds
     from lit_fed.engine.participation import Participation, ProbabilityIs
-    from lit_fed.engine.server_training import ServerLoop
+
+
+class ServerTraining(Protocol):
+    """What trains on the server: `lit_fed.engine.server_training.ServerLoop`."""
+
+    def train(
+        self,
+        kind: str,
+        begin: Payload,
+        loader: Iterable[Any],
+        loss: Callable[[Any, Any], Tensor],
+        *,
+        epochs: int,
+        seed: tuple[Any, ...],
+        optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
+    ) -> tuple[dict[str, Tensor], float]:
+        """Train a kind's network from given tensors; its copies, and the last epoch's mean loss."""
+
+    def predict(self, kind: str, tensors: Payload, loader: Iterable[Any]) -> Tensor:
+        """What a kind's network gives for the inputs of a loader."""
 
 
 @dataclass(slots=True)
@@ -33,7 +55,7 @@ class Population:
     participation: Participation
     kinds: Kinds
     seed: int
-    server_loop: ServerLoop | None = None
+    server_loop: ServerTraining | None = None
 
     @property
     def num_clients(self) -> int:

@@ -62,7 +62,11 @@ def _predictions(federation: Federation, client_id: int | None, round_idx: int) 
         models = federation.global_models(round_idx)
         if not models:
             raise ConfigError("this method has no global model; name a client with --client_id")
-        kind, state = next(iter(models.items()))
+        if len(models) > 1:
+            raise ConfigError(
+                f"each of the kinds {', '.join(models)} has a global model; name a client with --client_id"
+            )
+        ((kind, state),) = models.items()
         loop = federation.loops[kind]
         loop.model.load(state)
         yield from loop.predict(data.test_loader())

@@ -7,12 +7,14 @@ into the same answer as one process gives. `Gather` is the exception for methods
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from lit_fed.engine.payload import ClientUpdate, Payload
+from lit_fed.engine.payload import ClientUpdate, Payload, add_prefix, split_prefix
 from lit_fed.engine.strategy import Workers
 
 T = TypeVar("T")
@@ -99,6 +101,36 @@ class WeightedMean(Reducer[Payload]):
         parts = torch.split(merged, [*(part.numel() for part in flat), 1])
         self._sums = {name: part.view(shapes[name]) for name, part in zip(shapes, parts, strict=False)}
         self._total = float(parts[-1].item())
+
+
+class ByPrefix(Reducer[Payload]):
+    """Several reducers, each with the tensors whose names begin with its prefix; what has none is the first one's.
+
+    Args:
+        rest: Takes what has no prefix.
+        parts: The others by prefix, such as ``control.``.
+    """
+
+    def __init__(self, rest: Reducer[Payload], parts: Mapping[str, Reducer[Payload]]) -> None:
+        self.rest = rest
+        self.parts = parts
+
+    def add(self, update: ClientUpdate) -> None:
+        """Give each its part."""
+        payload = update.payload
+        for prefix, reducer in self.parts.items():
+            own, payload = split_prefix(prefix, payload)
+            reducer.add(replace(update, payload=own))
+        self.rest.add(replace(update, payload=payload))
+
+    def result(self, workers: Workers) -> Payload | None:
+        """All results, under the names that clients sent."""
+        results = {prefix: reducer.result(workers) for prefix, reducer in self.parts.items()}
+        rest = self.rest.result(workers)
+        if rest is None:
+            return None
+        named = (add_prefix(prefix, part) for prefix, part in results.items() if part is not None)
+        return {**rest, **{name: tensor for part in named for name, tensor in part.items()}}
 
 
 class Gather(Reducer[list[ClientUpdate]]):

@@ -5,20 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+from typing import Protocol as Interface
 
 from lightning import Fabric
 from lightning.pytorch.loggers import Logger
 
 from lit_fed.engine.federation import Federation
 from lit_fed.engine.metric_names import MetricNames
+from lit_fed.engine.protocols import EvalSubset, Protocol
 from lit_fed.engine.strategy import Workers
 
-if TYPE_CHECKING:
-    from lit_fed.engine.callback import Callback
-    from lit_fed.engine.protocols import Protocol
 
-EvalSubset = Literal["val", "test"]
+class Listener(Interface):
+    """What a run asks of a callback: `lit_fed.engine.callback.Callback`."""
+
+    keeps_checkpoints: bool
+
+    def listens(self, hook: str) -> bool:
+        """Whether it has a hook of its own."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and primitives to keep in checkpoints."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +79,7 @@ class Run:
 
     federation: Federation
     settings: RunSettings
-    callbacks: Sequence[Callback]
+    callbacks: Sequence[Listener]
     start_round: int = 0
     next_round: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
@@ -101,11 +112,8 @@ class Run:
 
     def call(self, hook: str, *args: Any) -> None:
         """Call a hook of every callback that has it."""
-        from lit_fed.engine.callback import Callback
-
         if hook not in self._listeners:  # a hook may run for every client: leave out callbacks that do not use it
-            overriding = [c for c in self.callbacks if getattr(type(c), hook) is not getattr(Callback, hook)]
-            self._listeners[hook] = [getattr(callback, hook) for callback in overriding]
+            self._listeners[hook] = [getattr(one, hook) for one in self.callbacks if one.listens(hook)]
         for listener in self._listeners[hook]:
             listener(self, *args)
 

@@ -47,7 +47,9 @@ def open_run(run: Run, ckpt_path: str | None) -> None:
         store.find_leftovers()
     run.loggers = make_loggers(settings.logger, run.log_dir) if fabric.is_global_zero else []
     for loop in run.federation.loops.values():
-        loop.trainer.loggers, loop.trainer.log_dir = run.loggers, run.log_dir
+        loop.trainer.log_dir = run.log_dir
+        if fabric.is_global_zero:
+            loop.trainer.loggers = run.loggers
     fabric.barrier()
 
 

@@ -20,6 +20,7 @@ from lit_fed.engine.local import LocalLoop
 from lit_fed.engine.meter import Meter
 from lit_fed.engine.payload import Payload, add_prefix, split_prefix
 from lit_fed.engine.store import ClientStore
+from lit_fed.engine.task_loop import TaskStage
 from lit_fed.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -78,12 +79,21 @@ class Session:
         self._taken: Broadcast | None = None
 
     @contextmanager
-    def at_work(self) -> Iterator[None]:
-        """The tasks belong to the federation for a while: clients are entered and run within."""
+    def at_work(self, stage: TaskStage | None = None) -> Iterator[None]:
+        """The tasks belong to the federation for a while: clients are entered and run within.
+
+        Args:
+            stage: What for, which the tasks' hooks around it are told; None tells them nothing.
+        """
         with ExitStack() as stack:
             for loop in self.loops.values():
                 stack.enter_context(loop.at_work())
+                if stage is not None:
+                    loop.begin(stage)
             yield
+            if stage is not None:
+                for loop in self.loops.values():
+                    loop.end(stage)
 
     def loop(self, client: Client) -> LocalLoop:
         """What trains and evaluates a client."""
@@ -115,6 +125,7 @@ class Session:
             received=broadcast.payloads[kind], objective=loop.objective,
         )  # fmt: skip
         loop.state.client = client
+        model.renew()
         stored = self.store.get(client_id)
         client.is_new = stored is None
         names = model.personal_names

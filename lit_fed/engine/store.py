@@ -18,6 +18,7 @@ from torch import Tensor
 from lit_fed.engine.files import State, VersionedFiles, remove_half_written
 from lit_fed.engine.payload import ClientUpdate
 from lit_fed.engine.strategy import Workers
+from lit_fed.errors import CheckpointError
 
 Key = int | str
 
@@ -79,10 +80,16 @@ class ClientStore:
         self.put(f"late-{update.client_id}", {"weight": weight} | {f"/{n}": t for n, t in update.payload.items()})
 
     def pop_update(self, client_id: int, device: torch.device, kind: str) -> ClientUpdate | None:
-        """Take out a late update, None where the client sent none."""
+        """Take out a late update, None where the client sent none.
+
+        Raises:
+            CheckpointError: If its file is missing, damaged or another's.
+        """
         state = self.get(f"late-{client_id}")
         if state is None:
             return None
+        if "weight" not in state or state["weight"].numel() != 1:
+            raise CheckpointError(f"the late update of client {client_id} has no weight; its file is not of this run")
         self.drop(f"late-{client_id}")
         payload = {name[1:]: tensor.to(device) for name, tensor in state.items() if name != "weight"}
         return ClientUpdate(client_id, payload, float(state["weight"]), kind=kind)

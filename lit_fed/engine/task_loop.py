@@ -12,22 +12,26 @@ from itertools import chain, islice
 from typing import Any, Literal
 
 import torch
-from lightning import Callback, Fabric
+from lightning import Callback, Fabric, LightningModule
 from lightning.fabric.plugins.precision import MixedPrecision, Precision
-from torch.optim import Optimizer
 from torchmetrics import Metric
 
 from lit_fed.engine.algorithm import Algorithm
 from lit_fed.engine.compatibility import overrides
-from lit_fed.engine.local_batches import batch_size_of, map_tensors
+from lit_fed.engine.local_batches import batch_size_of, map_tensors, seed_device
 from lit_fed.engine.meter import Meter
 from lit_fed.engine.metric_names import Direction
 from lit_fed.engine.model import Model
-from lit_fed.engine.objective import at_work, bind_step, join, plain_name
+from lit_fed.engine.objective import at_work, bind_step, join, task_name
 from lit_fed.engine.options import GradientOptions
 from lit_fed.engine.strategy import Workers
+from lit_fed.engine.surface import plain_name
 from lit_fed.engine.task_trainer import TaskTrainer
+from lit_fed.errors import ConfigError
+from lit_fed.seeding import derive_seed
 
+TaskStage = Literal["fit", "validate", "test", "predict"]
+_EVALUATION_SEED = derive_seed(0, "evaluation")
 _TRANSFER = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
 
@@ -66,13 +70,15 @@ class TaskLoop:
         self.objective, self.state = join(model.task, algorithm, model)
         wrapped = fabric.setup_module(self.objective)
         self.objective._fabric = None  # what Fabric notes there is for `at_work`
-        self.trainer = TaskTrainer(fabric, max_rounds, datamodule, gradients.accumulate, self.clip)
+        self.trainer = TaskTrainer(fabric, max_rounds, datamodule, gradients, workers.data_parallel)
         self.trainer.callbacks = list(callbacks)
+        self.trainer.model, self.trainer.call = self.objective, self.call
         self.state.trainer = self.trainer
         # DDP must see the call; otherwise the objective's own method avoids the wrapper's cost on every batch.
         self.training_step: Callable[..., Any] = (wrapped if workers.data_parallel else self.objective).training_step
-        self.metrics = {place: one for place, one in model.task.named_modules() if isinstance(one, Metric)}
         self.directions: dict[str, Direction] = {}  # what logged torchmetrics objects say of themselves
+        self.metrics = [module for module in model.task.modules() if isinstance(module, Metric)]
+        self.is_fresh = True  # the task has just been set up
         self._hooks: dict[str, list[Callable[..., Any]]] = {}
         self._transfers = any(overrides(model.task, name) for name in _TRANSFER)
         precision = fabric.strategy.precision
@@ -85,21 +91,50 @@ class TaskLoop:
     @contextmanager
     def at_work(self) -> Iterator[None]:
         """The task belongs to the federation for a while; afterwards it is a plain LightningModule again."""
+        inner = [module for module in self.model.task.modules() if isinstance(module, LightningModule)][1:]
+        synced = [metric.sync_on_compute for metric in self.metrics]
         with at_work(self.objective, self.state, self.fabric):
+            for module in inner:
+                module.trainer = self.trainer  # type: ignore[assignment]  # a Trainer in what it offers
             try:
                 yield
             finally:
                 self.model.leave()
+                self.begin_metrics(sync=False)
+                for metric, before in zip(self.metrics, synced, strict=True):
+                    metric.sync_on_compute = before
+                for module in inner:
+                    module.trainer = None
 
-    def reset_metrics(self, shared: bool) -> None:
-        """Start the task's torchmetrics objects anew: no client's may reach the next.
+    def begin(self, stage: TaskStage) -> None:
+        """Tell the task what begins: ``setup``, unless it was set up for this just now, and ``on_fit_start``.
 
-        Args:
-            shared: Whether they are about all processes, or this one's client.
+        Raises:
+            ConfigError: If it makes new parameters, which nobody has trained.
         """
-        for metric in self.metrics.values():
-            metric.reset()
-            metric.sync_on_compute = shared and self.fabric.world_size > 1
+        if not self.is_fresh:
+            self.call("setup", stage)
+            if not self.model.is_of(self.model.task):
+                raise ConfigError(
+                    f"model {task_name(self.objective)} makes other parameters in setup({stage!r}) than it has; make "
+                    "them once"
+                )
+        self.is_fresh = False
+        if stage == "fit":
+            self.call("on_fit_start")
+
+    def end(self, stage: TaskStage) -> None:
+        """Tell the task what is over: ``on_fit_end`` and ``teardown``."""
+        if stage == "fit":
+            self.call("on_fit_end")
+        self.call("teardown", stage)
+
+    def begin_metrics(self, sync: bool) -> None:
+        """Empty the task's torchmetrics, which would hand on what they saw, and say whether processes share them."""
+        for metric in self.metrics:
+            metric.sync_on_compute = sync
+            if metric.update_called:
+                metric.reset()
 
     def call(self, hook: str, *args: Any) -> None:
         """Call one of Lightning's hooks on the task and on Lightning's callbacks, where they have it."""
@@ -119,14 +154,6 @@ class TaskLoop:
                 found.append(getattr(self.objective, hook))
             self._hooks[hook] = found
         return found
-
-    def clip(self, optimizer: Optimizer, clip_val: float, clip_algorithm: str) -> None:
-        """Clip an optimizer's gradients, by their ``norm`` together or each ``value``."""
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        if clip_algorithm == "norm":
-            torch.nn.utils.clip_grad_norm_(parameters, clip_val)
-        else:
-            torch.nn.utils.clip_grad_value_(parameters, clip_val)
 
     # ------------------------------------------------------------------ evaluation
 
@@ -158,9 +185,9 @@ class TaskLoop:
             return {}
         batches = chain(first, batches)
         meter = self.state.meter = Meter()
-        self.reset_metrics(shared=spread)
         self.trainer.stage = "test" if subset == "test" else "validate"
-        with self.model.evaluating():
+        self.begin_metrics(sync=spread)
+        with self._mode(stage):
             try:
                 self.call(f"on_{stage}_start")
                 self.call(f"on_{stage}_epoch_start")
@@ -177,8 +204,24 @@ class TaskLoop:
             finally:
                 self.state.meter = None
         self.directions |= {plain_name(name): found for name, found in meter.directions.items()}
-        values = meter.merged(workers, self.metrics) if spread else meter.compute()
+        values = meter.merged(self.workers, self.metrics) if spread else meter.compute()
         return {plain_name(name): value for name, value in values.items()}
+
+    @contextmanager
+    def _mode(self, stage: str) -> Iterator[None]:
+        """Evaluation mode for a while, or what the task's own hooks make of it; and noise that is always the same."""
+        seed_device(_EVALUATION_SEED, self.fabric.device)
+        enter, leave = (self.listeners(f"on_{stage}_model_{mode}") for mode in ("eval", "train"))
+        if not enter and not leave:
+            with self.model.evaluating():
+                yield
+            return
+        with self.model.same_modes():
+            for function in enter or [self.objective.eval]:
+                function()
+            yield
+            for function in leave:
+                function()
 
     def evaluation_stage(self, subset: Literal["val", "test"]) -> str | None:
         """``test`` or ``validation``: which of the task's steps evaluates; None where it has none."""
@@ -190,7 +233,8 @@ class TaskLoop:
         """Every batch with what ``predict_step`` returns for it, in order."""
         step = bind_step(self.objective, "predict_step")
         self.trainer.stage = "predict"
-        with self.model.evaluating():
+        self.begin_metrics(sync=False)
+        with self._mode("predict"):
             self.call("on_predict_start")
             self.call("on_predict_epoch_start")
             for batch_idx, batch in enumerate(loader):

@@ -11,6 +11,8 @@ from lightning import Fabric
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from lit_fed.engine.options import GradientOptions
+
 
 class TaskTrainer:
     """The clock and the surroundings of a client's work, under the names of ``lightning.Trainer``.
@@ -19,8 +21,8 @@ class TaskTrainer:
         fabric: Gives devices and processes.
         max_epochs: Rounds in all: learning rates are scheduled in rounds.
         datamodule: The population.
-        accumulate_grad_batches: Batches per optimizer step.
-        clip: Clips an optimizer's gradients: optimizer, value, ``norm`` or ``value``.
+        gradients: Clipping and accumulation.
+        data_parallel: Whether several processes work on one client.
 
     Note:
         An epoch of this clock is a round, because that is what schedules with ``interval: epoch`` count; a client that
@@ -38,14 +40,18 @@ class TaskTrainer:
         fabric: Fabric,
         max_epochs: int,
         datamodule: Any,
-        accumulate_grad_batches: int,
-        clip: Callable[[Optimizer, float, str], None],
+        gradients: GradientOptions,
+        data_parallel: bool = False,
     ) -> None:
         self.fabric = fabric
         self.max_epochs = max_epochs
         self.datamodule = datamodule
-        self.accumulate_grad_batches = accumulate_grad_batches
-        self.clip = clip
+        self.accumulate_grad_batches = gradients.accumulate
+        self.gradient_clip_val = gradients.clip_val
+        self.gradient_clip_algorithm = gradients.clip_algorithm
+        self.data_parallel = data_parallel
+        self.model: Any = None
+        self.call: Callable[..., None] = _nobody
         self.current_epoch = 0
         self.global_step = 0
         self.num_training_batches = 1  # until a client's work is known
@@ -59,8 +65,13 @@ class TaskTrainer:
         self.callbacks: list[Any] = []
 
     @property
+    def lightning_module(self) -> Any:
+        """The task."""
+        return self.model
+
+    @property
     def logger(self) -> Any:
-        """The run's first logger; None on other processes than the first."""
+        """The run's first logger; one that does nothing on other processes than the first."""
         return self.loggers[0] if self.loggers else None
 
     @property
@@ -100,13 +111,13 @@ class TaskTrainer:
 
     @property
     def world_size(self) -> int:
-        """Processes."""
-        return self.fabric.world_size
+        """Processes that work on one client."""
+        return self.fabric.world_size if self.data_parallel else 1
 
     @property
     def num_devices(self) -> int:
-        """Devices on this machine."""
-        return len(self.fabric.strategy.parallel_devices) if hasattr(self.fabric.strategy, "parallel_devices") else 1
+        """Devices on this machine that work on one client."""
+        return len(getattr(self.fabric.strategy, "parallel_devices", [0])) if self.data_parallel else 1
 
     @property
     def strategy(self) -> Any:
@@ -123,6 +134,15 @@ class TaskTrainer:
         """The run's folder."""
         return str(self.log_dir or "")
 
+    @property
+    def num_nodes(self) -> int:
+        """Machines that work on one client."""
+        return int(getattr(self.fabric.strategy, "num_nodes", 1)) if self.data_parallel else 1
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print on the first process."""
+        self.fabric.print(*args, **kwargs)
+
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
             f"self.trainer.{name} is not there for a client of a federation; there are current_epoch (the round), "
@@ -134,3 +154,16 @@ class TaskTrainer:
         if name == "should_stop":
             raise AttributeError("a client cannot stop the run by self.trainer.should_stop; use callback EarlyStopping")
         super().__setattr__(name, value)
+
+
+def clip_gradients(optimizer: Optimizer, clip_val: float, clip_algorithm: str) -> None:
+    """Clip an optimizer's gradients, by their ``norm`` together or each ``value``."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if clip_algorithm == "norm":
+        torch.nn.utils.clip_grad_norm_(parameters, clip_val)
+    else:
+        torch.nn.utils.clip_grad_value_(parameters, clip_val)
+
+
+def _nobody(hook: str, *args: Any) -> None:
+    """Nobody listens."""

@@ -1,5 +1,6 @@
 """Methods, a paper each: both halves in one file."""
 
+from lit_fed.methods.attention_freezing import FedFrozen
 from lit_fed.methods.distillation import UWA, FedDF, FederatedDistillation, FedMD, TeacherError
 from lit_fed.methods.ditto import Ditto
 from lit_fed.methods.fedavg import FedAvg
@@ -12,6 +13,15 @@ from lit_fed.methods.fedopt import FedAdagrad, FedAdam, FedYogi
 from lit_fed.methods.fedper import FedPer
 from lit_fed.methods.fedprox import FedProx
 from lit_fed.methods.fedrep import FedRep
+from lit_fed.methods.frozen_heads import (
+    Alignment,
+    CalibratedTest,
+    DotRegression,
+    FedBABU,
+    FedDrPlus,
+    FedETF,
+    SphereFed,
+)
 from lit_fed.methods.local_only import LocalOnly
 from lit_fed.methods.moon import Moon
 from lit_fed.methods.per_fedavg import PerFedAvg
@@ -45,3 +55,4 @@ __all__ = [
     "ServerOptimizer",
 ]
 __all__ += ["UWA", "FedDF", "FedMD", "FederatedDistillation", "TeacherError"]
+__all__ += ["Alignment", "CalibratedTest", "DotRegression", "FedBABU", "FedDrPlus", "FedETF", "FedFrozen", "SphereFed"]

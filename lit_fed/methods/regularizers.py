@@ -74,14 +74,14 @@ class NTD(KD):
 
 
 class LD(Regularizer):
-    """Mean squared error between the logits, over batch and classes.
+    """Mean squared error between the logits, over batch and classes; a regression's predictions serve as well.
 
     Kim, Oh, Kim, Cho, Yun: "Comparing Kullback-Leibler Divergence and Mean Squared Error Loss in Knowledge
     Distillation", IJCAI 2021.
     """
 
     name = "ld"
-    needs = frozenset({"loss", "logits"})
+    needs = frozenset({"loss", "outputs"})
 
     def term(self, client: Client, batch: Any) -> Tensor:
         """The mean over B × C."""

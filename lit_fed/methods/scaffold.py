@@ -15,10 +15,9 @@ from lit_fed.engine.algorithm import Cohort, Server, zeros_like
 from lit_fed.engine.client import Client, Pass, Phase, Stage, Tensors, Update
 from lit_fed.engine.model import Model
 from lit_fed.engine.objective import head_names
-from lit_fed.engine.payload import ClientUpdate, Payload, add_prefix, split_prefix
+from lit_fed.engine.payload import Payload, add_prefix, split_prefix
 from lit_fed.engine.population import Population
-from lit_fed.engine.reducers import Reducer, WeightedMean
-from lit_fed.engine.strategy import Workers
+from lit_fed.engine.reducers import ByPrefix, Reducer, WeightedMean
 from lit_fed.errors import ConfigError
 from lit_fed.methods.fedavg import FedAvg
 from lit_fed.methods.server import positive
@@ -97,29 +96,28 @@ class Scaffold(FedAvg):
             return [Phase("control", client.train_loader(), epochs=1, moves=False), *phases]
         return phases
 
+    def start(self, client: Client) -> Tensors:
+        """The global model; the correction c − c_i is worked out once. Where clients are tested there is no c."""
+        (c, _), (own, _) = split_prefix(CONTROL, client.received), split_prefix(CONTROL, client.state)
+        client.results["correction"] = {name: c[name] - own[name] for name in c}
+        return super().start(client)
+
     def correct(self, client: Client, gradients: Tensors) -> Tensors:
         """G + c − c_i."""
-        if client.stage != "train":
-            return gradients
-        c, own = split_prefix(CONTROL, client.received)[0], split_prefix(CONTROL, client.state)[0]
-        corrected = {name: g + (c[name] - own[name]) for name, g in gradients.items() if name in c}
-        return {**gradients, **corrected, **{n: torch.zeros_like(gradients[n]) for n in self._head if n in gradients}}
+        correction = client.results["correction"]
+        corrected = {name: g + correction[name] for name, g in gradients.items() if name in correction}
+        return {**gradients, **corrected, **zeros_like({n: g for n, g in gradients.items() if n in self._head})}
 
     def finish(self, client: Client) -> Update:
         """The model, the change of the control variate; c_i⁺ is kept."""
-        w_g, (c, _), (own, _) = (
-            client.received,
-            split_prefix(CONTROL, client.received),
-            split_prefix(CONTROL, client.state),
-        )
+        w_g, correction, (own, _) = client.received, client.results["correction"], split_prefix(CONTROL, client.state)
+        new = dict(own)
         if self.option == 1:
-            new = {n: client.results["control"].get(n, torch.zeros_like(own[n])) for n in c}
+            new |= {name: client.results["control"].get(name, torch.zeros_like(own[name])) for name in correction}
         elif distance := client.steps.distance:
-            new = {n: (w_g[n] - client.model.tensor(n)) / distance - (c[n] - own[n]) for n in c}
-        else:
-            new = {n: own[n] for n in c}
-        change = add_prefix(CHANGE, {n: new[n] - own[n] for n in c})
-        return Update({**super().finish(client).payload, **change}, add_prefix(CONTROL, own | new))
+            new |= {n: (w_g[n] - client.model.tensor(n)) / distance - correction[n] for n in correction}
+        change = add_prefix(CHANGE, {n: new[n] - own[n] for n in correction})
+        return Update({**super().finish(client).payload, **change}, add_prefix(CONTROL, new))
 
     # ------------------------------------------------------------------ server
 
@@ -130,7 +128,7 @@ class Scaffold(FedAvg):
 
     def reducer(self, server: Server) -> Reducer[Payload]:
         """One mean for the models, one for the changes."""
-        return _TwoMeans(uniform=self.weighting == "uniform")
+        return ByPrefix(super().reducer(server), {CHANGE: WeightedMean(uniform=True)})
 
     def step(self, server: Server, aggregate: Payload, cohort: Cohort) -> dict[str, float]:
         """Move the model and the control variate."""
@@ -142,20 +140,3 @@ class Scaffold(FedAvg):
         for name, tensor in change.items():
             server["control"][name].add_(tensor, alpha=len(cohort.delivered) / cohort.num_clients)
         return {}
-
-
-class _TwoMeans(Reducer[Payload]):
-    """A weighted mean of the models, and the plain mean of the control variates' changes."""
-
-    def __init__(self, uniform: bool) -> None:
-        self._models = WeightedMean(uniform)
-        self._changes = WeightedMean(uniform=True)
-
-    def add(self, update: ClientUpdate) -> None:
-        change, model = split_prefix(CHANGE, update.payload)
-        self._models.add(ClientUpdate(update.client_id, model, update.weight))
-        self._changes.add(ClientUpdate(update.client_id, change))
-
-    def result(self, workers: Workers) -> Payload | None:
-        models, changes = self._models.result(workers), self._changes.result(workers)
-        return None if models is None or changes is None else {**models, **add_prefix(CHANGE, changes)}

@@ -17,12 +17,19 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator as PluginAccumulator
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from lit_fed.callbacks.base import RoundRecord
+from lit_fed.callbacks import RoundRecord
 from lit_fed.callbacks.dashboard import Dashboard, flatten
-from lit_fed.callbacks.pictures import even_subset, participation_map, partition_picture, predictions_picture, render
+from lit_fed.callbacks.pictures import predictions_picture
+from lit_fed.data import Diabetes, Digits
+from lit_fed.data.pictures import partition_picture, render
+from lit_fed.engine.ledger import ClientRow
+from lit_fed.engine.metric_names import MetricNames
+from lit_fed.engine.model import Model
+from lit_fed.engine.samplers import UniformParticipation
 from lit_fed.errors import ConfigError
-from lit_fed.metrics.ledger import ClientRow
-from lit_fed.participation import Fate, Participant, UniformParticipation
+from lit_fed.methods import FedAvg
+from lit_fed.tasks import Classifier, Regressor
+from tests.support import LeastSquares, fit
 
 CONFIG = """
 model: {class_path: lit_fed.FedAvg, init_args: {lr: 0.1, nesterov: true, milestones: [1, 2], name: null}}
@@ -37,54 +44,55 @@ class Module(LightningModule):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(()))
 
-    def predict_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
         classes = (batch[0][:, 0, 0, 0] * self.weight.detach()).long()
         return torch.nn.functional.one_hot(classes, 10).float()
 
-    def preserved(self) -> Any:
-        return torch.no_grad()
-
-    def load_tensors(self, tensors: dict[str, torch.Tensor]) -> None:
-        self.load_state_dict(tensors)
-
 
 class Data:
-    num_classes, num_clients, input_shape = 10, 4, (1, 8, 8)
+    num_classes: int | None = 10
+    num_clients, input_shape = 4, (1, 8, 8)
 
-    def class_histogram(self) -> Any:
-        return np.arange(40).reshape(4, 10)
+    def picture(self) -> Any:
+        return render(partition_picture(np.arange(40).reshape(4, 10)))
 
     def test_loader(self) -> list[Any]:
         labels = torch.arange(100) % 10
         return [(labels.float().reshape(-1, 1, 1, 1).expand(-1, *self.input_shape), labels)]
 
 
-def a_federation(**more: Any) -> Any:
+def a_federation(task: Any = None, model: Any = None) -> Any:
+    """Four clients, a global model of weight 1, and a task whose own weight is 0."""
     participation = UniformParticipation(count=2, dropout_after=0.3)
     participation.setup(4, lambda client_id: 10, seed=0)
-    module = Module()
-    loop = SimpleNamespace(predict=lambda loader: ((batch, module.predict_step(batch, 0)) for batch in loader))
-    parts = {
-        "module": module,
-        "loop": loop,
-        "data": Data(),
-        "participation": participation,
-        "algorithm": SimpleNamespace(global_state=lambda: {"weight": torch.ones(())}, figures=dict),
-    }
-    return SimpleNamespace(**parts | more)
+    task = task or Module()
+    loop = SimpleNamespace(model=Model(task))
+    loop.predict = lambda loader: ((batch, task.predict_step(batch, 0)) for batch in loader)
+    models = {"model": {"weight": torch.ones(())}} if model is None else model
+    return SimpleNamespace(
+        loops={"model": loop},
+        data=Data(),
+        participation=participation,
+        algorithm=SimpleNamespace(figures=lambda server: {}),
+        server={},
+        global_models=lambda round_idx: models,
+    )
 
 
-def a_trainer(folder: Path, start_round: int = 0, rank_zero: bool = True, **more: Any) -> Any:
+def a_run(folder: Path, start_round: int = 0, rank_zero: bool = True, config: str = CONFIG, **more: Any) -> Any:
     settings = {
+        "fabric": SimpleNamespace(is_global_zero=rank_zero),
+        "start_round": start_round,
         "loggers": [TensorBoardLogger(folder, name="", version="")],
         "log_dir": folder,
         "resumed_from": folder if start_round else None,
-        "config": CONFIG,
+        "settings": SimpleNamespace(config=config),
         "federation": a_federation(),
         "next_round": start_round,
         "max_rounds": 3,
+        "names": MetricNames({"acc": "max", "loss": "min"}, declared=True),
     }
-    return SimpleNamespace(fabric=SimpleNamespace(is_global_zero=rank_zero), start_round=start_round, **settings | more)
+    return SimpleNamespace(**settings | more)
 
 
 def rows(offset: float = 0.0) -> list[ClientRow]:
@@ -93,11 +101,11 @@ def rows(offset: float = 0.0) -> list[ClientRow]:
     return [*found, ClientRow(0, "train", "uplink_bytes", 8.0), ClientRow(3, "unseen", "loss", float("nan"))]
 
 
-def run_rounds(dashboard: Dashboard, trainer: Any, start: int, stop: int, offset: float = 0.0) -> None:
+def run_rounds(dashboard: Dashboard, run: Any, start: int, stop: int, offset: float = 0.0) -> None:
     for round_idx in range(start, stop):
-        trainer.next_round = round_idx + 1
+        run.next_round = round_idx + 1
         metrics = {"global/acc": round_idx + offset, "clients/acc_mean": 0.5, "train/loss": 1.0}
-        dashboard.on_round_end(trainer, RoundRecord(round_idx, metrics, rows(offset), []))
+        dashboard.on_round_end(run, RoundRecord(round_idx, metrics, rows(offset), []))
 
 
 def read(folder: Path) -> EventAccumulator:
@@ -109,10 +117,10 @@ def steps(events: list[Any]) -> list[int]:
 
 
 def test_a_round_is_on_disk_when_the_hook_returns(tmp_path: Path) -> None:
-    dashboard, trainer = Dashboard(), a_trainer(tmp_path)
-    dashboard.on_fit_start(trainer)
+    dashboard, run = Dashboard(), a_run(tmp_path)
+    dashboard.on_fit_start(run)
     for stop in (1, 2, 3):
-        run_rounds(dashboard, trainer, stop - 1, stop)
+        run_rounds(dashboard, run, stop - 1, stop)
         events = read(tmp_path)  # the writer is still open: this is what a SIGKILL would leave
         assert steps(events.Scalars("global/acc")) == list(range(stop))
         assert steps(events.Histograms("clients/acc")) == list(range(stop))
@@ -120,8 +128,8 @@ def test_a_round_is_on_disk_when_the_hook_returns(tmp_path: Path) -> None:
 
 
 def test_histograms_hold_the_clients_values_under_tags_of_their_own(tmp_path: Path) -> None:
-    dashboard, trainer = Dashboard(), a_trainer(tmp_path)
-    run_rounds(dashboard, trainer, 0, 1)
+    dashboard, run = Dashboard(), a_run(tmp_path)
+    run_rounds(dashboard, run, 0, 1)
     tags = read(tmp_path).Tags()
     assert sorted(tags["histograms"]) == ["clients/acc", "clients/loss", "personal/acc"], "no NaN, no training rows"
     assert not set(tags["histograms"]) & set(tags["scalars"])
@@ -130,18 +138,44 @@ def test_histograms_hold_the_clients_values_under_tags_of_their_own(tmp_path: Pa
     assert (histogram.num, histogram.min, histogram.max, histogram.sum) == (4, 0, 0.75, 1.5)
 
 
+def test_shares_have_bins_of_a_fiftieth_whatever_they_are_called(tmp_path: Path) -> None:
+    run = a_run(tmp_path, names=MetricNames({"score": "max", "cost": "min"}, declared=True))
+    values = [ClientRow(client, "test", name, 0.9 + 0.02 * client) for client in range(4) for name in ("score", "cost")]
+    Dashboard().on_round_end(run, RoundRecord(0, {}, values, []))
+    events = read(tmp_path)
+    # 0.90, 0.92, 0.94, 0.96 fall into as many bins of 0.02; TensorBoard's own are 10 % wide there: all in one or two.
+    filled = {
+        name: sum(count > 0 for count in events.Histograms(f"clients/{name}")[0].histogram_value.bucket)
+        for name in ("score", "cost")
+    }
+    assert filled["score"] == 4 > filled["cost"]
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan"), 1e20, -1e30, 1.7e308])
+def test_a_run_that_diverges_goes_on_being_written(tmp_path: Path, value: float) -> None:
+    dashboard, run = Dashboard(), a_run(tmp_path)
+    dashboard.on_fit_start(run)
+    diverged = [ClientRow(client, "test", "loss", value) for client in range(4)]
+    dashboard.on_round_end(
+        run, RoundRecord(0, {"global/loss": value}, [*diverged, ClientRow(0, "test", "acc", 0.5)], [])
+    )
+    events = read(tmp_path)
+    assert events.Tags()["histograms"] == ["clients/acc"]
+    assert steps(events.Scalars("global/loss")) == [0]
+
+
 def test_a_round_without_evaluation_has_no_histogram(tmp_path: Path) -> None:
-    dashboard, trainer = Dashboard(), a_trainer(tmp_path)
-    dashboard.on_round_end(trainer, RoundRecord(0, {"train/loss": float("nan")}, [], []))
+    dashboard, run = Dashboard(), a_run(tmp_path)
+    dashboard.on_round_end(run, RoundRecord(0, {"train/loss": float("nan")}, [], []))
     assert read(tmp_path).Tags()["histograms"] == []
 
 
 @pytest.mark.parametrize("cut", [0, 7])
 def test_a_resumed_run_has_every_round_once(tmp_path: Path, cut: int) -> None:
-    killed, trainer = Dashboard(picture_every=1), a_trainer(tmp_path)
-    killed.on_fit_start(trainer)
-    run_rounds(killed, trainer, 0, 5)
-    trainer.loggers[0].experiment.close()
+    killed, run = Dashboard(picture_every=1), a_run(tmp_path)
+    killed.on_fit_start(run)
+    run_rounds(killed, run, 0, 5)
+    run.loggers[0].experiment.close()
     (first,) = tmp_path.glob("events*")
     if cut:
         first.write_bytes(first.read_bytes()[:-cut])
@@ -150,7 +184,7 @@ def test_a_resumed_run_has_every_round_once(tmp_path: Path, cut: int) -> None:
     if not cut:
         assert steps(read(tmp_path).Scalars("global/acc")) == [0, 1, 2, 3, 4]
 
-    resumed, again = Dashboard(picture_every=1), a_trainer(tmp_path, start_round=3)
+    resumed, again = Dashboard(picture_every=1), a_run(tmp_path, start_round=3)
     resumed.on_fit_start(again)
     events = read(tmp_path)
     assert steps(events.Scalars("global/acc")) == [0, 1, 2], "before the first new round, too"
@@ -170,10 +204,10 @@ def test_a_resumed_run_has_every_round_once(tmp_path: Path, cut: int) -> None:
 
 
 def test_a_whole_fit_leaves_pictures_once(tmp_path: Path) -> None:
-    dashboard, trainer = Dashboard(picture_every=3), a_trainer(tmp_path)
-    dashboard.on_fit_start(trainer)
-    run_rounds(dashboard, trainer, 0, 3)
-    dashboard.on_fit_end(trainer)
+    dashboard, run = Dashboard(picture_every=3), a_run(tmp_path)
+    dashboard.on_fit_start(run)
+    run_rounds(dashboard, run, 0, 3)
+    dashboard.on_fit_end(run)
     events = read(tmp_path)
     expected = {"pictures/partition": [0], "pictures/participation": [2], "pictures/predictions": [2]}
     assert {tag: steps(events.Images(tag)) for tag in events.Tags()["images"]} == expected
@@ -193,25 +227,31 @@ def test_predictions_are_those_of_the_global_model(tmp_path: Path, monkeypatch: 
         return predictions_picture(images, predicted, true)
 
     monkeypatch.setattr("lit_fed.callbacks.dashboard.predictions_picture", spy)
-    Dashboard().on_fit_end(a_trainer(tmp_path, next_round=1))
+    Dashboard().on_fit_end(a_run(tmp_path, next_round=1))
     ((predicted, true),) = drawn
     assert len(true) == 16
     assert predicted == true, "with the global weight of 1; the module's own weight of 0 predicts class 0"
     assert len(set(true)) > 3
 
 
-@pytest.mark.parametrize("case", ["no global model", "no images", "no predict_step", "odd output"])
+class Odd(Module):
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        return {"text": "seven"}
+
+
+@pytest.mark.parametrize("case", ["no global model", "no images", "no classes", "no predict_step", "odd output"])
 def test_predictions_are_left_out_where_they_make_no_sense(tmp_path: Path, case: str) -> None:
-    federation = a_federation()
-    if case == "no global model":
-        federation.algorithm = SimpleNamespace(global_state=dict, figures=dict)
-    elif case == "no images":
+    federation = a_federation(
+        task={"no predict_step": LeastSquares(), "odd output": Odd()}.get(case),
+        model={} if case == "no global model" else None,
+    )
+    if case == "no predict_step":
+        federation.global_models = lambda round_idx: {"model": {"network.weight": torch.ones(1, 2)}}
+    if case == "no images":
         federation.data.input_shape = (20,)
-    elif case == "no predict_step":
-        federation.module = LightningModule()
-    else:
-        federation.loop = SimpleNamespace(predict=lambda loader: iter([(None, {"text": "seven"})]))
-    Dashboard().on_fit_end(a_trainer(tmp_path, federation=federation, next_round=1))
+    if case == "no classes":
+        federation.data.num_classes = None
+    Dashboard().on_fit_end(a_run(tmp_path, federation=federation, next_round=1))
     assert read(tmp_path).Tags()["images"] == ["pictures/participation"]
 
 
@@ -231,7 +271,7 @@ def read_hparams(folder: Path) -> dict[str, Any]:
 
 
 def test_hparams_come_from_the_config_without_scalars_of_their_own(tmp_path: Path) -> None:
-    Dashboard().on_fit_start(a_trainer(tmp_path))
+    Dashboard().on_fit_start(a_run(tmp_path))
     found = read_hparams(tmp_path)
     assert found["params"] == {
         "model.class_path": "lit_fed.FedAvg",
@@ -246,14 +286,26 @@ def test_hparams_come_from_the_config_without_scalars_of_their_own(tmp_path: Pat
     assert read(tmp_path).Tags()["scalars"] == []
 
 
+@pytest.mark.parametrize(
+    ("names", "metrics"),
+    [
+        (MetricNames({"rmse": "min", "r2": "max"}, declared=True), ["global/rmse", "global/r2", "clients/rmse_mean"]),
+        (MetricNames(), ["global/loss", "clients/loss_mean"]),
+    ],
+)
+def test_hparams_compare_what_the_task_calls_important(tmp_path: Path, names: MetricNames, metrics: list[str]) -> None:
+    Dashboard().on_fit_start(a_run(tmp_path, names=names))
+    assert read_hparams(tmp_path)["metrics"] == metrics
+
+
 def test_hparams_only_on_a_fresh_start_and_with_a_config(tmp_path: Path) -> None:
-    Dashboard().on_fit_start(a_trainer(tmp_path / "resumed", start_round=1))
+    Dashboard().on_fit_start(a_run(tmp_path / "resumed", start_round=1))
     assert read_hparams(tmp_path / "resumed") == {}
-    Dashboard().on_fit_start(a_trainer(tmp_path / "python", config=""))
+    Dashboard().on_fit_start(a_run(tmp_path / "python", config=""))
     assert read_hparams(tmp_path / "python") == {}
     assert read(tmp_path / "python").Tags()["images"] == ["pictures/partition"]
     # A checkpoint such as best.ckpt starts a new folder, in which nothing has been written yet.
-    Dashboard().on_fit_start(a_trainer(tmp_path / "fork", start_round=1, resumed_from=tmp_path / "resumed"))
+    Dashboard().on_fit_start(a_run(tmp_path / "fork", start_round=1, resumed_from=tmp_path / "resumed"))
     assert read_hparams(tmp_path / "fork")["params"]["trainer.max_rounds"] == 3
     assert steps(read(tmp_path / "fork").Images("pictures/partition")) == [1]
 
@@ -271,21 +323,21 @@ def test_flatten_takes_whatever_yaml_gives() -> None:
 def test_every_logger_gets_every_metric_at_once(tmp_path: Path) -> None:
     csv = CSVLogger(tmp_path, name="", version="csv")
     dashboard = Dashboard()
-    trainer = a_trainer(tmp_path, loggers=[csv, TensorBoardLogger(tmp_path / "a", name="", version="")])
-    dashboard.on_fit_start(trainer)
-    run_rounds(dashboard, trainer, 0, 1)
+    run = a_run(tmp_path, loggers=[csv, TensorBoardLogger(tmp_path / "a", name="", version="")])
+    dashboard.on_fit_start(run)
+    run_rounds(dashboard, run, 0, 1)
     header, row = (tmp_path / "csv" / "metrics.csv").read_text().splitlines()
     assert dict(zip(header.split(","), row.split(","), strict=True))["clients/acc_mean"] == "0.5"
-    dashboard.on_exception(trainer, KeyboardInterrupt())
+    dashboard.on_exception(run, KeyboardInterrupt())
     assert steps(read(tmp_path / "a").Scalars("train/loss")) == [0]
 
 
 def test_other_processes_write_nothing(tmp_path: Path) -> None:
-    dashboard, trainer = Dashboard(picture_every=1), a_trainer(tmp_path, rank_zero=False)
-    dashboard.on_fit_start(trainer)
-    run_rounds(dashboard, trainer, 0, 1)
-    dashboard.on_fit_end(trainer)
-    dashboard.on_exception(trainer, ValueError())
+    dashboard, run = Dashboard(picture_every=1), a_run(tmp_path, rank_zero=False)
+    dashboard.on_fit_start(run)
+    run_rounds(dashboard, run, 0, 1)
+    dashboard.on_fit_end(run)
+    dashboard.on_exception(run, ValueError())
     assert list(tmp_path.iterdir()) == []
 
 
@@ -294,89 +346,19 @@ def test_negative_picture_every_is_refused() -> None:
         Dashboard(picture_every=-1)
 
 
-# ---------------------------------------------------------------------- pictures
-
-
-@pytest.mark.parametrize(("count", "most"), [(1, 200), (200, 200), (201, 200), (100_000, 200), (5, 1)])
-def test_even_subset(count: int, most: int) -> None:
-    chosen = even_subset(count, most)
-    assert len(chosen) == len(set(chosen.tolist())) == min(count, most)
-    assert chosen[0] == 0
-    if most > 1:
-        assert chosen[-1] == count - 1
-    gaps = np.diff(chosen)
-    assert not len(gaps) or gaps.max() - gaps.min() <= 1
-
-
-def test_partition_picture_says_what_it_leaves_out() -> None:
-    histogram = np.zeros((1000, 300), dtype=np.int64)
-    histogram[:, 0] = 3
-    axes = partition_picture(histogram).axes[0]
-    assert axes.get_title() == (
-        "Who has what: 3,000 training samples, 200 of 1,000 clients, evenly spread, 200 of 300 classes, evenly spread"
-    )
-    shown = axes.images[0].get_array()
-    assert shown is not None
-    assert shown.shape == (200, 200)
-    assert shown[0].tolist() == [3] * 200
-    assert np.ma.getmaskarray(shown)[1:].all()
-    assert (
-        partition_picture(np.ones((5, 2), dtype=np.int64))
-        .axes[0]
-        .get_title()
-        .endswith("10 training samples, 5 clients")
-    )
-
-
-def test_participation_map_shows_each_fate_where_it_happened() -> None:
-    fates = [Fate.ON_TIME, Fate.LATE, Fate.LOST_AFTER, Fate.LOST_BEFORE]
-    figure = participation_map(lambda round_idx: [Participant(round_idx, fates[round_idx])], 4, 5, 1)
-    values = figure.axes[0].images[0].get_array()
-    assert values is not None
-    # classes × rounds: client r takes part in round r with the r-th fate, coded from 1
-    assert values.tolist() == [*np.diag([1, 2, 3, 4]).tolist(), [0] * 4]
-    labels = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert labels == [
-        "not selected",
-        "on time",
-        "late, arrives a round later",
-        "lost after training",
-        "lost before training",
-    ]
-
-
-def test_participation_map_bins_long_runs_by_the_most_frequent_fate() -> None:
-    def plan(round_idx: int) -> list[Participant]:
-        return [
-            Participant(0, Fate.LATE if round_idx % 4 == 3 else Fate.ON_TIME),
-            Participant(1, Fate.LOST_BEFORE if round_idx % 2 else Fate.ON_TIME),
-        ]
-
-    axes = participation_map(plan, 1600, 3, 2).axes[0]
-    assert "400 bins of rounds" in axes.get_title()
-    values = axes.images[0].get_array()
-    assert values is not None
-    assert values.shape == (3, 400)
-    assert set(values[0].tolist()) == {1}, "three of four on time"
-    assert set(values[1].tolist()) == {4}, "of two equally frequent the one worth noticing"
-    assert set(values[2].tolist()) == {0}
-
-
-def test_participation_map_of_a_large_population_looks_at_some_rounds() -> None:
-    asked: list[int] = []
-
-    def plan(round_idx: int) -> list[Participant]:
-        asked.append(round_idx)
-        return [Participant(0, Fate.ON_TIME)]
-
-    axes = participation_map(plan, 1000, 100_000, 20_000).axes[0]
-    assert len(asked) == 10
-    assert "10 of the rounds are shown" in axes.get_title()
-    assert "200 of 100,000 clients" in axes.get_title()
-
-
-def test_pictures_leave_pyplot_alone_and_render_to_pixels() -> None:
-    pixels = render(predictions_picture(np.zeros((1, 3, 4, 4), dtype=np.float32), [1], [2]))
-    assert pixels.dtype == np.uint8
-    assert pixels.shape[2] == 3
-    assert pixels.min() < 100 < pixels.max()
+def test_in_a_real_run_everything_is_there(tmp_path: Path) -> None:
+    data = Digits(num_clients=4, max_train_samples=80, max_test_samples=40)
+    task = Classifier(network="logistic", num_classes=10, in_channels=1, input_shape=(1, 8, 8))
+    made = fit(tmp_path, task, data, FedAvg(), logger=True)
+    events = read(made.log_dir)
+    assert {tag: steps(events.Images(tag)) for tag in events.Tags()["images"]} == {
+        "pictures/partition": [0],
+        "pictures/participation": [1],
+        "pictures/predictions": [1],
+    }
+    assert steps(events.Scalars("global/acc")) == steps(events.Histograms("clients/acc")) == [0, 1]
+    assert events.Scalars("global/acc")[1].value == pytest.approx(made.metrics["global/acc"])
+    task = Regressor(network="mlp", input_shape=(10,))
+    regression = fit(tmp_path / "regression", task, Diabetes(num_clients=4), FedAvg(), logger=True)
+    events = read(regression.log_dir)
+    assert sorted(events.Tags()["images"]) == ["pictures/participation", "pictures/partition"]

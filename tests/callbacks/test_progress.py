@@ -12,16 +12,23 @@ import pytest
 from lightning.pytorch.loggers import TensorBoardLogger
 from rich.console import Console
 
-from lit_fed.callbacks.base import RoundRecord
-from lit_fed.callbacks.progress import Progress, format_bytes, is_evaluated, lower_is_better, print_evaluation
-from lit_fed.participation import Fate, Participant
+from lit_fed.callbacks import RoundRecord
+from lit_fed.callbacks.progress import Progress, format_bytes, is_evaluated, print_evaluation
+from lit_fed.engine.metric_names import MetricNames
+from lit_fed.engine.participation import Fate, Participant
 
 PLAN = [Participant(client_id, Fate.ON_TIME) for client_id in range(4)] + [Participant(9, Fate.LOST_BEFORE)]
 
 
-def a_trainer(log_dir: Path | None = None, start_round: int = 0, rank_zero: bool = True, **more: Any) -> Any:
-    settings: dict[str, Any] = {"max_rounds": 3, "federation": None, "loggers": [], "log_dir": log_dir} | more
-    return SimpleNamespace(fabric=SimpleNamespace(is_global_zero=rank_zero), start_round=start_round, **settings)
+def a_run(log_dir: Path = Path("run"), start_round: int = 0, rank_zero: bool = True, **more: Any) -> Any:
+    def num_samples(client_id: int) -> int:
+        return 1
+
+    settings: dict[str, Any] = {"max_rounds": 3, "loggers": [], "log_dir": log_dir, "names": MetricNames()}
+    settings["workers"] = SimpleNamespace(share=lambda clients, num_samples: clients)
+    settings["federation"] = SimpleNamespace(data=SimpleNamespace(num_samples=num_samples))
+    fabric = SimpleNamespace(is_global_zero=rank_zero)
+    return SimpleNamespace(**({"fabric": fabric, "start_round": start_round} | settings | more))
 
 
 def a_progress(terminal: bool = False, width: int = 100) -> tuple[Progress, io.StringIO]:
@@ -30,22 +37,23 @@ def a_progress(terminal: bool = False, width: int = 100) -> tuple[Progress, io.S
     return progress, file
 
 
-def run_round(progress: Progress, trainer: Any, round_idx: int, **metrics: float) -> None:
+def run_round(progress: Progress, run: Any, round_idx: int, **metrics: float) -> None:
     named = {name.replace("__", "/"): value for name, value in metrics.items()}
-    progress.on_round_start(trainer, round_idx, PLAN)
+    progress.on_round_start(run, round_idx, PLAN)
     for _ in range(4):
-        progress.on_client_end(trainer, None)  # type: ignore[arg-type]
-    progress.on_evaluation_start(trainer, round_idx)
-    progress.on_round_end(trainer, RoundRecord(round_idx, named, [], PLAN))
+        progress.on_client_end(run, None)  # type: ignore[arg-type]
+    progress.on_evaluation_start(run, round_idx)
+    run.names.see(named)
+    progress.on_round_end(run, RoundRecord(round_idx, named, [], PLAN))
 
 
 def test_without_a_terminal_a_round_is_one_line_however_narrow() -> None:
     progress, file = a_progress(width=20)
-    trainer = a_trainer()
-    progress.on_fit_start(trainer)
+    run = a_run()
+    progress.on_fit_start(run)
     costs = {"comm__total_bytes": 1_234_000.0, "time__round_s": 0.84, "participation__count": 5.0}
     values = {"global__acc": 0.9124, "global__loss": 0.31, "clients__acc_mean": 0.88, "clients__acc_std": 0.1}
-    run_round(progress, trainer, 11, train__loss=0.25, **values, **costs)
+    run_round(progress, run, 11, train__loss=0.25, **values, **costs)
     assert file.getvalue() == (
         "round 11 | global/acc 0.912 global/loss 0.31 clients/acc_mean 0.88 train/loss 0.25 "
         "| 5 clients 1.23 MB 0.84 s\n"
@@ -54,41 +62,70 @@ def test_without_a_terminal_a_round_is_one_line_however_narrow() -> None:
 
 def test_a_round_without_evaluation_and_a_task_without_accuracy_have_lines_too() -> None:
     progress, file = a_progress()
-    trainer = a_trainer()
-    progress.on_fit_start(trainer)
-    run_round(progress, trainer, 0, time__round_s=12.4)
-    run_round(progress, trainer, 1, train__loss=0.5, global__rmse=2.0, clients__rmse_mean=2.5)
+    run = a_run()
+    progress.on_fit_start(run)
+    run_round(progress, run, 0, time__round_s=12.4)
+    run_round(progress, run, 1, train__loss=0.5, global__rmse=2.0, clients__rmse_mean=2.5)
     assert file.getvalue().splitlines() == [
         "round 0 | 12 s",
         "round 1 | global/rmse 2 clients/rmse_mean 2.5 train/loss 0.5",
     ]
 
 
+def test_the_line_and_the_best_follow_what_the_task_says() -> None:
+    # The task calls fit the most important, and smaller better; loss it names second.
+    names = MetricNames({"fit": "min", "loss": "min"}, declared=True)
+    progress, file = a_progress()
+    run = a_run(names=names)
+    progress.on_fit_start(run)
+    for round_idx, fit in enumerate((2.0, 1.0, 3.0)):
+        values = {"global__loss": 0.5, "global__fit": fit, "global__other": 9.0, "clients__fit_mean": 2 * fit}
+        run_round(progress, run, round_idx, **values)
+    assert file.getvalue().splitlines()[1] == "round 1 | global/fit 1 global/loss 0.5 clients/fit_mean 2"
+    progress.on_fit_end(run)
+    assert re.search(r"global/fit +│ +3 │ +1 │ +1 │", file.getvalue())
+
+
+def test_a_resumed_run_shows_the_main_metric_from_the_first_line_on() -> None:
+    first, _ = a_progress()
+    run = a_run()
+    first.on_fit_start(run)
+    run_round(first, run, 0, global__acc=0.5, train__loss=1.0)
+    second, _ = a_progress(terminal=True)
+    second.load_state_dict(first.state_dict())
+    second.on_fit_start(a_run(start_round=1, names=MetricNames(monitor="global/acc")))
+    console = Console(file=io.StringIO(), width=100)
+    console.print(second._render())
+    assert "global/acc 0.5" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
 def test_on_a_terminal_bars_over_rounds_and_over_own_clients() -> None:
     progress, file = a_progress(terminal=True)
-    trainer = a_trainer()
-    progress.on_fit_start(trainer)
-    progress.on_round_start(trainer, 0, PLAN)
-    progress.on_client_end(trainer, None)  # type: ignore[arg-type]
+    run = a_run()
+    progress.on_fit_start(run)
+    progress.on_round_start(run, 0, PLAN)
+    progress.on_client_end(run, None)  # type: ignore[arg-type]
     assert progress._live is not None
     progress._live.refresh()
     assert "1/4 · round 0 · training" in file.getvalue(), "a client that drops out before its work is not waited for"
-    progress.on_evaluation_start(trainer, 0)
-    progress.on_round_end(trainer, RoundRecord(0, {"global/acc": 0.5}, [], PLAN))
+    progress.on_evaluation_start(run, 0)
+    run.names.see({"global/acc": 0.5})
+    progress.on_round_end(run, RoundRecord(0, {"global/acc": 0.5}, [], PLAN))
     progress._live.refresh()
-    progress.on_fit_end(trainer)
+    progress.on_fit_end(run)
     shown = file.getvalue()
     assert "evaluating…" in shown
     assert "1/3 ·" in shown
     assert "global/acc 0.5" in shown
     assert "round 0 |" not in shown, "no lines beside the bars"
-    assert shown.rstrip().endswith("in 1 round")
+    assert "sent up and down in 1 round\n" in shown
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 200])
 def test_a_narrow_terminal_keeps_labels_and_counts(width: int) -> None:
     progress, _ = a_progress(terminal=True, width=width)
     progress._latest = {"global/acc": 0.5, "global/loss": 0.25, "clients/acc_mean": 0.125}
+    progress._monitor = "global/acc"
     progress._max_rounds, progress._rounds_done, progress._clients_total = 100, 12, 1000
     console = Console(file=io.StringIO(), width=width)
     console.print(progress._render())
@@ -101,9 +138,9 @@ def test_a_narrow_terminal_keeps_labels_and_counts(width: int) -> None:
 
 def test_clients_cost_no_rendering() -> None:
     progress, file = a_progress(terminal=True)
-    trainer = a_trainer()
-    progress.on_fit_start(trainer)
-    progress.on_round_start(trainer, 0, PLAN)
+    run = a_run()
+    progress.on_fit_start(run)
+    progress.on_round_start(run, 0, PLAN)
     renders = 0
     assert progress._live is not None
     render = progress._render
@@ -116,24 +153,24 @@ def test_clients_cost_no_rendering() -> None:
     progress._live._get_renderable = counted
     before = len(file.getvalue())
     for _ in range(1000):
-        progress.on_client_end(trainer, None)  # type: ignore[arg-type]
+        progress.on_client_end(run, None)  # type: ignore[arg-type]
     # 1,000 calls take about 0.1 ms, in which the 10 Hz display comes round at most once or twice.
     assert renders <= 4
     assert len(file.getvalue()) - before < 4000
-    progress.on_fit_end(trainer)
+    progress.on_fit_end(run)
 
 
 def test_closing_table_has_last_and_best_of_every_evaluated_metric(tmp_path: Path) -> None:
     progress, file = a_progress()
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "last.ckpt").touch()
-    trainer = a_trainer(tmp_path, loggers=[TensorBoardLogger(tmp_path)])
-    progress.on_fit_start(trainer)
+    run = a_run(tmp_path, loggers=[TensorBoardLogger(tmp_path)])
+    progress.on_fit_start(run)
     accuracies, losses = [0.25, 0.75, 0.5], [3.0, 1.0, 2.0]
     for round_idx in range(3):
         run_round(
             progress,
-            trainer,
+            run,
             round_idx,
             global__acc=accuracies[round_idx],
             global__loss=losses[round_idx],
@@ -141,7 +178,7 @@ def test_closing_table_has_last_and_best_of_every_evaluated_metric(tmp_path: Pat
             clients__acc_std=0.1,
             comm__total_bytes=1e6,
         )
-    progress.on_fit_end(trainer)
+    progress.on_fit_end(run)
     shown = file.getvalue()
     table = {row[0]: row[1:] for row in re.findall(r"│ (\S+) +│ +(\S+) +│ +(\S+) +│ +(\S+) +│", shown)}
     assert table == {
@@ -159,14 +196,14 @@ def test_closing_table_has_last_and_best_of_every_evaluated_metric(tmp_path: Pat
 
 def test_best_covers_the_rounds_before_a_resume_and_ignores_nan() -> None:
     first, _ = a_progress()
-    trainer = a_trainer()
-    first.on_fit_start(trainer)
-    run_round(first, trainer, 0, global__acc=0.9, global__loss=float("nan"), comm__total_bytes=5.0)
+    run = a_run()
+    first.on_fit_start(run)
+    run_round(first, run, 0, global__acc=0.9, global__loss=float("nan"), comm__total_bytes=5.0)
     state = first.state_dict()
 
     second, file = a_progress()
     second.load_state_dict(state)
-    resumed = a_trainer(start_round=1)
+    resumed = a_run(start_round=1)
     second.on_fit_start(resumed)
     run_round(second, resumed, 1, global__acc=0.5, global__loss=2.0, comm__total_bytes=5.0)
     second.on_fit_end(resumed)
@@ -179,10 +216,10 @@ def test_best_covers_the_rounds_before_a_resume_and_ignores_nan() -> None:
 
 def test_a_second_fit_from_scratch_starts_a_new_table() -> None:
     progress, _ = a_progress()
-    trainer = a_trainer()
-    progress.on_fit_start(trainer)
-    run_round(progress, trainer, 0, global__acc=0.9)
-    progress.on_fit_start(trainer)
+    run = a_run()
+    progress.on_fit_start(run)
+    run_round(progress, run, 0, global__acc=0.9)
+    progress.on_fit_start(run)
     assert progress.state_dict() == {"bests": {}, "total_bytes": 0.0}
 
 
@@ -193,11 +230,11 @@ def test_an_interrupt_closes_the_display_and_says_how_to_continue(tmp_path: Path
     (folder / "checkpoints").mkdir(parents=True)
     if saved:
         (folder / "checkpoints" / "last.ckpt").touch()
-    trainer = a_trainer(folder)
-    progress.on_fit_start(trainer)
-    run_round(progress, trainer, 0, global__acc=0.9)
-    progress.on_round_start(trainer, 1, PLAN)
-    progress.on_exception(trainer, KeyboardInterrupt())
+    run = a_run(folder)
+    progress.on_fit_start(run)
+    run_round(progress, run, 0, global__acc=0.9)
+    progress.on_round_start(run, 1, PLAN)
+    progress.on_exception(run, KeyboardInterrupt())
     assert progress._live is None
     last = file.getvalue().splitlines()[-1]
     assert "interrupted in round 1" in last
@@ -206,10 +243,10 @@ def test_an_interrupt_closes_the_display_and_says_how_to_continue(tmp_path: Path
 
 def test_another_error_closes_the_display_silently() -> None:
     progress, file = a_progress(terminal=True)
-    trainer = a_trainer()
-    progress.on_fit_start(trainer)
-    progress.on_round_start(trainer, 0, PLAN)
-    progress.on_exception(trainer, ValueError("a bug"))
+    run = a_run()
+    progress.on_fit_start(run)
+    progress.on_round_start(run, 0, PLAN)
+    progress.on_exception(run, ValueError("a bug"))
     assert progress._live is None
     assert "interrupted" not in file.getvalue()
 
@@ -217,21 +254,19 @@ def test_another_error_closes_the_display_silently() -> None:
 @pytest.mark.parametrize("terminal", [True, False])
 def test_only_the_first_process_shows_anything(tmp_path: Path, terminal: bool) -> None:
     progress, file = a_progress(terminal=terminal)
-    trainer = a_trainer(tmp_path, rank_zero=False)
-    progress.on_fit_start(trainer)
-    run_round(progress, trainer, 0, global__acc=0.9)
-    progress.on_fit_end(trainer)
-    progress.on_exception(trainer, KeyboardInterrupt())
+    run = a_run(tmp_path, rank_zero=False)
+    progress.on_fit_start(run)
+    run_round(progress, run, 0, global__acc=0.9)
+    progress.on_fit_end(run)
+    progress.on_exception(run, KeyboardInterrupt())
     assert file.getvalue() == ""
 
 
 def test_the_bar_counts_this_process_s_share() -> None:
-    workers = SimpleNamespace(world_size=2, share=lambda clients, num_samples: clients[::2])
-    federation = SimpleNamespace(workers=workers, data=SimpleNamespace(num_samples=lambda client_id: 1))
     progress, _ = a_progress()
-    trainer = a_trainer(federation=federation)
-    progress.on_fit_start(trainer)
-    progress.on_round_start(trainer, 0, PLAN)
+    run = a_run(workers=SimpleNamespace(share=lambda clients, num_samples: clients[::2]))
+    progress.on_fit_start(run)
+    progress.on_round_start(run, 0, PLAN)
     assert progress._clients_total == 2
 
 
@@ -260,20 +295,6 @@ def test_evaluation_that_found_nothing_says_so(capsys: pytest.CaptureFixture[str
 def test_evaluation_table_without_a_terminal_is_100_wide(capsys: pytest.CaptureFixture[str]) -> None:
     print_evaluation({f"global/{'x' * 200}": 1.0}, "test", 1)
     assert max(map(len, capsys.readouterr().out.splitlines()[:-1])) == 100
-
-
-@pytest.mark.parametrize(
-    ("name", "lower"),
-    [
-        *(
-            (name, True)
-            for name in ("global/loss", "train/sub_loss", "clients/loss_mean", "global/rmse", "a/error_rate")
-        ),
-        *((name, False) for name in ("clients/acc_mean", "global/auroc", "global/power")),
-    ],
-)
-def test_direction_of_metrics(name: str, lower: bool) -> None:
-    assert lower_is_better(name) == lower
 
 
 def test_which_metrics_are_evaluated() -> None:

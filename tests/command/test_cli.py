@@ -7,6 +7,7 @@ import pickle
 import re
 import subprocess
 import sys
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -16,193 +17,9 @@ import torch
 import yaml
 
 from lit_fed.command.cli import main
-from lit_fed.command.explain import explain
 from lit_fed.command.table import COMMANDS
+from tests.command.support import LR, QUICKSTART, command, error_of
 from tests.support import ROOT, rows
-
-QUICKSTART = ROOT / "configs" / "quickstart.yaml"
-QUIET = ("--trainer.logger", "false", "--trainer.enable_progress_bar", "false")
-LR = "--model.init_args.optimizer.init_args.lr"
-
-
-@pytest.fixture(autouse=True)
-def in_a_folder_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture(scope="module")
-def run_of_two_rounds(tmp_path_factory):
-    """A finished run; tests copy what they change."""
-    folder = tmp_path_factory.mktemp("trained")
-    main(command("fit", "--trainer.max_rounds", "2", "--trainer.default_root_dir", folder))
-    return folder / "lightning_logs" / "version_0"
-
-
-def command(name: str, *args: str | Path) -> list[str]:
-    return [name, "-c", str(QUICKSTART), *QUIET, *(str(arg) for arg in args)]
-
-
-def error_of(args: list[str], capsys: Any) -> str:
-    """What a command that fails prints, which must be one line."""
-    capsys.readouterr()
-    with pytest.raises(SystemExit) as stop:
-        main(args)
-    lines = capsys.readouterr().err.splitlines()
-    assert stop.value.code == 2
-    assert len(lines) == 1, lines
-    assert lines[0].startswith("lit-fed: error: ")
-    assert "Namespace(" not in lines[0]
-    assert "<class" not in lines[0]
-    return lines[0].removeprefix("lit-fed: error: ")
-
-
-def written(text: str) -> str:
-    Path("bad.yaml").write_text(text)
-    return "bad.yaml"
-
-
-# ---------------------------------------------------------------------- settings that the parser refuses
-
-
-@pytest.mark.parametrize(
-    ("args", "expected"),
-    [
-        (["--trainer.max", "4"], "unknown option --trainer.max; did you mean --trainer.max_rounds?"),
-        (["--trainer.max=4"], "unknown option --trainer.max; did you mean --trainer.max_rounds?"),
-        (["--trainr.max_rounds", "4"], "unknown option --trainr.max_rounds; did you mean --trainer.max_rounds?"),
-        (["--num_clients", "4"], "unknown option --num_clients; did you mean --data.init_args.num_clients?"),
-        (["stray"], "unexpected word 'stray'; settings are given as --key value"),
-        (
-            ["--model.local_epoch", "4"],
-            "unknown key model.init_args.local_epoch: Classifier has no such setting; did you mean local_epochs?",
-        ),
-        (
-            ["--data.init_args.partition.init_args.alfa", "1"],
-            "unknown key data.init_args.partition.init_args.alfa: Dirichlet has no such setting; did you mean alpha?",
-        ),
-        (
-            ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.patienc", "4"],
-            "unknown key trainer.callbacks.init_args.patienc: EarlyStopping has no such setting; "
-            "did you mean patience?",
-        ),
-        (["--model", "Classifer"], "model: there is no LightningModule named 'Classifer'; did you mean Classifier?"),
-        (
-            ["--model", "lit_fed.Classifer"],
-            "model: there is no LightningModule named 'lit_fed.Classifer'; did you mean",
-        ),
-        (["--algorithm", "FedAvgg"], "algorithm: there is no Algorithm named 'FedAvgg'; did you mean FedAvg?"),
-        (["--algorithm", "Classifier"], "algorithm: there is no Algorithm named 'Classifier'; there "),
-        (["--data.init_args.partition", "Dirchlet"], "no Partition named 'Dirchlet'; did you mean Dirichlet?"),
-        (
-            ["--model.init_args.optimizer", "torch.optim.SDG"],
-            "model.init_args.optimizer: there is no class named 'torch.optim.SDG'; did you mean torch.optim.SGD?",
-        ),
-        (
-            ["--model.init_args.lr_scheduler", "CosineAnealingLR"],
-            "there is no LRScheduler named 'CosineAnealingLR'; did you mean CosineAnnealingLR?",
-        ),
-        (["--model.init_args.lr_scheduler", "StepLR"], "model.init_args.lr_scheduler.init_args.step_size is missing"),
-        (["--trainer.max_rounds", "many"], "trainer.max_rounds: expected a whole number, not many"),
-        (["--trainer.max_rounds", "4.5"], "trainer.max_rounds: expected a whole number, not 4.5"),
-        (["--trainer.evaluate_on", "tset"], "trainer.evaluate_on: expected 'test' or 'val', not tset"),
-        (["--trainer.logger", "maybe"], "trainer.logger: expected true or false, a list or a class, not maybe"),
-        (["--trainer.gradient_clip_val", "big"], "trainer.gradient_clip_val: expected a number, not big"),
-        (["--model.init_args.optimizer.init_args.nesterov", "3"], "init_args.nesterov: expected true or false, not 3"),
-        ([LR, "fast"], "model.init_args.optimizer.init_args.lr: expected a number, not fast"),
-        (
-            ["--trainer.callbacks", "EarlyStopping"],
-            "trainer.callbacks: expected a list, not EarlyStopping; write trainer.callbacks+=EarlyStopping",
-        ),
-    ],
-    ids=lambda value: value[0] if isinstance(value, list) else "",
-)
-def test_a_bad_option_is_named_with_what_was_meant(args, expected, capsys):
-    assert expected in error_of(command("fit", *args), capsys)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("trainer: {max_round: 4}", "unknown key trainer.max_round; did you mean trainer.max_rounds?"),
-        ("max_rounds: 4", "unknown key max_rounds; did you mean trainer.max_rounds?"),
-        ("trainer: {num_clients: 4}", "unknown key trainer.num_clients; did you mean data.init_args.num_clients?"),
-        ("fit: {trainer: {max_rounds: 4}}", "unknown key fit.trainer.max_rounds; did you mean trainer.max_rounds?"),
-        (
-            "model: {class_path: Classifier, max_rounds: 4}",
-            "model: max_rounds cannot stand beside class_path; did you mean trainer.max_rounds?",
-        ),
-        (
-            "model: {class_path: Classifier, local_epochs: 4}",
-            "model: local_epochs cannot stand beside class_path; put it into model.init_args",
-        ),
-        (
-            "model: {class_path: Classifier, init_args: {lr: 1}}",
-            "unknown key model.init_args.lr: Classifier has no such setting; "
-            "did you mean model.init_args.optimizer.init_args.lr?",
-        ),
-        (
-            "model: {class_path: Classifier, init_args: {optimizer: {class_path: torch.optim.SGD, "
-            "init_args: {learning_rate: 1}}}}",
-            "unknown key model.init_args.optimizer.init_args.learning_rate: SGD has no such setting; "
-            "its settings are lr, momentum,",
-        ),
-        ("model: {class_path: Classifer}", "model: there is no LightningModule named 'Classifer'; did you mean"),
-        ("model: [1, 2]", "model: a class is needed; give class_path and init_args"),
-        ("trainer: 3", "trainer is 3; it must hold settings, such as max_rounds"),
-        ("trainer: {max_rounds: many}", "trainer.max_rounds: expected a whole number, not many"),
-        (
-            "trainer: {callbacks: [{class_path: lightning.pytorch.callbacks.EarlyStopping}]}",
-            "trainer.callbacks: lightning.pytorch.callbacks.EarlyStopping is no Callback; did you mean EarlyStopping?",
-        ),
-        ("trainer:\n  seed: 1\n bad: 2\n", "config file bad.yaml, line 3: "),
-        ("trainer:\n\tseed: 1\n", "config file bad.yaml, line 2: found character '\\t' that cannot start any token"),
-        ("", "config file bad.yaml holds no settings; write keys such as trainer:"),
-        ("- a\n- b\n", "config file bad.yaml holds no settings"),
-        ("\0\1", "config file bad.yaml is not a YAML text"),
-    ],
-    ids=lambda value: value[:30].strip(),
-)
-def test_a_bad_config_file_is_named_with_what_was_meant(text, expected, capsys):
-    assert expected in error_of([*command("fit"), "-c", written(text)], capsys)
-
-
-@pytest.mark.parametrize(
-    ("args", "expected"),
-    [
-        (
-            [],
-            "no command given; choose fit, validate, test, predict, study, cost or simulate, as in: lit-fed",
-        ),
-        (["fitt"], "there is no command 'fitt'; did you mean fit?"),
-        *(([f"{name}x"], f"there is no command '{name}x'; did you mean {name}?") for name in COMMANDS),
-        (["study"], "--config is missing; see lit-fed study --help"),
-        (["study", "-c", "a.yaml", "--job", "2"], "unknown option --job; did you mean --jobs?"),
-        (["study", "-c", "a.yaml", "--jobs", "two"], "jobs: expected a whole number, not two"),
-        (["simulate"], "--simulate is missing; see lit-fed simulate --help"),
-        (["simulate", "-c", "nowhere.yaml"], "config file nowhere.yaml does not exist"),
-        (["simulate", "--processes", "many"], "processes: expected a whole number, not many"),
-        (["cost"], "model, data and algorithm are missing; name a class with --model or in a file given with --config"),
-        (["cost", "--cost", "AttentionShare"], "cost: there is no CostTable named 'AttentionShare'"),
-        (["cost", "--model", "Classifer"], "model: there is no LightningModule named 'Classifer'; did you mean"),
-        (["train"], "there is no command 'train'; choose fit, validate, test, predict, study, cost or simulate"),
-        (["-c", str(QUICKSTART), "fit"], "settings come after the command: lit-fed fit --config my.yaml"),
-        (["fit", "-c", "nowhere.yaml"], "config file nowhere.yaml does not exist"),
-        (["fit", "-c", "."], "config file . is a folder"),
-        (["fit", "-c"], "argument -c/--config: expected one argument"),
-        (["fit"], "model, data and algorithm are missing; name a class with --model or in a file given with --config"),
-        (["fit", "--data", "Digits"], "model and algorithm are missing; name a class with --model"),
-        (["fit", "--model", "Classifier", "--data", "Digits"], "algorithm is missing; name a class with --algorithm"),
-        (["test", "--model", "Classifier", "--algorithm", "FedAvg"], "data is missing; name a class with --data"),
-    ],
-    ids=lambda value: " ".join(value)[-30:] if isinstance(value, list) else "",
-)
-def test_a_bad_command_says_what_to_do(args, expected, capsys):
-    assert error_of(args, capsys).startswith(expected)
-
-
-def test_an_unknown_report_of_the_parser_is_still_one_line():
-    assert explain("Something\n  - odd\n  - odd\n  happened") == "Something: odd: happened"
-
 
 # ---------------------------------------------------------------------- settings that cannot work
 
@@ -217,11 +34,11 @@ def test_an_unknown_report_of_the_parser_is_still_one_line():
         (["--data.init_args.num_clients", "1439"], "1438 training samples cannot be shared among 1439 clients"),
         (["--data.init_args.partition.init_args.alpha", "-1"], "Dirichlet.alpha is -1.0"),
         (["--data.init_args.val_fraction", "1.5"], "data.val_fraction is 1.5"),
-        (["--model.init_args.local_epochs", "0"], "model.local_epochs is 0"),
+        (["--trainer.local_epochs", "0"], "trainer.local_epochs is 0"),
         (["--model.init_args.num_classes", "5"], "model.num_classes is 5, but the data have 10 classes"),
         (["--model.init_args.network", "smal_cnn"], "network 'smal_cnn' is neither one of ours nor one of timm's; did"),
         (["--model.init_args.network_args", "{widht: 3}"], "'widht'; its settings are"),
-        (["--model", "FedProx", "--model.init_args.mu", "-1"], "model.mu is -1.0"),
+        (["--algorithm", "FedProx", "--algorithm.init_args.mu", "-1"], "algorithm.mu is -1.0"),
         (["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.patience", "0"], "EarlyStopping.patience is 0"),
         (["--trainer.max_rounds", "0"], "trainer.max_rounds is 0"),
         (["--trainer.seed", "-1"], "trainer.seed is -1; it must be at least 0"),
@@ -252,7 +69,7 @@ def test_a_setting_that_cannot_work_is_named(args, expected, capsys):
         (np.arange(40) % 3 - 1, [], "training labels of set.npz: label -1 of sample 0 is not in 0 … 1"),
         (np.arange(40) % 3, ["--data.init_args.num_classes", "2"], "label 2 of sample 2 is not in 0 … 1"),
         (np.arange(5) % 3, [], "5 training samples cannot be shared among 20 clients"),
-        (np.arange(40) / 3, [], "training labels of set.npz: expected a list of integers"),
+        (np.arange(40) / 3, [], "test targets of set.npz are int64: without classes give floating-point numbers"),
     ],
 )
 def test_an_array_file_with_bad_labels_is_named(y_train, args, expected, capsys):
@@ -415,9 +232,54 @@ def test_help_names_commands_and_settings(capsys):
     assert "Rounds in all, those before a resume counted in." in fit
     assert "``" not in fit
     assert len(fit.splitlines()) < 300  # the classes of torch would be thousands
-    model = output_of(["fit", "--model.help", "FedProx"], capsys)
-    assert "--model.mu MU" in model
+    model = output_of(["fit", "--algorithm.help", "FedProx"], capsys)
+    assert "--algorithm.mu MU" in model
     assert len(model.splitlines()) < 100, "it lists all of torch"
+
+
+def test_parts_come_in_any_order_before_and_after_the_class_they_are_of(capsys):
+    files = [f"{ROOT}/configs/{name}.yaml" for name in ("network/mlp", "data/digits_iid", "method/scaffold")]
+    parts = [["-c", file] for file in files] + [["--model", "Classifier"]]
+    printed = set()
+    for order in permutations(parts):
+        printed.add(output_of(["fit", *(word for part in order for word in part), "--print_config"], capsys))
+    (config,) = map(yaml.safe_load, printed)
+    assert config["model"]["init_args"]["network"] == "mlp"
+    assert config["algorithm"]["class_path"].endswith("Scaffold")
+
+
+STRANGER = """
+import torch
+from lightning import LightningModule
+
+class Net(LightningModule):
+    def __init__(self, num_outputs: int | None = None, input_shape: tuple[int, ...] | None = None):
+        super().__init__()
+        assert (num_outputs, input_shape) == (10, (1, 8, 8))
+        self.layer = torch.nn.Linear(64, num_outputs)
+
+    def training_step(self, batch, batch_idx):
+        return torch.nn.functional.cross_entropy(self.layer(batch[0].flatten(1)), batch[1])
+
+    def test_step(self, batch, batch_idx):
+        self.log("test_loss", torch.nn.functional.cross_entropy(self.layer(batch[0].flatten(1)), batch[1]))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+"""
+
+
+def test_any_module_of_the_working_directory_is_a_model_that_is_told_about_the_data(monkeypatch, capsys):
+    Path("stranger_of_test_cli.py").write_text(STRANGER)
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    given = ["-c", str(ROOT / "configs/data/digits_iid.yaml"), "--model", "stranger_of_test_cli.Net"]
+    method = ["-c", str(ROOT / "configs/method/scaffold.yaml"), "--trainer.max_rounds=1", "--trainer.logger=false"]
+    main(["fit", *given, *method, "--trainer.enable_progress_bar=false"])
+    row = rows(Path("lightning_logs/version_0/metrics.csv"))[0]
+    assert float(row["global/loss"]) > 0
+    assert (64 * 10 + 10) * 4 * 2 * float(row["participation/count"]) == float(row["comm/uplink_bytes"])
+    main(["cost", *given, *method])
+    assert "cost ratio 2.0000" in capsys.readouterr().out
 
 
 def test_version(capsys):
@@ -427,10 +289,10 @@ def test_version(capsys):
 
 
 def test_the_printed_configuration_can_be_fed_back(capsys):
-    first = output_of(command("fit", "--model", "FedProx", "--print_config"), capsys)
+    first = output_of(command("fit", "--algorithm", "FedProx", "--print_config"), capsys)
     Path("all.yaml").write_text(first)
     assert output_of(["fit", "-c", "all.yaml", "--print_config"], capsys) == first
-    assert yaml.safe_load(first)["model"]["init_args"]["local_epochs"] == 5
+    assert yaml.safe_load(first)["trainer"]["local_epochs"] == 5
     main(["fit", "-c", "all.yaml", "--trainer.max_rounds", "1"])
     run = Path("lightning_logs/version_0")
     resolved = yaml.safe_load((run / "config.yaml").read_text())

@@ -209,6 +209,7 @@ def test_100_000_clients_keep_no_object_each(partition: Partition):
         labels = np.arange(4_000_000) % 10
     samples = Samples.of(labels)
     samples = Samples.of(labels)
+    samples = Samples.of(labels)
     gc.collect()
     before = len(gc.get_objects())
     csr = partition(samples, 100_000, 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 from itertools import combinations, permutations, product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lit_fed.engine.participation import Fate, Participation, Stragglers
+from lit_fed.engine.reducers import Gather
 from lit_fed.engine.samplers import (
     PROBABILITY_DRAWS,
     AvailabilityParticipation,
@@ -21,6 +23,9 @@ from lit_fed.engine.samplers import (
     UniformParticipation,
     WeightedParticipation,
 )
+from lit_fed.engine.strategy import ClientParallelStrategy
+from lit_fed.methods import FedAvg
+from tests.support import Points, fit, rows
 
 # The stated relative standard error, five times: a deviation as large comes once in two million.
 FIVE_ERRORS = 5 / math.sqrt(PROBABILITY_DRAWS)
@@ -224,3 +229,54 @@ def test_uniform_does_not_touch_the_population() -> None:
 def test_before_setup_it_is_refused() -> None:
     with pytest.raises(RuntimeError, match="before setup"):
         FullParticipation().probability(0)
+
+
+# ---------------------------------------------------------------------- in a run
+
+
+class Told(FedAvg):
+    """Logs the probability that came with every update."""
+
+    def reducer(self, server: Any) -> Any:
+        return Gather()
+
+    def step(self, server: Any, aggregate: Any, cohort: Any) -> dict[str, float]:
+        return {f"server/{one.client_id}": -1.0 if one.probability is None else one.probability for one in aggregate}
+
+
+def told(folder: Path, num_clients: int, participation: Participation, **kwargs: Any) -> list[dict[str, float]]:
+    fit(folder, data=Points(num_clients), algorithm=Told(), participation=participation, **kwargs)
+    table = rows(folder / "lightning_logs" / "version_0" / "metrics.csv")
+    return [{k[7:]: float(v) for k, v in row.items() if k.startswith("server/") and v} for row in table]
+
+
+def two_processes() -> dict[str, Any]:
+    return {"devices": 2, "strategy": ClientParallelStrategy(start_method="fork")}
+
+
+@pytest.mark.parametrize("processes", [dict, two_processes])
+def test_it_comes_with_every_update_also_with_a_late_one(tmp_path: Path, processes: Any) -> None:
+    # Clients 0 and 2 have 1 sample, 1 and 3 have 3, which take 3 s where 2 are allowed; a quarter drops out.
+    stragglers = Stragglers(deadline=2.0, speed_sigma=0.0, seconds_per_sample=1.0, late="next_round")
+    participation = UniformParticipation(count=4, dropout_before=0.25, stragglers=stragglers)
+    found = told(tmp_path, 4, participation, max_rounds=6, **processes())
+    assert {value for row in found for value in row.values()} == {0.75}
+    ready(participation, [1, 3, 1, 3])
+    for round_idx, row in enumerate(found):
+        on_time = {one.client_id for one in participation.plan(round_idx) if one.fate is Fate.ON_TIME}
+        assert {int(name) for name in row} == on_time | set(participation.late(round_idx))
+    assert any("1" in row or "3" in row for row in found)
+
+
+@pytest.mark.parametrize("processes", [dict, two_processes])
+def test_an_estimate_is_the_same_on_every_process(tmp_path: Path, processes: Any) -> None:
+    sampler = ready(WeightedParticipation(count=3), [1, 3, 1, 3])
+    expected = {str(client_id): sampler.probability(client_id) for client_id in range(4)}
+    found = told(tmp_path, 4, WeightedParticipation(count=3), max_rounds=8, **processes())
+    assert {name: value for row in found for name, value in row.items()} == expected
+    assert all(row.items() <= expected.items() for row in found)
+
+
+def test_where_it_is_unknown_none_comes(tmp_path: Path) -> None:
+    found = told(tmp_path, 4, AvailabilityParticipation(count=4, availability=0.9, period=4))
+    assert {value for row in found for value in row.values()} == {-1.0}

@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from lit_fed import FederatedTrainer
-from lit_fed.participation import Participation
+from lit_fed.engine.participation import Participation
+from tests.support import LeastSquares, kept, weights
 
 
 class Rota(Participation):
@@ -23,18 +26,64 @@ class Rota(Participation):
         return np.array([round_idx % self.num_clients])
 
 
+class Momentum(LeastSquares):
+    """`LeastSquares` by gradient descent with momentum."""
+
+    def __init__(self, momentum: float) -> None:
+        super().__init__()
+        self.momentum = momentum
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=self.lr, momentum=self.momentum)
+
+
+class ByHand(LeastSquares):
+    """`LeastSquares` with a bias, by hand: one optimizer, or one for each parameter; all step after one backward."""
+
+    def __init__(self, num_optimizers: int = 1) -> None:
+        super().__init__()
+        self.network = torch.nn.Linear(2, 1)
+        for parameter in self.parameters():
+            torch.nn.init.zeros_(parameter)
+        self.num_optimizers = num_optimizers
+        self.automatic_optimization = False
+
+    def configure_optimizers(self) -> Any:
+        own = list(self.parameters())
+        return [torch.optim.SGD(own[i :: self.num_optimizers], lr=self.lr) for i in range(self.num_optimizers)]
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        found: Any = self.optimizers()
+        optimizers = found if isinstance(found, list) else [found]
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        self.manual_backward(self.loss(batch))
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+class Automatic(ByHand):
+    """The same, by the engine's hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = True
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=self.lr)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
+        return self.loss(batch)
+
+
 def client_state(made: FederatedTrainer, client_id: int) -> dict[str, list[Any]]:
     """What a client keeps, as numbers."""
-    assert made.federation is not None
-    state = made.federation.store.get(client_id)
-    assert state is not None
-    return {name: tensor.tolist() for name, tensor in state.items()}
+    return {name: tensor.tolist() for name, tensor in kept(made, client_id).items()}
 
 
 def global_weight(made: FederatedTrainer) -> list[float]:
     """The global model of `tests.support.LeastSquares`: its two weights."""
-    assert made.federation is not None
-    weight: list[float] = made.federation.algorithm.global_state()["network.weight"].flatten().tolist()
+    weight: list[float] = weights(made)["network.weight"].flatten().tolist()
     return weight
 
 

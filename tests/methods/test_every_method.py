@@ -17,25 +17,33 @@ from tests.methods.run_methods import METHODS, run_method
 from tests.support import ROOT, assert_same, rows, saved_weights
 
 ROUNDS = 4
-EACH = pytest.mark.parametrize("method", METHODS, ids=lambda path: path.stem)
+EACH = pytest.mark.parametrize("method", METHODS)
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Uninterrupted runs of all methods on one process."""
+def chosen(request: pytest.FixtureRequest) -> list[str]:
+    """The methods whose tests are to run, of which ``-k`` may leave some out."""
+    items: list[Any] = [item for item in request.session.items if item.path == request.path]
+    asked = {item.callspec.params["method"] for item in items}
+    return [method for method in METHODS if method in asked]
+
+
+@pytest.fixture(scope="module")
+def whole(chosen: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Uninterrupted runs on one process."""
     folder = tmp_path_factory.mktemp("whole")
-    for method in METHODS:
+    for method in chosen:
         run_method(method, folder, ROUNDS)
     return folder
 
 
 @pytest.fixture(scope="module")
-def spread(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def spread(chosen: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same on two processes, interrupted after two rounds."""
     folder = tmp_path_factory.mktemp("spread")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     for rounds in (2, ROUNDS):
-        command = [*torchrun, "-m", "tests.methods.run_methods", str(folder), str(rounds), "2"]
+        command = [*torchrun, "-m", "tests.methods.run_methods", str(folder), str(rounds), "2", *chosen]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stderr
     return folder
@@ -48,7 +56,7 @@ def client_states(run: Path) -> dict[str, Any]:
 def assert_same_run(one: Path, other: Path) -> None:
     """Bit-identical weights, server state and client states; metrics up to the order of float64 sums."""
     assert_same(saved_weights(one), saved_weights(other))
-    servers = [torch.load(run / "checkpoints/last.ckpt", weights_only=True)["algorithm"] for run in (one, other)]
+    servers = [torch.load(run / "checkpoints/last.ckpt", weights_only=True)["server"] for run in (one, other)]
     torch.testing.assert_close(*servers, rtol=0, atol=0)
     states = client_states(one), client_states(other)
     assert states[0].keys() == states[1].keys()
@@ -66,23 +74,23 @@ def trained(run: Path) -> set[str]:
 
 
 @EACH
-def test_resumed_is_uninterrupted(method: Path, whole: Path, tmp_path: Path) -> None:
+def test_resumed_is_uninterrupted(method: str, whole: Path, tmp_path: Path) -> None:
     early = {
         row["client_id"] for row in rows(run_method(method, tmp_path, 2) / "clients.csv") if row["stage"] == "train"
     }
     resumed = run_method(method, tmp_path, ROUNDS)
     late = {row["client_id"] for row in rows(resumed / "clients.csv") if row["stage"] == "train"} - early
     assert late, "no client appears late"
-    assert_same_run(whole / method.stem / "lightning_logs/version_0", resumed)
+    assert_same_run(whole / method / "lightning_logs/version_0", resumed)
 
 
 @EACH
-def test_two_processes_are_one(method: Path, whole: Path, spread: Path) -> None:
-    assert_same_run(*(folder / method.stem / "lightning_logs/version_0" for folder in (whole, spread)))
+def test_two_processes_are_one(method: str, whole: Path, spread: Path) -> None:
+    assert_same_run(*(folder / method / "lightning_logs/version_0" for folder in (whole, spread)))
 
 
 @EACH
-def test_it_learns(method: Path, whole: Path) -> None:
+def test_it_learns(method: str, whole: Path) -> None:
     """Below the loss of guessing, ln 10 = 2.303, on what the clients would use."""
-    last = rows(whole / method.stem / "lightning_logs/version_0/metrics.csv")[-1]
+    last = rows(whole / method / "lightning_logs/version_0/metrics.csv")[-1]
     assert float(last["clients/loss_mean"]) < 2.303

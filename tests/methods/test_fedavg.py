@@ -56,7 +56,7 @@ def test_one_client_is_plain_gradient_descent(tmp_path: Path) -> None:
     # w₁ ← w₁ − ½(w₁ − 2) for 3 rounds of 2 epochs is 6 steps: 2·(1 − 2⁻⁶) = 1.96875.
     from tests.support import LeastSquares
 
-    made = fit(tmp_path, LeastSquares(local_epochs=2), Points(num_clients=1), max_rounds=3)
+    made = fit(tmp_path, LeastSquares(), Points(num_clients=1), max_rounds=3, local_epochs=2)
     assert weights(made)["network.weight"].tolist() == [[1.96875, 0.0]]
 
 
@@ -69,5 +69,5 @@ def test_server_starts_from_the_modules_weights(tmp_path: Path) -> None:
     from tests.support import LeastSquares
 
     module = LeastSquares(lr=0.0)
-    torch.nn.init.constant_(module.network.weight, 3.0)
+    torch.nn.init.constant_(next(module.parameters()), 3.0)
     assert weights(fit(tmp_path, module, max_rounds=1))["network.weight"].tolist() == [[3.0, 3.0]]

@@ -20,6 +20,6 @@ def test_two_rounds_by_hand(tmp_path: Path) -> None:
 
 
 def test_without_momentum_it_is_fedavg(tmp_path: Path) -> None:
-    plain = fit(tmp_path, LeastSquares(local_epochs=2), Points(), FedAvg(), max_rounds=4)
-    other = fit(tmp_path, LeastSquares(local_epochs=2), Points(), FedAvgM(beta=0.0), max_rounds=4)
+    plain = fit(tmp_path, LeastSquares(), Points(), FedAvg(), max_rounds=4, local_epochs=2)
+    other = fit(tmp_path, LeastSquares(), Points(), FedAvgM(beta=0.0), max_rounds=4, local_epochs=2)
     torch.testing.assert_close(weights(other), weights(plain), rtol=1e-6, atol=1e-6)

@@ -8,17 +8,16 @@ from typing import Any
 
 import pytest
 
+from lit_fed import FederatedTrainer
 from lit_fed.errors import CheckpointError, ConfigError
-from lit_fed.methods import FedAvg, FedDyn, FedDynServer
-from tests.methods.support import Rota, client_state, global_weight
-from tests.support import LeastSquares, fit
+from lit_fed.methods import FedAvg, FedDyn
+from tests.methods.support import Automatic, ByHand, Rota, client_state, global_weight
+from tests.support import assert_same, fit, weights
 
 
-class DynLeastSquares(FedDyn, LeastSquares):
+def run(folder: Path, rounds: int, alpha: float = 0.5, **kwargs: Any) -> FederatedTrainer:
     """Two steps a round."""
-
-    def __init__(self, alpha: float = 0.5, **kwargs: Any) -> None:
-        super().__init__(alpha=alpha, local_epochs=2, **kwargs)
+    return fit(folder, algorithm=FedDyn(alpha), max_rounds=rounds, **({"local_epochs": 2} | kwargs))
 
 
 def test_two_rounds_by_hand(tmp_path: Path) -> None:
@@ -32,46 +31,51 @@ def test_two_rounds_by_hand(tmp_path: Path) -> None:
     #   client 1: twice that: w₂ = 2.65625, g₁ = −1.328125
     #   mean ((1.328125 + 1.25)/2, (2.5 + 2.65625)/2) = (1.2890625, 2.578125)
     #   −h/α = (0.625, 1.25) + (0.0390625, 0.078125);  w = (1.953125, 3.90625)
-    made = fit(tmp_path, DynLeastSquares(), algorithm=FedDynServer(), max_rounds=2)
+    made = run(tmp_path, 2)
     assert global_weight(made) == [1.953125, 3.90625]
-    assert client_state(made, 0) == {"dual.network.weight": [[-0.6640625, 0.0]]}
-    assert client_state(made, 1) == {"dual.network.weight": [[0.0, -1.328125]]}
+    assert client_state(made, 0) == {"state/dual.network.weight": [[-0.6640625, 0.0]]}
+    assert client_state(made, 1) == {"state/dual.network.weight": [[0.0, -1.328125]]}
 
 
 def test_partial_participation_by_hand(tmp_path: Path) -> None:
     # Round 0, client 0 alone: mean (1.25, 0), −h/α = ½·(1.25, 0), since m = 2;  w = (1.875, 0)
     # Round 1, client 1 alone, g₁ = 0: w₂ = 0 → 2 → 2.5; mean (1.875, 2.5)
     #   −h/α = (0.625, 0) + ½·(0, 2.5);  w = (2.5, 3.75)
-    made = fit(tmp_path, DynLeastSquares(), algorithm=FedDynServer(), max_rounds=2, participation=Rota())
+    made = run(tmp_path, 2, participation=Rota())
     assert global_weight(made) == [2.5, 3.75]
 
 
 def test_the_clients_agree_in_the_end(tmp_path: Path) -> None:
     # The stationary point is the minimum of the sum of the objectives, (2, 4), where g₀ = g₁ = 0.
-    made = fit(tmp_path, DynLeastSquares(), algorithm=FedDynServer(), max_rounds=40, evaluate_every=0)
+    made = run(tmp_path, 40, evaluate_every=0)
     assert global_weight(made) == pytest.approx([2.0, 4.0], abs=1e-4)
 
 
 def test_without_alpha_it_is_fedavg(tmp_path: Path) -> None:
-    dyn = fit(tmp_path, DynLeastSquares(alpha=0.0), algorithm=FedDynServer(), max_rounds=3)
-    fedavg = fit(tmp_path, LeastSquares(local_epochs=2), algorithm=FedAvg("uniform"), max_rounds=3)
+    dyn = run(tmp_path, 3, alpha=0.0)
+    fedavg = fit(tmp_path, algorithm=FedAvg("uniform"), max_rounds=3, local_epochs=2)
     assert global_weight(dyn) == pytest.approx(global_weight(fedavg), abs=1e-6)
 
 
 def test_bytes_are_fedavgs(tmp_path: Path) -> None:
-    metrics = fit(tmp_path, DynLeastSquares(), algorithm=FedDynServer(), max_rounds=1).metrics
+    metrics = run(tmp_path, 1).metrics
     assert metrics["comm/total_bytes"] == 32
 
 
-def test_wrong_settings(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"model\.alpha is -1"):
+def test_wrong_settings() -> None:
+    with pytest.raises(ConfigError, match=r"algorithm\.alpha is -1"):
         FedDyn(alpha=-1.0)
-    with pytest.raises(ConfigError, match="FedDynServer needs a model FedDyn; this one is LeastSquares"):
-        fit(tmp_path, LeastSquares(), algorithm=FedDynServer())
 
 
 def test_another_methods_checkpoint(tmp_path: Path) -> None:
-    server = FedDynServer()
-    fit(tmp_path, DynLeastSquares(), algorithm=server, max_rounds=1)
-    with pytest.raises(CheckpointError, match="not saved by FedDyn"):
-        server.load_state_dict({"state": server.state})
+    fit(tmp_path, max_rounds=1)
+    with pytest.raises(CheckpointError, match="saved by FedAvg, whose server differs from this one in 'shift'"):
+        run(tmp_path, 2, ckpt_path="last")
+
+
+@pytest.mark.parametrize("num_optimizers", [1, 2])
+def test_modules_that_optimise_by_hand(tmp_path: Path, num_optimizers: int) -> None:
+    """Every parameter is corrected once a step, whatever optimizer it has, also where all step after one backward."""
+    automatic = run(tmp_path, 3, module=Automatic())
+    assert_same(weights(run(tmp_path, 3, module=ByHand(num_optimizers))), weights(automatic))
+    assert any(client_state(automatic, 0)["state/dual.network.bias"]), "nothing was corrected"

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from lit_fed.participation import UniformParticipation
+from lit_fed.protocols import ClientGlobalTest, ClientTest, LocalTest
 from torch import Tensor, nn
 
 from lit_fed import Classifier, FederatedTrainer, Phase
@@ -26,8 +28,6 @@ from lit_fed.methods import (
     FedMDServer,
 )
 from lit_fed.networks import MLP, Logistic
-from lit_fed.participation import UniformParticipation
-from lit_fed.protocols import ClientGlobalTest, ClientTest, LocalTest
 from tests.methods.support import Rota
 from tests.support import assert_same, fit, rows, weights
 

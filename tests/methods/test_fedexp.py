@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from lit_fed.engine.protocols import ClientTest, GlobalTest
 from lit_fed.methods import FedAvg, FedExP
-from lit_fed.protocols import ClientTest, GlobalTest
 from tests.support import LeastSquares, Points, assert_same, fit, weights
 
 
@@ -17,7 +17,7 @@ def half_done() -> LeastSquares:
     """From w = (0, 4), where client 1 has nothing left to do."""
     module = LeastSquares()
     with torch.no_grad():
-        module.network.weight[0, 1] = 4.0  # type: ignore[index,operator]
+        module.network.weight[0, 1] = 4.0  # type: ignore[operator]
     return module
 
 
@@ -52,12 +52,15 @@ def test_uniform_weights_by_hand(tmp_path: Path) -> None:
 
 
 def test_the_mean_is_evaluated_and_the_iterate_trained_from(tmp_path: Path) -> None:
-    made = run(tmp_path, 2)
-    federation = made.federation
+    module = half_done()
+    made = fit(tmp_path, module, Points(), FedExP(epsilon=0.0375), max_rounds=2)
+    federation = made.run.federation
     iterate, mean = pytest.approx(0.541431763), pytest.approx(0.426965881)
-    assert federation.algorithm.broadcast(2)["network.weight"][0, 0].item() == iterate
-    assert federation.evaluation_broadcast(1)["network.weight"][0, 0].item() == mean
-    assert federation.module.network.weight[0, 0].item() == mean  # what the caller holds in the end
+    assert federation.broadcast(2).payloads["model"]["network.weight"][0, 0].item() == iterate
+    assert federation.broadcast(1, "test").payloads["model"]["network.weight"][0, 0].item() == mean
+    assert (
+        weights(made)["network.weight"][0, 0].item() == module.state_dict()["network.weight"][0, 0].item() == mean
+    )  # what the caller holds in the end
     # Client 0's sample has loss ½·(2 − 0.426965881)² = 1.237218, client 1's three have none.
     assert made.metrics["clients/loss_mean"] == pytest.approx(1.237218 / 2, rel=1e-5)
     assert made.metrics["global/loss"] == pytest.approx(1.237218 / 4, rel=1e-5)
@@ -68,7 +71,9 @@ def test_resumes_from_the_iterate(tmp_path: Path) -> None:
     run(tmp_path / "parts", 2)
     parts = fit(tmp_path / "parts", half_done(), Points(), FedExP(epsilon=0.0375), max_rounds=4, ckpt_path="last")
     assert_same(weights(whole), weights(parts))
-    assert_same(whole.federation.algorithm.state, parts.federation.algorithm.state)  # type: ignore[union-attr,attr-defined]
+    iterates = [made.run.federation.server["model"] for made in (whole, parts)]
+    assert_same(*iterates)
+    assert not torch.equal(iterates[0]["network.weight"], weights(whole)["network.weight"])  # which is a mean
 
 
 def test_evaluating_changes_nothing_that_follows(tmp_path: Path) -> None:

@@ -11,25 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lightning import Fabric
 
-from lit_fed import Classifier
+from lit_fed.engine.participation import Stragglers
+from lit_fed.engine.payload import ClientUpdate
+from lit_fed.engine.reducers import WeightedMean
+from lit_fed.engine.samplers import FullParticipation
+from lit_fed.engine.strategy import Workers
 from lit_fed.errors import ConfigError
-from lit_fed.methods import CountsSteps, FedAvg, FedNova, FedNovaServer
+from lit_fed.methods import FedAvg, FedNova
 from lit_fed.methods.fednova import NormalizedMean
-from lit_fed.participation import FullParticipation, Stragglers
-from lit_fed.payload import ClientUpdate
-from lit_fed.reducers import WeightedMean
-from lit_fed.strategy import Workers
+from tests.methods.support import Automatic, ByHand, Momentum
 from tests.support import LeastSquares, Points, assert_same, fit, weights
 
 ALONE = Workers(Fabric(accelerator="cpu", devices=1))
-
-
-class NovaLeastSquares(CountsSteps, LeastSquares):
-    """The two points, with momentum where wanted."""
-
-    def __init__(self, momentum: float = 0.0, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.optimizer = lambda p: torch.optim.SGD(p, lr=0.5, momentum=momentum)
 
 
 def unequal() -> Points:
@@ -42,14 +35,14 @@ def test_two_rounds_by_hand_with_unequal_steps(tmp_path: Path) -> None:
     #   τ_eff = ¼·1 + ¾·3 = 2.5; w = 2.5·(¼·1, ¾·3.5/3) = 2.5·(0.25, 0.875) = (0.625, 2.1875)
     # Round 1: client 0 moves by ½·(2 − 0.625) = 0.6875, client 1 by ⅞·(4 − 2.1875) = 1.5859375
     #   w = (0.625 + 2.5·¼·0.6875, 2.1875 + 2.5·¾·1.5859375/3) = (1.0546875, 3.1787109375)
-    made = fit(tmp_path, NovaLeastSquares(), unequal(), FedNovaServer(), max_rounds=2)
+    made = fit(tmp_path, LeastSquares(), unequal(), FedNova(), max_rounds=2)
     assert weights(made)["network.weight"][0].tolist() == pytest.approx([1.0546875, 3.1787109375], rel=1e-6)
     assert made.metrics["server/effective_steps"] == 2.5
 
 
 def test_one_round_by_hand_uniform(tmp_path: Path) -> None:
     # As above with p = ½: τ_eff = ½·1 + ½·3 = 2; w = 2·(½·1, ½·3.5/3) = (1, 3.5/3). FedAvg would be at (0.5, 1.75).
-    made = fit(tmp_path, NovaLeastSquares(), unequal(), FedNovaServer(weighting="uniform"), max_rounds=1)
+    made = fit(tmp_path, LeastSquares(), unequal(), FedNova(weighting="uniform"), max_rounds=1)
     assert weights(made)["network.weight"][0].tolist() == pytest.approx([1.0, 3.5 / 3], rel=1e-6)
 
 
@@ -57,28 +50,21 @@ def test_one_round_by_hand_with_momentum(tmp_path: Path) -> None:
     # ρ = ½. Client 0: one step to 1, a = 1. Client 1: velocities −4, ½·(−4) − 2 = −4, ½·(−4) + 0 = −2, so 0 → 2 → 4 →
     # 5; its steps are worth 1 + 1.5 + 1.75 = 4.25. τ_eff = ¼ + ¾·4.25 = 3.4375.
     #   w = 3.4375·(¼·1, ¾·5/4.25) = (0.859375, 3.0330882)
-    made = fit(tmp_path, NovaLeastSquares(momentum=0.5), unequal(), FedNovaServer(), max_rounds=1)
+    made = fit(tmp_path, Momentum(0.5), unequal(), FedNova(), max_rounds=1)
     assert weights(made)["network.weight"][0].tolist() == pytest.approx([0.859375, 3.0330882], rel=1e-6)
     assert made.metrics["server/effective_steps"] == 3.4375
 
 
 def test_the_servers_learning_rate_by_hand(tmp_path: Path) -> None:
     # Half of the first round above.
-    made = fit(tmp_path, NovaLeastSquares(), unequal(), FedNovaServer(server_lr=0.5), max_rounds=1)
+    made = fit(tmp_path, LeastSquares(), unequal(), FedNova(server_lr=0.5), max_rounds=1)
     assert weights(made)["network.weight"][0].tolist() == pytest.approx([0.3125, 1.09375], rel=1e-6)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_with_equal_steps_it_is_fedavg(momentum: float, tmp_path: Path) -> None:
-    runs = []
-    for algorithm in (FedAvg(), FedNovaServer()):
-        module = NovaLeastSquares(momentum=momentum, local_epochs=3)
-        if isinstance(algorithm, FedNovaServer):
-            runs.append(fit(tmp_path, module, Points(), algorithm, max_rounds=3))
-        else:
-            plain = LeastSquares(local_epochs=3)
-            plain.optimizer = module.optimizer
-            runs.append(fit(tmp_path, plain, Points(), algorithm, max_rounds=3))
+    both = (FedAvg(), FedNova())
+    runs = [fit(tmp_path, Momentum(momentum), Points(), one, max_rounds=3, local_epochs=3) for one in both]
     torch.testing.assert_close(weights(runs[1]), weights(runs[0]), rtol=1e-6, atol=1e-6)
 
 
@@ -86,18 +72,18 @@ def test_with_equal_steps_late_updates_are_fedavgs_too(tmp_path: Path) -> None:
     # Client 1's three samples take 0.03 simulated seconds, which is late: round 1 gets both clients' of round 0 and 1.
     late = FullParticipation(stragglers=Stragglers(deadline=0.02, speed_sigma=0.0, late="next_round"))
     plain = fit(tmp_path, LeastSquares(), Points(), FedAvg(), max_rounds=3, participation=late)
-    other = fit(tmp_path, NovaLeastSquares(), Points(), FedNovaServer(), max_rounds=3, participation=late)
+    other = fit(tmp_path, LeastSquares(), Points(), FedNova(), max_rounds=3, participation=late)
     assert other.metrics["participation/count"] == 2
     torch.testing.assert_close(weights(other), weights(plain), rtol=1e-6, atol=1e-6)
     # Round 0: only client 0, w = (1, 0). Round 1: client 1's (0, 2) of round 0, and client 0's (1.5, 0):
     # ¼·(1.5, 0) + ¾·(0, 2) = (0.375, 1.5).
-    second = fit(tmp_path, NovaLeastSquares(), Points(), FedNovaServer(), max_rounds=2, participation=late)
+    second = fit(tmp_path, LeastSquares(), Points(), FedNova(), max_rounds=2, participation=late)
     assert weights(second)["network.weight"][0].tolist() == pytest.approx([0.375, 1.5], rel=1e-6)
 
 
 def test_a_step_counter_costs_four_bytes_a_client(tmp_path: Path) -> None:
     plain = fit(tmp_path, LeastSquares(), Points(4), FedAvg(), max_rounds=1).metrics
-    other = fit(tmp_path, NovaLeastSquares(), Points(4), FedNovaServer(), max_rounds=1).metrics
+    other = fit(tmp_path, LeastSquares(), Points(4), FedNova(), max_rounds=1).metrics
     assert other["comm/uplink_bytes"] == plain["comm/uplink_bytes"] + 4 * 4
     assert other["comm/downlink_bytes"] == plain["comm/downlink_bytes"]
 
@@ -172,28 +158,15 @@ def test_updates_and_origin_are_left_alone() -> None:
     assert origin.item() == 1.0
 
 
-# --- mistakes --------------------------------------------------------------------------------------------------------
+# --- modules that optimise by hand -----------------------------------------------------------------------------------
 
 
-def test_clients_that_do_not_count_are_refused_before_any_training(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="needs clients that count their steps, and model LeastSquares does not"):
-        fit(tmp_path, LeastSquares(), algorithm=FedNovaServer())
+def test_steps_by_hand_are_counted(tmp_path: Path) -> None:
+    by_hand = fit(tmp_path, ByHand(), unequal(), FedNova(), max_rounds=2)
+    assert by_hand.metrics["server/effective_steps"] == 2.5  # as above
+    assert_same(weights(by_hand), weights(fit(tmp_path, Automatic(), unequal(), FedNova(), max_rounds=2)))
 
 
-def test_manual_optimisation_is_refused(tmp_path: Path) -> None:
-    module = NovaLeastSquares()
-    module.automatic_optimization = False
-    with pytest.raises(ConfigError, match="optimises manually, so its steps cannot be counted"):
-        fit(tmp_path, module, algorithm=FedNovaServer())
-
-
-def test_the_wrong_server_is_named(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"NovaLeastSquares sends 'local_steps', which algorithm FedAvg does not know"
-    ):
-        fit(tmp_path, NovaLeastSquares(), algorithm=FedAvg())
-
-
-def test_fednova_is_a_classifier_that_counts() -> None:
-    assert issubclass(FedNova, Classifier)
-    assert FedNova(network="logistic", input_shape=(1, 8, 8), local_epochs=3).local_epochs == 3
+def test_several_optimizers_are_refused_before_any_training(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="ByHand has 2 optimizers, and algorithm FedNova needs a single optimizer"):
+        fit(tmp_path, ByHand(2), algorithm=FedNova())

@@ -6,40 +6,32 @@ from typing import Any
 
 import pytest
 import torch
+from lightning import LightningModule
 from torch import Tensor, nn
 
 from lit_fed.errors import ConfigError
 from lit_fed.losses import model_contrast
 from lit_fed.methods import Moon
-from lit_fed.networks import ClassificationNetwork, Outputs
 from tests.methods.support import client_state, run_quickstart
-from tests.support import Points, assert_same, fit, rows, saved_weights, weights
+from tests.support import LeastSquares, Points, assert_same, fit, rows, saved_weights, weights
 
 
-class Plane(ClassificationNetwork):
-    """Features z = Wx from W = 1."""
+class Drawn(LightningModule):
+    """Features z = Wx from W = 1, loss ½‖z − t‖² with t = (0, 1) for y = 2, client 0's, and t = (0, −1) for y = 4."""
 
     def __init__(self) -> None:
-        super().__init__(2, 5)
-        self.body = nn.Linear(2, 2, bias=False)
+        super().__init__()
+        self.body, self.reads = nn.Linear(2, 2, bias=False), nn.Identity()
         nn.init.eye_(self.body.weight)
 
-    def forward_features(self, x: Tensor) -> Tensor:
-        z: Tensor = self.body(x)
-        return z
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.5)
 
-
-class Drawn(Moon):
-    """½‖z − t‖² with t = (0, 1) for client 0 and t = (0, −1) for client 1, both on x = (1, 0)."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(network=Plane(), optimizer=lambda p: torch.optim.SGD(p, lr=0.5), **kwargs)
-
-    def objective(self, outputs: Outputs, y: Tensor) -> dict[str, Tensor]:
-        assert self.ctx is not None
-        assert outputs.features is not None
-        target = torch.tensor([0.0, 1.0 - 2.0 * self.ctx.client_id])
-        return {"data": 0.5 * (outputs.features - target).square().sum(1).mean()}
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        x, y = batch
+        target = torch.stack([torch.zeros(len(y)), 3.0 - y], dim=1)
+        loss: Tensor = 0.5 * (self.reads(self.body(x)) - target).square().sum(1).mean()
+        return loss
 
 
 class SamePoint(Points):
@@ -69,23 +61,23 @@ def test_two_rounds_by_hand(tmp_path: Path) -> None:
     #   z = (0.5, 0) − ½·((0.5, −1) + (0, 1.011450)) = (0.25, −0.005725)
     # Client 1 mirrors it: the global z = (0.25, 0).
     data = SamePoint(sizes=(2, 2))
-    made = fit(tmp_path, Drawn(mu=1.0), data, max_rounds=2)
-    own = client_state(made, 0)["previous.network.body.weight"]
+    made = fit(tmp_path, Drawn(), data, Moon(mu=1.0, head="reads"), max_rounds=2, evaluate_every=0)
+    own = client_state(made, 0)["state/previous.body.weight"]
     assert [own[0][0], own[1][0]] == pytest.approx([0.25, -0.005725], abs=1e-5)
-    shared = weights(made)["network.body.weight"][:, 0].tolist()
+    shared = weights(made)["body.weight"][:, 0].tolist()
     assert shared == pytest.approx([0.25, 0.0], abs=1e-6)
     assert made.metrics["train/contrast"] == pytest.approx(math.log1p(math.exp((math.sqrt(0.5) - 1) / 0.5)), abs=1e-6)
 
 
 def test_without_the_term_it_is_fedavg(tmp_path: Path) -> None:
-    moon = run_quickstart(tmp_path / "moon", "--model", "Moon", "--model.mu", "0")
+    moon = run_quickstart(tmp_path / "moon", "--algorithm", "Moon", "--algorithm.mu", "0")
     assert_same(saved_weights(moon), saved_weights(run_quickstart(tmp_path / "fedavg")))
 
 
 def test_where_features_cannot_move_it_is_fedavg(tmp_path: Path) -> None:
     # Logistic regression's features are its input: every model has the same, the contrast is ln 2.
     network = ("--model.network", "logistic")
-    moon = run_quickstart(tmp_path / "moon", "--model", "Moon", "--model.mu", "1", *network)
+    moon = run_quickstart(tmp_path / "moon", "--algorithm", "Moon", "--algorithm.mu", "1", *network)
     fedavg = run_quickstart(tmp_path / "fedavg", *network)
     for name, tensor in saved_weights(fedavg).items():
         torch.testing.assert_close(saved_weights(moon)[name], tensor, rtol=0, atol=1e-6)
@@ -93,7 +85,12 @@ def test_where_features_cannot_move_it_is_fedavg(tmp_path: Path) -> None:
 
 
 def test_wrong_settings() -> None:
-    with pytest.raises(ConfigError, match="weight is -1"):
+    with pytest.raises(ConfigError, match=r"algorithm\.mu is -1"):
         Moon(mu=-1.0)
-    with pytest.raises(ConfigError, match=r"model\.temperature is 0"):
+    with pytest.raises(ConfigError, match=r"algorithm\.temperature is 0"):
         Moon(temperature=0.0)
+
+
+def test_a_task_without_a_head_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"algorithm Moon needs features: name the submodule .* as algorithm\.head"):
+        fit(tmp_path, LeastSquares(), algorithm=Moon())

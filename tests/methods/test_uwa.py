@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from lit_fed.mixing import SoftmaxMix
+from lit_fed.payload import ClientUpdate
+from lit_fed.protocols import ClientGlobalTest
 from scipy.special import logsumexp, softmax
 from scipy.stats import multivariate_normal
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -20,10 +23,7 @@ from lit_fed.callbacks import Callback, Dashboard
 from lit_fed.data import ClassesPerClient, Digits
 from lit_fed.errors import ConfigError
 from lit_fed.methods import UWA, DistillationServer, FederatedDistillation, UWAServer
-from lit_fed.mixing import SoftmaxMix
 from lit_fed.networks import Logistic
-from lit_fed.payload import ClientUpdate
-from lit_fed.protocols import ClientGlobalTest
 from tests.support import ROOT, assert_same, fit, rows
 from tests.test_mixing import ALONE
 

@@ -35,7 +35,9 @@ TINY: dict[str, Any] = {
 def write_study(folder: Path, name: str = "tiny", **changes: Any) -> Path:
     """Write the tiny study, changed."""
     path = folder / f"{name}.yaml"
-    path.write_text(yaml.safe_dump(TINY | changes, sort_keys=False))
+    path.write_text(
+        yaml.safe_dump({key: value for key, value in (TINY | changes).items() if value != ""}, sort_keys=False)
+    )
     return path
 
 

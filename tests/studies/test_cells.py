@@ -5,14 +5,22 @@ from __future__ import annotations
 import shlex
 
 import pytest
+import yaml
 
+from lit_fed import Classifier
 from lit_fed.errors import ConfigError
-from lit_fed.studies.cells import _ANY, chosen
+from lit_fed.studies.cells import _ANY, chosen, lay_out
 from lit_fed.studies.jobs import share_machine
-from lit_fed.studies.parts import check_parts
 from lit_fed.studies.metric_check import check_metrics
-from lit_fed.studies.study import Place
+from lit_fed.studies.parts import check_parts
+from lit_fed.studies.study import Place, read_study
 from tests.studies.support import CONFIGS, TINY, finish, grid_of
+
+
+class Anonymous(Classifier):
+    """Says nothing of what it logs."""
+
+    metrics = None
 
 
 def error(function, *args, **kwargs):
@@ -86,6 +94,18 @@ def test_the_last_the_best_or_all_evaluated_rounds_count(tmp_path):
         finish(grid, "prox", "iid", 0, metrics)
         assert grid.value(("prox", "iid"), 0) == pytest.approx(expected)
         assert grid.value(("fedavg", "iid"), 0) is None
+
+
+def test_without_a_metric_the_runs_monitor_counts(tmp_path):
+    bare = {key: value for key, value in TINY.items() if key != "metric"}
+    promised = grid_of(tmp_path, metric="")
+    assert promised.measure_of(("prox", "iid")).metric == "global/acc", "Classifier declares it"
+    (tmp_path / "stranger.yaml").write_text(yaml.safe_dump(bare | {"set": TINY["set"] | {"model": "Anonymous"}}))
+    grid = lay_out(read_study(tmp_path / "stranger.yaml", "pocket"), tmp_path / "out")
+    assert grid.measure_of(("prox", "iid")).metric == "", "it declares nothing"
+    finish(grid, "prox", "iid", 0, "round,train/loss,clients/wer_mean,global/wer\n0,1,0.5,\n1,1,0.5,0.25\n")
+    measure = grid.measure_of(("prox", "iid"))
+    assert (measure.metric, measure.lower, grid.value(("prox", "iid"), 0)) == ("global/wer", True, 0.25)
 
 
 def test_other_settings_are_another_run_and_comments_are_not(tmp_path):

@@ -218,4 +218,4 @@ def test_help_is_there(capsys):
     parser = ArgumentParser()
     add_arguments(parser)
     assert parser.parse_args(["-c", "a.yaml", "b.yaml", "-c", "c.yaml"]).config == ["a.yaml", "b.yaml", "c.yaml"]
-    assert (CONFIGS / "studies").is_dir()
+    assert (CONFIGS / "papers").is_dir()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from lit_fed.engine.metric_names import MetricNames
 from lit_fed.errors import ConfigError
 from lit_fed.studies.study import Place, read_study
 
@@ -51,10 +52,11 @@ def test_a_file_becomes_a_study(tmp_path):
 
 def test_a_column_may_be_another_metric(tmp_path):
     read = study(tmp_path, scale=100, columns={"x": {}, "y": {"metric": "train/loss", "scale": 1, "report": "best"}})
-    x, y = read.measure_of(Place("a", "x")), read.measure_of(Place("a", "y"))
+    names = MetricNames(monitor="global/mse")
+    x, y = read.measure_of(Place("a", "x"), names), read.measure_of(Place("a", "y"), names)
     assert (x.metric, x.report, x.lower, x.scale, x.decimals) == ("global/acc", "last", False, 100, 2)
     assert (y.metric, y.report, y.lower, y.scale, y.decimals) == ("train/loss", "best", True, 1, 4)
-    other = read.measure_of(Place("a", "x"), "drift/cosine_mean")
+    other = read.measure_of(Place("a", "x"), names, "drift/cosine_mean")
     assert (other.metric, other.scale) == ("drift/cosine_mean", 1)
 
 
@@ -110,11 +112,14 @@ def test_a_mistake_is_named_with_its_place(changes, expected, tmp_path):
     assert error(tmp_path, **changes).startswith(expected)
 
 
-def test_no_metric_at_all(tmp_path):
+def test_without_a_metric_it_is_what_the_run_monitors_with_its_direction(tmp_path):
     path = tmp_path / "bare.yaml"
     path.write_text("rows: {a: {}}\nprofiles: {paper: {}}\n")
-    with pytest.raises(ConfigError, match="no metric for a/all; set metric"):
-        read_study(path, "paper")
+    bare = read_study(path, "paper")
+    names = MetricNames(directions={"score": "min"}, monitor="global/score")
+    measure = bare.measure_of(Place("a", "all"), names)
+    assert (measure.metric, measure.lower) == ("global/score", True)
+    assert bare.measure_of(Place("a", "all"), MetricNames()).metric == "", "not known before a run has ended"
 
 
 @pytest.mark.parametrize(

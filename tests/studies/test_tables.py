@@ -34,7 +34,7 @@ UNIQUE = {
 
 
 def test_table_2_from_one_command(capsys: pytest.CaptureFixture[str]) -> None:
-    main(["cost", "--config", str(ROOT / "configs/experiment/fedfrozen/table2.yaml")])
+    main(["cost", "--config", str(ROOT / "configs/papers/fedfrozen/costs/table2.yaml")])
     printed = {line.split()[0]: line.split() for line in capsys.readouterr().out.splitlines()[1:-1]}
     assert {name: (row[3], row[4], row[6]) for name, row in printed.items()} == PUBLISHED
 
@@ -74,7 +74,7 @@ def test_blueprints_are_what_transformers_builds() -> None:
 def test_uwas_communication(capsys: pytest.CaptureFixture[str]) -> None:
     # Section 5.4: 172 MB against 2 MB, and 468 MB against 50 MB.
     # 4.3e6·4·2·5 = 172e6, 2,000·10·4·25 = 2e6, 11.7e6·4·2·5 = 468e6, 5,000·100·4·25 = 50e6.
-    main(["cost", "--config", str(CONFIGS / "experiment" / "uwa_communication.yaml")])
+    main(["cost", "--config", str(CONFIGS / "papers" / "uwa" / "costs" / "uwa_communication.yaml")])
     figures = [line.rsplit(maxsplit=2)[1] for line in capsys.readouterr().out.splitlines()]
     assert figures == ["172.00", "2.00", "468.00", "50.00"]
 

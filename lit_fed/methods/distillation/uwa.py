@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from lit_fed.callbacks.pictures import even_subset, weights_picture
+from lit_fed.callbacks.pictures import weights_picture
+from lit_fed.data.pictures import even_subset
 from lit_fed.engine.algorithm import Cohort, Server
 from lit_fed.engine.client import Client, Pass, Phase, Tensors, Update
 from lit_fed.engine.model import Model

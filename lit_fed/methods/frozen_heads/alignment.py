@@ -6,7 +6,7 @@ Federated Learning", 2024, Figures 2 to 5.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -16,19 +16,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from lit_fed.callbacks.base import Callback, RoundRecord
 from lit_fed.callbacks.dashboard import tensorboard_writers
-from lit_fed.callbacks.pictures import curves_picture, render
-from lit_fed.classifier import Classifier
-from lit_fed.errors import ConfigError
-from lit_fed.networks import class_cosines, classifier, run
-from lit_fed.participation import Participant
+from lit_fed.callbacks.pictures import curves_picture
+from lit_fed.data.pictures import render
+from lit_fed.engine.algorithm import NEEDS
+from lit_fed.engine.callback import Callback, RoundRecord
+from lit_fed.engine.local import LocalLoop
+from lit_fed.engine.local_batches import batch_size_of, map_tensors
+from lit_fed.engine.objective import Objective, head_of, listen, task_name
+from lit_fed.engine.participation import Participant
 from lit_fed.engine.payload import ClientUpdate
+from lit_fed.errors import ConfigError
+from lit_fed.networks import class_cosines
 from lit_fed.seeding import numpy_generator
 
 if TYPE_CHECKING:
-    from lit_fed.federation import Federation
-    from lit_fed.trainer import FederatedTrainer
+    from lit_fed.engine.federation import Federation
+    from lit_fed.engine.run import Run
 
 _GROUPS = ("unobserved", "observed")  # the position is whether the class is observed
 _TITLES = {
@@ -62,13 +66,15 @@ class Alignment(Callback):
         max_test_samples: Test on a fixed random choice of so many samples; None for all of them.
 
     Raises:
-        ConfigError: For numbers below 1, and before training for a model without features or classes.
+        ConfigError: For numbers below 1, and before training where there are no features, classes or global model, or
+            clients keep a part of theirs to themselves.
 
     Note:
         The angle in degrees and the absolute difference of the norms are our reading; the paper names the quantities
         and shows their curves. Where a head projects features first (FedETF), alignment is that of the projected
-        features. Clients whose work is lost afterwards count, and a client that observes every class has no value for
-        the others.
+        features. A local model is what the client sends, before any codec, over what it downloaded: with
+        ``trainer.buffers=server`` its buffers are the server's. Clients whose work is lost afterwards count, and a
+        client that observes every class has no value for the others.
     """
 
     def __init__(self, every_n_rounds: int = 1, max_test_samples: int | None = None) -> None:
@@ -80,46 +86,50 @@ class Alignment(Callback):
         self.rounds: list[int] = []
         self.curves: dict[str, list[float]] = {}
         self._due = False
-        self._chosen: list[tuple[Tensor, Tensor]] | None = None
+        self._chosen: list[Any] | None = None
+        self._begun: dict[str, Tensor] = {}
         self._downloaded: list[tuple[Tensor, Tensor, Tensor]] = []
         self._found: list[tuple[int, dict[str, float]]] = []
 
-    def on_fit_start(self, trainer: FederatedTrainer) -> None:
-        """Choose the test samples, and see that the model has features and classes."""
-        federation = trainer.federation
-        assert federation is not None
-        module = federation.module
-        if not isinstance(module, Classifier):
-            raise ConfigError(f"callback Alignment needs a Classifier, and model {type(module).__name__} is none")
-        if not trainer.start_round:
+    def on_fit_start(self, run: Run) -> None:
+        """Choose the test samples, and see that the model has features and classes, and that updates are models."""
+        federation = run.federation
+        loop, head = self._parts(federation)
+        for name in loop.model.personal_names:
+            instead = "set trainer.buffers to average" if name in loop.model.buffers else "leave the callback out"
+            raise ConfigError(
+                f"callback Alignment tests the models that clients send, and under algorithm "
+                f"{type(federation.algorithm).__name__} they keep {name} to themselves; {instead}"
+            )
+        if not run.start_round:
             self.rounds, self.curves = [], {}
         self._chosen = self._choose(federation)
-        x, _ = next(iter(self._batches(federation)))
-        with _evaluating(module.network), torch.no_grad(), federation.fabric.autocast():
-            _View(module.network)(x[:2])
+        batch = next(iter(self._batches(federation)))
+        with _observing(loop, head) as view:
+            view(batch)
 
-    def on_round_start(self, trainer: FederatedTrainer, round_idx: int, plan: Sequence[Participant]) -> None:
-        """Decide whether this round's clients are tested."""
+    def on_round_start(self, run: Run, round_idx: int, plan: Sequence[Participant]) -> None:
+        """Decide whether this round's clients are tested, and look at what they download."""
         done = round_idx + 1
-        self._due = done % self.every_n_rounds == 0 or done == trainer.max_rounds
-        self._found, self._downloaded = [], []
+        self._due = done % self.every_n_rounds == 0 or done == run.max_rounds
+        self._found, self._downloaded, self._begun = [], [], {}
+        if self._due:
+            (kind,), broadcast = run.federation.kinds.names, run.federation.broadcast(round_idx)
+            model = run.federation.loops[kind].model
+            sent = {name: tensor for name, tensor in broadcast.payloads[kind].items() if name in model}
+            self._begun = {**broadcast.frozen[kind], **sent}
 
-    def on_client_end(self, trainer: FederatedTrainer, update: ClientUpdate) -> None:
-        """Test the client's model, which the module still holds."""
-        if not self._due:
-            return
-        federation = trainer.federation
-        assert federation is not None
-        assert isinstance(federation.module, Classifier)
-        self._found.append((update.client_id, self._test(federation, federation.module, update.client_id)))
+    def on_client_end(self, run: Run, update: ClientUpdate) -> None:
+        """Test the client's model: what it downloaded, and over it what it sends."""
+        if self._due:
+            self._found.append((update.client_id, self._test(run.federation, update)))
 
-    def on_round_end(self, trainer: FederatedTrainer, record: RoundRecord) -> None:
+    def on_round_end(self, run: Run, record: RoundRecord) -> None:
         """Average over the clients of all processes, and add to the round's metrics."""
         if not self._due:
             return
-        assert trainer.federation is not None
         self._downloaded = []
-        parts = trainer.federation.workers.gather(self._found)
+        parts = run.workers.gather(self._found)
         values: dict[str, list[float]] = {}
         for _, found in sorted((row for part in parts for row in part), key=lambda row: row[0]):
             for name, value in found.items():
@@ -130,9 +140,9 @@ class Alignment(Callback):
         for name in (prefix + group for prefix in _TITLES for group in _GROUPS):
             self.curves.setdefault(name, []).append(means.get(name, float("nan")))
 
-    def on_fit_end(self, trainer: FederatedTrainer) -> None:
+    def on_fit_end(self, run: Run) -> None:
         """Draw the curves."""
-        if self.rounds and (writers := tensorboard_writers(trainer)):
+        if self.rounds and (writers := tensorboard_writers(run)):
             panels = {
                 title: {group: self.curves[prefix + group] for group in _GROUPS} for prefix, title in _TITLES.items()
             }
@@ -148,73 +158,123 @@ class Alignment(Callback):
         """Continue from `state_dict`."""
         self.rounds, self.curves = state["rounds"], state["curves"]
 
-    @torch.no_grad()
-    def _test(self, federation: Federation, module: Classifier, client_id: int) -> dict[str, float]:
-        observed = torch.from_numpy(federation.data.class_counts(client_id) > 0).to(federation.fabric.device)
-        view = _View(module.network)
+    def _test(self, federation: Federation, update: ClientUpdate) -> dict[str, float]:
+        loop, head = self._parts(federation)
+        observed = torch.from_numpy(federation.data.class_counts(update.client_id) > 0).to(federation.fabric.device)
+        for name in loop.model.shared_names("up"):
+            if name not in update.payload:
+                raise ConfigError(f"callback Alignment tests the models that clients send, and {name} is not among it")
+        local = {name: update.payload.get(name, tensor) for name, tensor in self._begun.items()}
         totals: Tensor | None = None
-        with _evaluating(module.network), federation.fabric.autocast():
-            for position, (x, y) in enumerate(self._batches(federation)):
+        with _observing(loop, head) as view:
+            for position, batch in enumerate(self._batches(federation)):
                 if position == len(self._downloaded):
-                    taught: tuple[Tensor, Tensor, Tensor] = functional_call(view, dict(module.downloaded), (x,))
-                    self._downloaded.append(taught)
-                values = _compare(view(x), self._downloaded[position], y)
+                    self._downloaded.append(view(batch, self._begun))
+                y = loop.state.client.targets(batch)
+                values = _compare(view(batch, local), self._downloaded[position], y)
                 group = F.one_hot(observed[y].long(), len(_GROUPS)).to(values)
-                batch = group.T @ torch.cat([values, torch.ones_like(values[:, :1])], dim=1)
-                totals = batch if totals is None else totals + batch
-        if module.work.personal:  # what the next client downloads differs in its own part
-            self._downloaded = []
+                sums = group.T @ torch.cat([values, torch.ones_like(values[:, :1])], dim=1)
+                totals = sums if totals is None else totals + sums
         if totals is None:
             return {}
         found: dict[str, float] = {}
-        for name, (*sums, count) in zip(_GROUPS, totals.tolist(), strict=True):
+        for name, (*sums_of, count) in zip(_GROUPS, totals.tolist(), strict=True):
             if count:
-                found |= {prefix + name: total / count for prefix, total in zip(_TITLES, sums, strict=True)}
+                found |= {prefix + name: total / count for prefix, total in zip(_TITLES, sums_of, strict=True)}
         return found
 
-    def _batches(self, federation: Federation) -> Iterable[tuple[Tensor, Tensor]]:
+    def _parts(self, federation: Federation) -> tuple[LocalLoop, nn.Module]:
+        """The only task of a federation whose server holds a model, and its head."""
+        loops = list(federation.loops.values())
+        if len(loops) > 1 or not federation.global_model(0):
+            raise ConfigError(
+                f"callback Alignment needs one global model, and algorithm {type(federation.algorithm).__name__} has "
+                f"{'several kinds of them' if len(loops) > 1 else 'none'}"
+            )
+        task = loops[0].model.task
+        head = head_of(task, federation.algorithm.head)
+        if head is None or federation.data.num_classes is None:
+            missing = NEEDS["features"] if head is None else NEEDS["targets"]
+            raise ConfigError(f"callback Alignment needs {missing}; model {task_name(task)} with these data has none")
+        return loops[0], head
+
+    def _batches(self, federation: Federation) -> Iterable[Any]:
         if self._chosen is not None:
             return self._chosen
-        return federation.loop.batches(federation.data.test_loader())
+        return self._parts(federation)[0].batches(federation.data.test_loader())
 
-    def _choose(self, federation: Federation) -> list[tuple[Tensor, Tensor]] | None:
+    def _choose(self, federation: Federation) -> list[Any] | None:
         """A fixed random choice of the shared test samples, in batches; None for all of them."""
         loader, most = federation.data.test_loader(), self.max_test_samples
         if most is None or most >= loader.num_samples:
             return None
-        keep = np.zeros(loader.num_samples, dtype=bool)
+        keep = torch.zeros(loader.num_samples, dtype=torch.bool)
         keep[numpy_generator(federation.seed, "alignment").choice(loader.num_samples, most, replace=False)] = True
         parts, start = [], 0
-        for x, y in federation.loop.batches(loader):
-            chosen = torch.from_numpy(keep[start : start + len(y)]).to(y.device)
-            parts.append((x[chosen], y[chosen]))
-            start += len(y)
-        xs, ys = (torch.cat(column).split(federation.data.test_batch_size) for column in zip(*parts, strict=True))
-        return list(zip(xs, ys, strict=True))
+        for batch in self._parts(federation)[0].batches(loader):
+            chosen = keep[start : start + batch_size_of(batch)]
+            start += len(chosen)
+            parts.append(_rows(batch, chosen))
+        size, whole = federation.data.test_batch_size, _join(parts)
+        return [_rows(whole, slice(at, at + size)) for at in range(0, most, size)]
 
 
-class _View(nn.Module):
-    """A network's logits (B, C), features (B, d) and cosines with every class (B, C)."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.network = network
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        logits, features = run(self.network, x, True)
-        assert features is not None
-        return logits, features, class_cosines(classifier(self.network), features)
+View = Callable[..., tuple[Tensor, Tensor, Tensor]]
 
 
 @contextmanager
-def _evaluating(network: nn.Module) -> Iterator[None]:
-    """Evaluation mode for a while."""
-    training = network.training
-    network.eval()
+def _observing(loop: LocalLoop, head: nn.Module) -> Iterator[View]:
+    """A task's logits (B, C), features (B, d) and cosines with every class (B, C) for a batch, and for given tensors.
+
+    In evaluation mode and without gradients; what the task logs meanwhile is dropped.
+    """
+    seen = _Seen(loop.objective, head)
+
+    def view(batch: Any, tensors: Mapping[str, Tensor] | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        renamed = {f"objective.{name}": tensor for name, tensor in (tensors or {}).items()}
+        found: tuple[Tensor, Tensor, Tensor] = functional_call(seen, renamed, (batch,))
+        return found
+
+    state = loop.state
+    before, state.head = state.head, head  # a method that asks for neither logits nor features has none
+    listening = listen(state) if before is None else None
     try:
-        yield
+        with torch.no_grad(), loop.model.evaluating(), state.client.muted(), loop.fabric.autocast():
+            yield view
     finally:
-        network.train(training)
+        state.head = before
+        if listening is not None:
+            listening.remove()
+
+
+class _Seen(nn.Module):
+    """What an objective's head sees and puts out, and the cosines between the two."""
+
+    def __init__(self, objective: Objective, head: nn.Module) -> None:
+        super().__init__()
+        self.objective = objective
+        self.heads = [head]  # in a list, where it is no submodule: its tensors have one name only
+
+    def forward(self, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
+        _, logits, features = self.objective.run(batch)
+        assert logits is not None
+        assert features is not None
+        return logits, features, class_cosines(self.heads[0], features)
+
+
+def _rows(batch: Any, chosen: Tensor | slice) -> Any:
+    """Some samples of a batch of any nesting."""
+    return map_tensors(batch, lambda tensor: tensor[chosen.to(tensor.device) if isinstance(chosen, Tensor) else chosen])
+
+
+def _join(batches: Sequence[Any]) -> Any:
+    """Batches of any nesting as one."""
+    first = batches[0]
+    if isinstance(first, Tensor):
+        return torch.cat(list(batches))
+    if isinstance(first, dict):
+        return {key: _join([batch[key] for batch in batches]) for key in first}
+    return type(first)(_join(parts) for parts in zip(*batches, strict=True))
 
 
 def _compare(local: tuple[Tensor, Tensor, Tensor], taught: tuple[Tensor, Tensor, Tensor], y: Tensor) -> Tensor:

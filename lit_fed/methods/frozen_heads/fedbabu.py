@@ -1,58 +1,71 @@
 """FedBABU.
 
-Oh, Kim, Yun: "FedBABU: Toward Enhanced Representation for Federated Image Classification", ICLR 2022, Algorithm 1. The
-server is FedAvg's: `lit_fed.methods.fedavg.FedAvg`.
+Oh, Kim, Yun: "FedBABU: Toward Enhanced Representation for Federated Image Classification", ICLR 2022, Algorithm 1.
 """
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
+from lightning import LightningModule
 from torch import nn
 
-from lit_fed.client import ClientContext, Phase
+from lit_fed.engine.client import Client, Pass, Phase, Tensors
 from lit_fed.errors import ConfigError
-from lit_fed.frozen import FrozenClassifier
-from lit_fed.networks import classifier, simplex_etf
+from lit_fed.methods.frozen_heads.frozen import FrozenHead, linear_head
+from lit_fed.networks import simplex_etf
 
 
-class FedBABU(FrozenClassifier):
+class FedBABU(FrozenHead):
     """Body aggregation and body update: the body trains, the head stays as it was randomly initialised.
 
+    The loss is the task's own, so any LightningModule with a head works, also one that optimises by hand.
+
     Args:
-        fine_tunes: What trains when a client's model is fine-tuned for a test (`lit_fed.protocols.PersonalTest`):
-            ``body``, ``head`` or ``all`` of it. The paper compares the three.
+        fine_tunes: What trains when a client's model is fine-tuned for a test
+            (`lit_fed.engine.protocols.PersonalTest`): ``body``, ``head`` or ``all`` of it. The paper
+            compares the three.
         etf: Start the head at a simplex ETF and no bias instead of random weights: cross-entropy with an ETF, as in
             FedDr+'s Table 3. Features are not normalised.
-        kwargs: Passed on to `lit_fed.classifier.Classifier`.
+        kwargs: The settings of `lit_fed.methods.fedavg.FedAvg`.
 
     Raises:
-        ConfigError: For another part to fine-tune, and where there is no such ETF or no linear classifier to hold it.
+        ConfigError: For another part to fine-tune, and before training where there is no such ETF or no linear head to
+            hold it.
     """
 
     def __init__(self, fine_tunes: Literal["body", "head", "all"] = "body", etf: bool = False, **kwargs: Any) -> None:
-        if fine_tunes not in ("body", "head", "all"):
-            raise ConfigError(f"model.fine_tunes is {fine_tunes!r}; it must be 'body', 'head' or 'all'")
         super().__init__(**kwargs)
+        if fine_tunes not in ("body", "head", "all"):
+            raise ConfigError(f"algorithm.fine_tunes is {fine_tunes!r}; it must be 'body', 'head' or 'all'")
         self.fine_tunes = fine_tunes
-        if etf:
-            head = classifier(self.network)
-            if not isinstance(head, nn.Linear):
-                raise ConfigError(
-                    f"model.etf needs a linear classifier, and that of network {type(self.network).__name__} is a "
-                    f"{type(head).__name__}; choose another network, or set it to false"
-                )
-            head.weight.data.copy_(simplex_etf(head.out_features, head.in_features))
-            if head.bias is not None:
-                head.bias.data.zero_()
+        self.etf = etf
 
-    def phases(self, ctx: ClientContext) -> list[Phase]:
+    def place_head(self, task: LightningModule, head: nn.Module) -> None:
+        """Start the head at an ETF, where it is told to."""
+        if self.etf:
+            linear = linear_head(task, head, "algorithm.etf changes the head")
+            linear.weight.data.copy_(simplex_etf(linear.out_features, linear.in_features))
+            if linear.bias is not None:
+                linear.bias.data.zero_()
+
+    def start(self, client: Client) -> Tensors:
+        """The global model; also its head, as it arrived, where the head is about to move: a teacher needs it."""
+        begun = super().start(client)
+        return {**begun, **client.model.copy(self._moving_head(client))}
+
+    def phases(self, client: Client) -> list[Phase | Pass]:
         """One phase; a fine-tuning one trains the part it was told to."""
-        phases = super().phases(ctx)
-        if ctx.fine_tuning is not None and self.fine_tunes != "body":
-            body = () if self.fine_tunes == "head" else self.layout.split.shared
+        phases = super().phases(client)
+        if moving := self._moving_head(client):
+            body = () if self.fine_tunes == "head" else client.model.split.shared
             for phase in phases:
-                phase.trains = (*body, *self.frozen)
-            # The head is about to move, so a teacher needs it as it was downloaded.
-            self.downloaded.update({name: tensor.clone() for name, tensor in self.tensors(self.frozen).items()})
+                if isinstance(phase, Phase):
+                    phase.trains = (*body, *moving)
         return phases
+
+    def _moving_head(self, client: Client) -> tuple[str, ...]:
+        """Names of the head's parameters where this work trains them."""
+        if client.fine_tuning is None or self.fine_tunes == "body":
+            return ()
+        return self.frozen(client.model.task)

@@ -1,45 +1,54 @@
 """Dot-regression and FedDr+.
 
 Kim, Jeong, Kim, Cho, Ahn, Yun: "FedDr+: Stabilizing Dot-regression with Global Feature Distillation for Federated
-Learning", 2024. The server is FedAvg's: `lit_fed.methods.fedavg.FedAvg`.
+Learning", 2024.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-
+from lit_fed.engine.algorithm import Terms
+from lit_fed.engine.client import Client
 from lit_fed.errors import ConfigError
-from lit_fed.frozen import FrozenClassifier
 from lit_fed.losses import dot_regression
-from lit_fed.networks import CosineHead, Outputs, replace_classifier, simplex_etf
-from lit_fed.regularizers import FD
+from lit_fed.methods.frozen_heads.frozen import NewHead
+from lit_fed.methods.regularizers import FD, logits
+from lit_fed.networks import CosineHead, simplex_etf
 
 
-class DotRegression(FrozenClassifier):
+class SimplexHead(CosineHead):
+    """Cosines to a frozen simplex ETF.
+
+    Args:
+        num_features: d.
+        num_classes: C.
+    """
+
+    def __init__(self, num_features: int, num_classes: int) -> None:
+        super().__init__(simplex_etf(num_classes, num_features))
+
+
+class DotRegression(NewHead):
     r"""Features are pulled towards their class in a frozen simplex ETF: :math:`\tfrac12 (\cos(f, v_y) - 1)^2` (Eq. 2).
 
     Logits are the cosines, so the prediction is the class with the largest one.
 
     Args:
-        kwargs: Passed on to `lit_fed.classifier.Classifier`.
+        kwargs: The settings of `lit_fed.methods.fedavg.FedAvg`.
 
     Note:
-        ``test/loss`` is the cross-entropy of the softmax over cosines, as for every classifier here; cosines lie in
-        [−1, 1], so it stays well above 0. Where features are the output of a ReLU, no cosine with a class of a random
-        frame of 10 or more gets far above 0.71, and the objective not below about 0.043.
+        What a test logs is the task's own: of a `lit_fed.Classifier` ``test/loss`` is the cross-entropy of the softmax
+        over cosines; cosines lie in [−1, 1], so it stays well above 0. Where features are the output of a ReLU, no
+        cosine with a class of a random frame of 10 or more gets far above 0.71, and the objective not below about
+        0.043.
     """
 
-    def make_head(self) -> None:
-        """A frozen simplex ETF over the features."""
-        replace_classifier(
-            self.network, lambda num_features, num_classes: CosineHead(simplex_etf(num_classes, num_features))
-        )
+    new_head = SimplexHead
 
-    def objective(self, outputs: Outputs, y: Tensor) -> dict[str, Tensor]:
+    def objective(self, client: Client, batch: Any) -> Terms:
         """Dot-regression."""
-        return {"dr": dot_regression(outputs.logits, y)}
+        return {"dr": dot_regression(logits(client, batch), client.targets(batch))}
 
 
 class FedDrPlus(DotRegression):
@@ -50,10 +59,10 @@ class FedDrPlus(DotRegression):
 
     Args:
         beta: β; 1 is `DotRegression`.
-        fine_tuning_beta: β where a model is fine-tuned for a test (`lit_fed.protocols.PersonalTest`), by default the
-            same. Table 8 has both stages with and without distillation: 1 is its "FT (DR)", and ``beta=1,
+        fine_tuning_beta: β where a model is fine-tuned for a test (`lit_fed.engine.protocols.PersonalTest`), by default
+            the same. Table 8 has both stages with and without distillation: 1 is its "FT (DR)", and ``beta=1,
             fine_tuning_beta=0.9`` is dot-regression fine-tuned with FedDr+.
-        kwargs: Passed on to `lit_fed.classifier.Classifier`.
+        kwargs: The settings of `lit_fed.methods.fedavg.FedAvg`.
 
     Raises:
         ConfigError: For a β outside [0, 1].
@@ -63,20 +72,19 @@ class FedDrPlus(DotRegression):
         frozen and the teacher is the downloaded global model.
     """
 
+    needs = DotRegression.needs | FD.needs
+
     def __init__(self, beta: float = 0.9, fine_tuning_beta: float | None = None, **kwargs: Any) -> None:
-        if fine_tuning_beta is None:
-            fine_tuning_beta = beta
+        super().__init__(**kwargs)
+        fine_tuning_beta = beta if fine_tuning_beta is None else fine_tuning_beta
         for key, value in (("beta", beta), ("fine_tuning_beta", fine_tuning_beta)):
             if not 0 <= value <= 1:
-                raise ConfigError(f"model.{key} is {value}; it must be between 0 and 1")
-        super().__init__(**kwargs)
-        self.beta, self.fine_tuning_beta = beta, fine_tuning_beta
-        self.distillation = FD()
-        self.regularizers.insert(0, self.distillation)
-        self.on_train_start()
+                raise ConfigError(f"algorithm.{key} is {value}; it must be between 0 and 1")
+        self.distillation, self.fine_tuning = (
+            FD(weight=1 - value, objective_weight=value) for value in (beta, fine_tuning_beta)
+        )
 
-    def on_train_start(self) -> None:
-        """Weigh the two terms by the stage's β."""
-        fine_tuning = self.ctx is not None and self.ctx.fine_tuning is not None
-        beta = self.fine_tuning_beta if fine_tuning else self.beta
-        self.distillation.weight, self.distillation.objective_weight = 1 - beta, beta
+    def objective(self, client: Client, batch: Any) -> Terms:
+        """Dot-regression and, weighed by the stage's β, the distance from the downloaded features."""
+        distillation = self.distillation if client.fine_tuning is None else self.fine_tuning
+        return distillation.around(client, batch, super().objective)

@@ -1,7 +1,7 @@
 """FedETF.
 
 Li, Shang, He, Lin, Wu: "No Fear of Classifier Biases: Neural Collapse Inspired Federated Learning with Synthetic and
-Fixed Classifier", ICCV 2023. The server is FedAvg's: `lit_fed.methods.fedavg.FedAvg`.
+Fixed Classifier", ICCV 2023.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lit_fed.engine.algorithm import Terms
+from lit_fed.engine.client import Client
 from lit_fed.errors import ConfigError
-from lit_fed.frozen import FrozenClassifier
 from lit_fed.losses import balanced_softmax
-from lit_fed.networks import Outputs, ProjectedETFHead, replace_classifier
+from lit_fed.methods.frozen_heads.frozen import NewHead
+from lit_fed.methods.regularizers import logits
+from lit_fed.networks import ProjectedETFHead
 
 
-class FedETF(FrozenClassifier):
+class FedETF(NewHead):
     r"""Balanced softmax over cosines between projected features and a frozen simplex ETF, at a learnt temperature.
 
     The loss is `lit_fed.losses.balanced_softmax` with the client's own class counts; the logits are those of
@@ -25,7 +28,7 @@ class FedETF(FrozenClassifier):
 
     Args:
         gamma: γ of the class weights :math:`n_c^\gamma`; 0 is plain cross-entropy.
-        kwargs: Passed on to `lit_fed.classifier.Classifier`.
+        kwargs: The settings of `lit_fed.methods.fedavg.FedAvg`.
 
     Raises:
         ConfigError: For a negative γ.
@@ -37,23 +40,25 @@ class FedETF(FrozenClassifier):
         loss.
     """
 
+    new_head = ProjectedETFHead
+
     def __init__(self, gamma: float = 1.0, **kwargs: Any) -> None:
-        if gamma < 0:
-            raise ConfigError(f"model.gamma is {gamma}; the exponent of the class counts must not be negative")
         super().__init__(**kwargs)
+        if not gamma >= 0:
+            raise ConfigError(f"algorithm.gamma is {gamma}; the exponent of the class counts must not be negative")
         self.gamma = gamma
-        self.counts = torch.ones(())
 
-    def make_head(self) -> None:
-        """A projection from d to C, and a frozen ETF of C classes in C dimensions."""
-        replace_classifier(self.network, ProjectedETFHead)
-
-    def on_train_start(self) -> None:
-        """Look up the client's class counts."""
-        ctx = self.ctx
-        counts = torch.ones(()) if ctx is None else torch.from_numpy(ctx.data.class_counts(ctx.client_id))
-        self.counts = counts.to(self.device)
-
-    def objective(self, outputs: Outputs, y: Tensor) -> dict[str, Tensor]:
+    def objective(self, client: Client, batch: Any) -> Terms:
         """The balanced softmax."""
-        return {"balanced": balanced_softmax(outputs.logits, y, self.counts, self.gamma)}
+        found = logits(client, batch)
+        return {"balanced": balanced_softmax(found, client.targets(batch), self._counts(client, found), self.gamma)}
+
+    def _counts(self, client: Client, found: Tensor) -> Tensor:
+        """The client's samples of every class that the head knows, (C,), looked up once for its work."""
+        if "classes" not in client.results:
+            counts = torch.ones(found.shape[1], dtype=torch.int64)
+            if client.data is not None:
+                own = torch.from_numpy(client.population.class_counts(client.id))
+                counts = counts.zero_().index_put_((torch.arange(len(own)),), own)
+            client.results["classes"] = {"counts": counts.to(found.device)}
+        return client.results["classes"]["counts"]

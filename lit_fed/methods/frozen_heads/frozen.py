@@ -1,44 +1,123 @@
-"""A classifier whose last layer neither trains nor travels."""
+"""Methods whose last layer neither trains nor travels."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import ClassVar
 
-from lit_fed.classifier import Classifier
-from lit_fed.client import Split
+from lightning import LightningModule
+from torch import nn
+
+from lit_fed.engine.algorithm import Server
+from lit_fed.engine.model import Model, Split
+from lit_fed.engine.objective import head_of, task_name
+from lit_fed.engine.population import Population
 from lit_fed.errors import ConfigError
-from lit_fed.networks import classifier
+from lit_fed.methods.fedavg import FedAvg
 
 
-class FrozenClassifier(Classifier):
-    """Cross-entropy on a network whose last layer keeps its first weights.
+class FrozenHead(FedAvg):
+    """Keeps a task's last layer as it is before the first round, and averages the rest.
 
-    They are drawn when the module is made, from torch's global generator, and are part of the server's model, so every
-    client and process has the same ones. Optimizers never see them: neither momentum nor weight decay moves them.
+    The frozen weights are drawn from torch's global generator, and are part of the server's model, so every client and
+    process has the same ones. Optimizers never move them: neither momentum nor weight decay.
 
     Args:
-        kwargs: Passed on to `lit_fed.classifier.Classifier`.
+        kwargs: The settings of `lit_fed.methods.fedavg.FedAvg`.
 
     Raises:
-        ConfigError: If the network has no single classifier, or nothing to train below it.
+        ConfigError: Before training, if there is nothing to train below the head.
     """
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.make_head()
-        trains = {name: parameter.requires_grad for name, parameter in self.named_parameters()}
-        self.frozen = tuple(name for name in self.head_names() if not trains[name])
-        if not any(trains.values()):
+    needs = frozenset({"head"})
+
+    def adapt(self, task: LightningModule) -> None:
+        """Change the head, or put another one in its place."""
+        head = head_of(task, self.head)
+        if head is None:
+            return  # refused right after this, because of `needs`
+        self.place_head(task, head)
+        frozen = self.frozen(task)
+        if not any(one.requires_grad for name, one in task.named_parameters() if name not in frozen):
             raise ConfigError(
-                f"network {type(self.network).__name__} has nothing to train below its classifier, which "
-                f"{type(self).__name__} freezes; choose a network with hidden layers"
+                f"model {task_name(task)} has nothing to train below its head, which algorithm {type(self).__name__} "
+                "freezes; choose a network with hidden layers"
             )
 
-    def make_head(self) -> None:
-        """Freeze the classifier, or put a frozen one in its place; by default its first weights are kept."""
-        classifier(self.network).requires_grad_(False)
+    def place_head(self, task: LightningModule, head: nn.Module) -> None:
+        """Change a task's head, or put another one in its place; by default its first weights are kept."""
 
-    def split(self, round_idx: int) -> Split:
-        """Everything travels but the frozen weights."""
-        whole = super().split(round_idx)
-        return Split(tuple(name for name in whole.shared if name not in self.frozen), whole.personal, self.frozen)
+    def still(self, head: nn.Module) -> Collection[nn.Parameter]:
+        """Which of a head's parameters never move; by default all."""
+        return list(head.parameters())
+
+    def frozen(self, task: LightningModule) -> tuple[str, ...]:
+        """Names of the parameters that never move."""
+        head = head_of(task, self.head)
+        still = {id(parameter) for parameter in self.still(head)} if head is not None else set()
+        return tuple(name for name, parameter in task.named_parameters() if id(parameter) in still)
+
+    def split(self, model: Model, round_idx: int) -> Split:
+        """All parameters travel but the frozen ones."""
+        frozen = self.frozen(model.task)
+        return Split(tuple(name for name in model.parameters if name not in frozen), frozen=frozen)
+
+
+class NewHead(FrozenHead):
+    """Puts a constructed classifier in the place of a linear one, and trains the body with a loss of its own.
+
+    Args:
+        kwargs: The settings of `lit_fed.methods.fedavg.FedAvg`.
+
+    Raises:
+        ConfigError: Before training, if the head is no ``nn.Linear``, or no such classifier can be constructed.
+    """
+
+    needs = frozenset({"loss", "logits", "targets", "head"})
+
+    new_head: ClassVar[type[nn.Module]]
+    """What is put in the head's place, made of the number of features and of classes."""
+
+    def place_head(self, task: LightningModule, head: nn.Module) -> None:
+        """Put the constructed classifier in the head's place, unless it is there already."""
+        if isinstance(head, self.new_head):
+            return
+        linear = linear_head(task, head, f"algorithm {type(self).__name__} replaces the head")
+        made = self.new_head(linear.in_features, linear.out_features).to(linear.weight)
+        names = [name for name, module in task.named_modules(remove_duplicate=False) if module is head]
+        for name in names:
+            task.set_submodule(name, made)
+        if not names:
+            raise ConfigError(
+                f"the head of model {task_name(task)} is none of its submodules; name one as algorithm.head"
+            )
+
+    def still(self, head: nn.Module) -> Collection[nn.Parameter]:
+        """The classes' directions; a head may have more, which trains."""
+        return [parameter for parameter in head.parameters() if not parameter.requires_grad]
+
+    def setup(self, models: Mapping[str, Model], population: Population) -> Server:
+        """As FedAvg, where the head has an output for every class."""
+        server = super().setup(models, population)
+        (name,) = self.frozen(self.model.task)
+        outputs = len(self.model.parameters[name])
+        if outputs < population.num_classes:
+            raise ConfigError(
+                f"the head of model {task_name(self.model.task)} has {outputs} outputs, and the data have "
+                f"{population.num_classes} classes"
+            )
+        return server
+
+
+def linear_head(task: LightningModule, head: nn.Module, why: str) -> nn.Linear:
+    """A task's head as the linear layer that it must be.
+
+    Raises:
+        ConfigError: If it is none.
+    """
+    if not isinstance(head, nn.Linear):
+        raise ConfigError(
+            f"{why}, which must be an nn.Linear, and that of model {task_name(task)} is a {type(head).__name__}; name "
+            "another submodule as algorithm.head, or choose another network"
+        )
+    return head

@@ -1,60 +1,64 @@
 """SphereFed.
 
-Dong, Zhang, Li, Kung: "SphereFed: Hyperspherical Federated Learning", ECCV 2022. The server is FedAvg's:
-`lit_fed.methods.fedavg.FedAvg`. The calibration after training is a protocol, `CalibratedTest`.
+Dong, Zhang, Li, Kung: "SphereFed: Hyperspherical Federated Learning", ECCV 2022. The calibration after training is a
+protocol, `CalibratedTest`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lit_fed.classifier import Classifier
-from lit_fed.errors import ConfigError
-from lit_fed.frozen import FrozenClassifier
-from lit_fed.networks import (
-    CosineHead,
-    Outputs,
-    classifier,
-    orthonormal_classes,
-    replace_classifier,
-    run,
-)
+from lit_fed.engine.algorithm import Terms
+from lit_fed.engine.client import Client, Pass, Tensors
+from lit_fed.engine.objective import head_of
 from lit_fed.engine.payload import ClientUpdate, Payload
-from lit_fed.protocols import EvalSplit, Evaluation, Protocol
+from lit_fed.engine.protocols import EvalSubset, Evaluation, Protocol
 from lit_fed.engine.reducers import WeightedMean
+from lit_fed.errors import ConfigError
+from lit_fed.methods.frozen_heads.frozen import NewHead
+from lit_fed.methods.regularizers import features, logits
+from lit_fed.networks import CosineHead, orthonormal_classes
 
 if TYPE_CHECKING:
-    from lit_fed.federation import Federation
+    from lit_fed.engine.federation import Federation
 
 
-class SphereFed(FrozenClassifier):
+class OrthonormalHead(CosineHead):
+    """Cosines to frozen orthonormal classes.
+
+    Args:
+        num_features: d.
+        num_classes: C.
+    """
+
+    def __init__(self, num_features: int, num_classes: int) -> None:
+        super().__init__(orthonormal_classes(num_classes, num_features))
+
+
+class SphereFed(NewHead):
     r"""Squared error between cosines to frozen orthonormal classes and the one-hot label.
 
     :math:`\tfrac1C \| W f / \|f\| - e_y \|^2`, W (C, d) with orthonormal rows, a mean over the batch.
 
     Args:
-        kwargs: Passed on to `lit_fed.classifier.Classifier`.
+        kwargs: The settings of `lit_fed.methods.fedavg.FedAvg`.
 
     Note:
         The mean runs over B × C, as in the public code of FedDr+: with a sum over classes the learning rate would be C
         times smaller.
     """
 
-    def make_head(self) -> None:
-        """Frozen orthonormal classes over the features."""
-        replace_classifier(
-            self.network, lambda num_features, num_classes: CosineHead(orthonormal_classes(num_classes, num_features))
-        )
+    new_head = OrthonormalHead
 
-    def objective(self, outputs: Outputs, y: Tensor) -> dict[str, Tensor]:
+    def objective(self, client: Client, batch: Any) -> Terms:
         """The squared error."""
-        target = F.one_hot(y, outputs.logits.shape[1]).to(outputs.logits.dtype)
-        return {"mse": F.mse_loss(outputs.logits, target)}
+        cosines = logits(client, batch)
+        target = F.one_hot(client.targets(batch), cosines.shape[1]).to(cosines.dtype)
+        return {"mse": F.mse_loss(cosines, target)}
 
 
 class CalibratedTest(Protocol):
@@ -75,74 +79,70 @@ class CalibratedTest(Protocol):
 
     Note:
         The clients go once through their training loader, so augmented data are augmented here as well. The ridge is
-        ours: after a ReLU many features are constant 0 and the second moments singular.
+        ours: after a ReLU many features are constant 0 and the second moments singular. A client without samples has
+        no moments.
     """
 
     name = "calibrated"
 
     def __init__(self, ridge: float = 1e-3) -> None:
-        if ridge <= 0:
+        if not ridge > 0:
             raise ConfigError(f"CalibratedTest.ridge is {ridge}; it must be positive")
         self.ridge = ridge
 
     def check(self, federation: Federation) -> None:
         """Refuse a model without a cosine classifier."""
-        module = federation.module
-        if not isinstance(module, Classifier) or not isinstance(classifier(module.network), CosineHead):
-            raise ConfigError("protocol CalibratedTest needs a model that ends in cosines: SphereFed or DotRegression")
+        algorithm = federation.algorithm
+        asks = {"logits", "features"} & algorithm.all_needs
+        for loop in federation.loops.values():
+            if not asks or not isinstance(head_of(loop.model.task, algorithm.head), CosineHead):
+                raise ConfigError(
+                    "protocol CalibratedTest needs a model that ends in cosines: SphereFed or DotRegression"
+                )
 
-    def run(self, federation: Federation, round_idx: int, split: EvalSplit) -> Evaluation:
-        """Collect the moments, solve, test with the solution, and put the module back as it was."""
-        state, module, data = federation.algorithm.global_state(), federation.module, federation.data
-        if not state or module.layout.split.personal or not isinstance(module, Classifier):
+    def run(self, federation: Federation, round_idx: int, subset: EvalSubset) -> Evaluation:
+        """Collect the moments, solve, test with the solution, and put the model back as it was."""
+        (loop,), data, state = federation.loops.values(), federation.data, federation.global_model(round_idx)
+        model, head = loop.model, head_of(loop.model.task, federation.algorithm.head)
+        if not state or model.split.personal or head is None:
             return Evaluation()
-        with module.preserved():
-            module.load_tensors(state)
-            moments, uplink_bytes = self._collect(federation, module, round_idx)
-            module.load_tensors(state)  # the last client may have had buffers of its own
-            (weight,) = module.head_names()
-            module.load_tensors({weight: solve(moments["second"], moments["cross"], self.ridge)})
-            loader = data.test_loader() if split == "test" else data.val_loader()
-            values = federation.loop.evaluate(loader, split, spread=True) | {"uplink_bytes": float(uplink_bytes)}
+        (weight,) = (name for name, parameter in model.parameters.items() if parameter is head.weight)
+        with model.preserved():
+            moments, uplink_bytes = self._collect(federation, round_idx)
+            model.load(state)  # the last client may have had buffers of its own
+            model.load({weight: solve(moments["second"], moments["cross"], self.ridge)})
+            loader = data.test_loader() if subset == "test" else data.val_loader()
+            values = loop.evaluate(loader, subset, spread=True) | {"uplink_bytes": float(uplink_bytes)}
         return Evaluation({f"{self.name}/{metric}": value for metric, value in values.items()})
 
-    def _collect(self, federation: Federation, module: Classifier, round_idx: int) -> tuple[Payload, int]:
+    def _collect(self, federation: Federation, round_idx: int) -> tuple[Payload, int]:
         """The moments of all clients' samples together, and what they cost."""
-        workers, num_samples = federation.workers, federation.data.num_samples
-        broadcast, reducer, sent = federation.evaluation_broadcast(round_idx), WeightedMean(), 0
+        workers, num_samples, session = federation.workers, federation.data.num_samples, federation.session
+        broadcast, reducer, sent = federation.broadcast(round_idx, "test"), WeightedMean(), 0
         for client_id in workers.share(federation.participation.seen_clients.tolist(), num_samples):
-            ctx = federation.executor.enter(client_id, broadcast, round_idx, "test")
-            with federation.fabric.autocast():
-                own = feature_moments(module.eval(), federation.loop.batches(ctx.train_loader()))
-            payload, uplink_bytes = federation.channel.up(own)
-            reducer.add(ClientUpdate(client_id, payload, weight=ctx.num_samples))
+            client = session.enter(client_id, broadcast, "test")
+            if not client.num_samples:
+                continue
+            session.loop(client).train(client, [Pass(self.name, client.train_loader(), feature_moments, "sum")])
+            sums = client.results[self.name]
+            count = sums.pop("count")
+            payload, uplink_bytes = federation.channel.up({name: total / count for name, total in sums.items()})
+            reducer.add(ClientUpdate(client_id, payload, weight=client.num_samples))
             sent += uplink_bytes
         moments = reducer.result(workers)
         assert moments is not None, "a federation has clients"
         return moments, sum(workers.gather(sent))
 
 
-@torch.no_grad()
-def feature_moments(module: Classifier, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
-    """Moments of a client's normalised features φ and one-hot labels y, means over its samples, in float64.
-
-    Args:
-        module: The client, in eval mode.
-        batches: Its samples.
+def feature_moments(client: Client, batch: Any) -> Tensors:
+    """Moments of a client's normalised features φ and one-hot labels y: sums over a batch, in float64.
 
     Returns:
-        ``second``, the mean of φφᵀ, (d, d), and ``cross``, the mean of yφᵀ, (C, d).
+        ``second``, the sum of φφᵀ, (d, d), ``cross``, the sum of yφᵀ, (C, d), and ``count``, the samples, (1,).
     """
-    second = cross = torch.zeros(())
-    count = 0
-    for x, y in batches:
-        outputs = run(module.network, x, True)
-        assert outputs.features is not None
-        phi = F.normalize(outputs.features.double(), dim=1)
-        second = second.to(phi) + phi.T @ phi
-        cross = cross.to(phi) + F.one_hot(y, outputs.logits.shape[1]).to(phi).T @ phi
-        count += len(y)
-    return {"second": second / count, "cross": cross / count}
+    phi = F.normalize(features(client, batch).double(), dim=1)
+    y = F.one_hot(client.targets(batch), logits(client, batch).shape[1]).to(phi)
+    return {"second": phi.T @ phi, "cross": y.T @ phi, "count": phi.new_full((1,), len(phi))}
 
 
 def solve(second: Tensor, cross: Tensor, ridge: float) -> Tensor:

@@ -29,7 +29,7 @@ from lit_fed.studies.simulations.simulation import Point, Simulation
 from tests.support import ROOT
 
 SMALL = Task(num_clients=3, dim=6, key_dim=4, value_dim=5, tokens=3, examples=7)
-FIGURE_FILES = sorted((ROOT / "configs/experiment/fedfrozen").glob("figure*.yaml"))
+FIGURE_FILES = sorted((ROOT / "configs/papers/fedfrozen/simulations").glob("figure*.yaml"))
 
 
 def read(path: Path) -> Simulation:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from lit_fed.engine.payload import CastCodec, Channel, ClientUpdate, is_finite, num_bytes
 from lit_fed.errors import ConfigError
-from lit_fed.payload import CastCodec, Channel, ClientUpdate, is_finite, num_bytes
 from tests.support import assert_same
 
 PAYLOAD = {
@@ -47,10 +47,26 @@ def test_codec_leaves_integers_and_exact_values_alone() -> None:
     for dtype in ("float16", "bfloat16"):
         codec = CastCodec(dtype)
         wire = codec.encode(PAYLOAD)
-        assert wire["n"] is PAYLOAD["n"]
-        assert wire["mask"] is PAYLOAD["mask"]
-        assert wire["w"].dtype == getattr(torch, dtype)
+        assert wire["n|int64"] is PAYLOAD["n"]
+        assert wire["mask|bool"] is PAYLOAD["mask"]
+        assert wire["w|float32"].dtype == getattr(torch, dtype)
         assert_same(codec.decode(wire), PAYLOAD)  # small integers are exact in either type
+
+
+def test_the_other_end_of_the_wire_knows_only_the_payload() -> None:
+    # Encoded twice before it is decoded, and decoded by another object: nothing is kept in between.
+    sender = CastCodec("float16")
+    first, second = (
+        sender.encode(PAYLOAD),
+        sender.encode({"w": torch.ones(1, dtype=torch.float64), "a|b": torch.ones(2)}),
+    )
+    received = CastCodec("float16").decode(first)
+    assert_same(dict(received), PAYLOAD)
+    assert {name: tensor.dtype for name, tensor in received.items()} == {n: t.dtype for n, t in PAYLOAD.items()}
+    assert {name: tensor.dtype for name, tensor in CastCodec("float16").decode(second).items()} == {
+        "w": torch.float64,
+        "a|b": torch.float32,
+    }
 
 
 # A type with p explicit mantissa bits rounds to the nearest of neighbours 2⁻ᵖ apart (relative to the power of two

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lightning import Fabric
 
+from lit_fed.engine import ledger as ledger_module
+from lit_fed.engine.ledger import ClientRow, DriftMeter, RoundLedger, spread
+from lit_fed.engine.payload import ClientUpdate
+from lit_fed.engine.strategy import ClientParallelStrategy, Workers
 from lit_fed.errors import ClientFailure
-from lit_fed.metrics import ledger as ledger_module
-from lit_fed.metrics.ledger import ClientRow, DriftMeter, RoundLedger, spread
-from lit_fed.payload import ClientUpdate
-from lit_fed.strategy import ClientParallelStrategy, Workers
 
 ALONE = Workers(Fabric(accelerator="cpu", devices=1))
 
@@ -132,7 +132,7 @@ def fill(ledger: RoundLedger, client_ids: list[int]) -> RoundLedger:
         metrics = {"train/loss": float(client_id), "time_s": 99.0}
         metrics |= {"train/extra": 10.0 * client_id} if client_id % 2 else {}
         update = ClientUpdate(client_id, {"w": torch.tensor([client_id + 1.0, 0.0])}, 1, metrics)
-        ledger.sent(client_id)
+        ledger.sent(client_id, 100)
         ledger.trained(update, sent)
         ledger.arrived(client_id, 8 + client_id)
     return ledger
@@ -156,28 +156,37 @@ def check_metrics(metrics: dict[str, float]) -> None:
 
 
 def test_metrics_by_hand() -> None:
-    ledger = fill(RoundLedger(downlink_bytes=100), [3, 0, 2, 1])
+    ledger = fill(RoundLedger(), [3, 0, 2, 1])
     ledger.merge(ALONE)
     check_metrics(ledger.metrics(lambda client_id: client_id + 1, ALONE))
 
 
 def test_an_empty_round() -> None:
-    ledger = RoundLedger(downlink_bytes=100)
+    ledger = RoundLedger()
     ledger.merge(ALONE)
     counts = {"comm/uplink_bytes": 0, "comm/downlink_bytes": 0, "comm/total_bytes": 0, "participation/count": 0}
     assert ledger.metrics(lambda _: 1, ALONE) == counts
 
 
+def test_between_different_networks_there_is_no_drift() -> None:
+    ledger = fill(RoundLedger(drift=None), [0, 1])
+    ledger.merge(ALONE)
+    metrics = ledger.metrics(lambda _: 1, ALONE)
+    # Clients 0 and 1 with a sample each: loss (0 + 1)/2; 8 + 9 bytes up.
+    assert (metrics["train/loss"], metrics["comm/uplink_bytes"], metrics["comm/downlink_bytes"]) == (0.5, 17, 200)
+    assert not [name for name in metrics if name.startswith("drift/")]
+
+
 def test_two_processes_report_what_one_does() -> None:
-    alone = fill(RoundLedger(downlink_bytes=100), [3, 0, 2, 1])
+    alone = fill(RoundLedger(), [3, 0, 2, 1])
     alone.merge(ALONE)
 
     def work(workers: Workers) -> list[Any]:
-        ledger = fill(RoundLedger(downlink_bytes=100), [[3, 0, 2, 1], []][workers.rank])
+        ledger = fill(RoundLedger(), [[3, 0, 2, 1], []][workers.rank])
         ledger.local_s = 1.0 + workers.rank
         ledger.merge(workers)
         one_sided = ledger.metrics(lambda client_id: client_id + 1, workers)
-        ledger = fill(RoundLedger(downlink_bytes=100), [[3, 1], [2, 0]][workers.rank])
+        ledger = fill(RoundLedger(), [[3, 1], [2, 0]][workers.rank])
         ledger.merge(workers)
         both = ledger.metrics(lambda client_id: client_id + 1, workers)
         return workers.gather((one_sided, both, ledger.rows, ledger.delivered))
@@ -191,7 +200,7 @@ def test_two_processes_report_what_one_does() -> None:
 
 def test_every_process_learns_of_every_failure() -> None:
     def work(workers: Workers) -> list[Any]:
-        ledger = RoundLedger(downlink_bytes=100)
+        ledger = RoundLedger()
         if workers.rank == 1:
             ledger.failed(ClientFailure(7, 3, "ZeroDivisionError: x", "the traceback"))
         ledger.merge(workers)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from lit_fed.classifier import Classifier
 from torch import Tensor
 
-from lit_fed.classifier import Classifier
 from lit_fed.command.cli import main
 from lit_fed.errors import ConfigError
 from lit_fed.methods import FedFrozen

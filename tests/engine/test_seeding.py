@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from lit_fed.client import ClientContext
+from lit_fed import Client, Model
 from lit_fed.seeding import derive_seed, numpy_generator, torch_generator
-from tests.support import Points
+from tests.support import LeastSquares
 
 
 @pytest.mark.parametrize("keys", [(), ("cohort", 3), ("train", 0, 17, "data"), ("a'b\"\\", -1)])
@@ -53,6 +53,6 @@ def test_generators_start_from_the_seed() -> None:
 
 
 def test_a_clients_seeds_name_stage_round_client_and_purpose() -> None:
-    ctx = ClientContext(client_id=5, round_idx=2, stage="train", seed=7, data=Points())
-    assert ctx.derive_seed("dropout") == derive_seed(7, "train", 2, 5, "dropout")
-    assert ctx.generator("data").initial_seed() == derive_seed(7, "train", 2, 5, "data")
+    client = Client(5, 2, "train", 7, Model(LeastSquares()))
+    assert client.derive_seed("dropout") == derive_seed(7, "train", 2, 5, "dropout")
+    assert client.generator("data").initial_seed() == derive_seed(7, "train", 2, 5, "data")

@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lit_fed.client import FineTuning
+from lit_fed.frozen import FrozenClassifier
+from lit_fed.protocols import GlobalTest, PersonalTest
+from lit_fed.regularizers import FD, KD, REGULARIZERS
 from torch import Tensor, nn
 
 from lit_fed import Classifier
-from lit_fed.client import FineTuning
 from lit_fed.data import Arrays, Digits, Shards
 from lit_fed.errors import ConfigError
-from lit_fed.frozen import FrozenClassifier
 from lit_fed.methods import CalibratedTest, DotRegression, FedAvg, FedBABU, FedDrPlus, FedETF, SphereFed
 from lit_fed.networks import Outputs
-from lit_fed.protocols import GlobalTest, PersonalTest
-from lit_fed.regularizers import FD, KD, REGULARIZERS
 from tests.support import Points, assert_same, fit, rows, run_cli, weights
 
 FROZEN = [FedBABU, SphereFed, FedETF, DotRegression, FedDrPlus]

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lightning import Fabric
 
-from lit_fed.payload import ClientUpdate
-from lit_fed.reducers import Gather, Reducer, WeightedMean
-from lit_fed.strategy import ClientParallelStrategy, Workers
+from lit_fed.engine.payload import ClientUpdate
+from lit_fed.engine.reducers import Gather, Reducer, WeightedMean
+from lit_fed.engine.strategy import ClientParallelStrategy, Workers
 from tests.support import assert_same
 
 ALONE = Workers(Fabric(accelerator="cpu", devices=1))

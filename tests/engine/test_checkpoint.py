@@ -1,26 +1,25 @@
-"""Checkpoints: what they hold, which are kept, how they are found, resumed from, and turned into a network."""
+"""Checkpoints: what they hold, which are kept, how they are found, and resumed from."""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
-from lit_fed import Classifier, cli
 from lit_fed.callbacks import Callback, Checkpoint, EarlyStopping
-from lit_fed.checkpoint import find_checkpoint, load_network, read_checkpoint, run_folder
-from lit_fed.data import Digits
+from lit_fed.engine.checkpoint import find_checkpoint, read_checkpoint, run_folder
+from lit_fed.engine.samplers import UniformParticipation
 from lit_fed.errors import CheckpointError, ConfigError
 from lit_fed.methods import FedAvg
-from lit_fed.participation import UniformParticipation
-from tests.support import LeastSquares, Wanderer, assert_same, fit, rows, weights
-from tests.test_store import Threes, files
+from tests.engine.test_store import files
+from tests.support import LeastSquares, Threes, Wanderer, Wandering, assert_same, fit, rows, weights
 
 # With learning rate 2.675 the distances of w to (2, 4) shrink by a = 1 − 2.675/4 and flip by b = 1 − 3·2.675/4 a round:
 # the mean loss of the two clients, ¼(4a²ʳ + 16b²ʳ) after r rounds, falls in the first two rounds and then rises.
@@ -34,7 +33,6 @@ def judged(**kwargs: Any) -> Checkpoint:
 
 
 def checkpoints(made: Any) -> Path:
-    assert made.log_dir is not None
     folder: Path = made.log_dir / "checkpoints"
     return folder
 
@@ -48,7 +46,7 @@ def without_times(path: Path) -> list[dict[str, str]]:
 def stateful(folder: Path, **kwargs: Any) -> Any:
     torch.manual_seed(0)
     kwargs = {"max_rounds": 4, "participation": UniformParticipation(count=2)} | kwargs
-    return fit(folder, Wanderer(lr=0.05), Threes(4), **kwargs)
+    return fit(folder, Wanderer(lr=0.05), Threes(4), Wandering(), **kwargs)
 
 
 # ---------------------------------------------------------------------- contents
@@ -96,6 +94,51 @@ def test_what_could_not_be_loaded_again_is_not_written(tmp_path: Path) -> None:
     message = r"callbacks\.Foreign\.where\.0 is a \w*Path; a checkpoint holds tensors and primitives only"
     with pytest.raises(CheckpointError, match=message):
         fit(tmp_path, callbacks=[Foreign()])
+    assert not list(tmp_path.rglob("*.ckpt"))
+
+
+def test_a_round_that_cannot_be_saved_leaves_the_last_one(tmp_path: Path) -> None:
+    class Odd(FedAvg):
+        def step(self, server: Any, aggregate: Any, cohort: Any) -> dict[str, float]:
+            server["seen"] = {"rounds": [range(cohort.round_idx)]} if cohort.round_idx else {"rounds": []}
+            return super().step(server, aggregate, cohort)
+
+        def setup(self, models: Any, population: Any) -> Any:
+            return {**super().setup(models, population), "seen": {"rounds": []}}
+
+    message = r"the server's state\.seen\.rounds\.0 is a range; a checkpoint holds tensors and primitives only"
+    with pytest.raises(CheckpointError, match=message):
+        fit(tmp_path, algorithm=Odd(), max_rounds=3)
+    folder = tmp_path / "lightning_logs" / "version_0" / "checkpoints"
+    assert files(folder) == {"last.ckpt", "best.ckpt"}  # and no half-written one
+    assert read_checkpoint(folder / "last.ckpt")["round_idx"] == 1
+
+
+@pytest.mark.parametrize("moment", ["write", "fsync", "replace"])
+def test_killed_at_any_moment_of_saving_there_is_a_whole_checkpoint(tmp_path: Path, moment: str) -> None:
+    made = fit(tmp_path, max_rounds=1)
+    path = checkpoints(made) / "last.ckpt"
+    before = read_checkpoint(path)["state_dict"]
+
+    def killed(*args: Any, **kwargs: Any) -> None:
+        if moment == "write":
+            Path(args[1] if isinstance(args[1], str | Path) else args[1].name).write_bytes(b"PK\x03\x04 half a che")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def save() -> None:
+        target = {"write": (torch, "save"), "fsync": (os, "fsync"), "replace": (Path, "replace")}[moment]
+        setattr(*target, killed)
+        made.run.federation.server["model"]["network.weight"].zero_()
+        made.save_checkpoint(path)
+
+    child = multiprocessing.get_context("fork").Process(target=save)
+    child.start()
+    child.join(60)
+    assert child.exitcode == -signal.SIGKILL
+    assert_same(read_checkpoint(path)["state_dict"], before)
+    resumed = fit(tmp_path, max_rounds=2, ckpt_path="last")
+    assert_same(weights(resumed), weights(fit(tmp_path / "whole", max_rounds=2)))
+    assert files(checkpoints(resumed)) == {"last.ckpt", "best.ckpt"}
 
 
 # ---------------------------------------------------------------------- which are kept
@@ -146,8 +189,8 @@ def test_every_n_rounds_and_the_last(tmp_path: Path) -> None:
     written = []
 
     class Noting(Callback):
-        def on_round_start(self, trainer: Any, round_idx: int, plan: Any) -> None:
-            last = checkpoints(trainer) / "last.ckpt"
+        def on_round_start(self, run: Any, round_idx: int, plan: Any) -> None:
+            last = checkpoints(run) / "last.ckpt"
             written.append(read_checkpoint(last)["round_idx"] if last.is_file() else None)
 
     made = fit(tmp_path, max_rounds=5, callbacks=[Noting(), Checkpoint(monitor=None, every_n_rounds=2)])
@@ -186,7 +229,7 @@ def test_find(tmp_path: Path) -> None:
 
 def test_last_without_any_run_starts_from_round_0(tmp_path: Path) -> None:
     made = fit(tmp_path, max_rounds=1, ckpt_path="last")
-    assert (made.start_round, made.next_round) == (0, 1)
+    assert (made.run.start_round, made.run.next_round) == (0, 1)
 
 
 # ---------------------------------------------------------------------- resuming
@@ -207,7 +250,7 @@ def test_resumed_in_place_equals_uninterrupted(tmp_path: Path, name: str) -> Non
 def test_resumed_from_best_starts_a_new_folder_and_equals_uninterrupted(tmp_path: Path) -> None:
     def run(folder: Path, **kwargs: Any) -> Any:
         # the first round has the largest loss, so best.ckpt is far behind last.ckpt
-        return stateful(folder, callbacks=[Checkpoint(monitor="train/loss", mode="max")], **kwargs)
+        return stateful(folder, callbacks=[Checkpoint(monitor="train/task", mode="max")], **kwargs)
 
     whole = run(tmp_path / "whole", max_rounds=5)
     first = run(tmp_path, max_rounds=4)
@@ -216,7 +259,7 @@ def test_resumed_from_best_starts_a_new_folder_and_equals_uninterrupted(tmp_path
     before = {path: path.read_bytes() for path in first.log_dir.rglob("*") if path.is_file()}
     resumed = run(tmp_path, max_rounds=5, ckpt_path="best")
     assert resumed.log_dir != first.log_dir
-    assert resumed.start_round == best_round
+    assert resumed.run.start_round == best_round
     assert_same(weights(resumed), weights(whole))
     for table in ("metrics.csv", "clients.csv"):
         assert without_times(resumed.log_dir / table) == without_times(whole.log_dir / table)
@@ -239,147 +282,3 @@ def test_two_callbacks_of_a_kind_keep_their_own_state(tmp_path: Path) -> None:
     # w after two rounds is (0.46875, 2.4375), see test_fedavg.py; the loss fell, so the largest is the first round's.
     smallest = (0.5 * (2 - 0.46875) ** 2 + 3 * 0.5 * (4 - 2.4375) ** 2) / 4
     assert [(c.best, c.waited) for c in resumed if isinstance(c, EarlyStopping)] == [(smallest, 0), (2.7265625, 1)]
-
-
-def test_other_seed_and_other_model_are_refused(tmp_path: Path) -> None:
-    fit(tmp_path, max_rounds=1)
-    with pytest.raises(CheckpointError, match=r"comes from a run with seed 0; set --trainer\.seed 0 to use it"):
-        fit(tmp_path, max_rounds=2, seed=1, ckpt_path="last")
-    with pytest.raises(CheckpointError, match="does not fit this model or algorithm"):
-        fit(tmp_path, Wanderer(), Threes(2), max_rounds=2, ckpt_path="last")
-
-
-# ---------------------------------------------------------------------- files that are none
-
-
-def write(path: Path, **changes: Any) -> Path:
-    content: dict[str, Any] = {
-        "lit_fed_format": 1,
-        "round_idx": 0,
-        "seed": 0,
-        "partition": "",
-        "state_dict": {},
-        "algorithm": {},
-    }
-    content |= {"clients": {}, "initial": {}, "callbacks": {}, "metrics": {}, "config": ""} | changes
-    torch.save({key: value for key, value in content.items() if value is not None}, path)
-    return path
-
-
-def test_missing_foreign_and_newer_files(tmp_path: Path) -> None:
-    path = tmp_path / "x.ckpt"
-    with pytest.raises(CheckpointError, match="there is no checkpoint at"):
-        read_checkpoint(path)
-    assert read_checkpoint(write(path))["round_idx"] == 0
-    with pytest.raises(CheckpointError, match="written by a newer lit_fed; upgrade the package"):
-        read_checkpoint(write(path, lit_fed_format=2))
-    for key in ("seed", "metrics"):
-        with pytest.raises(CheckpointError, match="is not a lit_fed checkpoint"):
-            read_checkpoint(write(path, **{key: None}))
-    torch.save([1, 2], path)
-    with pytest.raises(CheckpointError, match="is not a lit_fed checkpoint"):
-        read_checkpoint(path)
-    torch.save(nn.Linear(1, 1), path)
-    with pytest.raises(CheckpointError, match="can be loaded safely"):
-        read_checkpoint(path)
-
-
-def test_truncated_file(tmp_path: Path) -> None:
-    path = write(tmp_path / "x.ckpt", state_dict={"w": torch.ones(1000)})
-    whole = path.read_bytes()
-    for length in (0, 10, len(whole) // 2, len(whole) - 1):
-        path.write_bytes(whole[:length])
-        with pytest.raises(CheckpointError, match=r"x\.ckpt is (corrupt|not a checkpoint)"):
-            read_checkpoint(path)
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.binary(max_size=60) | st.binary(max_size=60).map(lambda content: b"\x80\x02" + content))
-def test_any_bytes_are_refused_with_our_error(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "x.ckpt"
-    path.write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"x\.ckpt is "):
-        read_checkpoint(path)
-
-
-# ---------------------------------------------------------------------- load_network
-
-
-class Tied(nn.Module):
-    """Input and output share one weight, as language models' embeddings do, and a module is used twice."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(2, 2)
-        self.norm = nn.BatchNorm1d(2)
-        self.again = self.norm
-        self.last = nn.Linear(2, 2)
-        self.last.weight = self.first.weight
-        self.head = nn.Linear(2, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        hidden: Tensor = self.head(self.last(self.again(self.norm(self.first(x)))))
-        return hidden
-
-
-def network(kind: str, seed: int = 0) -> nn.Module:
-    torch.manual_seed(seed)
-    if kind == "tied":
-        return Tied()
-    return nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 5))
-
-
-@pytest.mark.parametrize("kind", ["plain", "tied"])
-def test_load_network_gives_the_global_model(tmp_path: Path, kind: str) -> None:
-    module = Classifier(network=network(kind), optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
-    made = fit(tmp_path, module, Threes(3), FedAvg(), callbacks=[Checkpoint(monitor=None)])
-    assert made.log_dir is not None
-    x = torch.randn(7, 2)
-    module.load_tensors(weights(made))
-    expected = module.eval()(x).detach()
-    for target in (made.log_dir, checkpoints(made) / "last.ckpt"):
-        fresh = network(kind, seed=1)
-        loaded = load_network(target, fresh)
-        assert loaded is fresh
-        assert not loaded.training
-        assert torch.equal(loaded(x), expected)
-    again = Classifier(network=network(kind, seed=1))
-    assert torch.equal(load_network(made.log_dir, again)(x), expected)  # a whole module takes the weights too
-
-
-def test_load_network_prefers_the_best_round(tmp_path: Path) -> None:
-    made = fit(tmp_path, LeastSquares(lr=BEST_LR), max_rounds=4, callbacks=[judged()])
-    loaded = load_network(made.log_dir or "", nn.Linear(2, 1, bias=False))
-    expected = 2 * (1 - (1 - BEST_LR / 4) ** 2)  # w₁ after two rounds
-    assert loaded(torch.tensor([[1.0, 0.0]])).item() == pytest.approx(expected, rel=1e-5)
-
-
-def test_load_network_of_another_shape_or_without_configuration(tmp_path: Path) -> None:
-    made = fit(tmp_path, max_rounds=1)
-    for wrong in (nn.Linear(3, 1, bias=False), nn.Linear(2, 1), nn.Sequential(nn.Linear(2, 1)), nn.ReLU()):
-        with pytest.raises(CheckpointError, match=r"best\.ckpt does not fit this network: "):
-            load_network(made.log_dir or "", wrong)
-    with pytest.raises(CheckpointError, match="holds no configuration; pass the network to load its weights into"):
-        load_network(made.log_dir or "")
-    with pytest.raises(CheckpointError, match=r"there is no checkpoint at .*last\.ckpt"):
-        load_network(tmp_path)
-
-
-def test_load_network_of_a_run_of_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    trainer = {"accelerator": "cpu", "devices": 1, "max_rounds": 1, "logger": "false", "enable_progress_bar": "false"}
-    data = {"num_clients": 2, "max_train_samples": 60, "max_test_samples": 40}
-    args = [f"--trainer.{name}={value}" for name, value in trainer.items()]
-    args += ["--data=Digits", *(f"--data.{name}={value}" for name, value in data.items())]
-    cli.main(["fit", *args, "--model=Classifier", "--model.network=mlp", "--algorithm=FedAvg"])
-    run = Path("lightning_logs/version_0")
-    loaded = load_network(run)
-    assert not isinstance(loaded, Classifier)
-    assert not loaded.training
-    digits = Digits(**data)
-    digits.setup()
-    right = total = 0
-    for x, y in digits.test_loader():
-        right, total = right + int((loaded(x).argmax(1) == y).sum()), total + len(y)
-    reported = float(rows(run / "metrics.csv")[-1]["global/acc"])
-    assert reported == pytest.approx(right / total)

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lit_fed.optimization import EffectiveSteps
+from lit_fed.engine.optimization import EffectiveSteps
 
 momenta = st.floats(0.0, 0.99)
 rates = st.floats(1e-3, 1.0)

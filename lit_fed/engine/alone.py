@@ -1,0 +1,36 @@
+"""A client's objective without a federation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning import LightningModule
+
+from lit_fed.engine.algorithm import Algorithm
+from lit_fed.engine.compatibility import check_task
+from lit_fed.engine.model import Model
+from lit_fed.engine.objective import join, listen
+from lit_fed.engine.surface import ATTRIBUTE
+
+
+def objective_of(task: LightningModule, algorithm: Algorithm[Any]) -> LightningModule:
+    """A client's objective as a LightningModule for a plain ``lightning.Trainer``: the task with the method's terms.
+
+    ``Trainer().fit(objective_of(MyModule(), FedProx(mu=0.1)), datamodule)`` trains centrally; terms that need something
+    received, such as FedProx's, are absent.
+
+    Args:
+        task: Any LightningModule. It is trained in place.
+        algorithm: The method.
+
+    Raises:
+        ConfigError: If the task lacks what the method needs.
+    """
+    algorithm.adapt(task)
+    check_task(task, algorithm)
+    model = Model(task)
+    model.divide(algorithm.split(model, 0))
+    objective, state = join(task, algorithm, model)
+    task.__dict__[ATTRIBUTE] = state
+    listen(state)
+    return objective

@@ -1,0 +1,6 @@
+"""FedFrozen, and which parameters of a network are queries, keys and values."""
+
+from lit_fed.methods.attention_freezing.fedfrozen import FedFrozen
+from lit_fed.methods.attention_freezing.projections import AttentionNames, merged, separate_attention
+
+__all__ = ["AttentionNames", "FedFrozen", "merged", "separate_attention"]

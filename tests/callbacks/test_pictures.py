@@ -1,0 +1,63 @@
+"""Pictures of a run: who took part, and what was predicted."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lit_fed.callbacks.pictures import participation_map, predictions_picture
+from lit_fed.data.pictures import render
+from lit_fed.engine.participation import Fate, Participant
+
+
+def test_participation_map_shows_each_fate_where_it_happened() -> None:
+    fates = [Fate.ON_TIME, Fate.LATE, Fate.LOST_AFTER, Fate.LOST_BEFORE]
+    figure = participation_map(lambda round_idx: [Participant(round_idx, fates[round_idx])], 4, 5, 1)
+    values = figure.axes[0].images[0].get_array()
+    assert values is not None
+    # classes × rounds: client r takes part in round r with the r-th fate, coded from 1
+    assert values.tolist() == [*np.diag([1, 2, 3, 4]).tolist(), [0] * 4]
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == [
+        "not selected",
+        "on time",
+        "late, arrives a round later",
+        "lost after training",
+        "lost before training",
+    ]
+
+
+def test_participation_map_bins_long_runs_by_the_most_frequent_fate() -> None:
+    def plan(round_idx: int) -> list[Participant]:
+        return [
+            Participant(0, Fate.LATE if round_idx % 4 == 3 else Fate.ON_TIME),
+            Participant(1, Fate.LOST_BEFORE if round_idx % 2 else Fate.ON_TIME),
+        ]
+
+    axes = participation_map(plan, 1600, 3, 2).axes[0]
+    assert "400 bins of rounds" in axes.get_title()
+    values = axes.images[0].get_array()
+    assert values is not None
+    assert values.shape == (3, 400)
+    assert set(values[0].tolist()) == {1}, "three of four on time"
+    assert set(values[1].tolist()) == {4}, "of two equally frequent the one worth noticing"
+    assert set(values[2].tolist()) == {0}
+
+
+def test_participation_map_of_a_large_population_looks_at_some_rounds() -> None:
+    asked: list[int] = []
+
+    def plan(round_idx: int) -> list[Participant]:
+        asked.append(round_idx)
+        return [Participant(0, Fate.ON_TIME)]
+
+    axes = participation_map(plan, 1000, 100_000, 20_000).axes[0]
+    assert len(asked) == 10
+    assert "10 of the rounds are shown" in axes.get_title()
+    assert "200 of 100,000 clients" in axes.get_title()
+
+
+def test_pictures_leave_pyplot_alone_and_render_to_pixels() -> None:
+    pixels = render(predictions_picture(np.zeros((1, 3, 4, 4), dtype=np.float32), [1], [2]))
+    assert pixels.dtype == np.uint8
+    assert pixels.shape[2] == 3
+    assert pixels.min() < 100 < pixels.max()

@@ -1,0 +1,98 @@
+"""A run's folder or checkpoint as a network in evaluation mode."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from lit_fed.checkpoint import load_network
+from torch import Tensor, nn
+
+from lit_fed import Classifier, cli
+from lit_fed.callbacks import Checkpoint
+from lit_fed.data import Digits
+from lit_fed.errors import CheckpointError
+from lit_fed.methods import FedAvg
+from tests.engine.test_checkpoint import BEST_LR, checkpoints, judged
+from tests.support import LeastSquares, Threes, fit, rows, weights
+
+
+class Tied(nn.Module):
+    """Input and output share one weight, as language models' embeddings do, and a module is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(2, 2)
+        self.norm = nn.BatchNorm1d(2)
+        self.again = self.norm
+        self.last = nn.Linear(2, 2)
+        self.last.weight = self.first.weight
+        self.head = nn.Linear(2, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden: Tensor = self.head(self.last(self.again(self.norm(self.first(x)))))
+        return hidden
+
+
+def network(kind: str, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    if kind == "tied":
+        return Tied()
+    return nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 5))
+
+
+@pytest.mark.parametrize("kind", ["plain", "tied"])
+def test_load_network_gives_the_global_model(tmp_path: Path, kind: str) -> None:
+    module = Classifier(network=network(kind), optimizer=lambda p: torch.optim.SGD(p, lr=0.1))
+    made = fit(tmp_path, module, Threes(3), FedAvg(), callbacks=[Checkpoint(monitor=None)])
+    assert made.log_dir is not None
+    x = torch.randn(7, 2)
+    module.load_tensors(weights(made))
+    expected = module.eval()(x).detach()
+    for target in (made.log_dir, checkpoints(made) / "last.ckpt"):
+        fresh = network(kind, seed=1)
+        loaded = load_network(target, fresh)
+        assert loaded is fresh
+        assert not loaded.training
+        assert torch.equal(loaded(x), expected)
+    again = Classifier(network=network(kind, seed=1))
+    assert torch.equal(load_network(made.log_dir, again)(x), expected)  # a whole module takes the weights too
+
+
+def test_load_network_prefers_the_best_round(tmp_path: Path) -> None:
+    made = fit(tmp_path, LeastSquares(lr=BEST_LR), max_rounds=4, callbacks=[judged()])
+    loaded = load_network(made.log_dir or "", nn.Linear(2, 1, bias=False))
+    expected = 2 * (1 - (1 - BEST_LR / 4) ** 2)  # w₁ after two rounds
+    assert loaded(torch.tensor([[1.0, 0.0]])).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_load_network_of_another_shape_or_without_configuration(tmp_path: Path) -> None:
+    made = fit(tmp_path, max_rounds=1)
+    for wrong in (nn.Linear(3, 1, bias=False), nn.Linear(2, 1), nn.Sequential(nn.Linear(2, 1)), nn.ReLU()):
+        with pytest.raises(CheckpointError, match=r"best\.ckpt does not fit this network: "):
+            load_network(made.log_dir or "", wrong)
+    with pytest.raises(CheckpointError, match="holds no configuration; pass the network to load its weights into"):
+        load_network(made.log_dir or "")
+    with pytest.raises(CheckpointError, match=r"there is no checkpoint at .*last\.ckpt"):
+        load_network(tmp_path)
+
+
+def test_load_network_of_a_run_of_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    trainer = {"accelerator": "cpu", "devices": 1, "max_rounds": 1, "logger": "false", "enable_progress_bar": "false"}
+    data = {"num_clients": 2, "max_train_samples": 60, "max_test_samples": 40}
+    args = [f"--trainer.{name}={value}" for name, value in trainer.items()]
+    args += ["--data=Digits", *(f"--data.{name}={value}" for name, value in data.items())]
+    cli.main(["fit", *args, "--model=Classifier", "--model.network=mlp", "--algorithm=FedAvg"])
+    run = Path("lightning_logs/version_0")
+    loaded = load_network(run)
+    assert not isinstance(loaded, Classifier)
+    assert not loaded.training
+    digits = Digits(**data)
+    digits.setup()
+    right = total = 0
+    for x, y in digits.test_loader():
+        right, total = right + int((loaded(x).argmax(1) == y).sum()), total + len(y)
+    reported = float(rows(run / "metrics.csv")[-1]["global/acc"])
+    assert reported == pytest.approx(right / total)
