@@ -2,7 +2,7 @@
 
 For a regression leave ``num_classes`` out and give floating-point targets; `lit_fed.data.Diabetes` is one.
 
-Run it with ``python cli.py fit -c configs/quickstart.yaml -c examples/my_data.yaml``.
+Run it with ``lit-fed fit -c configs/quickstart.yaml -c examples/my_data.yaml``.
 """
 
 import numpy as np

@@ -204,33 +204,6 @@ def test_the_example_module_trains_under_a_plain_trainer(tmp_path: Path) -> None
     assert plain.test(module, data, verbose=False)[0]["test/acc"] > 0.9
 
 
-class AnchoredLeastSquares(Anchored, LeastSquares):
-    """The example's client on two points."""
-
-
-def test_the_example_method_by_hand(tmp_path: Path) -> None:
-    # As in tests/methods/test_fedavg.py, round 0 gives the mean (0.25, 1.5), so v = w = (0.25, 1.5), and round 1 the
-    # mean (0.46875, 2.4375); v = ½·(0.25, 1.5) + (0.21875, 0.9375) = (0.34375, 1.6875) and w = (0.59375, 3.1875).
-    made = fit(tmp_path, AnchoredLeastSquares(mu=0.0), Points(), MomentumServer(momentum=0.5), max_rounds=2)
-    assert weights(made)["network.weight"].tolist() == [[0.59375, 3.1875]]
-
-
-def test_the_example_method_without_its_terms_is_fedavg(tmp_path: Path) -> None:
-    plain = fit(tmp_path, LeastSquares(local_epochs=2), Points(), FedAvg(), max_rounds=3)
-    client = AnchoredLeastSquares(mu=0.0, local_epochs=2)
-    assert_same(weights(plain), weights(fit(tmp_path, client, Points(), MomentumServer(momentum=0.0), max_rounds=3)))
-
-
-def test_the_example_method_resumes_where_it_was(tmp_path: Path) -> None:
-    def run(folder: str, rounds: int, ckpt_path: str | None = None) -> Any:
-        parts = (AnchoredLeastSquares(mu=0.1, local_epochs=2), Points(), MomentumServer())
-        return fit(tmp_path / folder, *parts, max_rounds=rounds, ckpt_path=ckpt_path)
-
-    whole = run("whole", 5)
-    run("parts", 2)
-    assert_same(weights(whole), weights(run("parts", 5, "last")))
-
-
 def test_example_data_in_python(tmp_path: Path) -> None:
     data = Blobs(num_clients=5)
     model: ClientModule = Classifier("mlp", num_classes=data.num_classes, input_shape=data.input_shape, in_channels=16)

@@ -6,7 +6,7 @@ What `lit_fed.engine.local.LocalLoop` adds is training.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import AbstractContextManager, contextmanager
 from itertools import islice
 from typing import Any, Literal
@@ -173,12 +173,16 @@ class TaskLoop:
         if stage is None:
             return {}
         step = bind_step(self.objective, f"{stage}_step")
-        batches: Iterable[Any] = loader
-        if spread and self.workers.world_size > 1:
+        batches, length = loader, len(loader) if isinstance(loader, Sized) else None
+        if length == 0:
+            return {}
+        # With fewer batches than processes everybody goes through all of them: nobody is left without one.
+        spread = spread and self.workers.world_size > 1 and (length is None or length >= self.workers.world_size)
+        if spread:
             batches = islice(loader, self.workers.rank, None, self.workers.world_size)
         meter = self.state.meter = Meter()
         self.trainer.stage = "test" if subset == "test" else "validate"
-        self.begin_metrics(sync=spread and self.workers.world_size > 1)
+        self.begin_metrics(sync=spread)
         with self._mode(stage):
             try:
                 self.call(f"on_{stage}_start")
