@@ -201,7 +201,7 @@ class FederatedTrainer:
             ckpt_path: ``last``, ``best``, a file or a run folder; None for the model just trained.
         """
         return self._launch(
-            lambda: evaluate(self._assemble(model, datamodule, algorithm, "validate"), ckpt_path, "val")
+            lambda: self._evaluate(self._assemble(model, datamodule, algorithm, "validate"), ckpt_path, "val")
         )
 
     def test(
