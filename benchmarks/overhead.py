@@ -1,8 +1,8 @@
 """What the round loop costs over a bare hand-written PyTorch loop that does the same work.
 
 Both run in this process, in turn, on the same tensors and with the same shuffling; the median over rounds of the ratio
-of a round's two CPU times is what counts, for a machine's speed drifts. The weights of both must agree at the end, or the
-comparison is void. The federation also writes its logs and a checkpoint every round, which the bare loop does not.
+of a round's two CPU times is what counts, for a machine's speed drifts. The weights of both must agree at the end, or
+the comparison is void. The federation also writes its logs and a checkpoint every round, which the bare loop does not.
 
     python benchmarks/overhead.py [--rounds 20] [--threads 1]
 """

@@ -35,11 +35,13 @@ from torch import nn
 
 from lit_fed import Classifier, FederatedTrainer
 from lit_fed.callbacks import Callback, RoundRecord
-from lit_fed.data import Arrays, Partition, TensorDataModule
-from lit_fed.data.csr import CSR, IntArray
+from lit_fed.data import Arrays, Partition, Samples, TensorDataModule
+from lit_fed.data.csr import CSR
+from lit_fed.engine.participation import Participant
+from lit_fed.engine.protocols import GlobalTest
+from lit_fed.engine.run import Run
+from lit_fed.engine.samplers import UniformParticipation
 from lit_fed.methods import FedAvg
-from lit_fed.participation import Participant, UniformParticipation
-from lit_fed.protocols import GlobalTest
 
 SMALL, LARGE = 1_000, 100_000
 PER_CLIENT, FEATURES, CLASSES = 10, 8, 10
@@ -48,13 +50,13 @@ WARM_UP = 10
 BAR = 1.10  # what a hundred times the clients may cost
 MIB = 2.0**20
 
-Run = dict[str, float]
+Figures = dict[str, float]
 
 
 class FirstRows(Partition):
     """Client k owns samples 10k to 10k + 9; the rest is nobody's."""
 
-    def assign(self, labels: IntArray, num_clients: int, seed: int, client_ids: IntArray | None) -> CSR:
+    def assign(self, samples: Samples, num_clients: int, seed: int) -> CSR:
         """See `Partition.__call__`."""
         owned = np.arange(num_clients * PER_CLIENT, dtype=np.int64)
         return CSR.from_sizes(owned, np.full(num_clients, PER_CLIENT, dtype=np.int64))
@@ -90,14 +92,14 @@ class Meter(Callback):
         self.starts: list[float] = []
         self.resident: list[float] = []
 
-    def on_round_start(self, trainer: FederatedTrainer, round_idx: int, plan: Sequence[Participant]) -> None:
+    def on_round_start(self, run: Run, round_idx: int, plan: Sequence[Participant]) -> None:
         """Everything of the round before is over, its checkpoint included."""
         if len(plan) != COHORT:
             raise ValueError(f"round {round_idx} has {len(plan)} clients, not {COHORT}")
         self.resident.append(resident_bytes())
         self.starts.append(time.perf_counter())
 
-    def on_round_end(self, trainer: FederatedTrainer, record: RoundRecord) -> None:
+    def on_round_end(self, run: Run, record: RoundRecord) -> None:
         """The round's memory is largest about now."""
         self.resident.append(resident_bytes())
 
@@ -108,7 +110,7 @@ def resident_bytes() -> float:
     return float(pages * os.sysconf("SC_PAGE_SIZE"))
 
 
-def run(num_clients: int, rounds: int) -> Run:
+def run(num_clients: int, rounds: int) -> Figures:
     """Run one federation in this process."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
@@ -129,7 +131,6 @@ def run(num_clients: int, rounds: int) -> Run:
             num_threads=1,
         )
         trainer.fit(Classifier(network=network), data, FedAvg())
-        assert trainer.log_dir is not None
         checkpoint = (trainer.log_dir / "checkpoints" / "last.ckpt").stat().st_size
     times = np.diff(meter.starts)[WARM_UP:]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
@@ -146,13 +147,13 @@ def run(num_clients: int, rounds: int) -> Run:
     }
 
 
-def run_in_child(num_clients: int, rounds: int) -> Run:
+def run_in_child(num_clients: int, rounds: int) -> Figures:
     """Run one federation in a process of its own, so that peaks of memory do not mix."""
     command = [sys.executable, __file__, "--child", str(num_clients), "--rounds", str(rounds)]
     finished = subprocess.run(command, capture_output=True, text=True, check=False)
     if finished.returncode:
         raise SystemExit(finished.stderr)
-    result: Run = json.loads(finished.stdout.splitlines()[-1])
+    result: Figures = json.loads(finished.stdout.splitlines()[-1])
     return result
 
 
@@ -165,7 +166,7 @@ def main() -> None:
     if args.child:
         print(json.dumps(run(args.child, args.rounds)))
         return
-    runs: dict[int, list[Run]] = {SMALL: [], LARGE: []}
+    runs: dict[int, list[Figures]] = {SMALL: [], LARGE: []}
     for repeat in range(args.repeats):
         for num_clients in (SMALL, LARGE) if repeat % 2 == 0 else (LARGE, SMALL):
             runs[num_clients].append(run_in_child(num_clients, args.rounds))

@@ -56,7 +56,10 @@ class Net(LightningModule):
         self.train_acc = Accuracy("multiclass", num_classes=10)
         self.val_acc = Accuracy("multiclass", num_classes=10)
         self.test_metrics = MetricCollection(
-            {"acc": Accuracy("multiclass", num_classes=10), "f1": F1Score("multiclass", num_classes=10, average="macro")},
+            {
+                "acc": Accuracy("multiclass", num_classes=10),
+                "f1": F1Score("multiclass", num_classes=10, average="macro"),
+            },
             prefix="test/",
         )
         self.epochs_seen = {"train": 0, "val": 0, "test": 0}
@@ -106,7 +109,7 @@ class Net(LightningModule):
         logits = self(batch[0])
         return {"prediction": logits.argmax(1), "probability": logits.softmax(1)}
 
-    def configure_optimizers(self) -> dict[str, Any]:
+    def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), lr=self.hparams["lr"], momentum=0.9)
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
         entry = {"scheduler": scheduler, "interval": self.hparams["interval"], "frequency": 2}
@@ -174,7 +177,8 @@ class Curious(Terse):
         self.log("steps", float(self.global_step), reduce_fx="max")
         self.log("seen", float(len(batch[0])), reduce_fx=torch.sum)
         self.log("lr", self.optimizers().param_groups[0]["lr"])  # type: ignore[union-attr]
-        assert self.trainer.training and self.trainer.world_size == 1 and self.num_clients == self.trainer.datamodule.num_clients  # type: ignore[attr-defined]  # noqa: E501
+        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]  # of Lightning's trainer, set by its fit
+        assert self.trainer.training and self.trainer.world_size == 1 and self.num_clients == data.num_clients
         return (1 - 0.5 * progress) * loss
 
     def configure_optimizers(self) -> Any:
@@ -185,7 +189,7 @@ class Curious(Terse):
 
 
 class Meddler(Terse):
-    """Does by hooks of its own what the loop would do: backward, clipping, steps, schedules, the transfer of batches."""
+    """Does by its own hooks what the loop would do: backward, clipping, steps, schedules, the transfer of batches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -202,7 +206,7 @@ class Meddler(Terse):
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         self.calls.append("backward")
-        loss.backward(*args, **kwargs)  # type: ignore[no-untyped-call]  # torch
+        loss.backward(*args, **kwargs)
 
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: str | None = None
@@ -248,14 +252,15 @@ class LatentGAN(LightningModule):
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         real = batch[0].flatten(1)
-        forge, judge = self.optimizers()  # type: ignore[misc,union-attr]  # two of them
+        both: Any = self.optimizers()
+        forge, judge = both
         real_is, fake_is = torch.ones(len(real), 1), torch.zeros(len(real), 1)
 
         self.toggle_optimizer(judge)
         fake = self(torch.randn(len(real), self.noise)).detach()
-        doubt = F.binary_cross_entropy_with_logits(
-            self.judge(real), real_is
-        ) + F.binary_cross_entropy_with_logits(self.judge(fake), fake_is)
+        doubt = F.binary_cross_entropy_with_logits(self.judge(real), real_is) + F.binary_cross_entropy_with_logits(
+            self.judge(fake), fake_is
+        )
         judge.zero_grad()
         self.manual_backward(doubt)
         self.clip_gradients(judge, gradient_clip_val=1.0, gradient_clip_algorithm="norm")
@@ -271,9 +276,10 @@ class LatentGAN(LightningModule):
         self.log_dict({"train/judge": doubt, "train/forge": fooled})
 
     def on_train_epoch_end(self) -> None:
-        for scheduler in self.lr_schedulers():  # type: ignore[union-attr]  # two of them
-            scheduler.step()  # type: ignore[call-arg]  # none watches a metric
-        self.log("train/lr", self.lr_schedulers()[0].get_last_lr()[0])  # type: ignore[index,union-attr]
+        both: Any = self.lr_schedulers()
+        for scheduler in both:
+            scheduler.step()
+        self.log("train/lr", both[0].get_last_lr()[0])
 
     def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         fakes = self(torch.randn(len(batch[0]), self.noise))
@@ -296,6 +302,14 @@ class Inner(LightningModule):
         return logits / (1 + self.trainer.current_epoch)
 
 
+class Nested(Terse):
+    """Holds a LightningModule that asks for the epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Inner()  # type: ignore[assignment]  # a module as well
+
+
 class Fixed(Terse):
     """Fine-tunes: its features are somebody else's and do not train, its masks are buffers that are not saved."""
 
@@ -312,6 +326,6 @@ class Fixed(Terse):
         return logits
 
     def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
-        self.batches += 1  # type: ignore[operator]  # a tensor
+        self.batches.add_(1)  # type: ignore[operator]  # a tensor
         self.log("batches", self.batches, reduce_fx="max")  # type: ignore[arg-type]  # a tensor
         return super().training_step(batch)

@@ -229,15 +229,6 @@ def fill_from_data(model: Namespace, data: Any) -> None:
             raise ConfigError(f"model.num_classes is {init_args[key]}, but the data have {known} classes")
 
 
-def build_module(config: str) -> LightningModule:
-    """Make the module that a run's resolved configuration (YAML) describes, with untrained weights."""
-    parser = LightningArgumentParser()
-    parser.add_subclass_arguments(LightningModule, "model", required=True)
-    parsed = parser.parse_object({"model": yaml.safe_load(config)["model"]})
-    module: LightningModule = parser.instantiate(parsed).model
-    return module
-
-
 # ---------------------------------------------------------------------- any order of files
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
 import torch
 from lightning import LightningModule
@@ -98,7 +98,7 @@ class Regularizer(ABC):
     def around(self, client: Client, batch: Any, below: Callable[[Client, Any], Terms]) -> Terms:
         """The terms of the objective below, weighed, and this one; without it where nothing was received."""
         terms = below(client, batch)
-        if not client.begun:
+        if not client.begun or any(cast("Tensor | None", term) is None for term in terms.values()):  # the task skips it
             return terms
         if self.objective_weight != 1.0:
             terms = {name: self.objective_weight * term for name, term in terms.items()}

@@ -20,7 +20,7 @@ from lit_fed.engine.client import Client, Pass, Phase, Tensors
 from lit_fed.engine.compatibility import overrides
 from lit_fed.engine.local_batches import batch_size_of, mark_last, seed_device, slice_batch
 from lit_fed.engine.meter import Meter
-from lit_fed.engine.optimization import OptimizerFactory, ScaledOptimizer, Schedule
+from lit_fed.engine.optimization import HandedOptimizer, OptimizerFactory, Schedule
 from lit_fed.engine.task_loop import TaskLoop
 from lit_fed.engine.task_trainer import clip_gradients
 from lit_fed.errors import ConfigError
@@ -167,52 +167,79 @@ class LocalLoop(TaskLoop):
         last: bool,
         gradient: _MeanGradient | None,
     ) -> Any:
-        options = self.gradients
-        accumulate = options.accumulate if gradient is None else 1
-        scale, size = 1.0 / accumulate, batch_size_of(batch) if gradient is not None else 0
+        accumulate = self.gradients.accumulate if gradient is None else 1
+        loss: Tensor | None = None
+
+        def closure() -> Tensor | None:
+            nonlocal loss
+            loss = self._take_gradients(batch, batch_idx, optimizer, accumulate)
+            return loss
+
+        def step() -> None:
+            # None is Lightning's way of skipping a batch; gradients of batches before it are still stepped on.
+            if loss is not None or (accumulate > 1 and any(p.grad is not None for p in self.model.parameters.values())):
+                self._step(client, optimizer)
+
+        if (batch_idx + 1) % accumulate and not last:
+            return closure()
+        if gradient is not None:
+            if closure() is not None:
+                self._unscale(optimizer)
+                taken = {name: p.grad for name, p in self.model.parameters.items() if p.grad is not None}
+                gradient.add(taken, batch_size_of(batch))
+            return loss
+        before = self.trainer.global_step
+        if "optimizer_step" in self._replaced:
+            handed: Any = HandedOptimizer(optimizer, step)
+            self.objective.optimizer_step(client.round_idx, batch_idx, handed, closure)
+        else:
+            closure()
+            step()
+        if self.trainer.global_step > before:
+            for entry in schedulers:
+                if self.trainer.global_step % entry.frequency == 0:
+                    self.optimizers.advance(entry)
+        return loss
+
+    def _take_gradients(self, batch: Any, batch_idx: int, optimizer: Optimizer, accumulate: int) -> Tensor | None:
+        """The loss of a batch, whose gradients are added up; None where the task skips it."""
+        scale = 1.0 / accumulate
         if self.workers.data_parallel:
             batch, fraction = slice_batch(batch, self.fabric.global_rank, self.fabric.world_size)
             scale *= fraction
+            if self.state.meter is not None:  # what is logged is about this part
+                self.state.meter.batch_size = round(fraction * self.state.meter.batch_size / self.fabric.world_size)
         with self.autocast():
-            loss = self.training_step(batch, batch_idx)
+            loss: Tensor | None = self.training_step(batch, batch_idx)
         if batch_idx % accumulate == 0:
             self._zero_grad(optimizer, batch_idx)
-        if loss is not None:
-            if scale != 1.0:
-                loss = loss * scale
-            self._backward(loss)
-        elif accumulate == 1 or all(p.grad is None for p in self.model.parameters.values()):
-            return None  # Lightning's way of skipping a batch; gradients of batches before it are still stepped on
-        if (batch_idx + 1) % accumulate and not last:
-            return loss
-        if self.scaler is not None:
-            self.fabric.strategy.precision.unscale_gradients(optimizer)
-        if gradient is not None:
-            gradient.add({name: p.grad for name, p in self.model.parameters.items() if p.grad is not None}, size)
-            return loss
-        self._before_step(client, optimizer)
-        if "configure_gradient_clipping" in self._replaced:
-            self.objective.configure_gradient_clipping(optimizer, options.clip_val, options.clip_algorithm)
-        elif options.clip_val is not None:
-            clip_gradients(optimizer, options.clip_val, options.clip_algorithm)
-        if "optimizer_step" in self._replaced:
-            handed: Any = optimizer if self.scaler is None else ScaledOptimizer(optimizer, self.fabric)
-            self.objective.optimizer_step(client.round_idx, batch_idx, handed, lambda: loss)
-        else:
-            self.fabric.strategy.optimizer_step(optimizer)
-        self.trainer.global_step += 1
-        for entry in schedulers:
-            if self.trainer.global_step % entry.frequency == 0:
-                self.optimizers.advance(entry)
-        return loss
-
-    def _backward(self, loss: Tensor) -> None:
+        if loss is None:
+            return None
+        if scale != 1.0:
+            loss = loss * scale
         self.call("on_before_backward", loss)
         if "backward" in self._replaced:
             self._run_own_backward(loss)
         else:
             self.fabric.backward(loss)
         self.call("on_after_backward")
+        return loss
+
+    def _step(self, client: Client, optimizer: Optimizer) -> None:
+        """One step along the gradients that were taken: corrected by the method, clipped."""
+        options = self.gradients
+        self._unscale(optimizer)
+        self._before_step(client, optimizer)
+        if "configure_gradient_clipping" in self._replaced:
+            self.objective.configure_gradient_clipping(optimizer, options.clip_val, options.clip_algorithm)
+        elif options.clip_val is not None:
+            clip_gradients(optimizer, options.clip_val, options.clip_algorithm)
+        self.fabric.strategy.optimizer_step(optimizer)
+        self.trainer.global_step += 1
+
+    def _unscale(self, optimizer: Optimizer) -> None:
+        if self.scaler is not None:
+            self.fabric.strategy.precision.unscale_gradients(optimizer)
 
     def _step_manually(
         self,

@@ -124,16 +124,23 @@ class Meter:
         for name, place in everyone.items():
             if name not in self._metrics and place < 0:
                 raise ConfigError(f"self.log({name!r}, …) got a metric that is no attribute of the model; make it one")
-        return {name: self._metrics.get(name, known[place]) for name, place in sorted(everyone.items())}
+        own = self._metrics
+        return {name: own[name] if name in own else known[place] for name, place in sorted(everyone.items())}
 
     def _compute_metrics(self, metrics: Mapping[str, Metric], sync: bool) -> dict[str, float]:
         values = {}
         for name, metric in metrics.items():
-            metric.sync_on_compute = sync  # clients are spread over processes: their own metrics must not be merged
+            share(metric, sync)
             values[name] = float(metric.compute())
         for metric in metrics.values():
             metric.reset()
         return values
+
+
+def share(metric: Metric, everywhere: bool) -> None:
+    """Say whether a metric's ``compute`` is over all processes: clients are spread, and theirs must not be merged."""
+    metric.sync_on_compute = everywhere
+    metric._to_sync = everywhere  # what ``compute`` looks at; it follows the other only when a metric is made
 
 
 def _means(totals: dict[str, tuple[float, int]]) -> dict[str, float]:

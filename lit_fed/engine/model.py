@@ -203,14 +203,11 @@ class Model:
     @contextmanager
     def lent(self) -> Iterator[None]:
         """Restore every tensor, every submodule's mode and which parameters train on leaving; gradients are gone."""
-        modes = [(module, module.training) for module in self._modules]
         trains = {name for name, parameter in self.parameters.items() if parameter.requires_grad}
-        with self.preserved():
+        with self.preserved(), self.same_modes():
             try:
                 yield
             finally:
-                for module, mode in modes:
-                    module.training = mode
                 self.set_trainable(trains)
 
     def set_trainable(self, names: Collection[str] | None) -> None:

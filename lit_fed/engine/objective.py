@@ -40,9 +40,9 @@ class Objective(Surface):
         state.client.forget()
         found = state.algorithm.terms(state.client, batch, state.public)
         terms = list(found.items())
-        loss = cast("Tensor | None", terms[0][1])
-        if loss is None:  # Lightning's way of skipping a batch
+        if any(cast("Tensor | None", term) is None for _, term in terms):  # Lightning's way of skipping a batch
             return None
+        loss = terms[0][1]
         for _, term in terms[1:]:
             loss = loss + term
         if state.meter is None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lightning import Fabric, LightningModule
+from lightning import LightningModule
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
@@ -138,27 +138,27 @@ class EffectiveSteps:
         self.distance += lr * (1.0 + momentum * self._velocity if group.get("nesterov") else self._velocity)
 
 
-class ScaledOptimizer:
-    """An optimizer for a task's own ``optimizer_step`` under float16, whose ``step`` minds the scaler.
+class HandedOptimizer:
+    """What a task's own ``optimizer_step`` is handed, as in Lightning: its ``step`` does all that belongs to a step.
 
     Args:
-        optimizer: Whose gradients are there already.
-        fabric: Has the scaler.
+        optimizer: The task's.
+        step: Takes the step: correction, clipping, scaling.
     """
 
-    def __init__(self, optimizer: Optimizer, fabric: Fabric) -> None:
-        self._optimizer = optimizer
-        self._fabric = fabric
+    def __init__(self, optimizer: Optimizer, step: Callable[[], None]) -> None:
+        self.optimizer = optimizer
+        self._step = step
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step, unless a gradient is not finite; the closure gives the loss, whose gradients have been taken."""
+    def step(self, closure: Callable[[], Any] | None = None, **_kwargs: Any) -> Any:
+        """Take the gradients by the closure, where one is given, and step."""
         value = None if closure is None else closure()
-        self._fabric.strategy.optimizer_step(self._optimizer)
+        self._step()
         return value
 
     def __getattr__(self, name: str) -> Any:
         """Everything else is the optimizer's."""
-        return getattr(self._optimizer, name)
+        return getattr(self.optimizer, name)
 
 
 def has_own_scheduler_step(task: LightningModule) -> bool:

@@ -5,7 +5,8 @@ A kind's task is lent for it and comes back as it was: tensors, modes of its sub
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -67,7 +68,7 @@ class ServerLoop:
         """
         loop, mean = self.loops[kind], 0.0
         model, objective = loop.model, loop.objective
-        with model.lent():
+        with _lent(loop):
             model.load(begin)
             model.set_trainable(None)
             objective.train()
@@ -100,9 +101,21 @@ class ServerLoop:
             loader: Batches, at least one.
         """
         loop = self.loops[kind]
-        with loop.model.lent(), loop.model.evaluating():
+        with _lent(loop), loop.model.evaluating():
             loop.model.load(tensors)
             return torch.cat([loop.objective(batch[0]) for batch in loop.batches(loader)])
+
+
+@contextmanager
+def _lent(loop: LocalLoop) -> Iterator[None]:
+    """A task that comes back as it was; what it logs meanwhile is about no client, and is dropped."""
+    state = loop.state
+    muted, state.muted = state.muted, True
+    try:
+        with loop.model.lent():
+            yield
+    finally:
+        state.muted = muted
 
 
 def _trainable(objective: Objective) -> list[nn.Parameter]:

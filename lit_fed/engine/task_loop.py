@@ -6,7 +6,7 @@ What `lit_fed.engine.local.LocalLoop` adds is training.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import AbstractContextManager, contextmanager
 from itertools import islice
 from typing import Any, Literal
@@ -19,7 +19,7 @@ from torchmetrics import Metric
 from lit_fed.engine.algorithm import Algorithm
 from lit_fed.engine.compatibility import overrides
 from lit_fed.engine.local_batches import batch_size_of, map_tensors, seed_device
-from lit_fed.engine.meter import Meter
+from lit_fed.engine.meter import Meter, share
 from lit_fed.engine.metric_names import Direction
 from lit_fed.engine.model import Model
 from lit_fed.engine.objective import at_work, bind_step, join, task_name
@@ -77,7 +77,7 @@ class TaskLoop:
         # DDP must see the call; otherwise the objective's own method avoids the wrapper's cost on every batch.
         self.training_step: Callable[..., Any] = (wrapped if workers.data_parallel else self.objective).training_step
         self.directions: dict[str, Direction] = {}  # what logged torchmetrics objects say of themselves
-        self._metrics = [module for module in model.task.modules() if isinstance(module, Metric)]
+        self.metrics = [module for module in model.task.modules() if isinstance(module, Metric)]
         self.is_fresh = True  # the task has just been set up
         self._hooks: dict[str, list[Callable[..., Any]]] = {}
         self._transfers = any(overrides(model.task, name) for name in _TRANSFER)
@@ -92,7 +92,7 @@ class TaskLoop:
     def at_work(self) -> Iterator[None]:
         """The task belongs to the federation for a while; afterwards it is a plain LightningModule again."""
         inner = [module for module in self.model.task.modules() if isinstance(module, LightningModule)][1:]
-        synced = [metric.sync_on_compute for metric in self._metrics]
+        synced = [metric.sync_on_compute for metric in self.metrics]
         with at_work(self.objective, self.state, self.fabric):
             for module in inner:
                 module.trainer = self.trainer  # type: ignore[assignment]  # a Trainer in what it offers
@@ -101,8 +101,8 @@ class TaskLoop:
             finally:
                 self.model.leave()
                 self.begin_metrics(sync=False)
-                for metric, before in zip(self._metrics, synced, strict=True):
-                    metric.sync_on_compute = before
+                for metric, before in zip(self.metrics, synced, strict=True):
+                    share(metric, before)
                 for module in inner:
                     module.trainer = None
 
@@ -131,8 +131,8 @@ class TaskLoop:
 
     def begin_metrics(self, sync: bool) -> None:
         """Empty the task's torchmetrics, which would hand on what they saw, and say whether processes share them."""
-        for metric in self._metrics:
-            metric.sync_on_compute = sync
+        for metric in self.metrics:
+            share(metric, sync)
             if metric.update_called:
                 metric.reset()
 
@@ -173,12 +173,16 @@ class TaskLoop:
         if stage is None:
             return {}
         step = bind_step(self.objective, f"{stage}_step")
-        batches: Iterable[Any] = loader
-        if spread and self.workers.world_size > 1:
+        batches, length = loader, len(loader) if isinstance(loader, Sized) else None
+        if length == 0:
+            return {}
+        # With fewer batches than processes everybody goes through all of them: nobody is left without one.
+        spread = spread and self.workers.world_size > 1 and (length is None or length >= self.workers.world_size)
+        if spread:
             batches = islice(loader, self.workers.rank, None, self.workers.world_size)
         meter = self.state.meter = Meter()
         self.trainer.stage = "test" if subset == "test" else "validate"
-        self.begin_metrics(sync=spread and self.workers.world_size > 1)
+        self.begin_metrics(sync=spread)
         with self._mode(stage):
             try:
                 self.call(f"on_{stage}_start")
@@ -196,7 +200,7 @@ class TaskLoop:
             finally:
                 self.state.meter = None
         self.directions |= {plain_name(name): found for name, found in meter.directions.items()}
-        values = meter.merged(self.workers, self._metrics) if spread else meter.compute()
+        values = meter.merged(self.workers, self.metrics) if spread else meter.compute()
         return {plain_name(name): value for name, value in values.items()}
 
     @contextmanager

@@ -91,10 +91,9 @@ class Scaffold(FedAvg):
 
     def phases(self, client: Client) -> list[Phase | Pass]:
         """Before training, option 1 goes through the data once without moving."""
-        phases = super().phases(client)
-        if self.option == 1 and client.stage == "train":
-            return [Phase("control", client.train_loader(), epochs=1, moves=False), *phases]
-        return phases
+        reads = self.option == 1 and client.stage == "train"
+        control = [Phase("control", client.train_loader(), epochs=1, moves=False)] if reads else []
+        return [*control, *super().phases(client)]
 
     def start(self, client: Client) -> Tensors:
         """The global model; the correction c − c_i is worked out once. Where clients are tested there is no c."""

@@ -1,13 +1,11 @@
 """Networks by name: a few of our own, and everything timm has."""
 
 from lit_fed.networks.basic import MLP, ClassificationNetwork, Logistic, SmallCNN
-from lit_fed.networks.choice import Assignment, NetworkChoice
 from lit_fed.networks.etf import (
     CosineHead,
     ProjectedETFHead,
     class_cosines,
     orthonormal_classes,
-    replace_classifier,
     simplex_etf,
 )
 from lit_fed.networks.mcmahan import McMahanCNN
@@ -23,7 +21,6 @@ __all__ = [
     "NETWORKS",
     "TEXT_NETWORKS",
     "VGG11",
-    "Assignment",
     "BertTiny",
     "ClassificationNetwork",
     "CosineHead",
@@ -31,7 +28,6 @@ __all__ = [
     "Logistic",
     "McMahanCNN",
     "MobileNet",
-    "NetworkChoice",
     "Outputs",
     "ProjectedETFHead",
     "ResNet18Cifar",
@@ -41,7 +37,6 @@ __all__ = [
     "classifier",
     "features",
     "orthonormal_classes",
-    "replace_classifier",
     "run",
     "run_with",
     "simplex_etf",

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lit_fed.errors import ConfigError
-from lit_fed.networks.registry import classifier
 
 
 def simplex_etf(num_classes: int, num_features: int) -> Tensor:
@@ -131,30 +129,6 @@ def class_cosines(head: nn.Module, features: Tensor) -> Tensor:
     if not isinstance(weight, Tensor) or weight.shape[1:] != features.shape[1:]:
         raise ConfigError(f"classifier {type(head).__name__} has no weight of a feature's length for every class")
     return F.linear(F.normalize(features, dim=1), F.normalize(weight, dim=1))
-
-
-def replace_classifier(network: nn.Module, make: Callable[[int, int], nn.Module]) -> str:
-    """Put another last layer into a network, in place.
-
-    Args:
-        network: One of our networks, a timm model, or any module with a `head`; its classifier must be linear.
-        make: Makes the new layer from the number of features and of classes.
-
-    Returns:
-        The layer's name among the network's ``named_modules()``, such as ``head`` or ``head.fc``.
-
-    Raises:
-        ConfigError: If there is no single linear classifier.
-    """
-    before = classifier(network)
-    if not isinstance(before, nn.Linear):
-        raise ConfigError(
-            f"the classifier of network {type(network).__name__} is a {type(before).__name__}; only linear ones can be "
-            "replaced: choose another network"
-        )
-    path: str = next(name for name, module in network.named_modules() if module is before)
-    network.set_submodule(path, make(before.in_features, before.out_features))
-    return path
 
 
 def _orthonormal(num_rows: int, num_columns: int) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -86,6 +85,22 @@ class Regressor(LightningModule):
         """Errors on validation data."""
         self._evaluate(batch, "val")
 
+    def on_validation_epoch_start(self) -> None:
+        """Begin R² anew, which was not logged where there was one sample."""
+        self.r2.reset()
+
+    def on_validation_epoch_end(self) -> None:
+        """R² on validation data."""
+        self._log_r2("val")
+
+    def on_test_epoch_start(self) -> None:
+        """Begin R² anew, which was not logged where there was one sample."""
+        self.r2.reset()
+
+    def on_test_epoch_end(self) -> None:
+        """R² on test data."""
+        self._log_r2("test")
+
     def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         """Errors on test data."""
         self._evaluate(batch, "test")
@@ -99,8 +114,10 @@ class Regressor(LightningModule):
         predicted = self(x)
         y = y.view_as(predicted)
         self.log(f"{stage}/loss", F.mse_loss(predicted, y), prog_bar=True)
-        self.mae(predicted, y)
+        self.mae.update(predicted, y)
         self.log(f"{stage}/mae", self.mae)
-        if math.prod(y.shape) > 1:
-            self.r2(predicted, y)
+        self.r2.update(predicted, y)
+
+    def _log_r2(self, stage: str) -> None:
+        if self.r2.total > 1:
             self.log(f"{stage}/r2", self.r2)

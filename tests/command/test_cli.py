@@ -160,7 +160,7 @@ def test_a_corrupt_or_foreign_checkpoint_is_named_and_never_executed(name, subco
 @pytest.mark.parametrize(
     ("args", "expected"),
     [
-        (["--model.init_args.network", "mlp"], "another model: it differs in 'network."),
+        (["--model.init_args.network", "mlp"], "and does not fit FedAvg on Classifier: model has 'network."),
         (["--trainer.seed", "7"], "comes from a run with seed 0; set --trainer.seed 0 to use it"),
     ],
 )

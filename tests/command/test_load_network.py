@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from lit_fed.checkpoint import load_network
 from torch import Tensor, nn
 
 from lit_fed import Classifier, cli
 from lit_fed.callbacks import Checkpoint
 from lit_fed.data import Digits
 from lit_fed.errors import CheckpointError
+from lit_fed.load import load_network
 from lit_fed.methods import FedAvg
 from tests.engine.test_checkpoint import BEST_LR, checkpoints, judged
 from tests.support import LeastSquares, Threes, fit, rows, weights

@@ -2,10 +2,12 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from lit_fed import Regressor
 from lit_fed.engine.strategy import Workers
 from tests.support import ROOT, assert_same, rows, run_cli, saved_weights
 
@@ -153,3 +155,29 @@ def test_shares_are_balanced_and_complete() -> None:
     sizes = {10: 5, 11: 9, 12: 1, 13: 7, 14: 4, 15: 2}
     shares = [_Group(rank, 2).share(list(sizes), lambda client: sizes[client]) for rank in range(2)]
     assert shares == [[11, 14, 12], [13, 10, 15]]
+
+
+class Computing(Regressor):
+    """Computes its metric itself, in a hook, as many a module does."""
+
+    def _evaluate(self, batch: Any, stage: str) -> None:
+        self.mae(self(batch[0]), batch[1].view(-1, 1))
+
+    def on_test_epoch_end(self) -> None:
+        self.log("mae", self.mae.compute())
+
+
+@pytest.mark.parametrize("model", ["Regressor", "tests.engine.test_processes.Computing"])
+@pytest.mark.parametrize("test_batch_size", ["1000", "87"])
+def test_torchmetrics_over_two_processes(tmp_path: Path, model: str, test_batch_size: str) -> None:
+    """Also where one has no batch of the shared test set, or one of a single sample, which has no R²."""
+    args = ["fit", "--data", "Diabetes", "--data.num_clients", "3", "--data.test_batch_size", test_batch_size]
+    args += ["--model", model, "--algorithm", "FedAvg", "--trainer.max_rounds", "1", "--trainer.accelerator", "cpu"]
+    runs = []
+    for devices in ("1", "2"):
+        (tmp_path / devices).mkdir()
+        done = run_cli(*args, "--trainer.num_threads", "1", "--trainer.devices", devices, cwd=tmp_path / devices)
+        assert done.returncode == 0, done.stderr
+        runs.append(tmp_path / devices / "lightning_logs/version_0")
+    same_run(*runs)
+    assert float(rows(runs[0] / "metrics.csv")[0]["global/mae"]) > 0

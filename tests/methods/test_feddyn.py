@@ -69,7 +69,7 @@ def test_wrong_settings() -> None:
 
 def test_another_methods_checkpoint(tmp_path: Path) -> None:
     fit(tmp_path, max_rounds=1)
-    with pytest.raises(CheckpointError, match="saved by FedAvg, whose server differs from this one in 'shift'"):
+    with pytest.raises(CheckpointError, match=r"saved by FedAvg .* does not fit FedDyn .* 'shift' here only"):
         run(tmp_path, 2, ckpt_path="last")
 
 

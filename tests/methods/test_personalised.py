@@ -12,6 +12,7 @@ from torch import nn
 
 from lit_fed import Classifier, Model, objective_of
 from lit_fed.engine.compatibility import check_optimization
+from lit_fed.engine.options import GradientOptions
 from lit_fed.engine.protocols import ClientTest, GlobalTest, PersonalTest
 from lit_fed.errors import ConfigError
 from lit_fed.methods import LD, Ditto, FedPer, FedRep, LocalOnly, PerFedAvg, Prox
@@ -187,7 +188,7 @@ def test_a_batch_of_one_sample_serves_twice(tmp_path: Path) -> None:
 
 def test_per_fedavg_refuses_cut_batches() -> None:
     with pytest.raises(ConfigError, match="algorithm PerFedAvg needs whole batches, which strategy=ddp would cut"):
-        check_optimization(LeastSquares(), PerFedAvg(), data_parallel=True)
+        check_optimization(LeastSquares(), PerFedAvg(), data_parallel=True, gradients=GradientOptions())
 
 
 class Nested(LeastSquares):

@@ -1,4 +1,4 @@
-"""Constructed classifiers against their definitions, and where they are put."""
+"""Constructed classifiers against their definitions."""
 
 from __future__ import annotations
 
@@ -12,12 +12,8 @@ from lit_fed.errors import ConfigError
 from lit_fed.networks import (
     CosineHead,
     ProjectedETFHead,
-    build_network,
     class_cosines,
-    classifier,
-    features,
     orthonormal_classes,
-    replace_classifier,
     simplex_etf,
 )
 
@@ -102,34 +98,3 @@ def test_cosines_of_a_linear_layer_by_hand():
     torch.testing.assert_close(class_cosines(layer, torch.tensor([[3.0, 4.0]])), torch.tensor([[0.6]]))
     with pytest.raises(ConfigError, match="Flatten has no weight"):
         class_cosines(nn.Flatten(), torch.ones(1, 2))
-
-
-TIMM = {"resnet18": "fc", "vit_tiny_patch16_224": "head", "convnext_atto": "head.fc", "efficientnet_b0": "classifier"}
-
-
-@pytest.mark.parametrize("name", ["small_cnn", "mlp", *TIMM])
-def test_a_classifier_is_replaced_wherever_it_lives(name):
-    network = build_network(name, 5, 3, (3, 32, 32)).eval()
-    assert replace_classifier(network, lambda d, c: CosineHead(simplex_etf(c, d))) == TIMM.get(name, "head")
-    head = classifier(network)
-    assert isinstance(head, CosineHead)
-    x = torch.randn(2, 3, 32, 32)
-    torch.testing.assert_close(network(x), head(features(network, x)))
-    assert network(x).abs().max() <= 1
-
-
-def test_published_numbers_of_parameters():
-    # FedDr+'s networks: VGG-11 for 10 classes and MobileNet for 100, with a head without bias, and with FedETF's.
-    published = {"vgg11": (10, 9_750_912, 9_751_013), "mobilenet": (100, 3_309_376, 3_319_377)}
-    for name, (num_classes, *expected) in published.items():
-        for make, count in zip((lambda d, c: CosineHead(simplex_etf(c, d)), ProjectedETFHead), expected, strict=True):
-            network = build_network(name, num_classes, 3, (3, 32, 32))
-            replace_classifier(network, make)
-            assert sum(parameter.numel() for parameter in network.parameters()) == count
-
-
-def test_only_linear_classifiers_are_replaced():
-    network = build_network("mlp", 5, 1, (1, 8, 8))
-    network.head = nn.Sequential(network.head)
-    with pytest.raises(ConfigError, match="is a Sequential; only linear ones"):
-        replace_classifier(network, lambda d, c: nn.Linear(d, c))

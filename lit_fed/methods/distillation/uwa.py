@@ -80,11 +80,10 @@ class UWA(FederatedDistillation):
         self.density_data = density_data
 
     def setup(self, models: Mapping[str, Model], population: Population) -> Server:
-        """Start without a mixture, and with an empty picture (clients watched, C)."""
+        """Start without a mixture, and without mean weights (clients watched, C), which are −1 where there are none."""
         server = super().setup(models, population)
         self._watched = even_subset(population.num_clients, MOST_WATCHED)
-        picture = torch.full((len(self._watched), self.num_classes), torch.nan, dtype=torch.float64)
-        return {**server, "picture": picture}
+        return {**server, "weights": torch.full((len(self._watched), self.num_classes), -1.0)}
 
     # ------------------------------------------------------------------ client
 
@@ -124,17 +123,18 @@ class UWA(FederatedDistillation):
         classes = server["targets"].argmax(1)
         counts = torch.bincount(classes, minlength=self.num_classes).double()
         rows = {client_id: row for row, client_id in enumerate(self._watched.tolist())}
-        server["picture"].fill_(torch.nan)  # for clients that did not take part, and classes the mixture never sees
+        server["weights"].fill_(-1)  # for clients that did not take part, and classes the mixture never sees
         for client_id, weight in aggregate.weights.items():
             sums = torch.zeros_like(counts).index_add_(0, classes, weight)
-            server["picture"][rows[client_id]] = sums / counts  # 0/0 is NaN
+            server["weights"][rows[client_id]] = torch.where(counts > 0, sums / counts, -1.0).float()
         return metrics
 
     def figures(self, server: Server) -> dict[str, Figure]:
         """The client × class picture of the last round's mean weights."""
         if not server["mixed"]:
             return {}
-        return {"weights": weights_picture(server["picture"].cpu().numpy(), self._watched)}
+        means = server["weights"].double()
+        return {"weights": weights_picture(means.masked_fill(means < 0, torch.nan).cpu().numpy(), self._watched)}
 
 
 def _labelled_logits(client: Client, batch: Any) -> Tensors:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from lit_fed.errors import ConfigError
+from lit_fed.methods.attention_freezing import merged, separate_attention
 from lit_fed.networks import MLP
-from lit_fed.networks.attention import merged, separate_attention
 
 TINY: dict[str, dict[str, Any]] = {  # timm's ways to hold projections, at a size for tests
     "vit_tiny_patch16_224": {"img_size": 8, "patch_size": 4, "embed_dim": 24, "depth": 2, "num_heads": 3},
@@ -148,7 +148,7 @@ def test_transformers_models() -> None:
 
 
 def test_no_attention() -> None:
-    with pytest.raises(ConfigError, match="network MLP has no attention: no query and key projections"):
+    with pytest.raises(ConfigError, match="no query and key projections were found among the 4 parameters of MLP"):
         separate_attention(MLP(10, 1, (1, 8, 8)))
 
 

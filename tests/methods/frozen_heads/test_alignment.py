@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 
-from lit_fed import Classifier
-from lit_fed.callbacks import Alignment
+from lit_fed.data import Arrays
+from lit_fed.engine.payload import CastCodec
+from lit_fed.engine.samplers import UniformParticipation
 from lit_fed.errors import ConfigError
-from lit_fed.methods import DotRegression, FedETF
+from lit_fed.methods import UWA, Alignment, DotRegression, FedAvg, FedBABU, FedETF, FedPer, Scaffold
 from lit_fed.networks import SmallCNN
-from lit_fed.participation import UniformParticipation
-from tests.methods.test_frozen import TwoClasses, client, digits, on_plane
-from tests.support import ROOT, assert_same, fit, rows, run_cli, trainer, weights
+from tests.methods.frozen_heads.test_frozen import Stranger, TwoClasses, digits, model, on_plane
+from tests.support import ROOT, LeastSquares, Points, assert_same, fit, rows, run_cli, weights
 
 PREFIXES = ("alignment/", "alignment/gap_", "alignment/acc_", "alignment/acc_gap_")
 PREFIXES += ("features/distance_", "features/angle_", "features/norm_difference_")
@@ -28,8 +30,9 @@ NAMES = [prefix + group for prefix in PREFIXES for group in ("observed", "unobse
 def test_one_round_by_hand(tmp_path: Path) -> None:
     # As in `test_dot_regression_by_hand`: from f^g = (3, 4) with cosines ±0.6, client 0 moves the features of its class
     # to (3.64, 3.52), client 1 those of its class to (0.44, 5.92); what each has for the other class stays.
-    module = on_plane(DotRegression, (3.0, 4.0), [[1.0, 0.0], [-1.0, 0.0]], lr=12.5)
-    metrics = fit(tmp_path, module, TwoClasses(), max_rounds=1, callbacks=[Alignment()]).metrics
+    method = DotRegression()
+    task = on_plane((3.0, 4.0), 12.5, method, [[1.0, 0.0], [-1.0, 0.0]])
+    metrics = fit(tmp_path, task, TwoClasses(), method, max_rounds=1, callbacks=[Alignment()]).metrics
     norms = math.hypot(3.64, 3.52), math.hypot(0.44, 5.92)
     cosines = 3.64 / norms[0], -0.44 / norms[1]
     # The angles between (3, 4)/5 and the two.
@@ -71,13 +74,14 @@ class Normed(nn.Module):
         return logits
 
 
-@pytest.mark.parametrize("buffers", ["average", "local"])
-@pytest.mark.parametrize("method", [Classifier, DotRegression, FedETF])
+@pytest.mark.parametrize("buffers", ["average", "server"])
+@pytest.mark.parametrize("method", [FedAvg, DotRegression, FedETF, Scaffold])
 def test_training_does_not_notice(method: Any, buffers: Any, tmp_path: Path) -> None:
     def run(callbacks: list[Any]) -> Any:
         torch.manual_seed(0)
-        module = client(method, network=Normed())
-        return fit(tmp_path, module, digits(), max_rounds=3, buffers=buffers, callbacks=callbacks)
+        network = Normed()
+        task = model(network=network, optimizer=partial(torch.optim.SGD, lr=0.02))
+        return fit(tmp_path, task, digits(), method(), max_rounds=3, buffers=buffers, callbacks=callbacks)
 
     with_it, without = run([Alignment()]), run([])
     assert_same(weights(with_it), weights(without))
@@ -88,24 +92,25 @@ def test_training_does_not_notice(method: Any, buffers: Any, tmp_path: Path) -> 
 
 def test_a_trained_head_is_compared_with_the_downloaded_one(tmp_path: Path) -> None:
     # With learning rate 0 nothing moves; with a head alone that learns, features stay and alignment does not.
-    still = client(Classifier, optimizer=lambda p: torch.optim.SGD(p, lr=0.0))
-    metrics = fit(tmp_path, still, digits(), max_rounds=1, callbacks=[Alignment()]).metrics
+    still = model(optimizer=partial(torch.optim.SGD, lr=0.0))
+    metrics = fit(tmp_path, still, digits(), FedAvg(), max_rounds=1, callbacks=[Alignment()]).metrics
     assert metrics["alignment/gap_observed"] == metrics["features/distance_unobserved"] == 0
-    head = client(Classifier, network="logistic")
-    metrics = fit(tmp_path, head, digits(), max_rounds=1, callbacks=[Alignment()]).metrics
+    head = model(network="logistic")
+    metrics = fit(tmp_path, head, digits(), FedAvg(), max_rounds=1, callbacks=[Alignment()]).metrics
     assert metrics["features/distance_observed"] == metrics["features/distance_unobserved"] == 0
     assert metrics["alignment/gap_observed"] > 0
 
 
 def test_only_every_few_rounds_and_in_the_last(tmp_path: Path) -> None:
-    fit(tmp_path, client(DotRegression), digits(), max_rounds=5, callbacks=[Alignment(every_n_rounds=2)])
+    fit(tmp_path, model(), digits(), DotRegression(), max_rounds=5, callbacks=[Alignment(every_n_rounds=2)])
     table = rows(tmp_path / "lightning_logs/version_0/metrics.csv")
     assert [bool(row["alignment/observed"]) for row in table] == [False, True, False, True, True]
 
 
 def test_a_choice_of_samples_is_fixed(tmp_path: Path) -> None:
     def run(most: int | None) -> dict[str, float]:
-        return fit(tmp_path, client(DotRegression), digits(), max_rounds=1, callbacks=[Alignment(1, most)]).metrics
+        callbacks = [Alignment(1, most)]
+        return fit(tmp_path, model(), digits(), DotRegression(), max_rounds=1, callbacks=callbacks).metrics
 
     whole, few = run(None), run(50)
     assert [run(50)[name] for name in NAMES] == [few[name] for name in NAMES]
@@ -117,7 +122,7 @@ def test_a_choice_of_samples_is_fixed(tmp_path: Path) -> None:
 def test_curves_go_on_after_a_resume_and_end_in_a_picture(tmp_path: Path) -> None:
     def run(folder: str, rounds: int, ckpt_path: str | None = None) -> Alignment:
         callback = Alignment()
-        parts = (client(DotRegression), digits())
+        parts = (model(), digits(), DotRegression())
         cohort = UniformParticipation(count=2)
         settings: dict[str, Any] = {"participation": cohort, "logger": True, "ckpt_path": ckpt_path}
         fit(tmp_path / folder, *parts, max_rounds=rounds, callbacks=[callback], **settings)
@@ -135,6 +140,7 @@ def test_curves_go_on_after_a_resume_and_end_in_a_picture(tmp_path: Path) -> Non
 
 def test_two_processes_find_what_one_does(tmp_path: Path) -> None:
     words = ["-c", str(ROOT / "configs/quickstart.yaml"), "-c", str(ROOT / "configs/method/feddr_plus.yaml")]
+    words += ["-c", str(ROOT / "configs/papers/feddr_plus/tuned/quickstart_feddr_plus.yaml")]
     words += ["--trainer.max_rounds", "2", "--trainer.evaluate_every", "0", "--trainer.callbacks", "[Alignment]"]
     words += ["--trainer.enable_progress_bar", "false", "--trainer.logger", "false"]
     tables = []
@@ -148,16 +154,66 @@ def test_two_processes_find_what_one_does(tmp_path: Path) -> None:
         assert {name: float(one[name]) for name in NAMES} == {name: float(two[name]) for name in NAMES}
 
 
+def test_any_task_that_names_its_head(tmp_path: Path) -> None:
+    # What the method needs does not matter: FedAvg asks for no head, FedBABU for its parameters alone.
+    for algorithm in (FedAvg(head="layers.4"), FedBABU(head="layers.4"), DotRegression(head="layers.4")):
+        metrics = fit(tmp_path, Stranger(), digits(), algorithm, max_rounds=1, callbacks=[Alignment()]).metrics
+        assert metrics["features/distance_observed"] > 0
+        assert -1 <= metrics["alignment/observed"] <= 1
+
+
+def test_what_a_client_sends_is_looked_at_before_its_codec(tmp_path: Path) -> None:
+    def run(**kwargs: Any) -> dict[str, float]:
+        return fit(
+            tmp_path, model(), digits(), DotRegression(), max_rounds=1, callbacks=[Alignment()], **kwargs
+        ).metrics
+
+    exact, coarse = run(), run(uplink_codec=CastCodec())
+    assert [coarse[name] for name in NAMES] == [exact[name] for name in NAMES]
+
+
 def test_settings_that_cannot_work(tmp_path: Path) -> None:
     for settings in ({"every_n_rounds": 0}, {"max_test_samples": 0}):
         with pytest.raises(ConfigError, match=r"Alignment\.\w+ is 0; it must be at least 1"):
             Alignment(**settings)
-    headless = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    with pytest.raises(ConfigError, match="has no forward_features"):
-        fit(tmp_path, client(Classifier, network=headless), digits(), callbacks=[Alignment()])
-    made = trainer(tmp_path, callbacks=[Alignment()])
-    from examples.my_module import LitDigits
-    from lit_fed.methods import FedAvg
 
-    with pytest.raises(ConfigError, match="needs a Classifier, and model LitDigits is none"):
-        made.fit(LitDigits(), digits(), FedAvg())
+
+def classes() -> Any:
+    return model(network=Normed())
+
+
+@pytest.mark.parametrize(
+    ("task", "algorithm", "settings", "message"),
+    [
+        (Stranger, FedAvg(), {}, r"needs features: name the submodule that reads them as algorithm\.head; model Str"),
+        (classes, FedPer(), {}, r"under algorithm FedPer they keep network\.head\.weight to themselves; leave the"),
+        (
+            classes,
+            FedAvg(),
+            {"buffers": "local"},
+            r"keep network\.body\.1\.running_mean .* set trainer\.buffers to",
+        ),
+        (classes, UWA(public_size=50), {}, "needs one global model, and algorithm UWA has none"),
+    ],
+)
+def test_federations_without_whole_models_or_heads(
+    task: Any, algorithm: Any, settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        fit(tmp_path, task(), digits(), algorithm, callbacks=[Alignment()], **settings)
+
+
+class Numbers(Points):
+    """`Points` as a regression."""
+
+    num_classes = None  # type: ignore[assignment]
+
+    def load_arrays(self) -> Arrays:
+        made = super().load_arrays()
+        y = made.y_train.astype(np.float32)
+        return Arrays(made.x_train, y, made.x_test, y, made.client_train, made.client_test, "numbers")
+
+
+def test_numbers_have_no_classes(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="callback Alignment needs integer class labels"):
+        fit(tmp_path, LeastSquares(), Numbers(), FedAvg(head="network"), callbacks=[Alignment()])

@@ -8,7 +8,7 @@ from scipy.special import logsumexp
 from scipy.stats import multivariate_normal, norm
 from sklearn.mixture import GaussianMixture
 
-from lit_fed.densities import ClassGaussians, fit_class_gaussians, log_density
+from lit_fed.methods.distillation.densities import ClassGaussians, fit_class_gaussians, log_density
 
 GENERATOR = np.random.default_rng(0)
 

@@ -12,23 +12,12 @@ from scipy.special import softmax
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
-from lit_fed.callbacks import TeacherError
-from lit_fed.callbacks.teacher_error import lemma, mixing_weights
+from lit_fed.engine.samplers import UniformParticipation
 from lit_fed.errors import ConfigError
-from lit_fed.methods import (
-    DistillationServer,
-    FedAvg,
-    FedDF,
-    FedDFServer,
-    FederatedDistillation,
-    FedMD,
-    FedMDServer,
-    LocalOnly,
-    UWAServer,
-)
-from lit_fed.participation import UniformParticipation
-from tests.methods.test_uwa import Eavesdropper, data, module
-from tests.support import assert_same, fit, rows
+from lit_fed.methods import FedAvg, FedDF, FederatedDistillation, FedMD, TeacherError
+from lit_fed.methods.distillation.teacher_error import lemma, mixing_weights
+from tests.methods.distillation.test_uwa import PUBLIC, Eavesdropper, data, module, uwa
+from tests.support import assert_same, fit, kept, rows
 
 SURE = torch.tensor([[1.0, 0.0], [1.0, 0.0]], dtype=torch.float64)  # p* of two inputs, of one class
 
@@ -95,16 +84,15 @@ def test_weights_are_a_softmax() -> None:
 
 def test_a_run_reports_the_error_of_its_mixture_and_trains_as_without(tmp_path: Path) -> None:
     with_it, ear = TeacherError(epochs=5), Eavesdropper()
-    made = fit(
-        tmp_path / "with", module(), data(), UWAServer(0.25), max_rounds=2, logger=True, callbacks=[with_it, ear]
-    )
-    without = fit(tmp_path / "without", module(), data(), UWAServer(0.25), max_rounds=2)
-    assert torch.equal(made.federation.algorithm.targets, without.federation.algorithm.targets)
+    made = fit(tmp_path / "with", module(), data(), uwa(0.25), max_rounds=2, logger=True, callbacks=[with_it, ear])
+    without = fit(tmp_path / "without", module(), data(), uwa(0.25), max_rounds=2)
+    targets = made.run.federation.server["targets"]
+    assert torch.equal(targets, without.run.federation.server["targets"])
     for client_id in range(4):
-        assert_same(*(run.federation.store.get(client_id) for run in (made, without)))
+        assert_same(kept(made, client_id), kept(without, client_id))
     reference = with_it.reference
     assert reference is not None
-    error = (made.federation.algorithm.targets.double() - reference).square().sum(1).mean().item()
+    error = (targets.double() - reference).square().sum(1).mean().item()
     assert made.metrics["teacher/error"] == pytest.approx(error, abs=1e-6)
     assert made.metrics["teacher/chi"] == pytest.approx(made.metrics["server/chi"])
     each = [(ear.sent[c]["logits"].double().softmax(1) - reference).square().sum(1).mean().item() for c in range(4)]
@@ -119,15 +107,14 @@ def test_a_run_reports_the_error_of_its_mixture_and_trains_as_without(tmp_path: 
 
 @pytest.mark.parametrize("method", ["fd_avg", "logits", "fedmd", "feddf"])
 def test_every_method_that_mixes_predictions(tmp_path: Path, method: str) -> None:
-    kind: type[FederatedDistillation]
-    kind, server = {
-        "fd_avg": (FederatedDistillation, DistillationServer()),
-        "logits": (FederatedDistillation, DistillationServer("logits")),
-        "fedmd": (FedMD, FedMDServer()),
-        "feddf": (FedDF, FedDFServer()),
+    algorithm = {
+        "fd_avg": FederatedDistillation(public_size=PUBLIC),
+        "logits": FederatedDistillation("logits", public_size=PUBLIC),
+        "fedmd": FedMD(public_size=PUBLIC),
+        "feddf": FedDF(public_size=PUBLIC),
     }[method]
     watch, ear = TeacherError(epochs=1), Eavesdropper()
-    made = fit(tmp_path, module(kind), data(), server, max_rounds=1, callbacks=[watch, ear])
+    made = fit(tmp_path, module(), data(), algorithm, max_rounds=1, callbacks=[watch, ear])
     logits = torch.stack([ear.sent[client_id]["logits"].double() for client_id in range(4)])
     teacher = logits.softmax(2).mean(0) if method == "fd_avg" else logits.mean(0).softmax(1)
     error = (teacher - watch.reference).square().sum(1).mean().item()
@@ -137,7 +124,7 @@ def test_every_method_that_mixes_predictions(tmp_path: Path, method: str) -> Non
 
 def test_a_resumed_run_keeps_its_reference(tmp_path: Path) -> None:
     def run(folder: str, rounds: int, **kwargs: Any) -> dict[str, float]:
-        made = fit(tmp_path / folder, module(), data(), UWAServer(), max_rounds=rounds, callbacks=[TeacherError(2)],
+        made = fit(tmp_path / folder, module(), data(), uwa(), max_rounds=rounds, callbacks=[TeacherError(2)],
                    enable_checkpointing=True, **kwargs)  # fmt: skip
         return {name: value for name, value in made.metrics.items() if name.startswith("teacher/")}
 
@@ -150,7 +137,7 @@ def test_a_resumed_run_keeps_its_reference(tmp_path: Path) -> None:
 def test_only_what_arrives_in_time_is_mixed(tmp_path: Path) -> None:
     participation = UniformParticipation(count=4, dropout_after=0.5)
     watch = TeacherError(epochs=1)
-    made = fit(tmp_path, module(), data(), UWAServer(), max_rounds=1, callbacks=[watch], participation=participation)
+    made = fit(tmp_path, module(), data(), uwa(), max_rounds=1, callbacks=[watch], participation=participation)
     assert made.metrics["teacher/chi"] == pytest.approx(made.metrics["server/chi"])
 
 
@@ -158,4 +145,4 @@ def test_refused_before_any_training(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="epochs is 0"):
         TeacherError(epochs=0)
     with pytest.raises(ConfigError, match="algorithm is FedAvg"):
-        fit(tmp_path, LocalOnly(input_shape=(1, 8, 8)), data(), FedAvg(), callbacks=[TeacherError()])
+        fit(tmp_path, module(), data(), FedAvg(), callbacks=[TeacherError()])

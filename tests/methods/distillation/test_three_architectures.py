@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from tests.methods.test_every_method import assert_same_run, client_states
 from tests.support import ROOT, run_cli
 
-CONFIG = ROOT / "configs/experiment/suwa_three_architectures.yaml"
+CONFIG = ROOT / "configs/papers/uwa/runs/suwa_three_architectures.yaml"
 
 
 def run(folder: Path, rounds: int, devices: int) -> Path:
     folder.mkdir(exist_ok=True)
     options = ["--trainer.max_rounds", str(rounds), "--trainer.devices", str(devices), "--trainer.logger", "false"]
-    small = ["--model.first_epochs", "2", "--model.local_epochs", "1", "--data.num_clients", "6"]
+    small = ["--algorithm.first_epochs", "2", "--trainer.local_epochs", "1", "--data.num_clients", "6"]
     done = run_cli("fit", "-c", CONFIG, *options, *small, "--ckpt_path", "last", cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder / "lightning_logs/version_0"
@@ -23,5 +25,9 @@ def test_resumed_on_two_processes_is_uninterrupted_on_one(tmp_path: Path) -> Non
     whole = run(tmp_path / "whole", 4, 1)
     run(tmp_path / "parts", 2, 2)
     assert_same_run(whole, run(tmp_path / "parts", 4, 2))
-    kinds = {next(iter(state)).split(".")[2] for state in client_states(whole).values()}
-    assert kinds == {"small_cnn", "vit_tiny_patch16_224", "mlp"}
+    initial = torch.load(whole / "checkpoints/last.ckpt", weights_only=True)["initial"]
+    assert list(initial) == ["small_cnn", "vit_tiny_patch16_224", "mlp"]
+    states = {int(name.partition(".")[0]): state for name, state in client_states(whole).items()}
+    assert len(states) == 6
+    for client_id, state in states.items():  # its own network, and nothing else
+        assert state.keys() == list(initial.values())[client_id % 3].keys()

@@ -1,0 +1,79 @@
+"""``trainer.kinds`` on the command line: models with settings of their own, and what is wrong with them in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lit_fed.command.cli import FederatedCLI
+from tests.command.support import command, error_of
+from tests.support import ROOT
+
+KINDS = """
+trainer:
+  kinds:
+    wide: {network: mlp, network_args: {hidden: [8]}, clients: [0, 2, 3]}
+    adam: {network: logistic, optimizer: {class_path: torch.optim.Adam, init_args: {lr: 0.01}}, clients: [1]}
+"""
+METHOD = ("-c", ROOT / "configs/method/fd_avg.yaml")
+SMALL = ("--data.num_clients", "4", "--trainer.participation", "FullParticipation", "--trainer.max_rounds", "1")
+
+
+@pytest.fixture
+def kinds(tmp_path: Path) -> Path:
+    path = tmp_path / "kinds.yaml"
+    path.write_text(KINDS)
+    return path
+
+
+def test_a_kind_has_the_models_settings_but_for_its_own(kinds: Path, tmp_path: Path) -> None:
+    folder = ("--trainer.default_root_dir", tmp_path)
+    ran = FederatedCLI(command("fit", *METHOD, "-c", kinds, *SMALL, *folder))
+    assert {name: type(model.network).__name__ for name, model in ran.model.items()} == {
+        "wide": "MLP",
+        "adam": "Logistic",
+    }
+    made = {name: model.configure_optimizers()["optimizer"] for name, model in ran.model.items()}
+    # The quickstart's optimizer is SGD with learning rate 0.1.
+    assert {name: (type(one).__name__, one.defaults["lr"]) for name, one in made.items()} == {
+        "wide": ("SGD", 0.1),
+        "adam": ("Adam", 0.01),
+    }
+    federation = ran.trainer.run.federation
+    assert [federation.kinds[client_id] for client_id in range(4)] == ["wide", "adam", "wide", "wide"]
+    # What the run's folder keeps is what was written, so that it can be resumed with it.
+    kept = yaml.safe_load((ran.trainer.log_dir / "config.yaml").read_text())
+    assert kept["trainer"]["kinds"] == yaml.safe_load(KINDS)["trainer"]["kinds"]
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["{}"], "trainer.kinds is empty; name at least one kind of network, or set it to null"),
+        (["{a: {netwrk: mlp}}"], "unknown key trainer.kinds.a.netwrk: Classifier has no such setting; did"),
+        (["{a: {network: 7}}"], "trainer.kinds.a.network: expected a text or a class, not 7"),
+        (["{a: {optimizer: SDG}}"], "trainer.kinds.a.optimizer: there is no class named 'SDG'"),
+        (["{a: {network_args: {hiden: [8]}}}"], "got an unexpected keyword argument 'hiden'"),
+        (["{a: {clients: [0, 1]}}"], "trainer.kinds names no network for client 2"),
+        (["{a: {clients: [0, 1]}, b: {}}"], "trainer.kinds 'b' names no clients, and others do"),
+        (["{a: {clients: all}}"], "trainer.kinds.a.clients is 'all'; it must be a list of client ids"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_kind_is_one_line(args: list[str], expected: str, tmp_path: Path, capsys: Any) -> None:
+    words = command("fit", *METHOD, "--trainer.kinds", *args, "--trainer.default_root_dir", tmp_path)
+    assert expected in error_of(words, capsys)
+
+
+def test_an_option_never_drops_the_rest_of_a_kind(kinds: Path, capsys: Any) -> None:
+    said = error_of(command("fit", *METHOD, "-c", kinds, "--trainer.kinds.adam.network", "mlp"), capsys)
+    assert said == "--trainer.kinds.adam.network sets a part of a kind; set all of it, as --trainer.kinds.adam '{…}'"
+
+
+def test_methods_that_average_weights_say_so(kinds: Path, tmp_path: Path, capsys: Any) -> None:
+    said = error_of(command("fit", "-c", kinds, *SMALL, "--trainer.default_root_dir", tmp_path), capsys)
+    assert said == (
+        "algorithm FedAvg combines weights, so all clients need the same network; trainer.kinds has wide, adam"
+    )
