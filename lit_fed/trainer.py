@@ -17,6 +17,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.loggers.logger import DummyLogger
 
 from lit_fed.callbacks import Callback, default_callbacks, lightning_watchers
+from lit_fed.callbacks.progress import print_evaluation
 from lit_fed.engine.algorithm import Algorithm
 from lit_fed.engine.checkpoint import restore, save_checkpoint
 from lit_fed.engine.client import LocalWork
@@ -28,7 +29,7 @@ from lit_fed.engine.model import BufferPolicy
 from lit_fed.engine.options import GradientOptions
 from lit_fed.engine.participation import Participation
 from lit_fed.engine.payload import Channel, Codec
-from lit_fed.engine.protocols import ClientTest, GlobalTest, Protocol, check_protocols
+from lit_fed.engine.protocols import ClientTest, EvalSubset, GlobalTest, Protocol, check_protocols
 from lit_fed.engine.rounds import run_rounds
 from lit_fed.engine.run import Run, RunSettings
 from lit_fed.engine.runs import open_run
@@ -200,7 +201,7 @@ class FederatedTrainer:
             ckpt_path: ``last``, ``best``, a file or a run folder; None for the model just trained.
         """
         return self._launch(
-            lambda: evaluate(self._assemble(model, datamodule, algorithm, "validate"), ckpt_path, "val")
+            lambda: self._evaluate(self._assemble(model, datamodule, algorithm, "validate"), ckpt_path, "val")
         )
 
     def test(
@@ -218,7 +219,9 @@ class FederatedTrainer:
             algorithm: How it was federated.
             ckpt_path: ``last``, ``best``, a file or a run folder; None for the model just trained.
         """
-        return self._launch(lambda: evaluate(self._assemble(model, datamodule, algorithm, "test"), ckpt_path, "test"))
+        return self._launch(
+            lambda: self._evaluate(self._assemble(model, datamodule, algorithm, "test"), ckpt_path, "test")
+        )
 
     def predict(
         self,
@@ -294,6 +297,12 @@ class FederatedTrainer:
             CheckpointError: If it is corrupt, foreign, or from a run with another model, method or seed.
         """
         restore(self.run, Path(path), resume=False)
+
+    def _evaluate(self, run: Run, ckpt_path: str | None, subset: EvalSubset) -> dict[str, float]:
+        metrics = evaluate(run, ckpt_path, subset)
+        if self.fabric.is_global_zero:
+            print_evaluation(metrics, subset, run.next_round)
+        return metrics
 
     # ------------------------------------------------------------------ set-up
 

@@ -11,123 +11,196 @@ import lightning
 import pytest
 import torch
 import yaml
-from jsonargparse import ArgumentParser
 
 from examples.my_data import Blobs
-from examples.my_method import Anchored, MomentumServer
 from examples.my_module import LitDigits
-from lit_fed import Classifier, ClientModule
-from lit_fed.algorithm import Algorithm
+from lit_fed import Algorithm, Classifier, Regularizer
 from lit_fed.command.cli import main
 from lit_fed.data import Digits, FederatedDataModule
 from lit_fed.methods import FedAvg
 from lit_fed.studies.cells import chosen, lay_out
-from lit_fed.studies.run_studies import add_arguments
 from lit_fed.studies.metric_check import check_metrics
 from lit_fed.studies.study import read_study
-from tests.support import ROOT, LeastSquares, Points, assert_same, fit, rows, trainer, weights
+from tests.support import ROOT, fit, rows, trainer
 
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("configs/*.md")])
-README = (ROOT / "README.md").read_text()
+GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("configs/**/*.md"), *ROOT.glob("docs/**/*.md")])
+TEXT = {page: page.read_text(encoding="utf-8") for page in PAGES}
+GUIDE = "\n".join(TEXT[page] for page in GUIDES)
 QUICKSTART = str(ROOT / "configs/quickstart.yaml")
+QUICK = ("--trainer.logger", "false", "--trainer.enable_progress_bar", "false")
 
 
-def blocks(language: str) -> list[str]:
-    """The README's fenced blocks of one language."""
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+def name(page: Any) -> str:
+    return page.relative_to(ROOT).as_posix() if isinstance(page, Path) else str(page)
 
 
-def commands() -> list[list[str]]:
-    """Arguments of every call of cli.py in the README's shell blocks."""
-    text = "\n".join(blocks("bash")).replace("\\\n", " ")
-    lines = [line.partition("#")[0] for line in text.splitlines() if "cli.py" in line]
-    return [shlex.split(line)[shlex.split(line).index("cli.py") + 1 :] for line in lines]
+def blocks(page: Path, language: str) -> list[str]:
+    """A page's fenced blocks of one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", TEXT[page], re.MULTILINE | re.DOTALL)
+
+
+def commands_of(page: Path) -> list[list[str]]:
+    """Arguments of every call of the program in a page's shell blocks."""
+    text = "\n".join(blocks(page, "bash")).replace("\\\n", " ")
+    found = []
+    for line in text.splitlines():
+        words = shlex.split(line, comments=True)
+        starts = [place for place, word in enumerate(words) if word in ("lit-fed", "cli.py")]
+        found += [words[place + 1 :] for place in starts[:1]]
+    return found
+
+
+COMMANDS = list(dict.fromkeys(tuple(command) for page in PAGES for command in commands_of(page)))
 
 
 @pytest.fixture
 def at_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory that looks like the repository's root, without its runs."""
-    for name in ("configs", "examples"):
-        shutil.copytree(ROOT / name, tmp_path / name)
+    """A working directory that looks like the repository's root, with the README's net.py and without its runs."""
+    for folder in ("configs", "examples"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
+    for block in blocks(ROOT / "README.md", "python"):
+        if named := re.match(r"# (\w+\.py)\n", block):
+            (tmp_path / named[1]).write_text(block, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["cli.py"])  # Lightning warns of arguments beside main's
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["lit-fed"])  # Lightning warns of arguments beside main's
     return tmp_path
 
 
-# --- the README ------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def with_a_run(at_root: Path) -> Path:
+    """The same, with a finished run of one round of the quickstart."""
+    main(["fit", "-c", QUICKSTART, "--trainer.max_rounds", "1", "--trainer.local_epochs", "1", *QUICK])
+    return at_root
 
 
-def test_python_blocks_of_the_readme_run(at_root: Path) -> None:
-    main(["fit", "-c", QUICKSTART, "--trainer.max_rounds", "1"])  # the version_0 that load_network reads
+# --- blocks ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", [page for page in GUIDES if blocks(page, "python")], ids=name)
+def test_python_blocks_run(page: Path, with_a_run: Path) -> None:
     names: dict[str, Any] = {}
-    for block in blocks("python"):
-        exec(compile(block.replace("max_rounds=10", "max_rounds=2"), "README.md", "exec"), names)
-    assert names["network"](torch.zeros(1, 1, 8, 8)).shape == (1, 10)
-    parts = (names["LitDigits"](), Digits(num_clients=3), names["MomentumServer"]())
-    assert fit(at_root / "own", *parts, max_rounds=1).metrics["server/velocity_norm"] > 0
-    anchored = names["Anchored"](network="mlp", num_classes=4, input_shape=(16,), in_channels=16)
-    assert "train/anchor" in fit(at_root / "own", anchored, names["Blobs"](num_clients=3), max_rounds=2).metrics
+    for block in blocks(page, "python"):
+        exec(compile(block.replace("max_rounds=10, local_epochs=5", "max_rounds=2"), page.name, "exec"), names)
+    if page == ROOT / "README.md":
+        assert names["network"](torch.zeros(1, 1, 8, 8)).shape == (1, 10)
+        table = fit(with_a_run / "own", Classifier("logistic", num_classes=4, input_shape=(16,)), names["Blobs"]())
+        assert "global/acc" in table.metrics
+    made = [value for value in names.values() if isinstance(value, type) and value.__module__ == "builtins"]
+    for one in made:  # a method, a regularizer, a data set: the classes of the page take part in a run
+        if issubclass(one, Algorithm):
+            assert "train/anchor" in fit(with_a_run / "own", algorithm=one()).metrics
+        elif issubclass(one, Regularizer):
+            assert f"train/{one.name}" in fit(with_a_run / "own", algorithm=FedAvg(regularizer=one())).metrics
+        elif issubclass(one, Digits):
+            fit(with_a_run / "own", LitDigits(), one(num_clients=3), max_rounds=1)
 
 
-def test_yaml_blocks_of_the_readme_train(at_root: Path) -> None:
-    found = [block for block in blocks("yaml") if "rows:" not in block]
+def test_the_method_of_the_docs_is_the_example() -> None:
+    """Without docstrings, comments and annotations, it is the same class."""
+    import ast
+
+    def bare(source: str) -> str:
+        (found,) = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
+        for node in ast.walk(found):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
+                node.body = node.body[1:]
+            if isinstance(node, ast.FunctionDef):
+                node.returns = None
+                for argument in (*node.args.args, node.args.vararg, node.args.kwarg):
+                    if argument is not None:
+                        argument.annotation = None
+        return ast.unparse(found)
+
+    (block,) = [block for block in blocks(ROOT / "docs/own_method.md", "python") if "class Anchored" in block]
+    shown = bare(block)
+    assert shown == bare((ROOT / "examples/my_method.py").read_text(encoding="utf-8"))
+    assert len([line for line in shown.splitlines() if line.strip()]) <= 20
+
+
+def yaml_blocks(studies: bool) -> list[tuple[Path, str]]:
+    found = [(page, block) for page in GUIDES for block in blocks(page, "yaml")]
+    return [(page, block) for page, block in found if ("rows:" in block) == studies]
+
+
+@pytest.mark.parametrize(("page", "block"), yaml_blocks(studies=False), ids=lambda part: name(part)[:40])
+def test_yaml_blocks_train(page: Path, block: str, at_root: Path) -> None:
+    (at_root / "block.yaml").write_text(block, encoding="utf-8")
+    short = ["--trainer.max_rounds", "2", "--trainer.local_epochs", "1", *QUICK]
+    main(["fit", "-c", QUICKSTART, "-c", "block.yaml", *short])
+    assert len(rows(at_root / "lightning_logs/version_0/metrics.csv")) == 2
+
+
+def test_studies_are_studies(at_root: Path) -> None:
+    found = yaml_blocks(studies=True)
     assert found
-    for number, block in enumerate(found):
-        path = at_root / f"block_{number}.yaml"
-        path.write_text(block)
-        main(["fit", "-c", QUICKSTART, "-c", str(path), "--trainer.max_rounds", "2"])
-        assert len(rows(at_root / f"lightning_logs/version_{number}/metrics.csv")) == 2
-
-
-def test_studies_of_the_readme_are_studies(at_root: Path) -> None:
-    found = [block for block in blocks("yaml") if "rows:" in block]
-    assert found
-    for number, block in enumerate(found):
+    for number, (_, block) in enumerate(found):
         path = at_root / f"study_{number}.yaml"
-        path.write_text(block)
+        path.write_text(block, encoding="utf-8")
         for profile in yaml.safe_load(block)["profiles"]:
             check_metrics(lay_out(read_study(path, profile), at_root))
 
 
-@pytest.mark.parametrize("arguments", commands(), ids=" ".join)
-def test_commands_of_the_readme_parse(arguments: list[str], at_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    if arguments[0] == "study":
-        parser = ArgumentParser(exit_on_error=False)
-        add_arguments(parser)
-        options = parser.parse_args(arguments[1:])
-        grids = [lay_out(read_study(path, options.profile), at_root) for path in options.config]
-        assert list(chosen(grids, options.only))
+# --- commands --------------------------------------------------------------------------------------------------------
+
+
+def test_commands_are_found() -> None:
+    assert {command[0] for command in COMMANDS} == {"fit", "validate", "test", "predict", "study", "cost", "simulate"}
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_commands_parse(command: tuple[str, ...], at_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if command[0] == "study":
+        files = [word for word in command if word.endswith(".yaml")]
+        profile = command[command.index("--profile") + 1] if "--profile" in command else "pocket"
+        only = command[command.index("--only") + 1 :] if "--only" in command else []
+        assert list(chosen([lay_out(read_study(path, profile), at_root) for path in files], list(only)))
         return
-    if arguments[0] == "cost":
-        main(arguments)
-        assert "cost ratio" in capsys.readouterr().out
+    if command[0] == "cost":
+        main([*command])
+        assert re.search(r"cost ratio|MB", capsys.readouterr().out)
         return
-    if arguments[0] == "simulate":
-        main([*arguments, "--rounds", "4", "--seeds", "2", "--processes", "1"])
+    if command[0] == "simulate":
+        main([*command, "--simulate.rounds", "4", "--simulate.seeds", "2", "--processes", "1"])
         assert "written" in capsys.readouterr().out
         return
-    if not any(option.endswith(".help") or option == "--print_config" for option in arguments):
-        arguments = [*arguments, "--print_config"]
+    if "lightning_logs/version_0/config.yaml" in command:
+        (at_root / "lightning_logs/version_0").mkdir(parents=True)
+        shutil.copy(QUICKSTART, at_root / "lightning_logs/version_0/config.yaml")
+    if not any(option.endswith(".help") or option == "--print_config" for option in command):
+        command = (*command, "--print_config")
     with pytest.raises(SystemExit) as ended:
-        main(arguments)
+        main([*command])
     assert ended.value.code == 0, capsys.readouterr().err
 
 
-def test_mistakes_of_the_readme_are_told_as_it_says(at_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = re.findall(r"^\$ python cli\.py (.*)\n(lit-fed: error: .*)$", README, re.MULTILINE)
-    assert told
+def test_mistakes_are_told_as_the_docs_say(at_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = re.findall(r"^\$ lit-fed (.*)\n(lit-fed: error: .*)$", GUIDE, re.MULTILINE)
+    assert len(told) > 1
     for command, message in told:
         with pytest.raises(SystemExit):
             main(shlex.split(command))
         assert capsys.readouterr().err.strip() == message
 
 
+def test_commands_of_the_first_screen_train(at_root: Path) -> None:
+    """Every command with a module or a method of one's own, for one round."""
+    own = [c for c in COMMANDS if c[0] == "fit" and {"--model", "examples/"} & {w[:9] for w in c} and "-c" in c]
+    own += [c for c in COMMANDS if c[0] == "fit" and "net.Net" in c and c not in own]
+    assert any("net.Net" in command for command in own)
+    for number, command in enumerate(own):
+        main([*command, "--trainer.max_rounds", "1", "--trainer.local_epochs", "1", *QUICK])
+        assert rows(at_root / f"lightning_logs/version_{number}/metrics.csv")
+
+
 def test_checkpoint_commands_of_the_readme_work(at_root: Path) -> None:
-    main(["fit", "-c", "configs/quickstart.yaml", "--trainer.max_rounds", "2"])
-    told = [command for command in commands() if "--ckpt_path" in command]
+    short = ["--trainer.local_epochs", "1", *QUICK]
+    main(["fit", "-c", "configs/quickstart.yaml", "--trainer.max_rounds", "2", *short])
+    told = [command for command in commands_of(ROOT / "README.md") if "--ckpt_path" in command]
     assert {command[0] for command in told} == {"fit", "validate", "test", "predict"}
     for command in told:
-        main([*command, "--trainer.max_rounds", "3"])
+        main([*command, "--trainer.max_rounds", "3", *short])
     assert len((at_root / "predictions.csv").read_text().splitlines()) == 360  # a header and the 359 test digits
     assert (at_root / "client_3.npz").is_file()
     run = at_root / "lightning_logs/version_0"
@@ -135,13 +208,17 @@ def test_checkpoint_commands_of_the_readme_work(at_root: Path) -> None:
     assert {"config.yaml", "metrics.csv", "clients.csv", "partition.json", "checkpoints"} <= names
     for column in rows(run / "metrics.csv")[0]:
         stem = re.sub(r"_(mean|std|p10|min)$", "", column)
-        assert column in README or stem in README, f"metrics.csv has a column {column} that the README does not explain"
+        assert f"`{column}" in GUIDE or stem in GUIDE, f"metrics.csv has a column {column} that the docs do not explain"
 
 
-def test_every_class_is_in_the_readme_tables() -> None:
+# --- tables, links, sizes --------------------------------------------------------------------------------------------
+
+
+def test_every_class_is_in_the_tables() -> None:
     import lit_fed.data
-    import lit_fed.participation
-    import lit_fed.protocols
+    import lit_fed.engine.participation
+    import lit_fed.engine.protocols
+    import lit_fed.methods
 
     def leaves(base: type) -> set[str]:
         own = [base, *(c for c in base.__subclasses__() if c.__module__.startswith("lit_fed"))]
@@ -149,48 +226,76 @@ def test_every_class_is_in_the_readme_tables() -> None:
         public = not base.__name__.startswith("_") and not getattr(base, "__abstractmethods__", None)
         return below | ({base.__name__} if public else set())
 
-    named = leaves(lit_fed.participation.Participation) | leaves(lit_fed.protocols.Protocol)
+    named = leaves(lit_fed.engine.participation.Participation) | leaves(lit_fed.engine.protocols.Protocol)
     named |= leaves(lit_fed.data.Partition) | leaves(FederatedDataModule)
-    assert {"UniformParticipation", "PersonalTest", "Dirichlet", "ArrayFile"} <= named
-    assert not [name for name in sorted(named) if f"`{name}`" not in README]
+    exported = {one for one in vars(lit_fed.methods).values() if isinstance(one, type)}
+    named |= {one.__name__ for one in exported if issubclass(one, Algorithm | Regularizer)} - {"ServerOptimizer"}
+    assert {"UniformParticipation", "PersonalTest", "Dirichlet", "ArrayFile", "Scaffold", "LD"} <= named
+    assert not [name for name in sorted(named) if f"`{name}`" not in GUIDE]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_method_file_is_in_the_readme() -> None:
+    readme = TEXT[ROOT / "README.md"]
+    assert not [path.stem for path in ROOT.glob("configs/method/*.yaml") if f"`{path.stem}`" not in readme]
+
+
+def test_the_readme_is_short_and_says_things_once() -> None:
+    """Its rest lives in docs/; a sentence that stands on two pages would be corrected on one of them."""
+    assert len(TEXT[ROOT / "README.md"].splitlines()) <= 350
+    seen: dict[str, Path] = {}
+    for page in [*GUIDES, ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"]:
+        prose = re.sub(r"^```.*?^```", "", TEXT[page], flags=re.MULTILINE | re.DOTALL)
+        for sentence in re.split(r"(?<=[.:])\s|\n\n|\|", " ".join(prose.split(" "))):
+            words = " ".join(sentence.split())
+            if len(words) > 80:
+                assert seen.setdefault(words, page) == page, f"{name(page)} and {name(seen[words])}: {words}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_lead_somewhere(page: Path) -> None:
-    text = page.read_text()
-    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+    for target in re.findall(r"\]\(([^)\s]+)\)", TEXT[page]):
         if target.startswith(("http:", "https:")):
             continue
-        name, _, anchor = target.partition("#")
-        linked = page.parent / name if name else page
+        file, _, anchor = target.partition("#")
+        linked = page.parent / file if file else page
         assert linked.exists(), f"{page.name} links to {target}"
         if anchor:
-            headings = re.findall(r"^#+ (.+)$", linked.read_text(), re.MULTILINE)
+            headings = re.findall(r"^#+ (.+)$", linked.read_text(encoding="utf-8"), re.MULTILINE)
             slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
             assert anchor in slugs, f"{page.name} links to {target}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_page_can_be_reached() -> None:
+    for page in ROOT.glob("docs/**/*.md"):
+        linked = [other for other in PAGES if other != page and re.search(rf"\]\([^)]*{page.name}[)#]", TEXT[other])]
+        assert linked, f"no page links to {name(page)}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
 def test_files_and_tests_that_are_named_exist(page: Path) -> None:
-    text = page.read_text()
-    for name in set(re.findall(r"`((?:lit_fed|configs|tests|examples|benchmarks|docs)/[\w./-]+)`", text)):
-        assert (ROOT / name).exists(), f"{page.name} names {name}"
+    text = TEXT[page]
+    for file in set(re.findall(r"`((?:lit_fed|configs|tests|examples|benchmarks|docs)/[\w./-]+)`", text)):
+        assert (ROOT / file).exists(), f"{page.name} names {file}"
     for file, test in set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)):
         assert f"def {test}(" in (ROOT / file).read_text(), f"{page.name} names {file}::{test}"
+    for cls in set(re.findall(r"`lit_fed((?:\.\w+)+\.[A-Z]\w+)`", text)):
+        module, _, attribute = f"lit_fed{cls}".rpartition(".")
+        __import__(module)
+        assert hasattr(sys.modules[module], attribute), f"{page.name} names lit_fed{cls}"
 
 
 def test_pictures_are_small() -> None:
-    assert all(path.stat().st_size < 150_000 for path in (ROOT / "docs").iterdir())
+    assert all(path.stat().st_size < 150_000 for path in (ROOT / "docs").iterdir() if path.is_file())
 
 
 # --- the examples ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["my_module", "my_data", "my_method"])
-def test_examples_train_from_their_files(name: str, at_root: Path) -> None:
-    settings = yaml.safe_load((at_root / f"examples/{name}.yaml").read_text())
-    assert any(part.get("class_path", "").startswith(f"examples.{name}.") for part in settings.values())
-    main(["fit", "-c", "configs/quickstart.yaml", "-c", f"examples/{name}.yaml", "--trainer.max_rounds", "8"])
+@pytest.mark.parametrize("example", ["my_module", "my_data", "my_method"])
+def test_examples_train_from_their_files(example: str, at_root: Path) -> None:
+    settings = yaml.safe_load((at_root / f"examples/{example}.yaml").read_text())
+    assert any(part.get("class_path", "").startswith(f"examples.{example}.") for part in settings.values())
+    main(["fit", "-c", QUICKSTART, "-c", f"examples/{example}.yaml", "--trainer.max_rounds", "8", *QUICK])
     table = rows(at_root / "lightning_logs/version_0/metrics.csv")
     assert float(table[-1]["global/loss"]) < 0.7 * float(table[0]["global/loss"])
 
@@ -206,8 +311,8 @@ def test_the_example_module_trains_under_a_plain_trainer(tmp_path: Path) -> None
 
 def test_example_data_in_python(tmp_path: Path) -> None:
     data = Blobs(num_clients=5)
-    model: ClientModule = Classifier("mlp", num_classes=data.num_classes, input_shape=data.input_shape, in_channels=16)
-    algorithm: Algorithm[Any] = FedAvg()
+    model = Classifier("mlp", num_classes=data.num_classes, input_shape=data.input_shape, in_channels=16)
+    algorithm = FedAvg()
     made = trainer(tmp_path, max_rounds=5)
     made.fit(model, data, algorithm)
     assert made.test(model, data, algorithm)["global/acc"] > 0.8

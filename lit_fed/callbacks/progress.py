@@ -136,11 +136,6 @@ class Progress(Callback):
         if run.fabric.is_global_zero and self._live is None:
             self._print(_round_line(round_idx, metrics, self._monitor))
 
-    def on_evaluation_end(self, run: Run, metrics: dict[str, float], subset: str) -> None:
-        """Print the table of ``validate`` and ``test``."""
-        if run.fabric.is_global_zero:
-            print_evaluation(metrics, subset, run.next_round, self.console)
-
     def on_fit_end(self, run: Run) -> None:
         """Close the display and print what the run came to."""
         self._stop()

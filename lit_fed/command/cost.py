@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from jsonargparse import ArgumentParser, Namespace
 from lightning import LightningModule
+from torch import nn
 
 from lit_fed.command.cli import Parts, add_parts, build_parts
 from lit_fed.command.explain import missing
@@ -136,9 +137,10 @@ def foresee(trainer: FederatedTrainer, tasks: Tasks, data: Any, algorithm: Algor
     kinds = trainer.kinds_of(tasks)
     participation.setup(data.num_clients, data.num_samples, trainer.settings.seed)
     every = tasks if isinstance(tasks, Mapping) else {ONLY: tasks}
+    held = {kind: [one for one in every[kind].parameters() if not one.requires_grad] for kind in kinds.names}
     models = {kind: _model(every[kind], algorithm, data, trainer) for kind in kinds.names}
     server = algorithm.setup(models, Population(data, participation, kinds, trainer.settings.seed))
-    whole = {kind: _fedavg(model, channel) for kind, model in models.items()}
+    whole = {kind: _fedavg(model, channel, held[kind]) for kind, model in models.items()}
     rounds: list[dict[str, Traffic]] = []
     fedavg, frozen = 0, dict.fromkeys(models, 0)
     for round_idx in range(trainer.settings.max_rounds):
@@ -191,12 +193,17 @@ def _answer(client: Client, algorithm: Algorithm[Any]) -> Payload:
     return algorithm.finish(client).payload
 
 
-def _fedavg(model: Model, channel: Channel) -> tuple[int, int]:
-    """Bytes of FedAvg's download and upload: all parameters, and buffers as their policy says."""
+def _fedavg(model: Model, channel: Channel, held: Collection[nn.Parameter]) -> tuple[int, int]:
+    """Bytes of FedAvg's download and upload: all parameters, and buffers as their policy says.
+
+    What the task itself holds still does not travel; what a method put there to be still counts, for it saves that.
+    """
+    own = set(map(id, held))
+    still = [name for name in model.fixed if id(model.parameters[name]) not in own]
     before = model.split
     model.divide(Split(tuple(model.parameters)))
-    down = channel.down(model.tensors(model.shared_names("down")))[1]
-    up = channel.up(model.tensors(model.shared_names("up")))[1]
+    down = channel.down(model.tensors([*model.shared_names("down"), *still]))[1]
+    up = channel.up(model.tensors([*model.shared_names("up"), *still]))[1]
     model.divide(before)
     return down, up
 

@@ -54,9 +54,6 @@ class Callback:
     def on_round_end(self, run: Run, record: RoundRecord) -> None:
         """The round is evaluated. The checkpoint of the round is written by the last callback, `Checkpoint`."""
 
-    def on_evaluation_end(self, run: Run, metrics: dict[str, float], subset: str) -> None:
-        """``validate`` or ``test`` have run the protocols; not called in ``fit``."""
-
     def on_fit_end(self, run: Run) -> None:
         """The last round is over."""
 

@@ -64,8 +64,10 @@ class SequentialExecutor(Executor):
         client = session.enter(client_id, broadcast, "train")
         loop = session.loop(client)
         meter = session.train(client)
-        metrics = meter.merged(Workers(loop.fabric, everyone=True)) if loop.workers.data_parallel else meter.compute()
-        if loop.workers.data_parallel:  # each process saw its part of the batches: batch-norm statistics differ
+        if not loop.workers.data_parallel:
+            metrics = meter.compute()
+        else:  # each process saw its part of the batches: batch-norm statistics differ
+            metrics = meter.merged(Workers(loop.fabric, everyone=True), loop.metrics)
             loop.workers.agree(client.model.tensors(client.model.buffers))
         made = session.algorithm.finish(client)
         bad = [name for name, value in metrics.items() if value != value or abs(value) == float("inf")]

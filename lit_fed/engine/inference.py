@@ -12,13 +12,12 @@ from lit_fed.errors import CheckpointError, ConfigError
 
 
 def evaluate(run: Run, ckpt_path: str | None, subset: EvalSubset) -> dict[str, float]:
-    """Run the protocols on a checkpoint, or on what was just trained, and tell the callbacks."""
+    """Run the protocols on a checkpoint, or on what was just trained."""
     check_protocols(run.settings.protocols, run.federation, subset)
     last_round = _load_trained(run, ckpt_path)
     with run.federation.session.at_work("validate" if subset == "val" else "test"):
         metrics = run_protocols(run.settings.protocols, run.federation, last_round, subset).metrics
     run.learn_names(metrics)
-    run.call("on_evaluation_end", metrics, subset)
     return metrics
 
 

@@ -124,7 +124,8 @@ class Meter:
         for name, place in everyone.items():
             if name not in self._metrics and place < 0:
                 raise ConfigError(f"self.log({name!r}, …) got a metric that is no attribute of the model; make it one")
-        return {name: self._metrics.get(name, known[place]) for name, place in sorted(everyone.items())}
+        own = self._metrics
+        return {name: own[name] if name in own else known[place] for name, place in sorted(everyone.items())}
 
     def _compute_metrics(self, metrics: Mapping[str, Metric], sync: bool) -> dict[str, float]:
         values = {}

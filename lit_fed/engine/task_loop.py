@@ -77,7 +77,7 @@ class TaskLoop:
         # DDP must see the call; otherwise the objective's own method avoids the wrapper's cost on every batch.
         self.training_step: Callable[..., Any] = (wrapped if workers.data_parallel else self.objective).training_step
         self.directions: dict[str, Direction] = {}  # what logged torchmetrics objects say of themselves
-        self._metrics = [module for module in model.task.modules() if isinstance(module, Metric)]
+        self.metrics = [module for module in model.task.modules() if isinstance(module, Metric)]
         self.is_fresh = True  # the task has just been set up
         self._hooks: dict[str, list[Callable[..., Any]]] = {}
         self._transfers = any(overrides(model.task, name) for name in _TRANSFER)
@@ -92,7 +92,7 @@ class TaskLoop:
     def at_work(self) -> Iterator[None]:
         """The task belongs to the federation for a while; afterwards it is a plain LightningModule again."""
         inner = [module for module in self.model.task.modules() if isinstance(module, LightningModule)][1:]
-        synced = [metric.sync_on_compute for metric in self._metrics]
+        synced = [metric.sync_on_compute for metric in self.metrics]
         with at_work(self.objective, self.state, self.fabric):
             for module in inner:
                 module.trainer = self.trainer  # type: ignore[assignment]  # a Trainer in what it offers
@@ -101,7 +101,7 @@ class TaskLoop:
             finally:
                 self.model.leave()
                 self.begin_metrics(sync=False)
-                for metric, before in zip(self._metrics, synced, strict=True):
+                for metric, before in zip(self.metrics, synced, strict=True):
                     share(metric, before)
                 for module in inner:
                     module.trainer = None
@@ -131,7 +131,7 @@ class TaskLoop:
 
     def begin_metrics(self, sync: bool) -> None:
         """Empty the task's torchmetrics, which would hand on what they saw, and say whether processes share them."""
-        for metric in self._metrics:
+        for metric in self.metrics:
             share(metric, sync)
             if metric.update_called:
                 metric.reset()
@@ -200,7 +200,7 @@ class TaskLoop:
             finally:
                 self.state.meter = None
         self.directions |= {plain_name(name): found for name, found in meter.directions.items()}
-        values = meter.merged(self.workers, self._metrics) if spread else meter.compute()
+        values = meter.merged(self.workers, self.metrics) if spread else meter.compute()
         return {plain_name(name): value for name, value in values.items()}
 
     @contextmanager

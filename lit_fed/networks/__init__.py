@@ -10,7 +10,6 @@ from lit_fed.networks.etf import (
 )
 from lit_fed.networks.mcmahan import McMahanCNN
 from lit_fed.networks.mobilenet import MobileNet
-from lit_fed.networks.outputs import Outputs, run, run_with
 from lit_fed.networks.registry import NETWORKS, TEXT_NETWORKS, build_network, classifier, features
 from lit_fed.networks.resnet import ResNet18Cifar
 from lit_fed.networks.text import BertTiny, EmbeddingBag
@@ -28,7 +27,6 @@ __all__ = [
     "Logistic",
     "McMahanCNN",
     "MobileNet",
-    "Outputs",
     "ProjectedETFHead",
     "ResNet18Cifar",
     "SmallCNN",
@@ -37,7 +35,5 @@ __all__ = [
     "classifier",
     "features",
     "orthonormal_classes",
-    "run",
-    "run_with",
     "simplex_etf",
 ]

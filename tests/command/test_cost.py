@@ -57,6 +57,22 @@ def test_codecs_and_cohorts_count() -> None:
     assert cost.parameters == {"model": 2}
 
 
+def test_a_frozen_head_saves_what_fedavg_would_send() -> None:
+    # mlp: 64·64 + 64 = 4160 in the body; the head's classes 64·10, without a bias, stay where they are.
+    from lit_fed import Classifier
+    from lit_fed.methods import DotRegression
+
+    def ratio(model: Classifier) -> float:
+        return foresee(trainer(Path()), model, Digits(num_clients=4), DotRegression()).ratio
+
+    model = Classifier(network="mlp", input_shape=(1, 8, 8))
+    assert ratio(model) == pytest.approx(4160 / 4800)
+    # A layer that the task itself holds still would not travel under FedAvg either.
+    model = Classifier(network="mlp", network_args={"hidden": [64, 64]}, input_shape=(1, 8, 8))
+    model.network.get_submodule("body.1").requires_grad_(False)
+    assert ratio(model) == pytest.approx(4160 / 4800)
+
+
 def test_densities_are_foreseen_for_all_classes() -> None:
     from lit_fed import Classifier
     from lit_fed.methods import UWA

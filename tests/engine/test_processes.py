@@ -168,7 +168,7 @@ class Computing(Regressor):
 
 
 @pytest.mark.parametrize("model", ["Regressor", "tests.engine.test_processes.Computing"])
-@pytest.mark.parametrize("test_batch_size", ["1000", "44"])
+@pytest.mark.parametrize("test_batch_size", ["1000", "87"])
 def test_torchmetrics_over_two_processes(tmp_path: Path, model: str, test_batch_size: str) -> None:
     """Also where one has no batch of the shared test set, or one of a single sample, which has no R²."""
     args = ["fit", "--data", "Diabetes", "--data.num_clients", "3", "--data.test_batch_size", test_batch_size]

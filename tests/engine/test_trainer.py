@@ -1,5 +1,6 @@
 """The round loop: who takes part, what becomes of their work, what happens when a client fails."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from lit_fed.engine.samplers import FullParticipation, UniformParticipation
 from lit_fed.errors import ClientFailure, ConfigError
 from lit_fed.methods import FedAvg
 from tests.support import (
+    ROOT,
     LeastSquares,
     Points,
     Unlucky,
@@ -287,3 +289,45 @@ def test_fitting_a_second_federation_with_the_same_trainer(tmp_path: Path) -> No
         found.append(weights(made))
     assert_same(*found)
     assert sorted(run.name for run in (tmp_path / "lightning_logs").iterdir()) == ["version_0", "version_1"]
+
+
+def test_the_state_of_a_run_is_one_object(tmp_path: Path) -> None:
+    """Whoever listens is handed it, and it alone: how far the run is, what the last round gave, a flag to stop it."""
+    seen: list[Any] = []
+
+    class Stopping(Callback):
+        def on_fit_start(self, run: Run) -> None:
+            seen.append((type(run), run.start_round, run.next_round, run.metrics, run.max_rounds))
+
+        def on_client_end(self, run: Run, update: Any) -> None:
+            seen.append((run.next_round, update.client_id))
+
+        def on_round_end(self, run: Run, record: Any) -> None:
+            seen.append(
+                (run.next_round, run.metrics == record.metrics, run.log_dir == tmp_path / "lightning_logs/version_0")
+            )
+            run.should_stop = record.round_idx == 1
+
+    made = fit(tmp_path, max_rounds=9, callbacks=[Stopping()])
+    assert seen[0] == (Run, 0, 0, {}, 9)
+    assert seen[1:] == [(0, 0), (0, 1), (1, True, True), (1, 0), (1, 1), (2, True, True)]
+    assert (made.run.next_round, made.metrics is made.run.metrics) == (2, True)
+    assert final(made) == [0.46875, 2.4375]  # two rounds, see test_fedavg
+
+
+def test_nothing_has_been_run_yet(tmp_path: Path) -> None:
+    made = trainer(tmp_path)
+    for name in ("run", "metrics", "log_dir"):
+        with pytest.raises(ConfigError, match="has not run anything yet; call fit, validate, test or predict"):
+            getattr(made, name)
+
+
+def test_no_listener_reaches_into_the_trainer() -> None:
+    """A listener may be handed a run that no trainer of this process has begun."""
+    rooms = [ROOT / "lit_fed" / room for room in ("callbacks", "engine")]
+    files = [path for room in rooms for path in room.glob("*.py")]
+    assert len(files) > 20
+    imports = [
+        path.name for path in files if re.search(r"(from|import) lit_fed[.]trainer|FederatedTrainer", path.read_text())
+    ]
+    assert imports == []
