@@ -1,4 +1,4 @@
-"""Which method runs on what: every file in configs/method/ on five models, trained for two rounds or refused in one line.
+"""Which method runs on what: every file in configs/method/ on five models, for two rounds or refused in one line.
 
 The table stands in docs/methods.md. Run with ``LIT_FED_WRITE_MATRIX=1`` (on one worker) the tests write it; else they
 compare with it.
@@ -11,6 +11,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -93,22 +94,27 @@ def cell(method: Path, column: str, capsys: pytest.CaptureFixture[str]) -> str:
     words = [word for key, value in SMALL.items() for word in (f"--{key}", value)]
     options = OWN.get((method.stem, column), COLUMNS[column])
     folder = f"{method.stem}_{list(COLUMNS).index(column)}"
-    try:
-        main(
-            ["fit", "-c", str(CONFIGS / "quickstart.yaml"), "-c", str(method), *options, *words]
-            + ["--trainer.default_root_dir", folder]
-        )
-    except SystemExit as stopped:
-        assert stopped.code == 2
+    files = ["-c", str(CONFIGS / "quickstart.yaml"), "-c", str(method)]
+    status = exit_status(["fit", *files, *options, *words, "--trainer.default_root_dir", folder])
+    if status:
+        assert status == 2
         return missing(method, column, capsys.readouterr().err)
     assert len(rows(Path(folder) / "lightning_logs" / "version_0" / "metrics.csv")) == 2
     return "yes"
 
 
+def exit_status(words: list[str]) -> Any:
+    try:
+        main(words)
+    except SystemExit as stopped:
+        return stopped.code
+    return 0
+
+
 def missing(method: Path, column: str, err: str) -> str:
     """What a refusal names: one line, before any training, that says which need of whom is not met."""
     where = f"{method.stem} on {column}"
-    assert err.startswith("lit-fed: error: ") and err.count("\n") == 1, f"{where}: {err}"
+    assert re.fullmatch(r"lit-fed: error: .+\n", err), f"{where}: {err}"
     found = [need for need, text in NEEDS.items() if text in err]
     found += ["attention"] if "attention" in err else []
     found += ["scores"] if "mixes class scores" in err else []
@@ -124,10 +130,8 @@ def table() -> dict[str, list[str]]:
     """The cells by method."""
     text = DOCS.read_text(encoding="utf-8")
     lines = text.partition(BEGIN)[2].partition(END)[0].splitlines()
-    body = [line for line in lines if line.startswith("| `")]
-    return {
-        cells[0].strip("`"): cells[1:] for cells in ([c.strip() for c in line.strip("|").split("|")] for line in body)
-    }
+    split = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| `")]
+    return {cells[0].strip("`"): cells[1:] for cells in split}
 
 
 def write(found: dict[str, list[str]]) -> None:
