@@ -178,7 +178,9 @@ class Curious(Terse):
         self.log("seen", float(len(batch[0])), reduce_fx=torch.sum)
         self.log("lr", self.optimizers().param_groups[0]["lr"])  # type: ignore[union-attr]
         data: Any = self.trainer.datamodule  # type: ignore[attr-defined]  # of Lightning's trainer, set by its fit
-        assert self.trainer.training and self.trainer.world_size == 1 and self.num_clients == data.num_clients
+        assert self.trainer.training
+        assert self.trainer.world_size == 1
+        assert self.num_clients == data.num_clients
         return (1 - 0.5 * progress) * loss
 
     def configure_optimizers(self) -> Any:

@@ -38,6 +38,7 @@ NEEDS = {
     "features": "features: name the submodule that reads them as algorithm.head",
     "head": "a last layer: name it as algorithm.head",
     "targets": "integer class labels: batches (x, y), or a method targets(batch) of the model",
+    "classes": "classes to predict",
     "forward": "a forward(x) that gives predictions for inputs without labels",
     "public": "a public set: set algorithm.public_size above 0",
     "one_optimizer": "a single optimizer, whose steps it measures",

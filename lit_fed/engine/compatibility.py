@@ -69,6 +69,8 @@ def check_data(task: LightningModule, algorithm: Algorithm[Any], data: Federated
     needs = algorithm.all_needs
     if "targets" in needs and data.num_classes is None:
         raise _missing(task, algorithm, "targets")
+    if "classes" in needs and data.num_classes is None:
+        raise _missing(task, algorithm, "classes")
     if "public" in needs and not data.has_public:
         raise _missing(task, algorithm, "public")
 
@@ -135,7 +137,7 @@ def probe(objective: Objective, algorithm: Algorithm[Any], batches: Iterable[Any
     name, method = task_name(objective), type(algorithm).__name__
     state, outputs = objective.state, None
     client = state.client
-    with torch.no_grad(), torch.random.fork_rng(), client.muted(), client.model.preserved():
+    with torch.no_grad(), torch.random.fork_rng(), client.muted(), client.model.lent(), client.model.evaluating():
         if state.head is not None and objective.automatic_optimization:
             outputs = client.run(batch)
             client.forget()

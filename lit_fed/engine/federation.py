@@ -140,9 +140,9 @@ def assemble(
     for kind, task in tasks.items():
         _set_up(task, TaskTrainer(fabric, max_rounds, data, gradients, workers.data_parallel), stage)
         own = {id(parameter) for parameter in task.parameters() if not parameter.requires_grad}
+        check_data(task, algorithm, data)
         algorithm.adapt(task)
         check_task(task, algorithm)
-        check_data(task, algorithm, data)
         model = models[kind] = Model(task, buffers)
         model.frozen_by_method = frozenset(name for name in model.fixed if id(model.parameters[name]) not in own)
     population = Population(data, participation, kinds, seed)

@@ -244,7 +244,8 @@ class Inquisitive(LeastSquares):
         self.told: dict[str, list[Any]] = {}
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        assert self.automatic_optimization and self.lr_schedulers() is None
+        assert self.automatic_optimization
+        assert self.lr_schedulers() is None
         now = {
             "current_epoch": self.current_epoch,
             "global_step": self.global_step,
@@ -281,10 +282,12 @@ def test_a_module_is_answered(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert told["current_epoch"] == [0] * 6 + [1] * 6  # ten samples in batches of 4 are 3, two epochs, two rounds
     assert told["global_step"] == [*range(6)] * 2
     assert set(told["global_rank"]) == set(told["local_rank"]) == {0}
-    assert set(told["logger"]) == {"TensorBoardLogger"} and set(told["loggers"]) == {1}
+    assert set(told["logger"]) == {"TensorBoardLogger"}
+    assert set(told["loggers"]) == {1}
     assert set(told["trainer"]) == {(2, 3, 1)}
     gathered = told["all_gather"][0]
-    assert gathered["x"].tolist() == 2.0 and gathered["n"].tolist() == [1, 2]
+    assert gathered["x"].tolist() == 2.0
+    assert gathered["n"].tolist() == [1, 2]
     assert set(told["optimizers"]) == {"SGD"}
     assert set(told["device"]) == {(torch.device("cpu"), torch.float32)}
     assert set(told["clip"]) == {(0.5, "norm")}
@@ -295,7 +298,8 @@ def test_a_module_is_answered(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert weights(made)["network.weight"].tolist() == [[expected, 0.0]]
     assert capsys.readouterr().out.count("asked") == 12
     metrics = made.metrics
-    assert metrics["train/one"] == 1.0 and metrics["train/two"] == 2.0
+    assert metrics["train/one"] == 1.0
+    assert metrics["train/two"] == 2.0
 
 
 class ByHand(LeastSquares):

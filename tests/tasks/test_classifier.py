@@ -64,7 +64,8 @@ def test_predictions_the_head_and_the_labels() -> None:
     assert found["probability"].flatten().tolist() == pytest.approx([0.75, 0.25, 0.25, 0.75, 0.25, 0.75])
     assert module.targets((X, Y)) is Y
     deep = Classifier("mlp", num_classes=7, input_shape=(1, 8, 8), network_args={"hidden": [4]})
-    assert isinstance(deep.head, nn.Linear) and deep.head.out_features == 7
+    assert isinstance(deep.head, nn.Linear)
+    assert deep.head.out_features == 7
     assert deep(torch.zeros(5, 1, 8, 8)).shape == (5, 7)
 
 

@@ -79,7 +79,7 @@ def test_a_step_by_hand(tmp_path: Path) -> None:
     # Gradient of the mean square: mean of 2(2x − y)x = ½(0·−1 + 1·1 + 2·−1 + 3·1) = 1; 2 − ¼.
     module, run = linear([[2.0]]), plain(tmp_path, max_epochs=1)
     run.fit(module, loader(X, Y, 4))
-    assert list(module.parameters())[0].item() == 1.75
+    assert next(iter(module.parameters())).item() == 1.75
     assert run.callback_metrics["train/loss"] == 1.0
 
 
@@ -88,7 +88,8 @@ def test_predictions_and_the_head() -> None:
     assert module.predict_step((X, Y), 0)["prediction"].tolist() == module.predict_step(X, 0)["prediction"].tolist()
     assert module(X).flatten().tolist() == [0.0, 2.0, 4.0, 6.0]
     deep = Regressor("mlp", num_outputs=3, input_shape=(10,), network_args={"hidden": [4]})
-    assert isinstance(deep.head, nn.Linear) and deep.head.out_features == 3
+    assert isinstance(deep.head, nn.Linear)
+    assert deep.head.out_features == 3
     assert deep(torch.zeros(5, 10)).shape == (5, 3)
 
 
@@ -160,7 +161,8 @@ def test_the_run_from_the_command_line_learns_and_keeps_its_best_round(
     main(["predict", "-c", str(CONFIGS / "runs" / "diabetes.yaml"), *options])
     with open("out.csv", newline="") as file:
         predicted = list(csv.DictReader(file))
-    assert len(predicted) == 88 and float(predicted[0]["prediction"]) != 0
+    assert len(predicted) == 88
+    assert float(predicted[0]["prediction"]) != 0
 
 
 def test_the_quickstart_becomes_a_regression_by_two_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

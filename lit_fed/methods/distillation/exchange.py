@@ -43,7 +43,7 @@ class PredictionExchange(Algorithm[AggregateT]):
         with a view of its own sees the public set through it.
     """
 
-    needs = frozenset({"forward", "public"})
+    needs = frozenset({"forward", "public", "classes"})
 
     temperature = 0.0
     """How much the clients' scores (`read`) count, see `lit_fed.methods.distillation.mixing.SoftmaxSum`."""

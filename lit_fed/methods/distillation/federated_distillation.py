@@ -52,7 +52,7 @@ class FederatedDistillation(PredictionExchange[Mixed]):
         The refinement uses the private optimizer, made anew.
     """
 
-    needs = frozenset({"loss", "forward", "public"})
+    needs = frozenset({"loss", "forward", "public", "classes"})
 
     def __init__(
         self,

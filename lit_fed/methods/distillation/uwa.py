@@ -57,7 +57,7 @@ class UWA(FederatedDistillation):
         where anybody else has one.
     """
 
-    needs = frozenset({"loss", "forward", "public", "targets"})
+    needs = frozenset({"loss", "forward", "public", "classes", "targets"})
 
     def __init__(
         self,
