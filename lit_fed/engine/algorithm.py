@@ -40,6 +40,7 @@ NEEDS = {
     "targets": "integer class labels: batches (x, y), or a method targets(batch) of the model",
     "classes": "classes to predict",
     "forward": "a forward(x) that gives predictions for inputs without labels",
+    "probability": "the probability with which clients take part, which this participation does not know",
     "public": "a public set: set algorithm.public_size above 0",
     "one_optimizer": "a single optimizer, whose steps it measures",
     "whole_batches": "whole batches, which strategy=ddp would cut over processes; use 'clients'",

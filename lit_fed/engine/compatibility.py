@@ -15,6 +15,7 @@ from lit_fed.engine.algorithm import NEEDS, Algorithm
 from lit_fed.engine.objective import Objective, head_of, task_name
 from lit_fed.engine.optimization import has_own_scheduler_step, parse_optimizers
 from lit_fed.engine.options import GradientOptions
+from lit_fed.engine.participation import Participation
 from lit_fed.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -58,6 +59,19 @@ def check_task(task: LightningModule, algorithm: Algorithm[Any]) -> None:
         )
     if "forward" in needs and type(task).forward is LightningModule.forward:
         raise _missing(task, algorithm, "forward")
+
+
+def check_participation(algorithm: Algorithm[Any], participation: Participation) -> None:
+    """Refuse a participation that does not know what a method needs of it.
+
+    Raises:
+        ConfigError: In one line that names what is missing.
+    """
+    if "probability" in algorithm.all_needs and participation.probability_is == "unknown":
+        raise ConfigError(
+            f"{_who(algorithm, 'probability')} needs {NEEDS['probability']}; choose another than "
+            f"{type(participation).__name__}"
+        )
 
 
 def check_data(task: LightningModule, algorithm: Algorithm[Any], data: FederatedDataModule) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lit_fed.engine.algorithm import Algorithm, Server, global_model
 from lit_fed.engine.client import LocalWork, Phase, Stage
-from lit_fed.engine.compatibility import check_data, check_optimization, check_task, probe
+from lit_fed.engine.compatibility import check_data, check_optimization, check_participation, check_task, probe
 from lit_fed.engine.executor import EXECUTORS, Executor
 from lit_fed.engine.kinds import Kinds
 from lit_fed.engine.local import LocalLoop
@@ -131,6 +131,7 @@ def assemble(
     data.move_to(fabric.device)
     kinds.check(data.num_clients)
     participation.setup(data.num_clients, data.num_samples, seed)
+    check_participation(algorithm, participation)
     if participation.nominal_cohort_size < workers.world_size:
         raise ConfigError(
             f"a cohort of {participation.nominal_cohort_size} clients cannot keep {workers.world_size} processes busy;"

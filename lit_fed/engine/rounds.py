@@ -129,7 +129,8 @@ def _deliver(run: Run, current: Round, update: ClientUpdate) -> None:
         cause = "its update is no longer finite after trainer.uplink_codec; choose one with a wider range"
         current.ledger.failed(ClientFailure(update.client_id, current.round_idx, cause))
         return
-    update.probability = run.federation.participation.probability(update.client_id)
+    if "probability" in run.federation.algorithm.all_needs:  # an estimate takes seconds in a large population
+        update.probability = run.federation.participation.probability(update.client_id)
     current.reducer.add(update)
     current.ledger.arrived(update.client_id, uplink_bytes)
 

@@ -24,6 +24,7 @@ from lit_fed.engine.samplers import (
     WeightedParticipation,
 )
 from lit_fed.engine.strategy import ClientParallelStrategy
+from lit_fed.errors import ConfigError
 from lit_fed.methods import FedAvg
 from tests.support import Points, fit, rows
 
@@ -237,6 +238,8 @@ def test_before_setup_it_is_refused() -> None:
 class Told(FedAvg):
     """Logs the probability that came with every update."""
 
+    needs = frozenset({"probability"})
+
     def reducer(self, server: Any) -> Any:
         return Gather()
 
@@ -277,6 +280,15 @@ def test_an_estimate_is_the_same_on_every_process(tmp_path: Path, processes: Any
     assert all(row.items() <= expected.items() for row in found)
 
 
-def test_where_it_is_unknown_none_comes(tmp_path: Path) -> None:
-    found = told(tmp_path, 4, AvailabilityParticipation(count=4, availability=0.9, period=4))
-    assert {value for row in found for value in row.values()} == {-1.0}
+def test_a_method_that_needs_it_is_refused_where_it_is_unknown(tmp_path: Path) -> None:
+    message = "algorithm Told needs the probability with which clients take part, .* another than Availability"
+    with pytest.raises(ConfigError, match=message):
+        told(tmp_path, 4, AvailabilityParticipation(count=4, availability=0.9, period=4))
+
+
+def test_nothing_is_estimated_for_a_method_that_does_not_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(self: Participation, client_id: int) -> float:
+        raise AssertionError("nobody needs it")
+
+    monkeypatch.setattr(Participation, "probability", asked)
+    assert fit(tmp_path, participation=WeightedParticipation(count=2)).metrics["participation/count"] == 2
