@@ -40,7 +40,8 @@ STRANGER = ["--model", "strangers_in_cwd.Net", *DIGITS]
 COLUMNS = {
     "`Classifier`": ["--model.init_args.network", "mlp", *DIGITS],
     "`Regressor`": [
-        *("-c", str(CONFIGS / "data" / "diabetes.yaml"), "-c", str(CONFIGS / "network" / "regression_mlp.yaml")),
+        *("--model", "Regressor", "-c", str(CONFIGS / "data" / "diabetes.yaml")),
+        *("-c", str(CONFIGS / "network" / "mlp_16.yaml")),
         *("--model.init_args.optimizer.init_args.lr", "0.01"),
     ],
     "a stranger's": STRANGER,

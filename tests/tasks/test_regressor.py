@@ -167,9 +167,9 @@ def test_the_run_from_the_command_line_learns_and_keeps_its_best_round(
 
 def test_the_quickstart_becomes_a_regression_by_two_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    files = [str(CONFIGS / name) for name in ("quickstart.yaml", "data/diabetes.yaml", "network/regression_mlp.yaml")]
+    files = [str(CONFIGS / name) for name in ("quickstart.yaml", "data/diabetes.yaml", "network/mlp_16.yaml")]
     words = [word for file in files for word in ("-c", file)]
     quick = ["--trainer.max_rounds", "1", "--trainer.enable_progress_bar", "false", "--trainer.logger", "false"]
-    main(["fit", *words, *quick])
+    main(["fit", *words, *quick, "--model", "Regressor"])
     metrics = rows(tmp_path / "lightning_logs" / "version_0" / "metrics.csv")
     assert {"global/r2", "global/mae", "train/loss"} <= metrics[0].keys()
