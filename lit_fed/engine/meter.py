@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from lit_fed.engine.local_batches import map_tensors
 from lit_fed.engine.metric_names import Direction
 from lit_fed.engine.strategy import Workers
 from lit_fed.errors import ConfigError
@@ -92,47 +93,47 @@ class Meter:
 
     def compute(self) -> dict[str, float]:
         """The mean of every logged value, and the value of every logged ``Metric``, which is then reset."""
-        return _means(self.totals()) | _numbers(self.folded()) | self._compute_metrics(self._metrics, sync=False)
+        return _means(self.totals()) | _numbers(self.folded()) | self._compute_metrics()
 
     def merged(self, workers: Workers, known: Sequence[Metric] = ()) -> dict[str, float]:
         """As `compute`, over what all processes logged; every process must call this.
 
         Args:
             workers: The processes.
-            known: The task's metrics, in an order that is the same on every process: a process that had no batch has
-                logged none of them, and has a part in computing them all the same.
+            known: The task's metrics, in the same order on every process: what one has seen counts for another that
+                logs it.
+
+        Note:
+            The states of metrics meet here and not by torchmetrics' own synchronisation, which waits forever for a
+            process that did not log a metric, and mixes up one that did not update it.
         """
+        if workers.world_size == 1:
+            return self.compute()
         merged: dict[str, tuple[float, int]] = {}
         folded: dict[str, tuple[str, Tensor]] = {}
-        for totals, others in workers.gather((self.totals(), self.folded())):
+        places: dict[int, int | str] = {id(metric): place for place, metric in enumerate(known)}
+        keys = {name: places.get(id(metric), name) for name, metric in self._metrics.items()}
+        found = dict(enumerate(known)) | {keys[name]: metric for name, metric in self._metrics.items()}
+        states = {key: _states(metric) for key, metric in found.items()}
+        parts = workers.gather((self.totals(), self.folded(), states))
+        for totals, others, _ in parts:
             for name, (total, count) in totals.items():
                 before = merged.get(name, (0.0, 0))
                 merged[name] = (before[0] + total, before[1] + count)
             for name, (how, value) in others.items():
                 folded[name] = (how, _FOLDS[how](folded[name][1], value) if name in folded else value)
-        several = workers.world_size > 1
-        metrics = self._of_all(workers, known) if several else self._metrics
-        return _means(merged) | _numbers(folded) | self._compute_metrics(metrics, several)
+        for name, metric in self._metrics.items():
+            _merge(metric, [part[2][keys[name]] for part in parts if keys[name] in part[2]])
+        computed = {name: value for part in workers.gather(self._compute_metrics()) for name, value in part.items()}
+        return _means(merged) | _numbers(folded) | computed
 
-    def _of_all(self, workers: Workers, known: Sequence[Metric]) -> dict[str, Metric]:
-        """The metrics that any process has logged, in the same order on each."""
-        places = {id(metric): place for place, metric in enumerate(known)}
-        mine = {name: places.get(id(metric), -1) for name, metric in self._metrics.items()}
-        everyone: dict[str, int] = {}
-        for part in workers.gather(mine):
-            everyone |= part
-        for name, place in everyone.items():
-            if name not in self._metrics and place < 0:
-                raise ConfigError(f"self.log({name!r}, …) got a metric that is no attribute of the model; make it one")
-        own = self._metrics
-        return {name: own[name] if name in own else known[place] for name, place in sorted(everyone.items())}
-
-    def _compute_metrics(self, metrics: Mapping[str, Metric], sync: bool) -> dict[str, float]:
+    def _compute_metrics(self) -> dict[str, float]:
         values = {}
-        for name, metric in metrics.items():
-            share(metric, sync)
+        for name, metric in self._metrics.items():
+            for one in _metrics_in(metric).values():
+                share(one, False)
             values[name] = float(metric.compute())
-        for metric in metrics.values():
+        for metric in self._metrics.values():
             metric.reset()
         return values
 
@@ -141,6 +142,34 @@ def share(metric: Metric, everywhere: bool) -> None:
     """Say whether a metric's ``compute`` is over all processes: clients are spread, and theirs must not be merged."""
     metric.sync_on_compute = everywhere
     metric._to_sync = everywhere  # what ``compute`` looks at; it follows the other only when a metric is made
+
+
+def _metrics_in(metric: Metric) -> dict[str, Metric]:
+    """A metric and those inside it, by place."""
+    return {place: one for place, one in metric.named_modules() if isinstance(one, Metric)}
+
+
+def _states(metric: Metric) -> dict[str, dict[str, Any]]:
+    """What a metric and those inside it have seen, by place and name; nothing of those that have seen nothing."""
+    seen = {place: one for place, one in _metrics_in(metric).items() if one.update_called}
+    return {place: {name: _moved(getattr(one, name), "cpu") for name in one._reductions} for place, one in seen.items()}
+
+
+def _moved(state: Any, device: torch.device | str) -> Any:
+    return map_tensors(state, lambda tensor: tensor.detach().to(device))
+
+
+def _merge(metric: Metric, parts: Sequence[Mapping[str, Mapping[str, Any]]]) -> None:
+    """Give a metric what several processes have seen, each state reduced as it says."""
+    for place, one in _metrics_in(metric).items():
+        seen = [part[place] for part in parts if place in part]
+        one._computed, one._update_count = None, max(one._update_count, len(seen))
+        for name, reduce in one._reductions.items() if seen else ():
+            values = [_moved(state[name], one.device) for state in seen]
+            if isinstance(values[0], list):
+                setattr(one, name, [entry for value in values for entry in value])
+            else:
+                setattr(one, name, reduce(torch.stack(values)) if callable(reduce) else torch.stack(values))
 
 
 def _means(totals: dict[str, tuple[float, int]]) -> dict[str, float]:
