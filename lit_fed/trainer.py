@@ -37,7 +37,7 @@ from lit_fed.engine.samplers import FullParticipation
 from lit_fed.engine.store import ClientStore
 from lit_fed.engine.strategy import build_fabric, leave_processes
 from lit_fed.engine.task_loop import TaskStage
-from lit_fed.errors import ConfigError
+from lit_fed.errors import ConfigError, LitFedError
 
 if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule
@@ -319,13 +319,17 @@ class FederatedTrainer:
                 run.federation.loops[kind].model.load(trained)  # what the caller holds is the trained global model
 
     def _launch(self, function: Callable[[], R]) -> R:
-        atexit.unregister(leave_processes)  # after an error other processes may still wait in a collective: just exit
-        if self._launched:
-            result: R = function()
-        else:
-            # A strategy that forks ends its processes with the function; the others keep them for the next call.
-            self._launched = getattr(self.fabric.strategy, "_start_method", "popen") == "popen"
-            result = self.fabric.launch(lambda _fabric: function())
+        atexit.unregister(leave_processes)  # an unexpected error may leave this process in a collective: just exit
+        try:
+            if self._launched:
+                result: R = function()
+            else:
+                # A strategy that forks ends its processes with the function; the others keep them for the next call.
+                self._launched = getattr(self.fabric.strategy, "_start_method", "popen") == "popen"
+                result = self.fabric.launch(lambda _fabric: function())
+        except LitFedError:  # ours are raised between collectives
+            atexit.register(leave_processes)
+            raise
         atexit.register(leave_processes)
         return result
 
