@@ -104,7 +104,7 @@ def test_load_network_of_a_method_that_changes_the_network(tmp_path: Path, monke
     files = [configs / "quickstart.yaml", configs / "method/fedfrozen.yaml", configs / "network/vit_pocket.yaml"]
     small = ["--trainer.max_rounds=1", "--trainer.logger=false", "--trainer.enable_progress_bar=false"]
     small += ["--data.max_train_samples=200", "--data.max_test_samples=40", "--trainer.local_epochs=1"]
-    small += ["--data.num_clients=5", "--data.partition.init_args.alpha=10", "--trainer.participation.init_args.count=5"]
+    small += ["--data.num_clients=5", "--data.partition.init_args.alpha=10"]
     cli.main(["fit", *(word for file in files for word in ("-c", str(file))), *small])
     run = Path("lightning_logs/version_0")
     loaded = load_network(run)
