@@ -38,6 +38,8 @@ class LocalLoop(TaskLoop):
         self._counts_steps = "one_optimizer" in algorithm.all_needs
         self._replaced = {name for name in _REPLACEABLE if overrides(task, name)}
         self._wants_outputs = bool(self.listeners("on_train_batch_end"))
+        self._has_gradients = False
+        self._watches_zero_grad = "optimizer_zero_grad" in self._replaced or bool(self.listeners("on_before_zero_grad"))
         self._scaler_state = self.scaler.state_dict() if self.scaler is not None else {}
 
     # ------------------------------------------------------------------ training
@@ -84,6 +86,7 @@ class LocalLoop(TaskLoop):
         if phase.seed is not None:
             seed_device(phase.seed, self.fabric.device)
         model.set_trainable(phase.trains)
+        self._has_gradients = False  # `set_trainable` forgets them: a client of one step need not do it again
         self.state.public = phase.public
         steps = self.expect(phase)
         optimizers, schedulers = self._make_optimizers(phase, client, lr)
@@ -211,8 +214,9 @@ class LocalLoop(TaskLoop):
                 self.state.meter.batch_size = round(fraction * self.state.meter.batch_size / self.fabric.world_size)
         with self.autocast():
             loss: Tensor | None = self.training_step(batch, batch_idx)
-        if batch_idx % accumulate == 0:
+        if batch_idx % accumulate == 0 and (self._has_gradients or self._watches_zero_grad):
             self._zero_grad(optimizer, batch_idx)
+        self._has_gradients = True
         if loss is None:
             return None
         if scale != 1.0:
