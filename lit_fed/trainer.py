@@ -19,7 +19,7 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from lit_fed.callbacks import Callback, default_callbacks, lightning_watchers
 from lit_fed.callbacks.progress import print_evaluation
 from lit_fed.engine.algorithm import Algorithm
-from lit_fed.engine.checkpoint import restore, save_checkpoint
+from lit_fed.engine.checkpoint import save_checkpoint
 from lit_fed.engine.client import LocalWork
 from lit_fed.engine.executor import ExecutorName
 from lit_fed.engine.federation import assemble
@@ -289,14 +289,6 @@ class FederatedTrainer:
             CheckpointError: If it cannot be written; an older file of that name is then still there.
         """
         save_checkpoint(self.run, Path(path))
-
-    def load_checkpoint(self, path: str | Path) -> None:
-        """Take everything from a checkpoint, to evaluate or predict with it; called on every process.
-
-        Raises:
-            CheckpointError: If it is corrupt, foreign, or from a run with another model, method or seed.
-        """
-        restore(self.run, Path(path), resume=False)
 
     def _evaluate(self, run: Run, ckpt_path: str | None, subset: EvalSubset) -> dict[str, float]:
         metrics = evaluate(run, ckpt_path, subset)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lit_fed.engine.model import Model
 from lit_fed.engine.optimization import EffectiveSteps
@@ -321,8 +321,3 @@ class Update:
     payload: Payload
     state: Tensors = field(default_factory=dict)
     weight: float | None = None
-
-
-def parameters_of(model: Model, names: Iterable[str]) -> list[nn.Parameter]:
-    """Several parameters by name."""
-    return [model.parameters[name] for name in names]

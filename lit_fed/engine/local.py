@@ -91,7 +91,6 @@ class LocalLoop(TaskLoop):
         steps = self.expect(phase)
         optimizers, schedulers = self._make_optimizers(phase, client, lr)
         automatic = objective.automatic_optimization
-        run_batch = self._step_automatically if automatic else self._step_manually
         gradient = _MeanGradient() if not phase.moves else None
         remaining = steps
         for _ in range(int(phase.epochs or 0)) if steps is None else count():
@@ -102,7 +101,13 @@ class LocalLoop(TaskLoop):
                 meter.batch_size = batch_size_of(batch)
                 if self._says_stop("on_train_batch_start", batch, batch_idx):
                     break
-                output = run_batch(client, batch, batch_idx, optimizers[0], schedulers, last, gradient)
+                if automatic:
+                    output = self._step_automatically(
+                        client, batch, batch_idx, optimizers[0], schedulers, last, gradient
+                    )
+                else:
+                    with self.autocast():
+                        output = self._manual_step(batch, batch_idx)
                 if self._wants_outputs:
                     self.call("on_train_batch_end", self._outputs(output), batch, batch_idx)
                 taken += 1
@@ -244,19 +249,6 @@ class LocalLoop(TaskLoop):
     def _unscale(self, optimizer: Optimizer) -> None:
         if self.scaler is not None:
             self.fabric.strategy.precision.unscale_gradients(optimizer)
-
-    def _step_manually(
-        self,
-        client: Client,
-        batch: Any,
-        batch_idx: int,
-        optimizer: Optimizer,
-        schedulers: list[Schedule],
-        last: bool,
-        gradient: _MeanGradient | None,
-    ) -> Any:
-        with self.autocast():
-            return self._manual_step(batch, batch_idx)
 
     def _run_own_backward(self, loss: Tensor) -> None:
         """The task's own ``backward``, on a loss that is scaled already, as in Lightning."""

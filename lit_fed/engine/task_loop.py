@@ -80,6 +80,7 @@ class TaskLoop:
         self.metrics = [module for module in model.task.modules() if isinstance(module, Metric)]
         self.is_fresh = True  # the task has just been set up
         self._hooks: dict[str, list[Callable[..., Any]]] = {}
+        self._steps: dict[str, Callable[..., Any]] = {}
         self._transfers = any(overrides(model.task, name) for name in _TRANSFER)
         precision = fabric.strategy.precision
         self.scaler = precision.scaler if isinstance(precision, MixedPrecision) else None
@@ -172,7 +173,7 @@ class TaskLoop:
         stage = self.evaluation_stage(subset)
         if stage is None:
             return {}
-        step = bind_step(self.objective, f"{stage}_step")
+        step = self._bound(f"{stage}_step")
         batches, length = loader, len(loader) if isinstance(loader, Sized) else None
         if length == 0:
             return {}
@@ -219,6 +220,12 @@ class TaskLoop:
             for function in leave:
                 function()
 
+    def _bound(self, hook: str) -> Callable[..., Any]:
+        """One of the task's steps; looked up once, for every client is evaluated."""
+        if hook not in self._steps:
+            self._steps[hook] = bind_step(self.objective, hook)
+        return self._steps[hook]
+
     def evaluation_stage(self, subset: Literal["val", "test"]) -> str | None:
         """``test`` or ``validation``: which of the task's steps evaluates; None where it has none."""
         preferred = ("test", "validation") if subset == "test" else ("validation", "test")
@@ -227,7 +234,7 @@ class TaskLoop:
     @torch.no_grad()
     def predict(self, loader: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
         """Every batch with what ``predict_step`` returns for it, in order."""
-        step = bind_step(self.objective, "predict_step")
+        step = self._bound("predict_step")
         self.trainer.stage = "predict"
         self.begin_metrics(sync=False)
         with self._mode("predict"):

@@ -6,14 +6,13 @@ from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from lightning import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
-from lit_fed.networks import build_network, classifier
+from lit_fed.tasks.on_network import OnNetwork
 
 
-class Classifier(LightningModule):
+class Classifier(OnNetwork):
     r"""Cross-entropy on any network: :math:`\ell = \mathrm{CE}(f(x), y)`.
 
     Nothing in it is federated: it trains under a plain ``lightning.Trainer`` as it does in a federation. Logs
@@ -42,30 +41,9 @@ class Classifier(LightningModule):
         input_shape: tuple[int, ...] | None = None,
         network_args: dict[str, Any] | None = None,
     ) -> None:
-        super().__init__()
-        self.num_classes = num_classes or 10
-        if isinstance(network, str):
-            network = build_network(network, self.num_classes, in_channels or 1, input_shape, **(network_args or {}))
-        self.network = network
-        self.optimizer = optimizer
-        self.lr_scheduler = lr_scheduler
-
-    @property
-    def head(self) -> nn.Module:
-        """The network's last layer: its input are the features, its output the logits."""
-        return classifier(self.network)
-
-    def configure_optimizers(self) -> Any:
-        """A fresh optimizer over the parameters that train, and the schedule where there is one."""
-        optimizer = self.optimizer(parameter for parameter in self.parameters() if parameter.requires_grad)
-        if self.lr_scheduler is None:
-            return optimizer
-        return {"optimizer": optimizer, "lr_scheduler": self.lr_scheduler(optimizer)}
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits (B, C) of a batch (B, …)."""
-        logits: Tensor = self.network(x)
-        return logits
+        num_classes = num_classes or 10
+        super().__init__(network, optimizer, lr_scheduler, num_classes, in_channels, input_shape, network_args)
+        self.num_classes = num_classes
 
     def targets(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Labels (B,) of a batch."""

@@ -6,15 +6,14 @@ from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from lightning import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 from torchmetrics import MeanAbsoluteError, R2Score
 
-from lit_fed.networks import build_network, classifier
+from lit_fed.tasks.on_network import OnNetwork
 
 
-class Regressor(LightningModule):
+class Regressor(OnNetwork):
     r"""Squared error on any network: :math:`\ell = \frac1{Bk}\|f(x) - y\|^2`.
 
     Nothing in it is federated. Logs ``train/loss``, and on validation and test data ``loss``, ``mae`` (the mean
@@ -46,32 +45,11 @@ class Regressor(LightningModule):
         input_shape: tuple[int, ...] | None = None,
         network_args: dict[str, Any] | None = None,
     ) -> None:
-        super().__init__()
-        self.num_outputs = num_outputs or 1
-        if isinstance(network, str):
-            network = build_network(network, self.num_outputs, in_channels or 1, input_shape, **(network_args or {}))
-        self.network = network
-        self.optimizer = optimizer
-        self.lr_scheduler = lr_scheduler
+        num_outputs = num_outputs or 1
+        super().__init__(network, optimizer, lr_scheduler, num_outputs, in_channels, input_shape, network_args)
+        self.num_outputs = num_outputs
         self.mae = MeanAbsoluteError()
         self.r2 = R2Score()
-
-    @property
-    def head(self) -> nn.Module:
-        """The network's last layer: its input are the features, its output the predictions."""
-        return classifier(self.network)
-
-    def configure_optimizers(self) -> Any:
-        """A fresh optimizer over the parameters that train, and the schedule where there is one."""
-        optimizer = self.optimizer(parameter for parameter in self.parameters() if parameter.requires_grad)
-        if self.lr_scheduler is None:
-            return optimizer
-        return {"optimizer": optimizer, "lr_scheduler": self.lr_scheduler(optimizer)}
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Predictions (B, k) of a batch (B, …)."""
-        predicted: Tensor = self.network(x)
-        return predicted
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """Squared error on a batch, a mean over samples and outputs."""

@@ -19,7 +19,7 @@ from lit_fed.engine.samplers import UniformParticipation
 from lit_fed.errors import ConfigError
 from lit_fed.methods import UWA, Alignment, DotRegression, FedAvg, FedBABU, FedETF, FedPer, Scaffold
 from lit_fed.networks import SmallCNN
-from tests.methods.frozen_heads.test_frozen import Stranger, TwoClasses, digits, model, on_plane
+from tests.methods.frozen_heads.support import Stranger, TwoClasses, digits, model, on_plane
 from tests.support import ROOT, LeastSquares, Points, assert_same, fit, rows, run_cli, weights
 
 PREFIXES = ("alignment/", "alignment/gap_", "alignment/acc_", "alignment/acc_gap_")
