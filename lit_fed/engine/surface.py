@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from lightning import LightningModule
 from lightning.fabric.utilities.apply_func import convert_to_tensors
@@ -75,7 +75,8 @@ class Surface(LightningModule):
     @property
     def state(self) -> ObjectiveState:
         """What it works on."""
-        return cast(ObjectiveState, self.__dict__[ATTRIBUTE])
+        state: ObjectiveState = self.__dict__[ATTRIBUTE]
+        return state
 
     def log(self, name: str, value: Any, *args: Any, batch_size: int | None = None, **kwargs: Any) -> None:
         """Log as in Lightning; in a federation the value joins the client's mean over batches, without a device sync.

@@ -139,7 +139,8 @@ class TaskLoop:
 
     def call(self, hook: str, *args: Any) -> None:
         """Call one of Lightning's hooks on the task and on Lightning's callbacks, where they have it."""
-        for function in self.listeners(hook):
+        found = self._hooks.get(hook)
+        for function in self.listeners(hook) if found is None else found:
             function(*args)
 
     def listeners(self, hook: str) -> list[Callable[..., Any]]:

@@ -150,10 +150,14 @@ class TaskTrainer:
             "the process runs"
         )
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "should_stop":
-            raise AttributeError("a client cannot stop the run by self.trainer.should_stop; use callback EarlyStopping")
-        super().__setattr__(name, value)
+    @property
+    def should_stop(self) -> bool:
+        """False: no client stops the run."""
+        return False
+
+    @should_stop.setter
+    def should_stop(self, stop: bool) -> None:
+        raise AttributeError("a client cannot stop the run by self.trainer.should_stop; use callback EarlyStopping")
 
 
 def clip_gradients(optimizer: Optimizer, clip_val: float, clip_algorithm: str) -> None:
