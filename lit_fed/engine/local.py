@@ -7,11 +7,13 @@ nothing is built per batch and the device is never synchronised.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping, Sized
 from itertools import count, islice
 from typing import Any
 
 import torch
+from lightning.fabric.plugins.precision import Precision
+from lightning.fabric.strategies import Strategy
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
@@ -40,6 +42,10 @@ class LocalLoop(TaskLoop):
         self._wants_outputs = bool(self.listeners("on_train_batch_end"))
         self._has_gradients = False
         self._watches_zero_grad = "optimizer_zero_grad" in self._replaced or bool(self.listeners("on_before_zero_grad"))
+        # Fabric's way to a plain backward costs as much as a small layer's forward.
+        strategy = self.fabric.strategy
+        plain = type(strategy.precision) is Precision and type(strategy).backward is Strategy.backward
+        self._backward: Callable[[Tensor], object] = Tensor.backward if plain else self.fabric.backward
         self._scaler_state = self.scaler.state_dict() if self.scaler is not None else {}
 
     # ------------------------------------------------------------------ training
@@ -230,7 +236,7 @@ class LocalLoop(TaskLoop):
         if "backward" in self._replaced:
             self._run_own_backward(loss)
         else:
-            self.fabric.backward(loss)
+            self._backward(loss)
         self.call("on_after_backward")
         return loss
 
@@ -273,6 +279,10 @@ class LocalLoop(TaskLoop):
         self.call("on_before_zero_grad", optimizer)
         if "optimizer_zero_grad" in self._replaced:
             self.objective.optimizer_zero_grad(self.trainer.current_epoch, batch_idx, optimizer)
+        elif type(optimizer).zero_grad is Optimizer.zero_grad:  # what it does, without the profiler's record of it
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None
         else:
             optimizer.zero_grad()
 

@@ -39,17 +39,16 @@ class Objective(Surface):
         state.batch_idx = batch_idx
         state.client.forget()
         found = state.algorithm.terms(state.client, batch, state.public)
-        terms = list(found.items())
-        if any(cast("Tensor | None", term) is None for _, term in terms):  # Lightning's way of skipping a batch
-            return None
-        loss = terms[0][1]
-        for _, term in terms[1:]:
-            loss = loss + term
+        loss: Tensor | None = None
+        for term in found.values():
+            if cast("Tensor | None", term) is None:  # Lightning's way of skipping a batch
+                return None
+            loss = term if loss is None else loss + term
         if state.meter is None:
-            self._log_under_trainer(found, loss)
+            self._log_under_trainer(found, cast(Tensor, loss))
         else:
-            if len(terms) > 1 or state.public:
-                for name, term in terms:
+            if len(found) > 1 or state.public:
+                for name, term in found.items():
                     state.meter.add(f"train/{name}", term)
             if not state.public:  # ``train/loss`` is of the client's own data
                 state.meter.add("train/loss", loss)
@@ -124,10 +123,10 @@ def _outputs(returned: Any) -> Outputs:
     Raises:
         ConfigError: For another form, which has no loss.
     """
-    if isinstance(returned, Mapping) and "loss" in returned:
-        return Outputs(returned["loss"], returned.get("logits"), returned.get("features"))
     if returned is None or isinstance(returned, Tensor):
         return Outputs(returned)
+    if isinstance(returned, Mapping) and "loss" in returned:
+        return Outputs(returned["loss"], returned.get("logits"), returned.get("features"))
     what = f"a dict of {', '.join(map(str, returned))}" if isinstance(returned, Mapping) else type(returned).__name__
     raise ConfigError(f"training_step must return a tensor, a dict with the key loss, or None, and returned {what}")
 
