@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from lightning.fabric.plugins.precision import Precision
-from lightning.fabric.strategies import Strategy
+from lightning.fabric.strategies.strategy import Strategy
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
@@ -139,6 +139,7 @@ class LocalLoop(TaskLoop):
         self, phase: Phase, client: Client, lr: float | None
     ) -> tuple[list[Optimizer], list[Schedule]]:
         optimizers, schedulers = self.optimizers.build(phase.name, client.round_idx)
+        client.steps.begin_phase()
         if lr is not None:
             for group in (group for optimizer in optimizers for group in optimizer.param_groups):
                 group["lr"] = lr

@@ -1,7 +1,8 @@
 """Optimizers and learning-rate schedules of a client's local work.
 
 `configure_optimizers` is asked anew for every phase of every client, so momentum never leaks from one client to the
-next. An ``epoch`` schedule counts rounds: every client of a round starts from the same learning rate.
+next; where a task says by `same_for_all` that it answers everybody alike, its optimizers are emptied and used again. An
+``epoch`` schedule counts rounds: every client of a round starts from the same learning rate.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lightning import LightningModule
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
@@ -32,6 +34,30 @@ class Schedule:
     frequency: int = 1
 
 
+@dataclass(slots=True)
+class _Kept:
+    """Optimizers to be used again.
+
+    Args:
+        optimizers: As `configure_optimizers` gave them.
+        by_round: Whether a schedule sets their learning rates by round.
+        trained: Identities of the parameters that trained when they were made.
+        settings: Of each optimizer's parameter groups, when it was made.
+    """
+
+    optimizers: list[Optimizer]
+    by_round: bool
+    trained: list[int]
+    settings: list[list[dict[str, Any]]]
+
+    def renew(self) -> None:
+        """Make the optimizers what they were at first."""
+        for optimizer, groups in zip(self.optimizers, self.settings, strict=True):
+            optimizer.state.clear()
+            for group, settings in zip(optimizer.param_groups, groups, strict=True):
+                group.update(settings)
+
+
 class OptimizerFactory:
     """Makes a client's optimizers, at the learning rate of the round.
 
@@ -46,6 +72,9 @@ class OptimizerFactory:
 
     def __init__(self, task: LightningModule) -> None:
         self.task = task
+        self._same_for_all = getattr(type(task).configure_optimizers, "same_for_all", False)
+        self._parameters = list(task.parameters()) if self._same_for_all else []
+        self._kept: dict[str, _Kept] = {}
         self._steps_itself = has_own_scheduler_step(task)
         self._templates: dict[str, tuple[list[Optimizer], list[Schedule], int]] = {}
 
@@ -54,13 +83,24 @@ class OptimizerFactory:
 
         Where the task optimises by hand, these are all its schedulers.
         """
-        optimizers, by_round, by_step = parse_optimizers(self.task.configure_optimizers(), self._steps_itself)
-        if not self.task.automatic_optimization:
-            return optimizers, by_round + by_step
+        trained = [id(parameter) for parameter in self._parameters if parameter.requires_grad]
+        by_step: list[Schedule] = []
+        kept = self._kept.get(phase)
+        if kept is not None and kept.trained == trained:
+            kept.renew()
+            optimizers, by_round = kept.optimizers, kept.by_round
+        else:
+            optimizers, schedules, by_step = parse_optimizers(self.task.configure_optimizers(), self._steps_itself)
+            if not self.task.automatic_optimization:
+                return optimizers, schedules + by_step
+            by_round = bool(schedules)
+            if self._same_for_all and not by_step and all(map(_keeps_all_in_its_state, optimizers)):
+                settings = [[_settings(group) for group in one.param_groups] for one in optimizers]
+                self._kept[phase] = _Kept(optimizers, by_round, trained, settings)
         if by_round:
             for optimizer, template in zip(optimizers, self._template(phase, round_idx), strict=True):
                 for group, scheduled in zip(optimizer.param_groups, template.param_groups, strict=True):
-                    group.update({key: value for key, value in scheduled.items() if key != "params"})
+                    group.update(_settings(scheduled))
         return optimizers, by_step
 
     def advance(self, entry: Schedule, epoch: int | None = None) -> None:
@@ -99,6 +139,18 @@ class OptimizerFactory:
         return optimizers
 
 
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key != "params"}
+
+
+def _keeps_all_in_its_state(optimizer: Optimizer) -> bool:
+    """Whether emptying its state makes it new: true of torch's own, whose settings are plain values."""
+    plain = not any(
+        isinstance(value, Tensor) for group in optimizer.param_groups for value in _settings(group).values()
+    )
+    return plain and type(optimizer).__module__.startswith("torch.optim.")
+
+
 class EffectiveSteps:
     r"""How far local SGD would have gone along a constant gradient of 1: the plain steps it amounts to.
 
@@ -116,7 +168,7 @@ class EffectiveSteps:
 
     def __init__(self) -> None:
         self.distance = 0.0
-        self._optimizer: Optimizer | None = None
+        self._is_first = True
         self._first_lr = 0.0
         self._velocity = 0.0
 
@@ -125,14 +177,18 @@ class EffectiveSteps:
         """The distance in units of the first learning rate: K̃."""
         return self.distance / self._first_lr if self._first_lr else 0.0
 
+    def begin_phase(self) -> None:
+        """The next step is a fresh optimizer's first."""
+        self._is_first = True
+
     def count(self, optimizer: Optimizer) -> None:
         """Take down one step, before or after the optimizer makes it."""
         group = optimizer.param_groups[0]
         lr, momentum = float(group["lr"]), float(group.get("momentum", 0.0))
         if not self._first_lr:
             self._first_lr = lr
-        if optimizer is not self._optimizer:  # a new phase: the first step fills the momentum buffer undampened
-            self._optimizer, self._velocity = optimizer, 1.0
+        if self._is_first:  # it fills the momentum buffer undampened
+            self._is_first, self._velocity = False, 1.0
         else:
             self._velocity = momentum * self._velocity + 1.0 - float(group.get("dampening", 0.0))
         self.distance += lr * (1.0 + momentum * self._velocity if group.get("nesterov") else self._velocity)

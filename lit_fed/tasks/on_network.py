@@ -53,6 +53,9 @@ class OnNetwork(LightningModule):
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": self.lr_scheduler(optimizer)}
 
+    # It depends on nothing but which parameters train: a federation need not ask it anew for every client.
+    configure_optimizers.same_for_all = True  # type: ignore[attr-defined]
+
     def forward(self, x: Tensor) -> Tensor:
         """What the network puts out for a batch (B, …)."""
         output: Tensor = self.network(x)

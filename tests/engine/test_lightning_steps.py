@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from lit_fed.methods import FedAvg
-from tests.support import LeastSquares, Points, fit, trainer, weights
+from lit_fed.methods import FedAvg, FedRep
+from tests.support import LeastSquares, Points, assert_same, fit, trainer, weights
 
 
 class Sharp(LeastSquares):
@@ -80,3 +80,41 @@ def test_a_schedule_may_span_the_steps_of_a_clients_work(tmp_path: Path) -> None
     data.batch_size = 1
     fit(tmp_path, Linear(), data, max_rounds=1)
     assert rates == [1.0, 0.75, 0.5, 0.25, 1.0, 0.5]
+
+
+class Counting(LeastSquares):
+    """Momentum and a schedule by round; counts how often it is asked for an optimizer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+        torch.manual_seed(0)
+        self.network = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+
+    def configure_optimizers(self) -> Any:
+        self.asked += 1
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.25, momentum=0.5)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
+
+
+class CountingOnce(Counting):
+    """The same, and says that it answers everybody alike."""
+
+    def configure_optimizers(self) -> Any:
+        return super().configure_optimizers()
+
+    configure_optimizers.same_for_all = True  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("algorithm", "phases"), [(FedAvg, 1), (lambda: FedRep(personal=["network.1"]), 2)])
+def test_optimizers_that_are_used_again_are_as_new(tmp_path: Path, algorithm: Any, phases: int) -> None:
+    tasks = [Counting(), CountingOnce()]
+    made = [
+        fit(tmp_path / str(idx), task, Points(3), algorithm(), max_rounds=3, local_epochs=2)
+        for idx, task in enumerate(tasks)
+    ]
+    fresh, again = map(weights, made)
+    assert_same(fresh, again)
+    # Three clients in three rounds, once for each phase's schedule, once to check it before the run. Used again, the
+    # first client's serve all.
+    assert [task.asked for task in tasks] == [phases * (9 + 1) + 1, phases * (1 + 1) + 1]
