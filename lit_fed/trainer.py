@@ -21,7 +21,7 @@ from lit_fed.callbacks.progress import print_evaluation
 from lit_fed.engine.algorithm import Algorithm
 from lit_fed.engine.checkpoint import save_checkpoint
 from lit_fed.engine.client import LocalWork
-from lit_fed.engine.executor import ExecutorName
+from lit_fed.engine.executors import ExecutorName
 from lit_fed.engine.federation import assemble
 from lit_fed.engine.inference import evaluate, predict
 from lit_fed.engine.kinds import ONLY, Kinds, assign
@@ -64,7 +64,8 @@ class FederatedTrainer:
         kinds: Networks by client, where they have different ones: by name the settings of the model that differ, and
             ``clients``, the ids of those who have it; clients take the kinds in turn where none names any. In Python,
             give ``fit`` a model for each name.
-        executor: How a cohort is trained: ``sequential``, one client after the other.
+        executor: How a cohort is trained: ``sequential``, one client after the other; ``vectorized``, in groups as one
+            computation; ``auto``, in groups where that is faster.
         callbacks: Listeners, before the default ones (progress, record, dashboard, checkpoint); Lightning's own
             watch the clients' local work.
         logger: True for TensorBoard, False for none, or Lightning loggers.

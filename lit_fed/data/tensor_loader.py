@@ -112,15 +112,36 @@ class TensorLoader:
             else:
                 yield from zip(torch.split(x, size), torch.split(y, size), strict=True)
 
-    def _plan(self) -> tuple[Tensor, Tensor | None]:
-        """The epoch's order of rows and its augmentation's random numbers, on the data's device."""
+    # A group of clients fetches its batches together: what follows takes an iteration apart.
+
+    def reads_as(self, other: TensorLoader) -> bool:
+        """Whether this loader's rows are of the same tensors, and without random numbers for every sample."""
+        return (
+            self._inputs is other._inputs
+            and self._targets is other._targets
+            and self._normalize is other._normalize
+            and self._augmentation is other._augmentation is None
+            and self.batch_size == other.batch_size
+        )
+
+    def order(self) -> Tensor:
+        """The rows of the next iteration, on the CPU; it draws on the generator as an iteration does."""
         indices, generator = self._indices, self._generator
         if generator is None:
-            return _move(indices[: self.num_samples], self._inputs.device), None
-        order = indices.index_select(0, torch.randperm(len(indices), generator=generator)[: self.num_samples])
-        if self._augmentation is None:
+            return indices[: self.num_samples]
+        return indices.index_select(0, torch.randperm(len(indices), generator=generator)[: self.num_samples])
+
+    def fetch(self, rows: Tensor) -> Batch:
+        """Rows of the tensors as a batch, without augmentation."""
+        x, y = self._inputs.index_select(0, rows), self._targets.index_select(0, rows)
+        return (x if self._normalize is None else self._normalize(x)), y
+
+    def _plan(self) -> tuple[Tensor, Tensor | None]:
+        """The epoch's order of rows and its augmentation's random numbers, on the data's device."""
+        order = self.order()
+        if self._augmentation is None or self._generator is None:
             return _move(order, self._inputs.device), None
-        draws = self._augmentation.draw(self.num_samples, generator)
+        draws = self._augmentation.draw(self.num_samples, self._generator)
         plan = _move(torch.cat([order.unsqueeze(0), draws]), self._inputs.device)
         return plan[0], plan[1:]
 

@@ -9,19 +9,27 @@ from __future__ import annotations
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
-from typing import Literal
+from collections.abc import Iterable, Iterator
 
 from lit_fed.engine.payload import ClientUpdate, is_finite
 from lit_fed.engine.session import Broadcast, Session
 from lit_fed.engine.strategy import Workers
 from lit_fed.errors import ClientFailure, LitFedError, NonFiniteUpdate
 
-ExecutorName = Literal["sequential"]
-
 
 class Executor(ABC):
     """Trains clients of one process."""
+
+    def prepare(self, broadcast: Broadcast) -> None:
+        """Look, before the first round, whether these clients can be trained so.
+
+        Args:
+            broadcast: Such as clients will receive.
+
+        Raises:
+            ConfigError: If they cannot; it says why.
+        """
+        return
 
     @abstractmethod
     def run(self, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[ClientUpdate | ClientFailure]:
@@ -47,11 +55,8 @@ class SequentialExecutor(Executor):
         for client_id in client_ids:
             try:
                 yield self.run_client(client_id, broadcast)
-            except Exception as error:  # whatever a client raises becomes a failure with its id and round
-                known = isinstance(error, LitFedError)
-                cause = str(error) if known else f"{type(error).__name__}: {' '.join(str(error).split())}"
-                details = "" if known else traceback.format_exc()
-                yield ClientFailure(client_id, broadcast.round_idx, cause, details)
+            except Exception as error:
+                yield failure(client_id, broadcast.round_idx, error)
 
     def run_client(self, client_id: int, broadcast: Broadcast) -> ClientUpdate:
         """One client's local work: take in state and broadcast, train, answer, put the state away.
@@ -80,5 +85,9 @@ class SequentialExecutor(Executor):
         return ClientUpdate(client_id, made.payload, weight, metrics, session.kinds[client_id])
 
 
-EXECUTORS: dict[str, Callable[[Session], Executor]] = {"sequential": SequentialExecutor}
-"""How a cohort can be trained, by the names of ``trainer.executor``."""
+def failure(client_id: int, round_idx: int, error: Exception) -> ClientFailure:
+    """Whatever a client raises, with its id and round."""
+    known = isinstance(error, LitFedError)
+    cause = str(error) if known else f"{type(error).__name__}: {' '.join(str(error).split())}"
+    details = "" if known else "".join(traceback.format_exception(error))
+    return ClientFailure(client_id, round_idx, cause, details)

@@ -15,7 +15,8 @@ from torch import Tensor
 from lit_fed.engine.algorithm import Algorithm, Server, global_model
 from lit_fed.engine.client import LocalWork, Phase, Stage
 from lit_fed.engine.compatibility import check_data, check_optimization, check_participation, check_task, probe
-from lit_fed.engine.executor import EXECUTORS, Executor
+from lit_fed.engine.executor import Executor
+from lit_fed.engine.executors import EXECUTORS
 from lit_fed.engine.kinds import Kinds
 from lit_fed.engine.local import LocalLoop
 from lit_fed.engine.local_batches import map_tensors
@@ -167,10 +168,14 @@ def assemble(
                     if any(True for _ in child.parameters()):
                         child.compile()
         server = map_tensors(algorithm.setup(models, population), lambda tensor: tensor.to(fabric.device))
-    return Federation(
+    federation = Federation(
         fabric, workers, algorithm, server, data, participation, kinds, channel, store, session,
         EXECUTORS[executor](session), seed,
     )  # fmt: skip
+    if stage == "fit":
+        with session.at_work():
+            federation.executor.prepare(federation.broadcast(0))
+    return federation
 
 
 def _set_up(task: LightningModule, trainer: TaskTrainer, stage: str) -> None:

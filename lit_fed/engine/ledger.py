@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -47,16 +47,25 @@ class DriftMeter:
         self._units: Tensor | None = None
         self._origin: Tensor | None = None
         self._waiting: list[Tensor] = []
+        self._alike: Mapping[str, torch.Size] | None = None
 
-    def add(self, update: Payload, broadcast: Payload) -> None:
+    def add(self, update: ClientUpdate, broadcast: Payload) -> None:
         """Take in one client's movement; nothing is synchronised."""
-        names = [name for name, tensor in update.items() if name in broadcast and tensor.is_floating_point()]
+        flat, payload = update.flat, update.payload
+        if flat is not None and flat.layout is self._alike:
+            self._wait(flat.values)
+            return
+        names = [name for name, tensor in payload.items() if name in broadcast and tensor.is_floating_point()]
         if not names:
             return
         if self._origin is None:
             self._origin = torch.cat([broadcast[name].flatten() for name in names])
-        self._waiting.append(torch.cat([update[name].detach().flatten() for name in names]))
-        if len(self._waiting) * self._origin.numel() >= _BLOCK_VALUES:
+        self._alike = flat.layout if flat is not None and names == list(payload) else None
+        self._wait(torch.cat([payload[name].detach().flatten() for name in names]))
+
+    def _wait(self, values: Tensor) -> None:
+        self._waiting.append(values)
+        if len(self._waiting) * values.numel() >= _BLOCK_VALUES:
             self._measure()
 
     def _measure(self) -> None:
@@ -112,7 +121,7 @@ class RoundLedger:
         """A client finished its local work."""
         self.rows += [ClientRow(update.client_id, "train", name, value) for name, value in update.metrics.items()]
         if self.drift is not None:
-            self.drift.add(update.payload, broadcast)
+            self.drift.add(update, broadcast)
 
     def arrived(self, client_id: int, uplink_bytes: int) -> None:
         """A client's update reached the server."""

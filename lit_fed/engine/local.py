@@ -36,8 +36,8 @@ class LocalLoop(TaskLoop):
         task, algorithm = self.model.task, self.algorithm
         self.optimizers = OptimizerFactory(self.objective)
         self._manual_step = self.state.step
-        self._corrects = type(algorithm).correct is not Algorithm.correct
-        self._counts_steps = "one_optimizer" in algorithm.all_needs
+        self.corrects = type(algorithm).correct is not Algorithm.correct
+        self.counts_steps = "one_optimizer" in algorithm.all_needs
         self._replaced = {name for name in _REPLACEABLE if overrides(task, name)}
         self._wants_outputs = bool(self.listeners("on_train_batch_end"))
         self._has_gradients = False
@@ -68,7 +68,7 @@ class LocalLoop(TaskLoop):
             for one in phases:
                 client.phase = one.name
                 if isinstance(one, Pass):
-                    self._run_pass(one, client)
+                    self.read(one, client)
                 else:
                     self._run_phase(one, client, meter, None if one.public else lr)
             self.call("on_train_end")
@@ -129,7 +129,7 @@ class LocalLoop(TaskLoop):
 
     def expect(self, phase: Phase) -> int | None:
         """Tell the task's clock how long a phase is; returns its batches where it is not a whole number of epochs."""
-        steps, trainer = _num_steps(phase), self.trainer
+        steps, trainer = num_batches(phase), self.trainer
         trainer.num_training_batches = len(phase.loader) if isinstance(phase.loader, Sized) else 0
         accumulate = self.gradients.accumulate if phase.moves else 1
         trainer.estimated_stepping_batches = _optimizer_steps(phase, steps, trainer.num_training_batches, accumulate)
@@ -148,7 +148,7 @@ class LocalLoop(TaskLoop):
             return [SGD((p for p in self.model.parameters.values() if p.requires_grad), lr=0.0)], []
         if not self.objective.automatic_optimization:
             for optimizer in optimizers:
-                if self._corrects or self._counts_steps or self.listeners("on_before_optimizer_step"):
+                if self.corrects or self.counts_steps or self.listeners("on_before_optimizer_step"):
                     optimizer.register_step_pre_hook(lambda one, _args, _kwargs: self._before_step(client, one))
                 optimizer.register_step_post_hook(self._count_step)
             wrapped = self.fabric.setup_optimizers(*optimizers)
@@ -160,9 +160,9 @@ class LocalLoop(TaskLoop):
 
     def _before_step(self, client: Client, optimizer: Optimizer) -> None:
         """The method's part in a step, before clipping."""
-        if self._counts_steps:
+        if self.counts_steps:
             client.steps.count(optimizer)
-        if self._corrects:
+        if self.corrects:
             parameters = self.model.parameters
             if len(self.trainer.optimizers) > 1:  # the others' gradients may be corrected in their own steps
                 steps = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -294,7 +294,8 @@ class LocalLoop(TaskLoop):
     # ------------------------------------------------------------------ reading
 
     @torch.no_grad()
-    def _run_pass(self, one: Pass, client: Client) -> None:
+    def read(self, one: Pass, client: Client) -> None:
+        """Do a pass: its answer is then among the client's results."""
         parts: list[Tensors] = []
         dtype = next(iter(self.model.parameters.values())).dtype
         with self.model.evaluating(), client.muted():
@@ -337,7 +338,7 @@ class _MeanGradient:
         return {name: total / self._total for name, total in self._sums.items()}
 
 
-def _num_steps(phase: Phase) -> int | None:
+def num_batches(phase: Phase) -> int | None:
     """How many batches a phase takes where it is not a whole number of epochs."""
     if phase.steps is not None or phase.epochs is None or float(phase.epochs).is_integer():
         return phase.steps

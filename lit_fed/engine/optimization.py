@@ -181,6 +181,16 @@ class EffectiveSteps:
         """The next step is a fresh optimizer's first."""
         self._is_first = True
 
+    def extend(self, distance: float, like: EffectiveSteps) -> None:
+        """Take in a phase that was counted elsewhere.
+
+        Args:
+            distance: Of it.
+            like: Where it was counted.
+        """
+        self.distance += distance
+        self._first_lr = self._first_lr or like._first_lr
+
     def count(self, optimizer: Optimizer) -> None:
         """Take down one step, before or after the optimizer makes it."""
         group = optimizer.param_groups[0]

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from lit_fed.engine.payload import ClientUpdate, Payload, add_prefix, split_prefix
+from lit_fed.engine.payload import ClientUpdate, Flat, Payload, add_prefix, split_prefix
 from lit_fed.engine.strategy import Workers
 
 T = TypeVar("T")
+_BLOCK_VALUES = 2**18  # vectors that wait to be summed hold about this many values
 
 
 class Reducer(ABC, Generic[T]):
@@ -51,28 +51,55 @@ class WeightedMean(Reducer[Payload]):
         self._sums: dict[str, Tensor] = {}
         self._dtypes: dict[str, torch.dtype] = {}
         self._total = 0.0
+        self._alike: Mapping[str, torch.Size] | None = None
+        self._waiting: list[tuple[Flat, float]] = []
 
     def add(self, update: ClientUpdate) -> None:
         """Add ``weight * tensor`` for every tensor of the payload."""
-        weight = 1.0 if self.uniform else float(update.weight)
+        weight, flat = 1.0 if self.uniform else float(update.weight), update.flat
+        self._total += weight
+        if flat is None or flat.layout is not self._alike:
+            self._check(update)
+            self._sum_up()
+            self._alike = None if flat is None else flat.layout
+        if flat is None:
+            for name, tensor in update.payload.items():
+                self._sums[name].add_(tensor.detach(), alpha=weight)
+            return
+        self._waiting.append((flat, weight))
+        if len(self._waiting) * flat.values.numel() >= _BLOCK_VALUES:
+            self._sum_up()
+
+    def _check(self, update: ClientUpdate) -> None:
+        """Refuse an update that is not like those before it; adding would broadcast, and quietly average."""
+        payload = update.payload
         if not self._sums:
-            self._dtypes = {name: tensor.dtype for name, tensor in update.payload.items()}
-            self._sums = {n: torch.zeros_like(t, dtype=torch.float64) for n, t in update.payload.items()}
-        elif update.payload.keys() != self._sums.keys():
-            odd = sorted(update.payload.keys() ^ self._sums.keys())
+            self._dtypes = {name: tensor.dtype for name, tensor in payload.items()}
+            self._sums = {n: torch.zeros_like(t, dtype=torch.float64) for n, t in payload.items()}
+        elif payload.keys() != self._sums.keys():
+            odd = sorted(payload.keys() ^ self._sums.keys())
             raise ValueError(f"client {update.client_id} sends other tensors than the clients before it: {odd}")
-        for name, tensor in update.payload.items():
-            total = self._sums[name]
-            if tensor.shape != total.shape:  # adding would broadcast, and quietly average what does not belong together
+        for name, tensor in payload.items():
+            if tensor.shape != self._sums[name].shape:
                 raise ValueError(
                     f"client {update.client_id} sends {name!r} in shape {tuple(tensor.shape)}, the clients before it in"
-                    f" {tuple(total.shape)}"
+                    f" {tuple(self._sums[name].shape)}"
                 )
-            total.add_(tensor.detach(), alpha=weight)
-        self._total += weight
+
+    def _sum_up(self) -> None:
+        """Add the vectors that wait, in one operation."""
+        if not self._waiting:
+            return
+        first = self._waiting[0][0]
+        values = torch.stack([flat.values for flat, _ in self._waiting]).double()
+        weights = torch.tensor([weight for _, weight in self._waiting], dtype=torch.float64, device=values.device)
+        for name, total in first.split(weights @ values).items():
+            self._sums[name].add_(total)
+        self._waiting = []
 
     def result(self, workers: Workers) -> Payload | None:
         """The mean over all processes, each tensor in the type it arrived in."""
+        self._sum_up()
         self._merge(workers)
         if not self._sums:
             return None
@@ -120,8 +147,8 @@ class ByPrefix(Reducer[Payload]):
         payload = update.payload
         for prefix, reducer in self.parts.items():
             own, payload = split_prefix(prefix, payload)
-            reducer.add(replace(update, payload=own))
-        self.rest.add(replace(update, payload=payload))
+            reducer.add(update.with_payload(own))
+        self.rest.add(update.with_payload(payload))
 
     def result(self, workers: Workers) -> Payload | None:
         """All results, under the names that clients sent."""

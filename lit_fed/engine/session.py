@@ -112,6 +112,16 @@ class Session:
         Raises:
             CheckpointError: If the client's state does not belong to this model.
         """
+        client = self.admit(client_id, broadcast, stage, fine_tuning)
+        self.loop(client).state.client = client
+        client.model.renew()
+        client.model.load(client.begun)
+        return client
+
+    def admit(
+        self, client_id: int, broadcast: Broadcast, stage: Stage, fine_tuning: FineTuning | None = None
+    ) -> Client:
+        """A client with all that it begins with, before its tensors are anybody's model."""
         if self._taken is not broadcast:
             self.divide(broadcast.round_idx)
             for kind, frozen in broadcast.frozen.items():
@@ -124,8 +134,6 @@ class Session:
             client_id, broadcast.round_idx, stage, self.seed, model, self.data, self.work, fine_tuning,
             received=broadcast.payloads[kind], objective=loop.objective,
         )  # fmt: skip
-        loop.state.client = client
-        model.renew()
         stored = self.store.get(client_id)
         client.is_new = stored is None
         names = model.personal_names
@@ -142,7 +150,6 @@ class Session:
                 )
             client.own = _to(own, device)
         client.begun = self.algorithm.start(client)
-        model.load(client.begun)
         return client
 
     def phases(self, client: Client) -> list[Phase | Pass]:

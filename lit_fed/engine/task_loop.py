@@ -137,6 +137,11 @@ class TaskLoop:
             if metric.update_called:
                 metric.reset()
 
+    @property
+    def converts(self) -> bool:
+        """Whether a batch that a loader made on the device is not yet what the task gets."""
+        return self._transfers or self._convert_inputs
+
     def call(self, hook: str, *args: Any) -> None:
         """Call one of Lightning's hooks on the task and on Lightning's callbacks, where they have it."""
         found = self._hooks.get(hook)

@@ -69,13 +69,10 @@ class FedDyn(FedAvg):
     def correct(self, client: Client, gradients: Tensors) -> Tensors:
         """Add the gradient of the two terms."""
         dual = split_prefix(DUAL, client.state)[0]
-        names = [name for name in gradients if name in dual]
-        if client.stage != "train" or not self.alpha or not names:
+        if client.stage != "train" or not self.alpha:
             return gradients
-        moved = torch._foreach_sub([client.model.tensor(n) for n in names], [client.received[n] for n in names])
-        corrected = torch._foreach_sub([gradients[n] for n in names], [dual[n] for n in names])
-        torch._foreach_add_(corrected, moved, alpha=self.alpha)
-        return {**gradients, **dict(zip(names, corrected, strict=True))}
+        moved = {n: client.model.tensor(n) - client.received[n] for n in gradients if n in dual}
+        return gradients | {n: torch.add(gradients[n] - dual[n], m, alpha=self.alpha) for n, m in moved.items()}
 
     def finish(self, client: Client) -> Update:
         """The model; the dual variable takes its step."""

@@ -210,6 +210,7 @@ def test_100_000_clients_keep_no_object_each(partition: Partition):
     samples = Samples.of(labels)
     samples = Samples.of(labels)
     samples = Samples.of(labels)
+    samples = Samples.of(labels)
     gc.collect()
     before = len(gc.get_objects())
     csr = partition(samples, 100_000, 0)

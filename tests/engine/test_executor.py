@@ -13,7 +13,8 @@ from torch import Tensor
 
 from lit_fed import FederatedTrainer, Model
 from lit_fed.callbacks import Callback
-from lit_fed.engine.executor import EXECUTORS, Executor, SequentialExecutor
+from lit_fed.engine.executor import Executor, SequentialExecutor
+from lit_fed.engine.executors import EXECUTORS
 from lit_fed.engine.local import LocalLoop
 from lit_fed.engine.payload import ClientUpdate
 from lit_fed.engine.run import Run

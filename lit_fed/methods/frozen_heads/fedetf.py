@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lit_fed.engine.algorithm import Terms
-from lit_fed.engine.client import Client
+from lit_fed.engine.client import Client, Tensors
 from lit_fed.errors import ConfigError
 from lit_fed.losses import balanced_softmax
 from lit_fed.methods.frozen_heads.frozen import NewHead
@@ -53,12 +54,16 @@ class FedETF(NewHead):
         found = logits(client, batch)
         return {"balanced": balanced_softmax(found, client.targets(batch), self._counts(client, found), self.gamma)}
 
+    def start(self, client: Client) -> Tensors:
+        """Also looks up how many samples of every class the client has."""
+        if client.data is not None:
+            counts = torch.from_numpy(client.population.class_counts(client.id)).to(client.device)
+            client.results["classes"] = {"counts": counts}
+        return super().start(client)
+
     def _counts(self, client: Client, found: Tensor) -> Tensor:
-        """The client's samples of every class that the head knows, (C,), looked up once for its work."""
+        """The client's samples of every class that the head knows, (C,); as many of each under a plain trainer."""
         if "classes" not in client.results:
-            counts = torch.ones(found.shape[1], dtype=torch.int64)
-            if client.data is not None:
-                own = torch.from_numpy(client.population.class_counts(client.id))
-                counts = counts.zero_().index_put_((torch.arange(len(own)),), own)
-            client.results["classes"] = {"counts": counts.to(found.device)}
-        return client.results["classes"]["counts"]
+            return torch.ones(found.shape[1], dtype=torch.int64, device=found.device)
+        counts = client.results["classes"]["counts"]
+        return F.pad(counts, (0, found.shape[1] - len(counts)))

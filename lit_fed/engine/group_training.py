@@ -1,0 +1,382 @@
+"""The local work of a group of clients, as one computation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lit_fed.engine.client import Client, Pass, Phase, Tensors
+from lit_fed.engine.group import Differs, GroupObjective, NotVectorizable, Slice
+from lit_fed.engine.group_batches import Collected, Gathered, GroupBatches, can_gather, cut, total_steps
+from lit_fed.engine.local import LocalLoop
+from lit_fed.engine.optimization import EffectiveSteps
+from lit_fed.engine.payload import Flat, Payload
+
+
+class GroupMeter:
+    """Sample-weighted means of what each client of a group logs.
+
+    Args:
+        num_clients: How many.
+    """
+
+    def __init__(self, num_clients: int) -> None:
+        self._num_clients = num_clients
+        self._sums: dict[str, Tensor] = {}
+        self._counts: dict[str, Any] = {}
+
+    def add(self, name: str, values: Tensor, counts: Tensor | int, sizes: Sequence[int] | int) -> None:
+        """Take in a value of each of the first clients, and what it weighs: as a tensor, and as numbers."""
+        weighted = values.detach() * counts
+        if name not in self._sums:
+            self._sums[name] = weighted.new_zeros(self._num_clients)
+            self._counts[name] = np.zeros(self._num_clients, dtype=np.int64)
+        self._sums[name][: len(values)] += weighted
+        self._counts[name][: len(values)] += sizes
+
+    def compute(self) -> list[dict[str, float]]:
+        """Every client's means; one device synchronisation a name."""
+        found: list[dict[str, float]] = [{} for _ in range(self._num_clients)]
+        for name, sums in self._sums.items():
+            for metrics, total, count in zip(found, sums.tolist(), self._counts[name].tolist(), strict=True):
+                if count:
+                    metrics[name] = total / count
+        return found
+
+
+class Trained:
+    """What a group's work gave.
+
+    Args:
+        tensors: Of the clients' models, stacked.
+        metrics: What each client logged.
+    """
+
+    def __init__(self, tensors: Tensors, metrics: list[dict[str, float]]) -> None:
+        self.metrics = metrics
+        self.finite = _finite(tensors, len(metrics))
+        self._tensors = tensors
+        self._layout: dict[str, torch.Size] = {}
+        self._rows: Sequence[Tensor] = ()
+
+    def flat(self, idx: int, payload: Payload) -> Flat | None:
+        """A client's payload as one vector; None where it is not just its model's floating-point tensors."""
+        if not self._layout or list(payload) != list(self._layout):
+            if self._layout or not self._is_flat(payload):
+                return None
+            self._layout = {name: tensor.shape for name, tensor in payload.items()}
+            stacks = [self._tensors[name].reshape(len(self.metrics), -1) for name in payload]
+            self._rows = torch.cat(stacks, 1).unbind(0)
+        return Flat(self._layout, self._rows[idx])
+
+    def _is_flat(self, payload: Payload) -> bool:
+        types = {tensor.dtype for tensor in payload.values()}
+        alike = len(types) == 1 and next(iter(types)).is_floating_point
+        return alike and all(name in self._tensors for name in payload)
+
+
+class GroupLoop:
+    """Trains groups of clients of one kind.
+
+    Args:
+        loop: What trains one of them.
+        by_sample: Whether the objective on a batch is the mean of what it is on the samples alone, so that batches of
+            different sizes can be padded.
+    """
+
+    def __init__(self, loop: LocalLoop, by_sample: bool = False) -> None:
+        self.loop = loop
+        self.by_sample = by_sample
+
+    def train(self, clients: Sequence[Client]) -> Trained:
+        """Do the clients' work; each then has its trained tensors as ``client.model``, and its results.
+
+        Args:
+            clients: Admitted, and alike in what they hold; those with more steps first.
+
+        Returns:
+            What each logged, and their tensors.
+
+        Raises:
+            NotVectorizable: If they have to be trained one by one.
+        """
+        loop, model = self.loop, self.loop.model
+        tensors = _stack_models(model, clients)
+        parts = {name: tensor.unbind(0) for name, tensor in tensors.items()}
+        for idx, client in enumerate(clients):
+            client.model = Slice(model, {name: found[idx] for name, found in parts.items()})
+        work = [loop.algorithm.phases(client) for client in clients]
+        if len({len(phases) for phases in work}) > 1:
+            raise NotVectorizable("clients of a round have different phases of work")
+        meter = GroupMeter(len(clients))
+        with self._at_work(clients[0].round_idx):
+            for phases in zip(*work, strict=True):
+                self._run(phases, clients, tensors, meter)
+        return Trained(tensors, meter.compute())
+
+    @contextmanager
+    def _at_work(self, round_idx: int) -> Iterator[None]:
+        state, trainer = self.loop.state, self.loop.trainer
+        state.training, trainer.stage = True, "fit"
+        trainer.current_epoch, trainer.global_step = round_idx, 0
+        if not self.loop.objective.training:
+            self.loop.objective.train()
+        try:
+            yield
+        finally:
+            state.meter, state.training, state.public = None, False, False
+
+    def _run(
+        self, phases: Sequence[Phase | Pass], clients: Sequence[Client], tensors: Tensors, meter: GroupMeter
+    ) -> None:
+        for one, client in zip(phases, clients, strict=True):
+            client.phase = one.name
+        found = [one for one in phases if isinstance(one, Phase)]
+        if not found:
+            for one, client in zip(phases, clients, strict=True):
+                self.loop.model.load(client.model.tensors(tensors))
+                self.loop.read(one, client)  # type: ignore[arg-type]  # a Pass: no phase was found
+            return
+        first = found[0]
+        if len(found) < len(phases) or any(_kind(one) != _kind(first) for one in found):
+            raise NotVectorizable("clients of a round have different phases of work")
+        if first.begin is not None:
+            for one, client in zip(found, clients, strict=True):
+                client.left = client.model.copy(tensors)
+                for name, tensor in (one.begin or {}).items():
+                    client.model.tensor(name).copy_(tensor)
+        _PhaseOfGroup(self, found, clients, tensors, meter).run()
+
+
+def _kind(phase: Phase) -> tuple[Any, ...]:
+    return phase.name, phase.trains, phase.moves, phase.public, phase.begin is None
+
+
+class _PhaseOfGroup:
+    """One phase of a group's work."""
+
+    def __init__(
+        self, group: GroupLoop, phases: Sequence[Phase], clients: Sequence[Client], tensors: Tensors, meter: GroupMeter
+    ) -> None:
+        loop = self.loop = group.loop
+        self.by_sample, self.phase, self.clients, self.meter = group.by_sample, phases[0], clients, meter
+        self.device = loop.fabric.device
+        loop.model.set_trainable(self.phase.trains)
+        self.trained = {name: tensors[name] for name, p in loop.model.parameters.items() if p.requires_grad}
+        self.still = {
+            name: tensors[name] for name in tensors if name in loop.model.parameters and name not in self.trained
+        }
+        self.buffers = {name: tensors[name] for name in tensors if name in loop.model.buffers}
+        self.batches = _batches(loop, phases)
+        self.objective = GroupObjective(loop, clients)
+        self.leaves: dict[str, nn.Parameter] = {}
+        self.steps = EffectiveSteps()
+
+    def run(self) -> None:
+        """Step until the last client is done."""
+        loop, lengths = self.loop, self.batches.num_steps
+        loop.state.public, loop.state.client = self.phase.public, self.objective.client
+        loop.state.meter = self.objective.recorder
+        loop.expect(self.phase)
+        accumulate = loop.gradients.accumulate if self.phase.moves else 1
+        if accumulate > 1 and len(set(lengths)) > 1:
+            raise NotVectorizable("with accumulate_grad_batches, the clients of a group need equally many batches")
+        optimizers, schedulers = loop.optimizers.build(self.phase.name, loop.trainer.current_epoch)
+        optimizer = optimizers[0]
+        if schedulers and len(set(lengths)) > 1:
+            raise NotVectorizable("with a schedule by steps, the clients of a group need equally many batches")
+        own_parameters = [list(group["params"]) for group in optimizer.param_groups]
+        distances = [0.0]
+        mean_gradient = _MeanGradients(len(self.clients))
+        try:
+            active = 0
+            for step in range(lengths[0] if lengths else 0):
+                remaining = sum(length > step for length in lengths)
+                if remaining != active:
+                    active = remaining
+                    self._narrow(optimizer, active)
+                batch_idx = self._batch_idx(step, active)
+                sizes = self._take_gradients(step, batch_idx, active, accumulate)
+                if not self.phase.moves:
+                    mean_gradient.add({n: leaf.grad for n, leaf in self.leaves.items() if leaf.grad is not None}, sizes)
+                elif accumulate == 1 or self._ends_here(step, batch_idx, accumulate):
+                    self._step(optimizer, active)
+                    for entry in schedulers:
+                        if loop.trainer.global_step % entry.frequency == 0:
+                            loop.optimizers.advance(entry)
+                distances.append(self.steps.distance)
+        finally:
+            for group, parameters in zip(optimizer.param_groups, own_parameters, strict=True):
+                group["params"] = parameters
+            optimizer.state.clear()
+            loop.state.meter = None
+        for client, length in zip(self.clients, lengths, strict=True):
+            client.steps.extend(distances[length], self.steps)
+        if not self.phase.moves:
+            for client, found in zip(self.clients, mean_gradient.means(), strict=True):
+                client.results[self.phase.name] = found
+
+    def _batch_idx(self, step: int, active: int) -> Any:
+        """The number of the batch in its epoch, where that is one number."""
+        each = self.batches.each
+        alike = each[0] == each[active - 1] or step < each[active - 1]
+        return step % each[0] if alike else Differs("batch_idx")
+
+    def _ends_here(self, step: int, batch_idx: int, accumulate: int) -> bool:
+        """Whether gradients that were accumulated are stepped on; what is left over at the end of an epoch is."""
+        last = batch_idx + 1 == self.batches.each[0] or step + 1 == self.batches.num_steps[0]
+        return last or (batch_idx + 1) % accumulate == 0
+
+    def _narrow(self, optimizer: Optimizer, active: int) -> None:
+        """Go on with the first clients only: parameters and the optimizer's state are views of what they were."""
+        own = self.loop.model.parameters
+        before = self.leaves
+        self.leaves = {name: nn.Parameter(tensor[:active]) for name, tensor in self.trained.items()}
+        old = {id(before[name] if before else own[name]): leaf for name, leaf in self.leaves.items()}
+        for group in optimizer.param_groups:
+            group["params"] = [old[id(parameter)] for parameter in group["params"] if id(parameter) in old]
+        for name, earlier in before.items():
+            if earlier in optimizer.state:
+                kept = optimizer.state.pop(earlier)
+                optimizer.state[self.leaves[name]] = {
+                    key: value[:active] if isinstance(value, Tensor) and value.ndim else value
+                    for key, value in kept.items()
+                }
+
+    def _take_gradients(self, step: int, batch_idx: Any, active: int, accumulate: int) -> list[int]:
+        """Add every client's gradient on its batch to the leaves; returns the batches' sizes."""
+        loop, recorder = self.loop, self.objective.recorder
+        batch, sizes = self.batches.take(step, active)
+        self.objective.batch_idx = batch_idx
+        equal = sizes.count(sizes[0]) == len(sizes)
+        counts = torch.tensor(sizes, device=self.device)
+        if accumulate == 1 or batch_idx % accumulate == 0:
+            for leaf in self.leaves.values():
+                leaf.grad = None
+        with loop.autocast():
+            if equal or self.by_sample:
+                rows = slice(0, active)
+                loss, values = self._losses(batch, rows, None if equal else counts)
+            else:
+                loss, values = self._losses_by_size(batch, sizes)
+        total = loss.sum()
+        (total / accumulate if accumulate > 1 else total).backward()
+        for (name, weight), value in zip(recorder.logged, values, strict=True):
+            self.meter.add(name, value, counts if weight is None else weight, sizes if weight is None else weight)
+        return sizes
+
+    def _losses(self, batch: Any, rows: slice | Tensor, counts: Tensor | None) -> tuple[Tensor, list[Tensor]]:
+        parameters = {**{n: t[rows] for n, t in self.still.items()}, **self.leaves}
+        if isinstance(rows, Tensor):
+            parameters = {n: t if n in self.still else t[rows] for n, t in parameters.items()}
+        buffers = {name: tensor[rows] for name, tensor in self.buffers.items()}
+        loss, values = self.objective.losses(parameters, buffers, batch, rows, counts)
+        if isinstance(rows, Tensor):
+            for name, tensor in buffers.items():
+                self.buffers[name][rows] = tensor
+        return loss, values
+
+    def _losses_by_size(self, batch: Any, sizes: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
+        """The same for batches of several sizes, those of one size at a time."""
+        parts, order = [], []
+        for size in sorted(set(sizes), reverse=True):
+            rows = torch.tensor([idx for idx, own in enumerate(sizes) if own == size], device=self.device)
+            parts.append(self._losses(cut(batch, rows, size, max(sizes)), rows, None))
+            order.append(rows)
+        back = torch.cat(order).argsort()
+        loss = torch.cat([part[0] for part in parts])[back]
+        return loss, [torch.cat(column)[back] for column in zip(*(part[1] for part in parts), strict=True)]
+
+    def _step(self, optimizer: Optimizer, active: int) -> None:
+        loop, leaves = self.loop, self.leaves
+        if loop.counts_steps:
+            self.steps.count(optimizer)
+        found = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+        if loop.corrects:
+            parameters = {name: leaf.detach() for name, leaf in leaves.items()}
+            for name, gradient in self.objective.correct(parameters, found, slice(0, active)).items():
+                leaves[name].grad = found[name] = gradient
+        options = loop.gradients
+        if options.clip_val is not None:
+            _clip(list(found.values()), options.clip_val, options.clip_algorithm)
+        loop.fabric.strategy.optimizer_step(optimizer)
+        loop.trainer.global_step += 1
+
+
+class _MeanGradients:
+    """Every client's gradient over all its samples, from those of its batches."""
+
+    def __init__(self, num_clients: int) -> None:
+        self._sums: Tensors = {}
+        self._totals = [0] * num_clients
+
+    def add(self, gradients: Tensors, sizes: Sequence[int]) -> None:
+        """Take in the mean gradients of the samples of the first clients' batches."""
+        for idx, size in enumerate(sizes):
+            self._totals[idx] += size
+        for name, gradient in gradients.items():
+            counts = torch.tensor(sizes, device=gradient.device).view(-1, *(1 for _ in gradient.shape[1:]))
+            if name not in self._sums:
+                self._sums[name] = gradient.new_zeros(len(self._totals), *gradient.shape[1:])
+            self._sums[name][: len(sizes)] += gradient * counts
+
+    def means(self) -> list[Tensors]:
+        """By client and name; a parameter that never had a gradient is missing."""
+        parts = {name: total.unbind(0) for name, total in self._sums.items()}
+        return [
+            {name: found[idx] / total for name, found in parts.items()} if total else {}
+            for idx, total in enumerate(self._totals)
+        ]
+
+
+def _stack_models(model: Any, clients: Sequence[Client]) -> Tensors:
+    """What the clients begin with, stacked: all parameters that may train in this round, and all buffers."""
+    frozen = set(model.split.frozen)
+    found = {}
+    for name in model.names:
+        if name in frozen:
+            continue
+        column = [client.begun.get(name) for client in clients]
+        first = column[0]
+        if all(one is first for one in column):
+            whole = model.tensor(name) if first is None else first
+            found[name] = whole.unsqueeze(0).repeat(len(clients), *(1 for _ in whole.shape))
+        else:
+            found[name] = torch.stack([model.tensor(name) if one is None else one for one in column])
+    return found
+
+
+def _finite(tensors: Tensors, num_clients: int) -> list[bool]:
+    """Of each client, whether its tensors are finite (as `lit_fed.engine.payload.is_finite` tells); one device sync."""
+    floats = [tensor for tensor in tensors.values() if tensor.is_floating_point() and tensor.numel()]
+    if not floats:
+        return [True] * num_clients
+    sums = [t.reshape(num_clients, -1).sum(1, dtype=torch.promote_types(t.dtype, torch.float32)) for t in floats]
+    return torch.stack(sums).isfinite().all(0).tolist()
+
+
+def _batches(loop: LocalLoop, phases: Sequence[Phase]) -> GroupBatches:
+    lengths = [total_steps(phase) for phase in phases]
+    if lengths != sorted(lengths, reverse=True):
+        raise NotVectorizable("clients with more samples make fewer steps")
+    if not loop.converts and can_gather(phase.loader for phase in phases):
+        return Gathered([phase.loader for phase in phases], lengths)  # type: ignore[misc]  # `can_gather` has looked
+    return Collected(phases, lengths, loop.to_device)
+
+
+def _clip(gradients: Sequence[Tensor], clip_val: float, clip_algorithm: str) -> None:
+    """Clip each client's gradients, as `torch.nn.utils` does one client's."""
+    if clip_algorithm != "norm":
+        for gradient in gradients:
+            gradient.clamp_(-clip_val, clip_val)
+        return
+    norms = torch.stack([torch.linalg.vector_norm(g.reshape(len(g), -1), dim=1) for g in gradients])
+    factors = (clip_val / (torch.linalg.vector_norm(norms, dim=0) + 1e-6)).clamp(max=1.0)
+    for gradient in gradients:
+        gradient.mul_(factors.view(-1, *(1 for _ in gradient.shape[1:])))

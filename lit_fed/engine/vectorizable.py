@@ -1,0 +1,163 @@
+"""Whether clients of a federation can be trained in groups.
+
+What is known to be impossible is refused by name; whatever else could go wrong without a word (an optimizer that mixes
+clients, a loss that is no mean) is found by training two clients both ways before the run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_fed.engine.client import Client, LocalWork
+from lit_fed.engine.group import NotVectorizable
+from lit_fed.engine.group_training import GroupLoop
+from lit_fed.engine.local import LocalLoop
+from lit_fed.engine.objective import task_name
+from lit_fed.engine.session import Broadcast, Session
+
+_HOOKS = (
+    "on_train_start",
+    "on_train_end",
+    "on_train_epoch_start",
+    "on_train_epoch_end",
+    "on_train_batch_start",
+    "on_train_batch_end",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "on_before_zero_grad",
+    "backward",
+    "optimizer_step",
+    "optimizer_zero_grad",
+    "configure_gradient_clipping",
+    "lr_scheduler_step",
+)
+"""Hooks that see one client at a time."""
+
+_PROBE_STEPS = 6
+_CLOSE, _ROUNDING = 1e-3, 1e-5
+_COARSE = 0.1  # of mixed precision, which rounds otherwise in other kernels
+
+
+def refuse(loop: LocalLoop) -> None:
+    """Say what keeps a task from being run for a group, as far as one can see.
+
+    Raises:
+        NotVectorizable: It names it.
+    """
+    name = task_name(loop.objective)
+    if not loop.objective.automatic_optimization:
+        raise NotVectorizable(f"model {name} optimises by hand")
+    if loop.workers.data_parallel:
+        raise NotVectorizable("strategy=ddp divides each client's batches over processes")
+    if loop.scaler is not None:
+        raise NotVectorizable("precision 16-mixed scales each client's gradients by a number of its own")
+    for hook in _HOOKS:
+        if loop.listeners(hook):
+            raise NotVectorizable(f"model {name} or a callback has {hook}, which sees one client at a time")
+
+
+def probe(session: Session, kind: str, broadcast: Broadcast) -> bool:
+    """Train two clients of a kind one after the other and as a group.
+
+    Nothing of it stays: no state is kept, the generators and the model are as before.
+
+    Returns:
+        Whether batches of different sizes may be padded, because the objective is a mean over samples.
+
+    Raises:
+        NotVectorizable: If the two ways differ, or one fails.
+    """
+    loop = session.loops[kind]
+    ids = _two_clients(session, kind)
+    cuda = [loop.fabric.device] if loop.fabric.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=cuda), loop.model.lent():
+        alone = {client_id: _train_alone(session, client_id, broadcast) for client_id in ids}
+        if not _misfit(session, kind, ids, broadcast, alone, by_sample=True):
+            return True
+        if misfit := _misfit(session, kind, ids, broadcast, alone, by_sample=False):
+            raise NotVectorizable(misfit)
+        return False
+
+
+def _two_clients(session: Session, kind: str) -> list[int]:
+    """Two small clients, of different sizes where there are such, the larger one first; fewer where there are."""
+    sizes: dict[int, list[int]] = {}
+    for client_id in range(session.data.num_clients):
+        if session.kinds[client_id] == kind and (size := session.data.num_samples(client_id)):
+            sizes.setdefault(size, []).append(client_id)
+    smallest = sorted(sizes)[:2]
+    return sizes[smallest[0]][:2] if len(smallest) == 1 else [sizes[size][0] for size in reversed(smallest)]
+
+
+def _admit(session: Session, client_id: int, broadcast: Broadcast) -> Client:
+    client = session.admit(client_id, broadcast, "train")
+    loader: Any = client.train_loader()
+    epochs, steps = client.work.epochs, client.work.steps
+    if len(loader) * (epochs or 1) > _PROBE_STEPS or (steps or 0) > _PROBE_STEPS:
+        client.work = LocalWork(None, _PROBE_STEPS)
+    return client
+
+
+def _train_alone(session: Session, client_id: int, broadcast: Broadcast) -> tuple[dict[str, Tensor], dict[str, float]]:
+    client = _admit(session, client_id, broadcast)
+    session.loop(client).state.client = client
+    client.model.renew()
+    client.model.load(client.begun)
+    metrics = session.train(client).compute()
+    return {name: tensor.clone() for name, tensor in _outcome(session, client).items()}, metrics
+
+
+def _outcome(session: Session, client: Client) -> dict[str, Tensor]:
+    """What a client sends and keeps."""
+    made = session.algorithm.finish(client)
+    return {**session.kept(client, made.state), **made.payload}
+
+
+def _misfit(
+    session: Session,
+    kind: str,
+    ids: Sequence[int],
+    broadcast: Broadcast,
+    alone: Mapping[int, tuple[dict[str, Tensor], dict[str, float]]],
+    by_sample: bool,
+) -> str:
+    """What differs between the two ways; empty where nothing does."""
+    loop = session.loops[kind]
+    clients = [_admit(session, client_id, broadcast) for client_id in ids]
+    try:
+        trained = GroupLoop(loop, by_sample).train(clients)
+    except NotVectorizable as error:
+        return str(error)
+    except RuntimeError as error:
+        if "randomness" in str(error):
+            return "training draws random numbers (dropout, say), which are a stream of each client's own"
+        return " ".join(str(error).split())[:300]
+    close = _COARSE if _is_coarse(loop) else _CLOSE
+    for client, logged in zip(clients, trained.metrics, strict=True):
+        expected, metrics = alone[client.id]
+        for name, tensor in _outcome(session, client).items():
+            if not _is_close(tensor, expected[name], client.begun.get(name), close):
+                return f"{name!r} comes out otherwise in a group than alone, because something mixes clients or samples"
+        for name, value in metrics.items():
+            if not abs(value - logged.get(name, math.nan)) <= close * (1 + abs(value)):
+                return f"{name!r} is logged otherwise for a client of a group than alone"
+    return ""
+
+
+def _is_close(found: Tensor, expected: Tensor, begun: Tensor | None, close: float) -> bool:
+    """Whether two results differ by rounding, measured by how far the client moved."""
+    if found.shape != expected.shape:
+        return False
+    difference = (found.double() - expected.double()).norm()
+    moved = expected.double() if begun is None else expected.double() - begun.double()
+    return bool(difference <= close * moved.norm() + _ROUNDING * expected.double().norm())
+
+
+def _is_coarse(loop: LocalLoop) -> bool:
+    return str(loop.fabric.strategy.precision.precision) not in ("32-true", "64-true")

@@ -1,0 +1,161 @@
+"""Groups of clients trained as one computation.
+
+A group's tensors are stacked, and the task's own ``training_step`` runs under ``torch.vmap`` with each client's weights
+on its batch; torch's element-wise optimizers step the stacks. The differences to one client after the other are those
+of rounding. What cannot be run so is refused before the run, by name: see `lit_fed.engine.vectorizable`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from lit_fed.engine.client import Client
+from lit_fed.engine.executor import Executor, SequentialExecutor, failure
+from lit_fed.engine.group import NotVectorizable, held_by
+from lit_fed.engine.group_training import GroupLoop
+from lit_fed.engine.payload import ClientUpdate, is_finite
+from lit_fed.engine.session import Broadcast, Session
+from lit_fed.engine.vectorizable import probe, refuse
+from lit_fed.errors import ClientFailure, ConfigError, NonFiniteUpdate
+
+_CACHE_BYTES = 4 * 2**20
+_MOST = 128
+_FEWEST = 8  # below it, groups were measured slower on a CPU than one client after the other
+
+
+class VectorizedExecutor(Executor):
+    """Trains clients in groups.
+
+    Args:
+        session: Admits them.
+        group_size: Clients in a group; None for as many as fit a processor's cache.
+    """
+
+    def __init__(self, session: Session, group_size: int | None = None) -> None:
+        self.session = session
+        self.group_size = group_size
+        self.groups = {kind: GroupLoop(loop) for kind, loop in session.loops.items()}
+
+    def prepare(self, broadcast: Broadcast) -> None:
+        """See `lit_fed.engine.vectorizable`."""
+        try:
+            for kind, group in self.groups.items():
+                refuse(group.loop)
+                group.by_sample = probe(self.session, kind, broadcast)
+        except NotVectorizable as error:
+            raise ConfigError(
+                f"trainer.executor=vectorized cannot train these clients: {error}; use sequential"
+            ) from error
+
+    def run(self, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[ClientUpdate | ClientFailure]:
+        """Train every client, in groups of those that are most alike in size."""
+        session = self.session
+        ids = sorted(client_ids, key=lambda client_id: (-session.data.num_samples(client_id), client_id))
+        for kind in session.kinds.names:
+            own = [client_id for client_id in ids if session.kinds[client_id] == kind]
+            size = self.group_size or self._size(kind)
+            for start in range(0, len(own), size):
+                yield from self._run_group(kind, own[start : start + size], broadcast)
+
+    def _run_group(self, kind: str, ids: Sequence[int], broadcast: Broadcast) -> Iterator[ClientUpdate | ClientFailure]:
+        started = time.perf_counter()
+        admitted: dict[Any, list[Client]] = {}
+        for client_id in ids:
+            try:
+                client = self.session.admit(client_id, broadcast, "train")
+            except Exception as error:
+                yield failure(client_id, broadcast.round_idx, error)
+                continue
+            admitted.setdefault(_holdings(client), []).append(client)
+        for clients in admitted.values():
+            try:
+                trained = self.groups[kind].train(clients)
+            except NotVectorizable:
+                raise
+            except Exception as error:
+                if len(clients) == 1:
+                    yield failure(clients[0].id, broadcast.round_idx, error)
+                else:  # who was it? what each gives alone does not depend on the others
+                    for client in clients:
+                        yield from self._run_group(kind, [client.id], broadcast)
+                continue
+            seconds = (time.perf_counter() - started) / len(ids)
+            for idx, (client, metrics, finite) in enumerate(zip(clients, trained.metrics, trained.finite, strict=True)):
+                try:
+                    update = self._finish(client, metrics, finite, kind)
+                except Exception as error:
+                    yield failure(client.id, broadcast.round_idx, error)
+                    continue
+                update.metrics["time_s"] = seconds
+                held = held_by(client)
+                if all(held.get(name) is tensor for name, tensor in update.payload.items()):
+                    update.flat = trained.flat(idx, update.payload)
+                yield update
+
+    def _finish(self, client: Client, metrics: dict[str, float], finite: bool, kind: str) -> ClientUpdate:
+        session = self.session
+        made = session.algorithm.finish(client)
+        bad = [name for name, value in metrics.items() if value != value or abs(value) == float("inf")]
+        held = held_by(client)
+        beside = {name: tensor for name, tensor in made.payload.items() if held.get(name) is not tensor}
+        if bad or not finite or (beside and not is_finite(beside)):
+            raise NonFiniteUpdate(f"{', '.join(bad) or 'the update'} is not finite; try a smaller learning rate")
+        if state := session.kept(client, made.state):
+            session.store.put(client.id, state)
+        weight = client.num_samples if made.weight is None else made.weight
+        return ClientUpdate(client.id, made.payload, weight, metrics, kind)
+
+    def _size(self, kind: str) -> int:
+        return max(2, min(_MOST, fitting(self.session, kind)))
+
+
+class AutoExecutor(Executor):
+    """Groups where they are faster, one client after the other elsewhere; says once which.
+
+    The choice is a function of the configuration and not of a clock, so that a resumed run makes the same.
+
+    Args:
+        session: Admits and enters clients.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.chosen: Executor = SequentialExecutor(session)
+
+    def prepare(self, broadcast: Broadcast) -> None:
+        """Choose."""
+        fabric = next(iter(self.session.loops.values())).fabric
+        fitting_clients = min(fitting(self.session, kind) for kind in self.session.loops)
+        if fabric.device.type == "cpu" and fitting_clients < _FEWEST:
+            why = f"only {fitting_clients} clients' weights fit the cache"
+        else:
+            vectorized = VectorizedExecutor(self.session)
+            try:
+                vectorized.prepare(broadcast)
+            except ConfigError as error:
+                why = str(error.__cause__ or error)
+            else:
+                self.chosen = vectorized
+                fabric.print("trainer.executor=auto trains clients in groups")
+                return
+        fabric.print(f"trainer.executor=auto trains one client after the other: {why}")
+
+    def run(self, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[ClientUpdate | ClientFailure]:
+        """As was chosen."""
+        return self.chosen.run(client_ids, broadcast)
+
+
+def fitting(session: Session, kind: str) -> int:
+    """How many clients' weights, gradients and momentum fit a processor's cache together."""
+    model = session.loops[kind].model
+    each = 3 * sum(tensor.numel() * tensor.element_size() for tensor in model.parameters.values())
+    return _CACHE_BYTES // max(each, 1)
+
+
+def _holdings(client: Client) -> Any:
+    """What must be the same for clients of a group: names and shapes of what they hold, and whether they are new."""
+    held = (client.state, *client.results.values())
+    shapes = tuple(tuple((name, tensor.shape) for name, tensor in one.items()) for one in held)
+    return client.is_new, tuple(client.begun), tuple(client.results), shapes
