@@ -172,6 +172,17 @@ class GroupObjective:
             The objective, (n,), and each logged value, (n,).
         """
         own = self._of(rows)
+        if len(next(iter(parameters.values()))) == 1:  # one alone would be multiplied by other kernels than a group
+            twice = tree_map(_twice, (parameters, buffers, batch, own, counts))
+            loss, values = self._run(*twice)
+            for name, tensor in buffers.items():
+                tensor.copy_(twice[1][name][:1])
+            return loss[:1], [value[:1] for value in values]
+        return self._run(parameters, buffers, batch, own, counts)
+
+    def _run(
+        self, parameters: Tensors, buffers: Tensors, batch: Any, own: dict[str, Any], counts: Tensor | None
+    ) -> tuple[Tensor, list[Tensor]]:
         if counts is None:
             step = torch.vmap(self._step, in_dims=(0, 0, _dims(batch), 0))
             loss, values, rebound = step(parameters, buffers, batch, own)
@@ -236,6 +247,10 @@ def _stacked(held: Sequence[Mapping[str, Tensor]]) -> Tensors:
     columns = {name: [one.get(name) for one in held] for name in held[0]}
     fit = {n: found for n, found in columns.items() if len({None if t is None else t.shape for t in found}) == 1}
     return {name: torch.stack(found) for name, found in fit.items()}  # type: ignore[arg-type]  # of one shape, so no None
+
+
+def _twice(leaf: Any) -> Any:
+    return torch.cat([leaf, leaf.detach()]) if isinstance(leaf, Tensor) else leaf
 
 
 def _dims(batch: Any) -> Any:

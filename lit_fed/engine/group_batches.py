@@ -29,12 +29,13 @@ class GroupBatches(Protocol):
     def each(self) -> Sequence[int]:
         """Of every client, in one pass over its data."""
 
-    def take(self, step: int, active: int) -> tuple[Any, list[int]]:
+    def take(self, step: int, active: int, pad_to: int) -> tuple[Any, list[int]]:
         """The batches of a step, stacked and padded to the largest, and their sizes.
 
         Args:
             step: Counted from 0; every step is taken once, in order.
             active: How many clients.
+            pad_to: Pad to at least as many samples, where a batch has fewer.
         """
 
 
@@ -54,11 +55,11 @@ class Collected:
         self._batches = [_endless(loader) for loader in self._loaders]
         self._to_device = to_device
 
-    def take(self, step: int, active: int) -> tuple[Any, list[int]]:
+    def take(self, step: int, active: int, pad_to: int) -> tuple[Any, list[int]]:
         """See `GroupBatches.take`."""
         found = [self._to_device(next(self._batches[idx]), self._loaders[idx]) for idx in range(active)]
         sizes = [batch_size_of(batch) for batch in found]
-        return _stack(found, sizes), sizes
+        return _stack(found, sizes, _width(sizes, pad_to)), sizes
 
 
 class Gathered:
@@ -95,12 +96,12 @@ class Gathered:
         self._sizes = sizes
         self._rows = rows.view(len(loaders), longest, size).to(self._like.device)
 
-    def take(self, step: int, active: int) -> tuple[Any, list[int]]:
+    def take(self, step: int, active: int, pad_to: int) -> tuple[Any, list[int]]:
         """See `GroupBatches.take`."""
-        sizes = self._sizes[:active, step]
-        longest = int(sizes.max())
+        sizes = self._sizes[:active, step].tolist()
+        longest = _width(sizes, pad_to)
         x, y = self._like.fetch(self._rows[:active, step, :longest].reshape(-1))
-        return (x.unflatten(0, (active, longest)), y.unflatten(0, (active, longest))), sizes.tolist()
+        return (x.unflatten(0, (active, longest)), y.unflatten(0, (active, longest))), sizes
 
 
 def can_gather(loaders: Iterable[Any]) -> bool:
@@ -138,10 +139,14 @@ def _endless(loader: Iterable[Any]) -> Iterator[Any]:
     return chain.from_iterable(repeat(loader))
 
 
-def _stack(batches: Sequence[Any], sizes: Sequence[int]) -> Any:
-    """One batch of tensors (n, B, …) from batches of any nesting; what has a row a sample is padded to the largest."""
+def _width(sizes: Sequence[int], pad_to: int) -> int:
+    return max(sizes) if min(sizes) >= pad_to else max(*sizes, pad_to)
+
+
+def _stack(batches: Sequence[Any], sizes: Sequence[int], longest: int) -> Any:
+    """One batch of tensors (n, B, …) from batches of any nesting, padded where they have a row a sample."""
     flat = [tree_flatten(batch) for batch in batches]
-    spec, longest = flat[0][1], max(sizes)
+    spec = flat[0][1]
     if any(other != spec for _, other in flat):
         raise NotVectorizable("the batches of the clients of a group are nested differently")
     leaves = []

@@ -86,13 +86,13 @@ class GroupLoop:
 
     Args:
         loop: What trains one of them.
-        by_sample: Whether the objective on a batch is the mean of what it is on the samples alone, so that batches of
-            different sizes can be padded.
+        pad_to: Batches with fewer samples are padded to as many, which is right where the objective on a batch is the
+            mean of what it is on its samples alone; 0 pads none.
     """
 
-    def __init__(self, loop: LocalLoop, by_sample: bool = False) -> None:
+    def __init__(self, loop: LocalLoop, pad_to: int = 0) -> None:
         self.loop = loop
-        self.by_sample = by_sample
+        self.pad_to = pad_to
 
     def train(self, clients: Sequence[Client]) -> Trained:
         """Do the clients' work; each then has its trained tensors as ``client.model``, and its results.
@@ -165,7 +165,7 @@ class _PhaseOfGroup:
         self, group: GroupLoop, phases: Sequence[Phase], clients: Sequence[Client], tensors: Tensors, meter: GroupMeter
     ) -> None:
         loop = self.loop = group.loop
-        self.by_sample, self.phase, self.clients, self.meter = group.by_sample, phases[0], clients, meter
+        self.pad_to, self.phase, self.clients, self.meter = group.pad_to, phases[0], clients, meter
         self.device = loop.fabric.device
         loop.model.set_trainable(self.phase.trains)
         self.trained = {name: tensors[name] for name, p in loop.model.parameters.items() if p.requires_grad}
@@ -185,7 +185,7 @@ class _PhaseOfGroup:
         loop.state.meter = self.objective.recorder
         loop.expect(self.phase)
         accumulate = loop.gradients.accumulate if self.phase.moves else 1
-        if accumulate > 1 and len(set(lengths)) > 1:
+        if accumulate > 1 and len({*zip(lengths, self.batches.each, strict=True)}) > 1:
             raise NotVectorizable("with accumulate_grad_batches, the clients of a group need equally many batches")
         optimizers, schedulers = loop.optimizers.build(self.phase.name, loop.trainer.current_epoch)
         optimizer = optimizers[0]
@@ -252,46 +252,51 @@ class _PhaseOfGroup:
     def _take_gradients(self, step: int, batch_idx: Any, active: int, accumulate: int) -> list[int]:
         """Add every client's gradient on its batch to the leaves; returns the batches' sizes."""
         loop, recorder = self.loop, self.objective.recorder
-        batch, sizes = self.batches.take(step, active)
+        batch, sizes = self.batches.take(step, active, self.pad_to)
         self.objective.batch_idx = batch_idx
-        equal = sizes.count(sizes[0]) == len(sizes)
-        counts = torch.tensor(sizes, device=self.device)
         if accumulate == 1 or batch_idx % accumulate == 0:
             for leaf in self.leaves.values():
                 leaf.grad = None
         with loop.autocast():
-            if equal or self.by_sample:
-                rows = slice(0, active)
-                loss, values = self._losses(batch, rows, None if equal else counts)
-            else:
-                loss, values = self._losses_by_size(batch, sizes)
+            loss, values = self._losses(batch, sizes)
         total = loss.sum()
         (total / accumulate if accumulate > 1 else total).backward()
+        counts = torch.tensor(sizes, device=self.device)
         for (name, weight), value in zip(recorder.logged, values, strict=True):
             self.meter.add(name, value, counts if weight is None else weight, sizes if weight is None else weight)
         return sizes
 
-    def _losses(self, batch: Any, rows: slice | Tensor, counts: Tensor | None) -> tuple[Tensor, list[Tensor]]:
-        parameters = {**{n: t[rows] for n, t in self.still.items()}, **self.leaves}
-        if isinstance(rows, Tensor):
-            parameters = {n: t if n in self.still else t[rows] for n, t in parameters.items()}
+    def _losses(self, batch: Any, sizes: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
+        """Every client's objective, and what it logs.
+
+        How a client's is computed depends on the size of its own batch alone: its bits do not depend on who else is in
+        the group.
+        """
+        ways: dict[tuple[int, bool], list[int]] = {}
+        for idx, size in enumerate(sizes):
+            ways.setdefault((self.pad_to, True) if size < self.pad_to else (size, False), []).append(idx)
+        if len(ways) == 1:
+            ((_, padded),) = ways
+            return self._losses_of(batch, slice(0, len(sizes)), sizes if padded else None)
+        parts, width = [], max(*sizes, self.pad_to)
+        for (size, padded), own in ways.items():
+            rows = torch.tensor(own, device=self.device)
+            counts = [sizes[idx] for idx in own] if padded else None
+            parts.append(self._losses_of(cut(batch, rows, size, width), rows, counts))
+        back = torch.tensor([idx for own in ways.values() for idx in own], device=self.device).argsort()
+        loss = torch.cat([part[0] for part in parts])[back]
+        return loss, [torch.cat(column)[back] for column in zip(*(part[1] for part in parts), strict=True)]
+
+    def _losses_of(self, batch: Any, rows: slice | Tensor, sizes: Sequence[int] | None) -> tuple[Tensor, list[Tensor]]:
+        own = self.leaves if isinstance(rows, slice) else {name: leaf[rows] for name, leaf in self.leaves.items()}
+        parameters = {**{name: tensor[rows] for name, tensor in self.still.items()}, **own}
         buffers = {name: tensor[rows] for name, tensor in self.buffers.items()}
+        counts = None if sizes is None else torch.tensor(sizes, device=self.device)
         loss, values = self.objective.losses(parameters, buffers, batch, rows, counts)
         if isinstance(rows, Tensor):
             for name, tensor in buffers.items():
                 self.buffers[name][rows] = tensor
         return loss, values
-
-    def _losses_by_size(self, batch: Any, sizes: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
-        """The same for batches of several sizes, those of one size at a time."""
-        parts, order = [], []
-        for size in sorted(set(sizes), reverse=True):
-            rows = torch.tensor([idx for idx, own in enumerate(sizes) if own == size], device=self.device)
-            parts.append(self._losses(cut(batch, rows, size, max(sizes)), rows, None))
-            order.append(rows)
-        back = torch.cat(order).argsort()
-        loss = torch.cat([part[0] for part in parts])[back]
-        return loss, [torch.cat(column)[back] for column in zip(*(part[1] for part in parts), strict=True)]
 
     def _step(self, optimizer: Optimizer, active: int) -> None:
         loop, leaves = self.loop, self.leaves

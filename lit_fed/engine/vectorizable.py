@@ -62,13 +62,13 @@ def refuse(loop: LocalLoop) -> None:
             raise NotVectorizable(f"model {name} or a callback has {hook}, which sees one client at a time")
 
 
-def probe(session: Session, kind: str, broadcast: Broadcast) -> bool:
+def probe(session: Session, kind: str, broadcast: Broadcast) -> int:
     """Train two clients of a kind one after the other and as a group.
 
     Nothing of it stays: no state is kept, the generators and the model are as before.
 
     Returns:
-        Whether batches of different sizes may be padded, because the objective is a mean over samples.
+        To how many samples smaller batches may be padded, because the objective is a mean over samples; 0 if none.
 
     Raises:
         NotVectorizable: If the two ways differ, or one fails.
@@ -78,11 +78,22 @@ def probe(session: Session, kind: str, broadcast: Broadcast) -> bool:
     cuda = [loop.fabric.device] if loop.fabric.device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda), loop.model.lent():
         alone = {client_id: _train_alone(session, client_id, broadcast) for client_id in ids}
-        if not _misfit(session, kind, ids, broadcast, alone, by_sample=True):
-            return True
-        if misfit := _misfit(session, kind, ids, broadcast, alone, by_sample=False):
+        pad_to = _largest_smaller_batch(session)
+        if pad_to and not _misfit(session, kind, ids, broadcast, alone, pad_to):
+            return pad_to
+        if misfit := _misfit(session, kind, ids, broadcast, alone, 0):
             raise NotVectorizable(misfit)
-        return False
+        return 0
+
+
+def _largest_smaller_batch(session: Session) -> int:
+    """The samples of the largest batch in the population that is smaller than the others; 0 where there is none."""
+    data, found = session.data, 0
+    for client_id in range(data.num_clients):
+        num_samples = data.num_samples(client_id)
+        rest = 0 if data.drop_last else num_samples % data.batch_size
+        found = max(found, num_samples if num_samples < data.batch_size else rest)
+    return found
 
 
 def _two_clients(session: Session, kind: str) -> list[int]:
@@ -125,16 +136,16 @@ def _misfit(
     ids: Sequence[int],
     broadcast: Broadcast,
     alone: Mapping[int, tuple[dict[str, Tensor], dict[str, float]]],
-    by_sample: bool,
+    pad_to: int,
 ) -> str:
     """What differs between the two ways; empty where nothing does."""
     loop = session.loops[kind]
     clients = [_admit(session, client_id, broadcast) for client_id in ids]
     try:
-        trained = GroupLoop(loop, by_sample).train(clients)
+        trained = GroupLoop(loop, pad_to).train(clients)
     except NotVectorizable as error:
         return str(error)
-    except RuntimeError as error:
+    except Exception as error:  # whatever a task that trains alone cannot do as a group
         if "randomness" in str(error):
             return "training draws random numbers (dropout, say), which are a stream of each client's own"
         return " ".join(str(error).split())[:300]

@@ -43,7 +43,7 @@ class VectorizedExecutor(Executor):
         try:
             for kind, group in self.groups.items():
                 refuse(group.loop)
-                group.by_sample = probe(self.session, kind, broadcast)
+                group.pad_to = probe(self.session, kind, broadcast)
         except NotVectorizable as error:
             raise ConfigError(
                 f"trainer.executor=vectorized cannot train these clients: {error}; use sequential"

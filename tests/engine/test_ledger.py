@@ -33,7 +33,7 @@ def drift(moves: list[list[float]], origin: list[float] | None = None) -> dict[s
     meter = DriftMeter()
     base = torch.tensor(origin or [0.0] * len(moves[0]))
     for move in moves:
-        meter.add({"w": base + torch.tensor(move)}, {"w": base})
+        meter.add(ClientUpdate(0, {"w": base + torch.tensor(move)}), {"w": base})
     return meter.result(ALONE)
 
 
@@ -76,20 +76,20 @@ def test_movements_are_kept_in_memory_of_one_model() -> None:
     meter = DriftMeter()
     size = ledger_module._BLOCK_VALUES
     for _ in range(5):
-        meter.add({"w": torch.ones(size)}, {"w": torch.zeros(size)})
+        meter.add(ClientUpdate(0, {"w": torch.ones(size)}), {"w": torch.zeros(size)})
         assert not meter._waiting
 
 
 def test_drift_takes_what_both_hold_and_no_integers() -> None:
     meter = DriftMeter()
     sent = {"w": torch.tensor([1.0]), "steps": torch.tensor(3), "down": torch.ones(9)}
-    meter.add({"w": torch.tensor([4.0]), "steps": torch.tensor(9), "up": torch.ones(5)}, sent)
+    meter.add(ClientUpdate(0, {"w": torch.tensor([4.0]), "steps": torch.tensor(9), "up": torch.ones(5)}), sent)
     assert meter.result(ALONE) == {"drift/update_norm_mean": 3.0}
 
 
 def test_no_drift_without_common_tensors() -> None:
     meter = DriftMeter()
-    meter.add({"predictions": torch.ones(3)}, {"w": torch.ones(3)})
+    meter.add(ClientUpdate(0, {"predictions": torch.ones(3)}), {"w": torch.ones(3)})
     assert meter.result(ALONE) == {}
 
 
