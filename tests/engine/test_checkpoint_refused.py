@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,38 @@ def test_another_seed_is_refused(tmp_path: Path) -> None:
         fit(tmp_path, max_rounds=2, seed=1, ckpt_path="last")
 
 
-def test_other_data_are_refused_for_training_only(tmp_path: Path) -> None:
-    fit(tmp_path, max_rounds=1)
-    with pytest.raises(CheckpointError, match="comes from a run whose clients had other data; resume it with that"):
-        fit(tmp_path, data=Points(3), max_rounds=2, ckpt_path="last")
-    tested = trainer(tmp_path).test(LeastSquares(), Points(3), FedAvg(), ckpt_path="last")
-    # w after one round is (1/4, 3/2), see test_fedavg.py, on samples 0 | 1 2 3 | 4.
-    assert tested["global/loss"] == (2 * 0.5 * (2 - 0.25) ** 2 + 3 * 0.5 * (4 - 1.5) ** 2) / 5
+EVERY_USE: list[Callable[..., Any]] = [
+    lambda made, parts: made.fit(*parts, ckpt_path="last"),
+    lambda made, parts: made.validate(*parts, ckpt_path="last"),
+    lambda made, parts: made.test(*parts, ckpt_path="last"),
+    lambda made, parts: made.predict(*parts, ckpt_path="last"),
+    lambda made, parts: made.predict(*parts, ckpt_path="last", client_id=1),
+]
+
+
+@pytest.mark.parametrize("use", EVERY_USE)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data": lambda: Threes(4, val_fraction=1 / 3)}, "whose clients had other data; use it with that run's conf"),
+        ({"data": lambda: Threes(3, val_fraction=2 / 3)}, "whose clients had other data; use it with that run's conf"),
+        ({"task": lambda: Plane()}, r"does not fit FedAvg on Plane: model\.network\.weight has shape \(1, 2\) there"),
+        ({"algorithm": Scaffold}, r"does not fit Scaffold on LeastSquares: the server's state has 'control' here only"),
+        ({"seed": 1}, r"comes from a run with seed 0; set --trainer\.seed 0 to use it"),
+    ],
+)
+def test_another_runs_checkpoint_is_refused_whatever_it_is_for(
+    tmp_path: Path, use: Any, changes: Any, message: str
+) -> None:
+    def parts(
+        task: Any = LeastSquares, data: Any = lambda: Threes(3, val_fraction=1 / 3), algorithm: Any = FedAvg
+    ) -> Any:
+        return task(), data(), algorithm()
+
+    trainer(tmp_path, max_rounds=1).fit(*parts())
+    made = trainer(tmp_path, max_rounds=2, seed=changes.get("seed", 0))
+    with pytest.raises(CheckpointError, match=message):
+        use(made, parts(**{key: value for key, value in changes.items() if key != "seed"}))
 
 
 class Plane(LeastSquares):
