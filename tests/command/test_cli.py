@@ -194,7 +194,8 @@ def test_what_clients_keep_is_not_looked_for_outside_their_run(capsys):
     shutil.copy("lightning_logs/version_0/checkpoints/last.ckpt", "moved.ckpt")
     line = error_of(command("predict", *fedper, "--ckpt_path", "moved.ckpt", "--client_id", "3"), capsys)
     assert line == (
-        "what clients keep lies in the folder of their run, and this checkpoint lies in none; use it where the run left it"
+        "what clients keep lies in the folder of their run, and this checkpoint lies in none; use it where the run "
+        "left it"
     )
 
 

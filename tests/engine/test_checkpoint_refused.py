@@ -16,7 +16,7 @@ from lit_fed.engine.checkpoint import read_checkpoint
 from lit_fed.errors import CheckpointError
 from lit_fed.methods import FedAvg, FedProx, Scaffold
 from tests.engine.test_checkpoint import checkpoints
-from tests.support import LeastSquares, Points, Threes, Wanderer, assert_same, fit, trainer, weights
+from tests.support import LeastSquares, Threes, Wanderer, assert_same, fit, trainer, weights
 
 # ---------------------------------------------------------------------- what does not belong together
 
