@@ -78,7 +78,7 @@ def check_config(path: Path) -> None:
     """
     try:
         root = compose(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+    except (OSError, ValueError, yaml.YAMLError):
         return
     for key, wrong in _odd_sections(root):
         raise ConfigError(f"config file {path}, line {key.start_mark.line + 1}: {wrong}")

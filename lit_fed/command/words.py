@@ -105,7 +105,7 @@ def _content(path: Path) -> Any:
     """What a file says; None where that is the parser's business."""
     try:
         return yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (OSError, yaml.YAMLError, UnicodeDecodeError):
+    except (OSError, ValueError, yaml.YAMLError):
         return None
 
 

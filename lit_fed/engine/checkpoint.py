@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from lit_fed.engine.model import Model
     from lit_fed.engine.run import Listener, Run
 
-FORMAT = 2
+FORMAT = 3
 _CONTENT: dict[str, type | tuple[type, ...]] = {
     "round_idx": int,
     "seed": int,
@@ -43,6 +43,7 @@ _CONTENT: dict[str, type | tuple[type, ...]] = {
     "metrics": dict,
     "monitor": (str, type(None)),
     "config": str,
+    "inputs": dict,
 }
 _PRIMITIVES = (str, bytes, bool, int, float, type(None))
 _KEPT = re.compile(r"(late-)?[0-9]+")  # what a client's state is called, which becomes part of a file's name
@@ -119,6 +120,11 @@ def snapshot(run: Run) -> dict[str, Any]:
         "metrics": _plain(run.metrics, "metrics"),
         "monitor": run.names.monitor,
         "config": run.settings.config,
+        "inputs": {
+            "source": type(federation.data).__name__,
+            "steps": _plain(federation.data.preprocessing(), "preprocessing"),
+            "class_names": _plain(federation.data.class_names, "class_names"),
+        },
     }
 
 

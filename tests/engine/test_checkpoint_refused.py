@@ -178,13 +178,13 @@ def test_weights_of_another_precision_are_converted(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- files that are none
 
 
-MAPPINGS = ("server", "clients", "initial", "callbacks", "metrics", "tasks")
+MAPPINGS = ("server", "clients", "initial", "callbacks", "metrics", "tasks", "inputs")
 
 
 def write(path: Path, **changes: Any) -> Path:
     """A checkpoint as a run writes it, but for what is given; None leaves an entry out."""
     content: dict[str, Any] = {key: {} for key in (*MAPPINGS, "state_dict", "models")}
-    content |= {"lit_fed_format": 2, "round_idx": 0, "seed": 0, "partition": "", "method": "FedAvg", "config": ""}
+    content |= {"lit_fed_format": 3, "round_idx": 0, "seed": 0, "partition": "", "method": "FedAvg", "config": ""}
     content |= {"monitor": None} | changes
     torch.save({key: value for key, value in content.items() if value is not None or key == "monitor"}, path)
     return path
@@ -196,9 +196,9 @@ def test_missing_foreign_newer_and_older_files(tmp_path: Path) -> None:
         read_checkpoint(path)
     assert read_checkpoint(write(path))["round_idx"] == 0
     with pytest.raises(CheckpointError, match="written by a newer lit_fed; upgrade the package"):
-        read_checkpoint(write(path, lit_fed_format=3))
+        read_checkpoint(write(path, lit_fed_format=4))
     with pytest.raises(CheckpointError, match="written by an older lit_fed, whose files this one does not read"):
-        read_checkpoint(write(path, lit_fed_format=1))
+        read_checkpoint(write(path, lit_fed_format=2))
     for key in ("seed", "metrics"):
         with pytest.raises(CheckpointError, match=f"is not a lit_fed checkpoint: '{key}' is missing"):
             read_checkpoint(write(path, **{key: None}))
@@ -215,10 +215,7 @@ def test_missing_foreign_newer_and_older_files(tmp_path: Path) -> None:
     [
         ("lit_fed_format", "2", "it may come from another program"),
         ("lit_fed_format", True, "it may come from another program"),
-        *(
-            (key, [], f"'{key}' is of type list")
-            for key in ("server", "clients", "initial", "callbacks", "metrics", "tasks")
-        ),
+        *((key, [], f"'{key}' is of type list") for key in MAPPINGS),
         ("round_idx", "3", "'round_idx' is of type str"),
         ("round_idx", -1, "'round_idx' is -1"),
         ("monitor", 3, "'monitor' is of type int"),
