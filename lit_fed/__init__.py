@@ -5,7 +5,7 @@ from lit_fed.engine.alone import objective_of
 from lit_fed.engine.client import Client, Pass, Phase, Update
 from lit_fed.engine.model import Model, Split
 from lit_fed.engine.payload import ClientUpdate, Payload
-from lit_fed.load import load_network
+from lit_fed.load import DeployedNetwork, load_network
 from lit_fed.tasks import Classifier, Regressor
 from lit_fed.trainer import FederatedTrainer
 
@@ -17,6 +17,7 @@ __all__ = [
     "Client",
     "ClientUpdate",
     "Cohort",
+    "DeployedNetwork",
     "FederatedTrainer",
     "Model",
     "Pass",

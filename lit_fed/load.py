@@ -2,28 +2,55 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
 from lightning import LightningModule
-from torch import nn
+from torch import Tensor, nn
 
+from lit_fed.data.preprocessing import rebuild
 from lit_fed.engine.algorithm import Algorithm
 from lit_fed.engine.checkpoint import read_checkpoint
-from lit_fed.errors import CheckpointError
+from lit_fed.errors import CheckpointError, ConfigError
 
 
-def load_network(ckpt_path: str | Path, network: nn.Module | None = None) -> nn.Module:
-    """The trained global network of a checkpoint as a plain ``nn.Module``, in eval mode, on the CPU.
+class DeployedNetwork(nn.Module):
+    """A trained network behind what was done to its inputs: it takes what the data set stores, such as bytes.
+
+    A plain module that ``torch.export`` takes.
+
+    Args:
+        preprocessing: What the data module did to stored inputs; does nothing where there was nothing to do.
+        network: What was trained.
+        class_names: What its outputs are called, in their order; None where the data's classes have no names.
+    """
+
+    def __init__(self, preprocessing: nn.Module, network: nn.Module, class_names: tuple[str, ...] | None) -> None:
+        super().__init__()
+        self.preprocessing = preprocessing
+        self.network = network
+        self.class_names = class_names
+
+    def forward(self, stored: Tensor) -> Any:
+        """What the network puts out for a batch of stored inputs, (B, …)."""
+        return self.network(self.preprocessing(stored))
+
+
+def load_network(ckpt_path: str | Path, network: nn.Module | None = None) -> DeployedNetwork:
+    """The trained global network of a checkpoint with its preprocessing, in eval mode, on the CPU.
 
     Args:
         ckpt_path: A checkpoint file, or a run folder (its ``best.ckpt``, else its ``last.ckpt``).
         network: What to load the weights into; None rebuilds it from the configuration in the checkpoint.
 
     Returns:
-        The given network; else the task's ``network`` where it has one, else the task itself.
+        The data's preprocessing and, as ``network``, the given one; else the task's ``network`` where it has one, else
+        the task itself. Where the data module prepares its inputs by code of its own, inputs go to the network as they
+        are, and a warning says so.
 
     Raises:
         CheckpointError: If there is no configuration to rebuild from, or the weights do not fit.
@@ -39,12 +66,28 @@ def load_network(ckpt_path: str | Path, network: nn.Module | None = None) -> nn.
         task, algorithm = _build(yaml.safe_load(content["config"]))
         algorithm.adapt(task)
         _load(task, content["state_dict"], path)
-        return algorithm.release(task).eval()
+        return _deployed(algorithm.release(task), content["inputs"], path)
     state = content["state_dict"]
     if not state.keys() <= network.state_dict().keys():
         state = {name.removeprefix("network."): tensor for name, tensor in state.items() if name.startswith("network.")}
     _load(network, state, path)
-    return network.eval()
+    return _deployed(network, content["inputs"], path)
+
+
+def _deployed(network: nn.Module, inputs: Mapping[str, Any], path: Path) -> DeployedNetwork:
+    """The network behind the preprocessing that a checkpoint holds."""
+    steps, names = inputs.get("steps"), inputs.get("class_names")
+    if steps is None:
+        warnings.warn(
+            f"{path} does not hold how {inputs.get('source')} prepares its inputs, which is code of its own: the "
+            "network expects them as that data module's loaders yield them",
+            stacklevel=3,
+        )
+    try:
+        preprocessing = rebuild(steps or [])
+    except (TypeError, KeyError, ValueError, AttributeError, ConfigError) as error:
+        raise CheckpointError(f"{path} is not a lit_fed checkpoint: its preprocessing is {steps!r}") from error
+    return DeployedNetwork(preprocessing, network, None if names is None else tuple(map(str, names))).eval()
 
 
 def _build(config: dict[str, Any]) -> tuple[LightningModule, Algorithm[Any]]:

@@ -294,7 +294,7 @@ class FederatedTrainer:
     def _evaluate(self, run: Run, ckpt_path: str | None, subset: EvalSubset) -> dict[str, float]:
         metrics = evaluate(run, ckpt_path, subset)
         if self.fabric.is_global_zero:
-            print_evaluation(metrics, subset, run.next_round)
+            print_evaluation(metrics, subset, run.next_round, run.origin)
         return metrics
 
     # ------------------------------------------------------------------ set-up

@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lit_fed.engine.callback import Callback, RoundRecord
+from lit_fed.engine.files import shown
 from lit_fed.engine.metric_names import base_name
 from lit_fed.engine.participation import Fate, Participant
 from lit_fed.engine.payload import ClientUpdate
@@ -146,13 +147,13 @@ class Progress(Callback):
         if self._bests:
             self._get_console().print(self._closing_table())
         self._print(f"{format_bytes(self._total_bytes)} sent up and down in {_rounds(self._rounds_done)}")
-        self._print(f"logs        {_shown(run.log_dir)}")
+        self._print(f"logs        {shown(run.log_dir)}")
         if any(isinstance(logger, TensorBoardLogger) for logger in run.loggers):
-            self._print(f"watch       tensorboard --logdir {shlex.quote(_shown(run.log_dir))}")
+            self._print(f"watch       tensorboard --logdir {shlex.quote(shown(run.log_dir))}")
         for name in ("last", "best"):
             file = _checkpoint(run.log_dir, name)
             if file.is_file():
-                self._print(f"{name + '.ckpt':<11} {_shown(file)}")
+                self._print(f"{name + '.ckpt':<11} {shown(file)}")
 
     def on_exception(self, run: Run, error: BaseException) -> None:
         """Leave the terminal as it was; after Ctrl+C, print what the run came to and how to continue."""
@@ -163,7 +164,7 @@ class Progress(Callback):
             self._summarise(run)
         line = f"interrupted in round {self._round_idx}"
         if _checkpoint(run.log_dir, "last").is_file():
-            line += f"; continue with --ckpt_path {shlex.quote(_shown(_checkpoint(run.log_dir, 'last')))}"
+            line += f"; continue with --ckpt_path {shlex.quote(shown(_checkpoint(run.log_dir, 'last')))}"
         else:
             line += "; there is no checkpoint to continue from"
         self._print(line)
@@ -225,13 +226,16 @@ class Progress(Callback):
         return table
 
 
-def print_evaluation(metrics: Mapping[str, float], subset: str, rounds: int, console: Console | None = None) -> None:
+def print_evaluation(
+    metrics: Mapping[str, float], subset: str, rounds: int, origin: str, console: Console | None = None
+) -> None:
     """Print the table of ``validate`` and ``test``: a row a metric, and whose model was tested on whose data.
 
     Args:
         metrics: Values by full name, such as ``global/acc``.
         subset: ``val`` or ``test``.
         rounds: How many rounds the model was trained for.
+        origin: Where the model comes from.
         console: Where to print; the standard output by default.
     """
     console = console or _default_console()
@@ -250,6 +254,7 @@ def print_evaluation(metrics: Mapping[str, float], subset: str, rounds: int, con
         group = prefix
         table.add_row(name, f"{metrics[name]:.6g}")
     console.print(table)
+    console.print(f"{'model':<10} {origin}", soft_wrap=True, markup=False, highlight=False)
     for prefix in dict.fromkeys(name.partition("/")[0] for name in _sorted_names(metrics)):
         if prefix in _PROTOCOLS:
             line = f"{prefix + '/':<10} {_PROTOCOLS[prefix].format(data=data)}"
@@ -259,12 +264,6 @@ def print_evaluation(metrics: Mapping[str, float], subset: str, rounds: int, con
 def _default_console() -> Console:
     console = Console()
     return console if console.is_terminal else Console(width=_PLAIN_WIDTH)
-
-
-def _shown(path: Path) -> str:
-    """A path as it can be typed here: relative where it lies below the working directory."""
-    here, there = Path.cwd(), path.resolve()
-    return str(there.relative_to(here)) if there.is_relative_to(here) else str(path)
 
 
 def _checkpoint(log_dir: Path, name: str) -> Path:

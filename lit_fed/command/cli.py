@@ -7,21 +7,21 @@ import errno
 import logging
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from math import prod
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
 from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, Namespace
 from lightning import LightningModule, seed_everything
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
+from lit_fed.command.config_files import PARSER_MODE
 from lit_fed.command.explain import explain
 from lit_fed.command.kinds import check_options, models_by_kind
 from lit_fed.command.roots import PARTS, import_named
 from lit_fed.command.table import COMMANDS, Call, asked
+from lit_fed.command.words import own_rate, prepared
 from lit_fed.errors import ClientFailure, ConfigError, LitFedError
 from lit_fed.trainer import FederatedTrainer
 
@@ -38,10 +38,11 @@ class _HelpFormatter(DefaultHelpFormatter):
 
 
 class _Parser(LightningArgumentParser):
-    """A parser that passes its help format on to the parsers it makes for classes."""
+    """A parser that passes its help format, and how it reads, on to the parsers it makes for classes."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **({"formatter_class": _HelpFormatter} | kwargs))
+        ours: dict[str, Any] = {"formatter_class": _HelpFormatter, "parser_mode": PARSER_MODE}
+        super().__init__(*args, **(ours | kwargs))
 
 
 class Parts(NamedTuple):
@@ -147,7 +148,7 @@ class FederatedCLI(LightningCLI):
         """Read the command line, or arguments given in its place, which is all that Lightning warns about here."""
         words = self._words if args is None else list(args)
         check_options(words)
-        self.config = parser.parse_args(_classes_first(words))
+        self.config = parser.parse_args(prepared(words))
 
     def _parse_ckpt_path(self) -> None:
         """Nothing: our checkpoints change no setting, and the trainer reads them with better errors."""
@@ -172,6 +173,8 @@ class FederatedCLI(LightningCLI):
         self.config_init = Namespace({self.subcommand: rest})
         trainer = FederatedTrainer(**rest.trainer)
         trainer.describe(self._resolved_config())
+        if self.subcommand == "fit" and _rank() == 0 and (line := own_rate(self._words)):
+            print(line)
         self.trainer: Any = trainer
 
     def _run_subcommand(self, subcommand: str) -> None:
@@ -227,42 +230,6 @@ def fill_from_data(model: Namespace, data: Any) -> None:
             init_args[key] = known
         elif key == "num_classes" and init_args[key] < known:
             raise ConfigError(f"model.num_classes is {init_args[key]}, but the data have {known} classes")
-
-
-# ---------------------------------------------------------------------- any order of files
-
-
-def _classes_first(words: list[str]) -> list[str]:
-    """Name a part's class before the first file that has settings of it, where that file itself does not.
-
-    The parser reads one file after the other, and settings without a class would be nobody's. The class is the one
-    that it comes to in the end.
-    """
-    wanted = asked(words)
-    if wanted is None:
-        return words
-    begin = words.index(wanted) + 1
-    named: dict[str, list[str | None]] = {}
-    for key, value in _parts_in(words[begin:]):
-        named.setdefault(key, []).append(value)
-    late = {key: [name for name in names if name] for key, names in named.items() if names[0] is None}
-    return [*words[:begin], *(f"--{key}={names[-1]}" for key, names in late.items() if names), *words[begin:]]
-
-
-def _parts_in(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
-    """Every mention of a part in options and files, in their order, with its class where it has one."""
-    for before, word in zip(("", *words), (*words, ""), strict=True):
-        option, _, value = word.partition("=") if "=" in word else (before, "", word)
-        if option.removeprefix("--") in PARTS:
-            yield option.removeprefix("--"), value
-        elif option in ("-c", "--config") and Path(value).is_file():
-            try:
-                content = yaml.safe_load(Path(value).read_text(encoding="utf-8"))
-            except (yaml.YAMLError, UnicodeDecodeError):
-                continue  # the parser's business
-            for key, part in content.items() if isinstance(content, dict) else ():
-                if key in PARTS and isinstance(part, dict):
-                    yield key, part.get("class_path")
 
 
 # ---------------------------------------------------------------------- the program

@@ -17,6 +17,7 @@ import yaml
 from jsonargparse import ArgumentParser
 
 from lit_fed.command import suggest
+from lit_fed.command.config_files import compose
 from lit_fed.command.suggest import join_and, join_or
 from lit_fed.command.table import COMMANDS, asked
 
@@ -182,7 +183,9 @@ def _broken_file(args: Sequence[str]) -> str:
         if not Path(path).is_file():
             continue
         try:
-            content = yaml.compose(Path(path).read_text(encoding="utf-8"), yaml.SafeLoader)
+            text = Path(path).read_text(encoding="utf-8")
+            yaml.compose(text, yaml.SafeLoader)  # says more about what is wrong than the fast one
+            content = compose(text)
         except yaml.MarkedYAMLError as error:
             line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
             return f"config file {path}{line}: {error.problem}"

@@ -10,6 +10,7 @@ from lightning import LightningModule
 from lightning.pytorch.cli import LightningArgumentParser
 
 from lit_fed.command.explain import explain
+from lit_fed.command.words import TRAINED_BY, over
 from lit_fed.errors import ConfigError
 
 
@@ -46,6 +47,8 @@ def _model(model: Namespace, name: str, own: Any) -> LightningModule:
         raise ConfigError(f"trainer.kinds.{name} is {own!r}; it must hold settings of the model, and clients")
     shared = (model.get("init_args") or Namespace()).as_dict()
     changed = {key: value for key, value in own.items() if key != "clients"}
+    for key in TRAINED_BY.keys() & changed.keys():
+        changed[key] = over(shared.get(key), changed[key], TRAINED_BY[key])
     config = {"class_path": model.class_path, "init_args": shared | changed}
     parser = LightningArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(LightningModule, "model", required=True)

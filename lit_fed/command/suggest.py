@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from functools import cache
+from typing import Any
 
 _MOST = 16  # names in a list that is still read
 _INNER = ("lightning.pytorch.demos", "lit_fed.engine.objective")  # classes that nobody names
@@ -125,6 +126,18 @@ def subclasses(bases: Sequence[type]) -> list[type]:
     """The classes that derive from others, as far as they are public and can be made; failing that, themselves."""
     found = [cls for cls in _every_class(bases) if not (cls.__name__.startswith("_") or inspect.isabstract(cls))]
     return [cls for cls in found if cls not in bases] or list(bases)
+
+
+def named_class(path: Any, bases: Sequence[type]) -> type | None:
+    """The class that a path, or the name of one that derives from the bases, stands for; None where it is none."""
+    if not isinstance(path, str):
+        return None
+    if "." not in path:
+        return next((cls for cls in _every_class(bases) if cls.__name__ == path), None)
+    try:
+        return _import(path)
+    except Exception:  # whatever a user's own module raises, the parser will tell
+        return None
 
 
 def no_class(path: str, bases: Sequence[type]) -> str:

@@ -16,7 +16,7 @@ from lit_fed.data.csr import CSR, IntArray
 from lit_fed.data.dataset_module import DatasetModule, Datasets
 from lit_fed.data.in_memory import image_augmentation
 from lit_fed.data.partition import Natural, Partition
-from lit_fed.data.transforms import Augmentation, Normalize
+from lit_fed.data.transforms import Augmentation, Normalize, Step
 from lit_fed.errors import ConfigError
 from lit_fed.seeding import numpy_generator
 
@@ -98,9 +98,18 @@ class ClientFolders(DatasetModule):
         """The number of client folders."""
         return len(self._scan.clients)
 
+    @property
+    def class_names(self) -> list[str]:
+        """The names of the class folders."""
+        return self._scan.classes
+
     def finish_batch(self, inputs: Any) -> Any:
         """Normalise."""
         return self._normalize(inputs)
+
+    def preprocessing(self) -> list[Step]:
+        """Normalising; stored inputs are the images that the workers have decoded and resized."""
+        return self._normalize.steps
 
     def build_datasets(self) -> Datasets:
         """See `DatasetModule.build_datasets`."""

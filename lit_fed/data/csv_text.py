@@ -70,6 +70,9 @@ class CSVText(TensorDataModule):
         self.length, self.vocab_size = length, vocab_size
         self._tokenizer = tokenizer
 
+    def preprocessing(self) -> None:
+        """Unknown: a text becomes token ids as the files are read."""
+
     @property
     def num_classes(self) -> int:
         """The number of classes, from the setting or the training file."""

@@ -17,6 +17,7 @@ from lit_fed.data.csr import IntArray
 from lit_fed.data.cut import Cut
 from lit_fed.data.pictures import partition_picture, render, sizes_picture, target_picture
 from lit_fed.data.targets import quantiles
+from lit_fed.data.transforms import Step
 from lit_fed.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -94,6 +95,17 @@ class DescribedPopulation(LightningDataModule, ABC):
         """
         labels, _ = self._labels()
         return float((labels[self._ready.public] == classes).mean())
+
+    # What goes into checkpoints, for `lit_fed.load_network`.
+
+    def preprocessing(self) -> list[Step] | None:
+        """What is done to stored inputs before the model sees them; None where that cannot be told in steps."""
+        return None
+
+    @property
+    def class_names(self) -> list[str] | None:
+        """What the classes are called, in their order; None where they have no names. Known after `setup`."""
+        return None
 
     # What a run writes down.
 

@@ -26,6 +26,7 @@ class Digits(ImageDataModule):
     """
 
     num_classes = 10
+    class_names = [str(digit) for digit in range(10)]  # noqa: RUF012  # a property of the base, as num_classes is
     stored_shape = (1, 8, 8)
 
     def __init__(

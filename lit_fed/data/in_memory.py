@@ -20,11 +20,13 @@ from lit_fed.data.targets import checked_targets
 from lit_fed.data.tensor_loader import TensorLoader
 from lit_fed.data.transforms import (
     Augmentation,
+    InTurn,
     Normalize,
     RandomCrop,
     RandomHorizontalFlip,
     RandomTransform,
     Resize,
+    Step,
 )
 from lit_fed.errors import ConfigError
 
@@ -88,6 +90,11 @@ class TensorDataModule(FederatedDataModule):
     def augmentation(self) -> RandomTransform | None:
         """Random transform of training batches, applied to the stored values."""
         return None
+
+    def preprocessing(self) -> list[Step] | None:
+        """The steps of `normalization`: none where it is None, unknown where it is code of its own."""
+        normalization = self._pipeline[1]
+        return [] if normalization is None else getattr(normalization, "steps", None)
 
     def read_strata(self) -> Strata:
         """See `FederatedDataModule.read_strata`."""
@@ -255,7 +262,7 @@ class ImageDataModule(TensorDataModule):
             )
         if resize is None:
             return normalize
-        return lambda batch: resize(normalize(batch))
+        return InTurn(normalize, resize)
 
 
 def image_augmentation(crop_padding: int, horizontal_flip: bool) -> Augmentation | None:

@@ -18,6 +18,7 @@ class _TorchvisionModule(ImageDataModule):
     reader: ClassVar[type[Any]]
     folder: ClassVar[str]
     files: ClassVar[tuple[str, ...]]
+    _class_names: list[str] | None = None
 
     def prepare_data(self) -> None:
         """Fetch the files where `download` is set and they are missing.
@@ -41,9 +42,15 @@ class _TorchvisionModule(ImageDataModule):
                 split = self.reader(self.root, train=train, download=False)
             except (OSError, RuntimeError, ValueError, AssertionError) as error:
                 raise ConfigError(f"files are missing or damaged ({_first_line(error)}); {self._advice()}") from error
+            self._class_names = [str(name) for name in split.classes]
             arrays += [channels_first(np.asarray(split.data)), np.asarray(split.targets, dtype=np.int64)]
         x_train, y_train, x_test, y_test = arrays
         return Arrays(x_train, y_train, x_test, y_test, source=str(Path(self.root) / self.folder))
+
+    @property
+    def class_names(self) -> list[str] | None:
+        """What the data set calls its classes."""
+        return self._class_names
 
     def _advice(self) -> str:
         return (

@@ -8,13 +8,17 @@ generator gives the same pictures on every device.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from lit_fed.errors import ConfigError
+
+Step = dict[str, Any]
+"""A deterministic transform and its settings, in primitives: what a checkpoint keeps of it."""
 
 
 class RandomTransform(ABC):
@@ -130,10 +134,11 @@ class Normalize:
         if not max_value > 0:
             raise ConfigError(f"Normalize.max_value is {max_value}: it must be above 0")
         self.num_channels = len(mean)
+        self.steps: list[Step] = [{"step": "normalize", "mean": [*mean], "std": [*std], "max_value": max_value}]
         wide_std = torch.tensor(std, dtype=torch.float64)
         self._identity = max_value == 1.0 and set(mean) == {0.0} and set(std) == {1.0}
-        self._scale = (1.0 / (wide_std * max_value)).float()
-        self._shift = (-torch.tensor(mean, dtype=torch.float64) / wide_std).float()
+        self.scale = (1.0 / (wide_std * max_value)).float()
+        self.shift = (-torch.tensor(mean, dtype=torch.float64) / wide_std).float()
         self._constants: dict[tuple[torch.device, int], tuple[Tensor, Tensor]] = {}
 
     def __call__(self, batch: Tensor) -> Tensor:
@@ -151,11 +156,8 @@ class Normalize:
         if key not in self._constants:
             shape = (-1,) + (1,) * (batch.dim() - 2)
             # Two tensors in, two tensors out; the type checker sees a tuple of any length.
-            self._constants[key] = tuple(c.to(batch.device).reshape(shape) for c in (self._scale, self._shift))  # type: ignore[assignment]
-        scale, shift = self._constants[key]
-        if batch.dtype == torch.float32:  # not a copy yet, and the stored data must stay as they are
-            return torch.addcmul(shift, batch, scale)
-        return batch.float().mul_(scale).add_(shift)
+            self._constants[key] = tuple(c.to(batch.device).reshape(shape) for c in (self.scale, self.shift))  # type: ignore[assignment]
+        return scale_and_shift(batch, *self._constants[key])
 
 
 class Resize:
@@ -169,12 +171,38 @@ class Resize:
         if size < 1:
             raise ConfigError(f"Resize.size is {size}: it must be at least 1 pixel")
         self.size = size
+        self.steps: list[Step] = [{"step": "resize", "size": size}]
 
     def __call__(self, images: Tensor) -> Tensor:
         """(B, C, H, W) floating point to (B, C, size, size)."""
         if images.shape[-2:] == (self.size, self.size):
             return images
         return F.interpolate(images, (self.size, self.size), mode="bilinear", antialias=True)
+
+
+class InTurn:
+    """One deterministic transform after the other.
+
+    Args:
+        transforms: What to apply, in order, each with its ``steps``.
+    """
+
+    def __init__(self, *transforms: Normalize | Resize) -> None:
+        self.transforms: tuple[Callable[[Tensor], Tensor], ...] = transforms
+        self.steps = [step for transform in transforms for step in transform.steps]
+
+    def __call__(self, batch: Tensor) -> Tensor:
+        """All of them."""
+        for transform in self.transforms:
+            batch = transform(batch)
+        return batch
+
+
+def scale_and_shift(batch: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """A batch times one tensor plus another, in float32; the batch itself stays as it is."""
+    if batch.dtype == torch.float32:  # not a copy yet
+        return torch.addcmul(shift, batch, scale)
+    return batch.float().mul_(scale).add_(shift)
 
 
 def crop_and_flip(images: Tensor, padding: int, top: Tensor, left: Tensor, flip: Tensor | None) -> Tensor:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from lightning import Callback as LightningCallback
 
-from lit_fed.engine.files import write_atomically
+from lit_fed.engine.files import shown, write_atomically
 from lit_fed.engine.objective import task_name
 from lit_fed.engine.strategy import on_first_process
 from lit_fed.errors import CheckpointError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from lit_fed.engine.model import Model
     from lit_fed.engine.run import Listener, Run
 
-FORMAT = 2
+FORMAT = 3
 _CONTENT: dict[str, type | tuple[type, ...]] = {
     "round_idx": int,
     "seed": int,
@@ -43,6 +43,7 @@ _CONTENT: dict[str, type | tuple[type, ...]] = {
     "metrics": dict,
     "monitor": (str, type(None)),
     "config": str,
+    "inputs": dict,
 }
 _PRIMITIVES = (str, bytes, bool, int, float, type(None))
 _KEPT = re.compile(r"(late-)?[0-9]+")  # what a client's state is called, which becomes part of a file's name
@@ -119,6 +120,11 @@ def snapshot(run: Run) -> dict[str, Any]:
         "metrics": _plain(run.metrics, "metrics"),
         "monitor": run.names.monitor,
         "config": run.settings.config,
+        "inputs": {
+            "source": type(federation.data).__name__,
+            "steps": _plain(federation.data.preprocessing(), "preprocessing"),
+            "class_names": _plain(federation.data.class_names, "class_names"),
+        },
     }
 
 
@@ -142,13 +148,12 @@ def _initial(run: Run, model: Model) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in model.initial.items() if name not in always}
 
 
-def restore(run: Run, path: Path, resume: bool) -> None:
+def restore(run: Run, path: Path) -> None:
     """Put a run where a checkpoint left it; nothing is taken from a file before all of it is known to fit.
 
     Args:
         run: Assembled.
         path: The file.
-        resume: Training is to go on, so the clients must still have the same data.
 
     Raises:
         CheckpointError: If it is corrupt, foreign, or from a run with another model, method, seed or partition.
@@ -167,8 +172,8 @@ def restore(run: Run, path: Path, resume: bool) -> None:
         now = _made_of(type(federation.algorithm).__name__, _tasks(run))
         before = _made_of(content["method"], content["tasks"])
         raise CheckpointError(f"{path} was saved by {before} and does not fit {now}: {odd}")
-    if resume and content["partition"] != federation.data.partition_sha256():
-        raise CheckpointError(f"{path} comes from a run whose clients had other data; resume it with that run's config")
+    if content["partition"] != federation.data.partition_sha256():
+        raise CheckpointError(f"{path} comes from a run whose clients had other data; use it with that run's config")
     server = _placed(content["server"], federation.server, run.fabric.device)
     federation.server.clear()
     federation.server.update(server)
@@ -180,6 +185,7 @@ def restore(run: Run, path: Path, resume: bool) -> None:
     run.start_round = run.next_round = content["round_idx"]
     run.metrics = content["metrics"]
     run.names.monitor = run.names.monitor or content["monitor"]
+    run.origin = f"{shown(path)}, saved by {_made_of(content['method'], content['tasks'])}"
 
 
 def _load_callbacks(run: Run, states: Mapping[str, dict[str, Any]], path: Path) -> None:

@@ -17,6 +17,12 @@ from lit_fed.errors import CheckpointError
 State = dict[str, Tensor]
 
 
+def shown(path: Path) -> str:
+    """A path as it can be typed here: relative where it lies below the working directory."""
+    here, there = Path.cwd(), path.resolve()
+    return str(there.relative_to(here)) if there.is_relative_to(here) else str(path)
+
+
 class VersionedFiles:
     """Tensors in files of their own, ``<name>.r<version>.pt``.
 
@@ -73,7 +79,10 @@ class VersionedFiles:
             CheckpointError: If there is no folder.
         """
         if self.directory is None:
-            raise CheckpointError("clients keep state, but the run has no folder; set trainer.default_root_dir")
+            raise CheckpointError(
+                "what clients keep lies in the folder of their run, and this checkpoint lies in none; use it where the "
+                "run left it"
+            )
         return self.directory / f"{name}.r{version}.pt"
 
 

@@ -16,16 +16,19 @@ def evaluate(run: Run, ckpt_path: str | None, subset: EvalSubset) -> dict[str, f
     check_protocols(run.settings.protocols, run.federation, subset)
     last_round = _load_trained(run, ckpt_path)
     with run.federation.session.at_work("validate" if subset == "val" else "test"):
-        metrics = run_protocols(run.settings.protocols, run.federation, last_round, subset).metrics
-    run.learn_names(metrics)
-    return metrics
+        evaluation = run_protocols(run.settings.protocols, run.federation, last_round, subset)
+    run.learn_names(evaluation.metrics)
+    run.tell_absent(evaluation)
+    return evaluation.metrics
 
 
 def predict(run: Run, ckpt_path: str | None, client_id: int | None, output: Path) -> Path:
     """Write what a checkpoint, or what was just trained, predicts on test data."""
     last_round = _load_trained(run, ckpt_path)
     with run.federation.session.at_work("predict"):
-        return write_predictions(run.federation, output, client_id, last_round)
+        write_predictions(run.federation, output, client_id, last_round)
+    run.fabric.print(f"model      {run.origin}")
+    return output
 
 
 def _load_trained(run: Run, ckpt_path: str | None) -> int:
@@ -34,7 +37,7 @@ def _load_trained(run: Run, ckpt_path: str | None) -> int:
         path = find_checkpoint(ckpt_path, run.settings.logs)
         if path is None:
             raise CheckpointError(f"no run under {run.settings.logs} has a checkpoint named {ckpt_path}.ckpt")
-        restore(run, path, resume=False)
+        restore(run, path)
         folder = run_folder(path)
         if folder is not None:
             run.federation.store.open(folder / "checkpoints" / "clients")

@@ -36,11 +36,13 @@ class MetricNames:
         directions: ``max`` or ``min`` by the task's own name of the metric, the most important first.
         declared: Whether the task itself said what is important.
         monitor: The metric that names the best round, once it has been seen.
+        promised: The metrics that the task says it logs, by its own names.
     """
 
     directions: dict[str, Direction] = field(default_factory=dict)
     declared: bool = False
     monitor: str | None = None
+    promised: set[str] = field(default_factory=set)
 
     def declare(self, task: Any) -> None:
         """Take in what a task says: a mapping ``metrics`` from names to ``max`` or ``min``."""
@@ -48,6 +50,7 @@ class MetricNames:
         if isinstance(said, Mapping) and all(value in ("max", "min") for value in said.values()):
             self.directions.update(said)
             self.declared = self.declared or bool(said)
+            self.promised.update(said)
 
     def observe(self, directions: Mapping[str, Direction]) -> None:
         """Take in what logged torchmetrics objects say of themselves (``higher_is_better``)."""

@@ -32,10 +32,12 @@ class Evaluation:
     Args:
         metrics: Values by full name, such as ``global/acc``.
         rows: Values of single clients.
+        absent: By the name of a protocol that has nothing to report, why.
     """
 
     metrics: dict[str, float] = field(default_factory=dict)
     rows: list[ClientRow] = field(default_factory=list)
+    absent: dict[str, str] = field(default_factory=dict)
 
 
 class Protocol(ABC):
@@ -72,6 +74,8 @@ def run_protocols(
         found = protocol.run(federation, round_idx, subset)
         evaluation.metrics |= found.metrics
         evaluation.rows += found.rows
+        if not found.metrics:
+            evaluation.absent |= found.absent or {protocol.name: f"the model logged nothing on the {subset} data"}
     return evaluation
 
 
@@ -86,10 +90,14 @@ class GlobalTest(Protocol):
 
     def run(self, federation: Federation, round_idx: int, subset: EvalSubset) -> Evaluation:
         """Test the global model of every kind once; processes share the batches."""
-        data, found = federation.data, Evaluation()
-        for kind, state in federation.global_models(round_idx).items():
+        data, found, method = federation.data, Evaluation(), type(federation.algorithm).__name__
+        models = federation.global_models(round_idx)
+        if not models:
+            found.absent[self.name] = f"{method} has no global model"
+        for kind, state in models.items():
             loop = federation.loops[kind]
             if loop.model.split.personal:
+                found.absent[self.name] = f"under {method} a part of every model is its client's own"
                 continue
             loop.model.load(state)
             loader = data.test_loader() if subset == "test" else data.val_loader()

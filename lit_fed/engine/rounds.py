@@ -145,6 +145,7 @@ def _end(run: Run, current: Round, metrics: dict[str, float]) -> None:
         evaluation = run_protocols(settings.protocols, federation, current.round_idx, settings.evaluate_on)
         metrics["time/eval_s"] = time.perf_counter() - begun
         run.learn_names(evaluation.metrics)
+        run.tell_absent(evaluation)
     if settings.on_client_failure == "skip":
         metrics["participation/failed"] = len(current.ledger.failures)
     metrics["time/round_s"] = time.perf_counter() - current.started

@@ -12,8 +12,8 @@ from lightning import Fabric
 from lightning.pytorch.loggers import Logger
 
 from lit_fed.engine.federation import Federation
-from lit_fed.engine.metric_names import MetricNames
-from lit_fed.engine.protocols import EvalSubset, Protocol
+from lit_fed.engine.metric_names import MetricNames, base_name
+from lit_fed.engine.protocols import EvalSubset, Evaluation, Protocol
 from lit_fed.engine.strategy import Workers
 
 
@@ -73,6 +73,7 @@ class Run:
         should_stop: Set it to end the run after this round.
         log_dir: The run's folder.
         resumed_from: The folder of the run it continues, where it is another's.
+        origin: Where the state that it holds comes from, in words.
         loggers: The run's loggers, on the first process.
         names: Which metric is better which way, and which one names the best round.
     """
@@ -86,9 +87,11 @@ class Run:
     should_stop: bool = False
     log_dir: Path = field(default_factory=Path)
     resumed_from: Path | None = None
+    origin: str = ""
     loggers: list[Logger] = field(default_factory=list)
     names: MetricNames = field(default_factory=MetricNames)
     _listeners: dict[str, list[Callable[..., None]]] = field(default_factory=dict)
+    _told: set[str] = field(default_factory=set)
 
     @property
     def fabric(self) -> Fabric:
@@ -127,3 +130,16 @@ class Run:
         for loop in self.federation.session.loops.values():
             self.names.observe(loop.directions)
         self.names.see(metrics)
+
+    def tell_absent(self, evaluation: Evaluation) -> None:
+        """Say once what somebody may wait for in vain: protocols and declared metrics of which there is nothing."""
+        for name, why in evaluation.absent.items():
+            self._tell(f"there are no metrics {name}/…: {why}")
+        reported = {base_name(name) for name in evaluation.metrics}
+        for name in sorted(self.names.promised - reported) if reported else ():
+            self._tell(f"the model declares a metric {name}, and no evaluation reports it")
+
+    def _tell(self, line: str) -> None:
+        if line not in self._told:
+            self._told.add(line)
+            self.fabric.print(line)

@@ -9,6 +9,7 @@ from lightning import Fabric
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
 from lit_fed.engine.checkpoint import find_checkpoint, restore, run_folder
+from lit_fed.engine.files import shown
 from lit_fed.engine.strategy import on_first_process
 from lit_fed.errors import ConfigError
 
@@ -32,7 +33,7 @@ def open_run(run: Run, ckpt_path: str | None) -> None:
         fabric.print(f"no checkpoint under {settings.logs} yet; starting from round 0")
     source = run_folder(checkpoint) if checkpoint is not None else None
     if checkpoint is not None:
-        restore(run, checkpoint, resume=True)
+        restore(run, checkpoint)
         run.resumed_from = source
     else:
         run.start_round = run.next_round  # 0, unless this run has trained before
@@ -45,6 +46,7 @@ def open_run(run: Run, ckpt_path: str | None) -> None:
         if source != run.log_dir and fabric.is_global_zero:
             store.adopt(source / "checkpoints" / "clients")
         store.find_leftovers()
+    run.origin = f"trained just now in {shown(run.log_dir)}"
     run.loggers = make_loggers(settings.logger, run.log_dir) if fabric.is_global_zero else []
     for loop in run.federation.loops.values():
         loop.trainer.log_dir = run.log_dir

@@ -19,6 +19,7 @@ import yaml
 from jsonargparse import ArgumentError, Namespace
 
 from lit_fed.command.cli import FederatedCLI, user_error
+from lit_fed.command.words import prepared
 from lit_fed.engine.metric_names import MetricNames
 from lit_fed.errors import ConfigError
 from lit_fed.studies.promised import metric_names
@@ -270,7 +271,8 @@ class _Reader(FederatedCLI):
             self._made = True
         else:
             try:
-                self.config = Namespace(fit=self._parser("fit").parse_args(args))  # twice as fast as the whole parser,
+                words = prepared(["fit", *args])[1:]
+                self.config = Namespace(fit=self._parser("fit").parse_args(words))  # twice as fast as the whole parser,
             except ArgumentError:
                 self.parse_arguments(self.parser, ["fit", *args])  # whose words a user knows
             self._set_seed()

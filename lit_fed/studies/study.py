@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from lit_fed.command.config_files import compose
 from lit_fed.engine.metric_names import MetricNames
 from lit_fed.errors import ConfigError
 from lit_fed.studies.claims import REPORTS, WORDS, Claim, parse_claim
@@ -174,7 +175,7 @@ def read_study(path: str | Path, profile: str) -> Study:
     if profile not in profiles:
         known = ", ".join(map(str, profiles)) or "none"
         raise where.error(f"there is no profile {profile!r}; the file has {known}")
-    over = where.at(f"profiles.{profile}").checked(profiles[profile] or {}, [k for k in _STUDY if k != "profiles"])
+    over = where.at(f"profiles.{profile}").checked(_or_none(profiles[profile]), [k for k in _STUDY if k != "profiles"])
     merged = _merge({key: value for key, value in content.items() if key != "profiles"}, over)
     return _build(path, profile, merged, where)
 
@@ -183,7 +184,9 @@ def _load(path: Path) -> dict[str, Any]:
     if path.is_dir() or not path.exists():
         raise ConfigError(f"study file {path} {'is a folder' if path.is_dir() else 'does not exist'}")
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        compose(text)
+        content = yaml.safe_load(text)
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ConfigError(f"study file {path}{line}: {error.problem}") from error
@@ -192,6 +195,11 @@ def _load(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError(f"study file {path} holds no study; write keys such as rows:, columns: and metric:")
     return content
+
+
+def _or_none(value: Any) -> Any:
+    """A mapping, of which nothing after the key means none."""
+    return {} if value is None else value
 
 
 def _merge(below: Any, over: Any) -> Any:
@@ -232,7 +240,8 @@ class _Where:
         return value or {}
 
     def texts(self, content: Mapping[str, Any], key: str) -> tuple[str, ...]:
-        value = content.get(key) or []
+        value = content.get(key)
+        value = [] if value is None else value
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise self.at(key).error(f"expected a list of texts, not {value!r}")
         return tuple(value)
@@ -267,7 +276,7 @@ def _build(path: Path, profile: str, content: dict[str, Any], where: _Where) -> 
         raise where.error(f"{both[0]!r} is a row and a column; claims could not tell them apart, rename one")
     measure = _measure(where, content)
     skip = frozenset(_place(where.at("skip"), word, rows, columns) for word in where.texts(content, "skip"))
-    claims = content.get("claims") or []
+    claims = [] if content.get("claims") is None else content["claims"]
     if not isinstance(claims, list):
         raise where.at("claims").error("expected a list")
     study = Study(
@@ -345,7 +354,7 @@ def _published(
 ) -> dict[Place, tuple[float, float | None]]:
     published = {}
     for row, values in content.items():
-        for column, value in where.at(str(row)).checked(values or {}, list(map(str, columns))).items():
+        for column, value in where.at(str(row)).checked(_or_none(values), list(map(str, columns))).items():
             place = _place(where, f"{row}/{column}", rows, columns)
             pair = value if isinstance(value, list) else [value]
             if value is None:

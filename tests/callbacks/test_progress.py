@@ -274,7 +274,7 @@ def test_the_bar_counts_this_process_s_share() -> None:
 def test_evaluation_table_never_cuts_a_number(width: int) -> None:
     file = io.StringIO()
     metrics = {"clients/acc_mean": 0.912346, "clients/acc_p10": 1.23457e-07, "global/loss": 123457.0}
-    print_evaluation(metrics, "val", 12, Console(file=file, width=width))
+    print_evaluation(metrics, "val", 12, "runs/a.ckpt, saved by FedAvg on Net", Console(file=file, width=width))
     shown = file.getvalue()
     assert "…" not in shown
     if width >= 40:
@@ -285,15 +285,16 @@ def test_evaluation_table_never_cuts_a_number(width: int) -> None:
     assert "global/    the global model on the shared validation set" in shown
     assert "clients/   each client's model on its own validation data, before fine-tuning" in shown
     assert "personal" not in shown
+    assert "model      runs/a.ckpt, saved by FedAvg on Net" in shown
 
 
 def test_evaluation_that_found_nothing_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    print_evaluation({}, "test", 3)
+    print_evaluation({}, "test", 3, "")
     assert "nothing was evaluated" in capsys.readouterr().out
 
 
 def test_evaluation_table_without_a_terminal_is_100_wide(capsys: pytest.CaptureFixture[str]) -> None:
-    print_evaluation({f"global/{'x' * 200}": 1.0}, "test", 1)
+    print_evaluation({f"global/{'x' * 200}": 1.0}, "test", 1, "")
     assert max(map(len, capsys.readouterr().out.splitlines()[:-1])) == 100
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from lit_fed.command.cli import main
 from tests.support import ROOT
@@ -31,3 +32,12 @@ def error_of(args: list[str], capsys: Any) -> str:
     assert "Namespace(" not in lines[0]
     assert "<class" not in lines[0]
     return lines[0].removeprefix("lit-fed: error: ")
+
+
+def settings_of(args: list[str], capsys: Any) -> Any:
+    """What a command comes to, by ``--print_config``."""
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        main([*args, "--print_config"])
+    assert stop.value.code == 0
+    return yaml.safe_load(capsys.readouterr().out)

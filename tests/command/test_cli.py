@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import shutil
 import subprocess
 import sys
 from itertools import permutations
@@ -169,6 +170,33 @@ def test_a_checkpoint_of_another_run_is_refused(args, expected, subcommand, run_
     before = (run_of_two_rounds / "checkpoints" / "last.ckpt").read_bytes()
     assert expected in error_of(command(subcommand, "--ckpt_path", run_of_two_rounds, *args), capsys)
     assert (run_of_two_rounds / "checkpoints" / "last.ckpt").read_bytes() == before
+
+
+def test_the_table_and_predictions_name_the_checkpoint_and_who_saved_it(run_of_two_rounds, capsys):
+    other = command("fit", "--trainer.max_rounds", "1", LR, "0.2")
+    main(other)
+    main(other)
+    shutil.copytree(run_of_two_rounds, "elsewhere")
+    for ckpt, file in (
+        ("best", "lightning_logs/version_1/checkpoints/best.ckpt"),  # of the newest run, not the best of all
+        ("elsewhere", "elsewhere/checkpoints/last.ckpt"),
+    ):
+        for subcommand in ("test", "validate", "predict"):
+            capsys.readouterr()
+            main(command(subcommand, "--ckpt_path", ckpt))
+            lines = capsys.readouterr().out.splitlines()
+            assert f"model      {file}, saved by FedAvg on Classifier" in lines
+
+
+def test_what_clients_keep_is_not_looked_for_outside_their_run(capsys):
+    fedper = ("-c", ROOT / "configs/method/fedper.yaml", "--trainer.max_rounds", "1")
+    main(command("fit", *fedper))
+    shutil.copy("lightning_logs/version_0/checkpoints/last.ckpt", "moved.ckpt")
+    line = error_of(command("predict", *fedper, "--ckpt_path", "moved.ckpt", "--client_id", "3"), capsys)
+    assert line == (
+        "what clients keep lies in the folder of their run, and this checkpoint lies in none; use it where the run "
+        "left it"
+    )
 
 
 # ---------------------------------------------------------------------- failures during a run

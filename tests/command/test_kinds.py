@@ -50,6 +50,23 @@ def test_a_kind_has_the_models_settings_but_for_its_own(kinds: Path, tmp_path: P
 
 
 @pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        ("{init_args: {lr: 0.5}}", {"lr": 0.5, "momentum": 0.9}),  # what is not set stays
+        ("{class_path: torch.optim.SGD, init_args: {lr: 0.5}}", {"lr": 0.5, "momentum": 0.9}),
+        ("{lr: 0.5}", {"lr": 0.5, "momentum": 0.9}),
+        ("AdamW", {"lr": 0.001, "weight_decay": 0.01}),  # torch's own, and nothing of SGD's
+        ("{class_path: torch.optim.RMSprop, init_args: {lr: 0.5}}", {"lr": 0.5, "momentum": 0.0}),
+    ],
+)
+def test_a_kinds_optimizer_goes_over_the_models_or_begins_anew(own: str, expected: Any, tmp_path: Path) -> None:
+    words = ["--trainer.kinds", f"{{a: {{}}, b: {{optimizer: {own}}}}}", "--trainer.default_root_dir", tmp_path]
+    ran = FederatedCLI(command("fit", *METHOD, "--model.optimizer.momentum", "0.9", *SMALL, *words))
+    made = ran.model["b"].configure_optimizers()["optimizer"].defaults
+    assert made.items() >= expected.items()
+
+
+@pytest.mark.parametrize(
     ("args", "expected"),
     [
         (["{}"], "trainer.kinds is empty; name at least one kind of network, or set it to null"),

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -11,7 +14,7 @@ from torch import Tensor, nn
 from lit_fed import Classifier, load_network
 from lit_fed.callbacks import Checkpoint
 from lit_fed.command import cli
-from lit_fed.data import Digits
+from lit_fed.data import Digits, TensorDataModule
 from lit_fed.errors import CheckpointError
 from lit_fed.methods import FedAvg
 from tests.engine.test_checkpoint import BEST_LR, checkpoints, judged
@@ -52,8 +55,8 @@ def test_load_network_gives_the_global_model(tmp_path: Path, kind: str) -> None:
     for target in (made.log_dir, checkpoints(made) / "last.ckpt"):
         fresh = network(kind, seed=1)
         loaded = load_network(target, fresh)
-        assert loaded is fresh
-        assert not loaded.training
+        assert loaded.network is fresh
+        assert not any(module.training for module in loaded.modules())
         assert torch.equal(loaded(x), expected)
     again = Classifier(network=network(kind, seed=1))
     assert torch.equal(load_network(made.log_dir, again)(x), expected)  # a whole module takes the weights too
@@ -86,15 +89,10 @@ def test_load_network_of_a_run_of_the_command_line(tmp_path: Path, monkeypatch: 
     cli.main(["fit", *args, "--model=Classifier", "--model.network=mlp", "--algorithm=FedAvg"])
     run = Path("lightning_logs/version_0")
     loaded = load_network(run)
-    assert not isinstance(loaded, Classifier)
+    assert not isinstance(loaded.network, Classifier)
     assert not loaded.training
-    digits = Digits(**data)
-    digits.setup()
-    right = total = 0
-    for x, y in digits.test_loader():
-        right, total = right + int((loaded(x).argmax(1) == y).sum()), total + len(y)
-    reported = float(rows(run / "metrics.csv")[-1]["global/acc"])
-    assert reported == pytest.approx(right / total)
+    x, y = stored(Digits(**data))
+    assert reported(run) == pytest.approx(float((loaded(x).argmax(1) == y).float().mean()))
 
 
 def test_load_network_of_a_method_that_changes_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,10 +106,84 @@ def test_load_network_of_a_method_that_changes_the_network(tmp_path: Path, monke
     cli.main(["fit", *(word for file in files for word in ("-c", str(file))), *small])
     run = Path("lightning_logs/version_0")
     loaded = load_network(run)
-    assert "blocks.0.attn.qkv.weight" in loaded.state_dict()
-    assert not any("parametrizations" in name for name in loaded.state_dict())
-    digits = Digits(num_clients=20, max_train_samples=200, max_test_samples=40)
-    digits.setup()
-    right = sum(int((loaded(x).argmax(1) == y).sum()) for x, y in digits.test_loader())
-    reported = float(rows(run / "metrics.csv")[-1]["global/acc"])
-    assert reported == pytest.approx(right / 40)
+    assert "blocks.0.attn.qkv.weight" in loaded.network.state_dict()
+    assert not any("parametrizations" in name for name in loaded.network.state_dict())
+    x, y = stored(Digits(num_clients=20, max_train_samples=200, max_test_samples=40))
+    assert reported(run) == pytest.approx(float((loaded(x).argmax(1) == y).float().mean()))
+    exported = torch.export.export(loaded, (x[:2],), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    torch.testing.assert_close(exported.module()(x), loaded(x))
+
+
+# ---------------------------------------------------------------------- what goes with the network
+
+
+def stored(data: TensorDataModule) -> tuple[Tensor, Tensor]:
+    """The shared test set as the data set stores it."""
+    arrays = data.load_arrays()
+    data.setup()
+    chosen = data._ready.shared_test
+    return torch.from_numpy(arrays.x_test[chosen]), torch.from_numpy(np.asarray(arrays.y_test)[chosen])
+
+
+def reported(run: Path) -> float:
+    return float(rows(run / "metrics.csv")[-1]["global/acc"])
+
+
+@pytest.mark.parametrize("size", [None, 16])
+def test_bytes_go_in_and_what_goes_out_has_names_also_after_a_round_trip_by_torch_export(
+    tmp_path: Path, size: int | None
+) -> None:
+    def data() -> Digits:
+        return Digits(num_clients=4, image_size=size)
+
+    torch.manual_seed(0)
+    module = Classifier("small_cnn", input_shape=data().input_shape)
+    made = fit(tmp_path, module, data(), max_rounds=2, local_epochs=3)
+    loaded = load_network(made.log_dir, Classifier("small_cnn", input_shape=data().input_shape).network)
+    assert loaded.class_names == ("0", "1", "2", "3", "4", "5", "6", "7", "8", "9")
+    x, y = stored(data())
+    assert (x.dtype, tuple(x.shape[1:])) == (torch.uint8, (1, 8, 8))
+    logits = loaded(x)
+    known = made.metrics["global/acc"]
+    assert float((logits.argmax(1) == y).float().mean()) == pytest.approx(known)
+    # Without its preprocessing the same network is a worse one, and nothing would say so.
+    if size is None:
+        assert float((loaded.network(x.float()).argmax(1) == y).float().mean()) < known - 0.05
+    prepared = data()
+    prepared.setup()
+    assert torch.equal(loaded.preprocessing(x), torch.cat([batch for batch, _ in prepared.test_loader()]))  # to the bit
+    exported = torch.export.export(loaded, (x[:2],), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    torch.export.save(exported, tmp_path / "network.pt2")
+    again = torch.export.load(tmp_path / "network.pt2").module()
+    torch.testing.assert_close(again(x), logits)
+
+
+class OwnCode(Threes):
+    def normalization(self) -> Any:
+        return lambda x: x * 2
+
+
+def test_preprocessing_that_a_checkpoint_cannot_hold_is_said(tmp_path: Path) -> None:
+    made = fit(tmp_path, LeastSquares(), OwnCode(2), max_rounds=1)
+    told = (
+        r"best\.ckpt does not hold how OwnCode prepares its inputs, which is code of its own: the network expects them "
+        "as that data module's loaders yield them"
+    )
+    with pytest.warns(UserWarning, match=told) as caught:
+        loaded = load_network(made.log_dir, nn.Linear(2, 1, bias=False))
+    assert caught[0].filename == __file__
+    assert loaded.class_names is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_network(fit(tmp_path, max_rounds=1).log_dir, nn.Linear(2, 1, bias=False))  # takes what is stored
+
+
+@pytest.mark.parametrize("steps", [[{"step": "exec"}], [{"step": "normalize", "std": [0.0]}], [3], [{}], 7])
+def test_preprocessing_that_no_run_wrote_is_refused(tmp_path: Path, steps: Any) -> None:
+    made = fit(tmp_path, max_rounds=1)
+    path = checkpoints(made) / "last.ckpt"
+    content = torch.load(path, weights_only=True)
+    content["inputs"]["steps"] = steps
+    torch.save(content, path)
+    with pytest.raises(CheckpointError, match=r"last\.ckpt is not a lit_fed checkpoint: its preprocessing is "):
+        load_network(path, nn.Linear(2, 1, bias=False))

@@ -80,6 +80,14 @@ def test_fashion_mnist_reads_the_published_files(tmp_path):
     assert y.tolist() == list(range(10))
 
 
+def test_classes_have_the_names_of_the_data_set(tmp_path, monkeypatch):
+    write_fashion_mnist(tmp_path)
+    clothes = FashionMNIST(root=str(tmp_path), num_clients=2)
+    assert clothes.class_names is None, "not known before the files are read"
+    assert ready(clothes).class_names[::9] == ["T-shirt/top", "Ankle boot"]
+    assert ready(Digits()).class_names == list("0123456789")
+
+
 def write_cifar(root: Path, reader: Any, label_key: str, num_classes: int, monkeypatch: Any) -> np.ndarray:
     """The python version of CIFAR: rows of 3,072 bytes, red, green, blue, each row by row."""
     folder = root / reader.base_folder
@@ -114,6 +122,7 @@ def test_cifar_reads_the_published_files(cls, label_key, mean, std, count, tmp_p
     expected = (pixels - np.array(mean)[:, None, None]) / np.array(std)[:, None, None]
     np.testing.assert_allclose(x, expected, rtol=1e-5, atol=1e-5)
     assert y.tolist() == [i % data.num_classes for i in range(20)]
+    assert data.class_names == [str(i) for i in range(data.num_classes)]
     assert data.num_samples(0) == count // 4  # two clients, half held out
     # Validation images are as they are; training images are not.
     originals = {image.numpy().tobytes() for image in x}

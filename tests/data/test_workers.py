@@ -157,6 +157,9 @@ def test_client_folders_are_the_clients(split, tmp_path):
     write_folders(tmp_path, split)
     data = ClientFolders(root=str(tmp_path), image_size=4, test_fraction=0.2)
     assert (data.num_clients, data.num_classes, data.input_shape) == (2, 2, (3, 4, 4))
+    assert data.class_names == ["cat", "dog"]
+    normalize = {"step": "normalize", "mean": [0.0], "std": [1.0], "max_value": 255.0}
+    assert data.preprocessing() == [normalize]
     data.setup()
     for client_id in range(2):
         assert data.num_samples(client_id) == 8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from lit_fed.engine.checkpoint import read_checkpoint
 from lit_fed.errors import CheckpointError
 from lit_fed.methods import FedAvg, FedProx, Scaffold
 from tests.engine.test_checkpoint import checkpoints
-from tests.support import LeastSquares, Points, Threes, Wanderer, assert_same, fit, trainer, weights
+from tests.support import LeastSquares, Threes, Wanderer, assert_same, fit, trainer, weights
 
 # ---------------------------------------------------------------------- what does not belong together
 
@@ -26,13 +27,38 @@ def test_another_seed_is_refused(tmp_path: Path) -> None:
         fit(tmp_path, max_rounds=2, seed=1, ckpt_path="last")
 
 
-def test_other_data_are_refused_for_training_only(tmp_path: Path) -> None:
-    fit(tmp_path, max_rounds=1)
-    with pytest.raises(CheckpointError, match="comes from a run whose clients had other data; resume it with that"):
-        fit(tmp_path, data=Points(3), max_rounds=2, ckpt_path="last")
-    tested = trainer(tmp_path).test(LeastSquares(), Points(3), FedAvg(), ckpt_path="last")
-    # w after one round is (1/4, 3/2), see test_fedavg.py, on samples 0 | 1 2 3 | 4.
-    assert tested["global/loss"] == (2 * 0.5 * (2 - 0.25) ** 2 + 3 * 0.5 * (4 - 1.5) ** 2) / 5
+EVERY_USE: list[Callable[..., Any]] = [
+    lambda made, parts: made.fit(*parts, ckpt_path="last"),
+    lambda made, parts: made.validate(*parts, ckpt_path="last"),
+    lambda made, parts: made.test(*parts, ckpt_path="last"),
+    lambda made, parts: made.predict(*parts, ckpt_path="last"),
+    lambda made, parts: made.predict(*parts, ckpt_path="last", client_id=1),
+]
+
+
+@pytest.mark.parametrize("use", EVERY_USE)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data": lambda: Threes(4, val_fraction=1 / 3)}, "whose clients had other data; use it with that run's conf"),
+        ({"data": lambda: Threes(3, val_fraction=2 / 3)}, "whose clients had other data; use it with that run's conf"),
+        ({"task": lambda: Plane()}, r"does not fit FedAvg on Plane: model\.network\.weight has shape \(1, 2\) there"),
+        ({"algorithm": Scaffold}, r"does not fit Scaffold on LeastSquares: the server's state has 'control' here only"),
+        ({"seed": 1}, r"comes from a run with seed 0; set --trainer\.seed 0 to use it"),
+    ],
+)
+def test_another_runs_checkpoint_is_refused_whatever_it_is_for(
+    tmp_path: Path, use: Any, changes: Any, message: str
+) -> None:
+    def parts(
+        task: Any = LeastSquares, data: Any = lambda: Threes(3, val_fraction=1 / 3), algorithm: Any = FedAvg
+    ) -> Any:
+        return task(), data(), algorithm()
+
+    trainer(tmp_path, max_rounds=1).fit(*parts())
+    made = trainer(tmp_path, max_rounds=2, seed=changes.get("seed", 0))
+    with pytest.raises(CheckpointError, match=message):
+        use(made, parts(**{key: value for key, value in changes.items() if key != "seed"}))
 
 
 class Plane(LeastSquares):
@@ -152,13 +178,13 @@ def test_weights_of_another_precision_are_converted(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- files that are none
 
 
-MAPPINGS = ("server", "clients", "initial", "callbacks", "metrics", "tasks")
+MAPPINGS = ("server", "clients", "initial", "callbacks", "metrics", "tasks", "inputs")
 
 
 def write(path: Path, **changes: Any) -> Path:
     """A checkpoint as a run writes it, but for what is given; None leaves an entry out."""
     content: dict[str, Any] = {key: {} for key in (*MAPPINGS, "state_dict", "models")}
-    content |= {"lit_fed_format": 2, "round_idx": 0, "seed": 0, "partition": "", "method": "FedAvg", "config": ""}
+    content |= {"lit_fed_format": 3, "round_idx": 0, "seed": 0, "partition": "", "method": "FedAvg", "config": ""}
     content |= {"monitor": None} | changes
     torch.save({key: value for key, value in content.items() if value is not None or key == "monitor"}, path)
     return path
@@ -170,9 +196,9 @@ def test_missing_foreign_newer_and_older_files(tmp_path: Path) -> None:
         read_checkpoint(path)
     assert read_checkpoint(write(path))["round_idx"] == 0
     with pytest.raises(CheckpointError, match="written by a newer lit_fed; upgrade the package"):
-        read_checkpoint(write(path, lit_fed_format=3))
+        read_checkpoint(write(path, lit_fed_format=4))
     with pytest.raises(CheckpointError, match="written by an older lit_fed, whose files this one does not read"):
-        read_checkpoint(write(path, lit_fed_format=1))
+        read_checkpoint(write(path, lit_fed_format=2))
     for key in ("seed", "metrics"):
         with pytest.raises(CheckpointError, match=f"is not a lit_fed checkpoint: '{key}' is missing"):
             read_checkpoint(write(path, **{key: None}))
@@ -189,10 +215,7 @@ def test_missing_foreign_newer_and_older_files(tmp_path: Path) -> None:
     [
         ("lit_fed_format", "2", "it may come from another program"),
         ("lit_fed_format", True, "it may come from another program"),
-        *(
-            (key, [], f"'{key}' is of type list")
-            for key in ("server", "clients", "initial", "callbacks", "metrics", "tasks")
-        ),
+        *((key, [], f"'{key}' is of type list") for key in MAPPINGS),
         ("round_idx", "3", "'round_idx' is of type str"),
         ("round_idx", -1, "'round_idx' is -1"),
         ("monitor", 3, "'monitor' is of type int"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ from lit_fed.engine.protocols import (
 )
 from lit_fed.engine.samplers import UniformParticipation
 from lit_fed.errors import ConfigError
-from lit_fed.methods import FedAvg
+from lit_fed.methods import FedAvg, LocalOnly
 from tests.support import (
     LeastSquares,
     Points,
@@ -50,6 +50,50 @@ class Validated(LeastSquares):
 
 def loss(w: float, y: float) -> float:
     return 0.5 * (w - y) ** 2
+
+
+class Promising(LeastSquares):
+    metrics: ClassVar = {"acc": "max", "loss": "min"}
+
+
+class Mute(LeastSquares):
+    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("task", "algorithm", "lines"),
+    [
+        (LeastSquares, FedAvg, []),
+        (LeastSquares, LocalOnly, ["there are no metrics global/…: LocalOnly has no global model"]),
+        (
+            Wanderer,
+            Wandering,
+            ["there are no metrics global/…: under Wandering a part of every model is its client's own"],
+        ),
+        (Promising, FedAvg, ["the model declares a metric acc, and no evaluation reports it"]),
+        (
+            Mute,
+            FedAvg,
+            [
+                f"there are no metrics {name}/…: the model logged nothing on the test data"
+                for name in ("global", "clients")
+            ],
+        ),
+    ],
+)
+def test_metrics_that_are_waited_for_in_vain_are_named_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], task: Any, algorithm: Any, lines: list[str]
+) -> None:
+    def told() -> list[str]:
+        out = capsys.readouterr().out.splitlines()
+        return [line for line in out if line.startswith(("there are no metrics", "the model declares"))]
+
+    data = Threes(2)
+    fit(tmp_path, task(), data, algorithm(), max_rounds=3)
+    assert told() == lines
+    trainer(tmp_path).test(task(), data, algorithm(), ckpt_path="last")
+    assert told() == lines
 
 
 def test_global_and_clients(tmp_path: Path) -> None:

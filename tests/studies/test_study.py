@@ -104,6 +104,11 @@ def test_skipped_places_stay_empty(tmp_path):
         ({"published": {"a": {"x": "much"}}}, "published: a/x: expected a number"),
         ({"claims": ["a > c at x"]}, "claim 1, 'a > c at x': there is no row 'c'"),
         ({"profiles": {"paper": {"sets": {}}}}, "profiles.paper: unknown key 'sets'; did you mean set?"),
+        ({"profiles": {"paper": []}}, "profiles.paper: expected a mapping, not []"),
+        ({"configs": {}}, "configs: expected a list of texts, not {}"),
+        ({"claims": {}}, "claims: expected"),
+        ({"skip": ""}, "skip: expected a list of texts, not ''"),
+        ({"published": {"a": []}}, "published.a: expected a mapping, not []"),
         ({"profiles": {"full": {}}}, "there is no profile 'paper'; the file has full"),
     ],
     ids=lambda value: str(value)[:40],
@@ -128,6 +133,14 @@ def test_without_a_metric_it_is_what_the_run_monitors_with_its_direction(tmp_pat
         ("rows: {a: {}\n", "line 2: "),
         ("- a\n", "holds no study; write keys such as rows:, columns: and metric:"),
         ("\0", "is not a YAML text"),
+        (
+            "title: a\nrows:\n  a: {}\n  b: {}\n  a: {}\n",
+            r"bad\.yaml, line 5: rows\.a is there twice, also in line 3; rem",
+        ),
+        (
+            "set: {trainer.seed: 1, trainer.seed: 2}\n",
+            "line 1: set.trainer.seed is there twice, in this line too; remove",
+        ),
     ],
 )
 def test_a_broken_file_is_named(text, expected, tmp_path):

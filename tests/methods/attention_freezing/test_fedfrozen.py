@@ -135,7 +135,7 @@ def test_two_processes_freeze_the_same_bits_which_load_as_the_network_was_built(
     assert kernel
     assert all(torch.equal(early[name], late[name]) for name in kernel)
     assert not all(torch.equal(early[name], late[name]) for name in early)
-    network = load_network(folder)
+    network = load_network(folder).network
     fused = [f"network.blocks.0.attn.qkv.parametrizations.weight.original{part}" for part in range(3)]
     assert torch.equal(network.get_parameter("blocks.0.attn.qkv.weight"), torch.cat([late[name] for name in fused]))
 

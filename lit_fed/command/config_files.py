@@ -1,0 +1,146 @@
+"""Configuration files, read more strictly than YAML asks for: what a reader would not expect is named with its line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonargparse import get_loader, set_loader
+
+from lit_fed.errors import ConfigError
+
+PARSER_MODE = "strict_yaml"
+"""The mode of parsers that read with `load`."""
+
+_PARTS = ("model", "data", "algorithm")  # the keys of `lit_fed.command.roots.PARTS`, without importing their classes
+_MERGE = "tag:yaml.org,2002:merge"
+_NULL, _TEXT = "tag:yaml.org,2002:null", "tag:yaml.org,2002:str"
+
+
+def load(text: str) -> Any:
+    """What a YAML text says, to a parser.
+
+    Raises:
+        yaml.YAMLError: If it says nothing, or a mapping in it names a key twice.
+    """
+    if text.count(":") > 1:  # a single value has no keys
+        compose(text)
+    return get_loader("yaml")(text)
+
+
+set_loader(PARSER_MODE, load, (yaml.YAMLError,))
+
+
+def compose(text: str) -> yaml.Node | None:
+    """A YAML text as nodes that know their lines; None where it is empty.
+
+    Raises:
+        yaml.YAMLError: If it is none, or a mapping in it names a key twice: YAML's readers keep the last.
+    """
+    root: yaml.Node | None = yaml.compose(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    for path, mapping in _mappings(root, (), set()):
+        lines: dict[tuple[str, str], int] = {}
+        for key, _ in mapping.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag == _MERGE:
+                continue
+            name, line = (key.tag, key.value), key.start_mark.line
+            if name in lines:
+                first = "in this line too" if lines[name] == line else f"also in line {lines[name] + 1}"
+                problem = f"{'.'.join((*path, key.value))} is there twice, {first}; remove one"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            lines[name] = line
+    return root
+
+
+def check_value(option: str, text: str) -> None:
+    """Refuse a value of an option that names a key twice.
+
+    Raises:
+        ConfigError: In one line with the option and the key.
+    """
+    try:
+        compose(text)
+    except yaml.constructor.ConstructorError as error:
+        raise ConfigError(f"{option}: {error.problem}") from error
+    except yaml.YAMLError:  # the parser's business
+        return
+
+
+def check_config(path: Path) -> None:
+    """Refuse settings that the parser would take for others, or for none, without a word.
+
+    A file that cannot be read, or is no mapping, is the parser's business.
+
+    Raises:
+        ConfigError: In one line with the file, the line and the key.
+    """
+    try:
+        root = compose(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return
+    for key, wrong in _odd_sections(root):
+        raise ConfigError(f"config file {path}, line {key.start_mark.line + 1}: {wrong}")
+
+
+def _odd_sections(root: yaml.Node | None) -> Iterator[tuple[yaml.ScalarNode, str]]:
+    for key, value in _entries(root):
+        yield from _dotted(key, "")
+        if key.value == "trainer" and not (isinstance(value, yaml.MappingNode) or value.tag == _TEXT):
+            yield key, f"trainer is {_named(value)}; it must hold settings, such as max_rounds"
+        if key.value in _PARTS and not (isinstance(value, yaml.MappingNode) or value.tag == _TEXT):
+            yield key, f"{key.value}: a class is needed; give class_path and init_args, not {_named(value)}"
+        if key.value in ("trainer", *_PARTS):
+            yield from _odd_settings(value, key.value)
+            for inner, _ in _entries(value):
+                yield from _dotted(inner, key.value)
+
+
+def _odd_settings(node: yaml.Node, path: str) -> Iterator[tuple[yaml.ScalarNode, str]]:
+    """What is wrong with the init_args of a section and of the classes in it."""
+    for key, value in _entries(node):
+        where = f"{path}.{key.value}"
+        if key.value == "init_args":
+            if not isinstance(value, yaml.MappingNode):
+                yield key, f"{where} is {_named(value)}; it must hold settings of the class, or be left out"
+            for inner, _ in _entries(value):
+                yield from _dotted(inner, where)
+        yield from _odd_settings(value, where)
+    for item in node.value if isinstance(node, yaml.SequenceNode) else ():
+        yield from _odd_settings(item, path)
+
+
+def _dotted(key: yaml.ScalarNode, path: str) -> Iterator[tuple[yaml.ScalarNode, str]]:
+    above, _, last = key.value.rpartition(".")
+    if above and last and key.tag == _TEXT:
+        inside = f" of {path}" if path else ""
+        yield key, f"the key {key.value}{inside} has dots, as options have; write {last} in a line below {above}:"
+
+
+def _entries(node: yaml.Node | None) -> Iterator[tuple[yaml.ScalarNode, yaml.Node]]:
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+        if isinstance(key, yaml.ScalarNode):
+            yield key, value
+
+
+def _named(node: yaml.Node) -> str:
+    if isinstance(node, yaml.SequenceNode):
+        return "a list"
+    return "null" if node.tag == _NULL else str(node.value)
+
+
+def _mappings(
+    node: yaml.Node | None, path: tuple[str, ...], seen: set[int]
+) -> Iterator[tuple[tuple[str, ...], yaml.MappingNode]]:
+    """Every mapping of a tree once, however often it is referred to, and the keys that lead to it."""
+    if id(node) in seen:
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.MappingNode):
+        yield path, node
+        for key, value in node.value:
+            yield from _mappings(value, (*path, str(key.value)), seen)
+    elif isinstance(node, yaml.SequenceNode):
+        for value in node.value:
+            yield from _mappings(value, path, seen)
