@@ -144,7 +144,7 @@ class PoseViT(nn.Module):
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Which layer a parameter is of, for timm's learning rates by layer: the stem, each block, then all others."""
         del coarse
-        return {"stem": r"^(cls_token|pos_embed|patch_embed|gpe)", "blocks": r"^blocks\.(\d+)"}
+        return {"stem": r"^(?:cls_token|pos_embed|patch_embed|gpe)", "blocks": r"^blocks\.(\d+)"}
 
     def no_weight_decay(self) -> set[str]:
         """The parameters that tell places, which ViTPose and ResFormer do not shrink."""
