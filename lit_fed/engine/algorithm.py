@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import torch
 from lightning import LightningModule
@@ -79,8 +79,8 @@ class Regularizer(ABC):
     name: str
     """What the term is logged as: ``train/<name>``, with its weight."""
 
-    needs: ClassVar[frozenset[str]] = frozenset({"loss"})
-    """What it needs of the task, see `NEEDS`."""
+    needs: frozenset[str] = frozenset({"loss"})
+    """What it needs of the task, see `NEEDS`; one whose settings ask for more sets its own."""
 
     def __init__(self, weight: float = 1.0, objective_weight: float = 1.0) -> None:
         for key, value in (("weight", weight), ("objective_weight", objective_weight)):

@@ -5,6 +5,7 @@ from lit_fed.losses.distillation import knowledge_distillation, not_true_distill
 from lit_fed.losses.frozen import balanced_softmax, dot_regression, feature_distillation
 from lit_fed.losses.heatmaps import MSRA, UDP, HeatmapCodec, dark, gaussian_maps, peaks, quarter_offset
 from lit_fed.losses.proximal import proximal
+from lit_fed.losses.resolutions import resolution_distillation
 
 __all__ = [
     "MSRA",
@@ -21,4 +22,5 @@ __all__ = [
     "peaks",
     "proximal",
     "quarter_offset",
+    "resolution_distillation",
 ]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lit_fed.errors import ConfigError
 from lit_fed.networks.pose.embeddings import GlobalPositions, LocalBlock
 from lit_fed.networks.pose.heads import check_grid, make_head
-from lit_fed.networks.pose.weights import load_weights
+from lit_fed.networks.pose.weights import read_weights
 
 
 class PoseViT(nn.Module):
@@ -100,7 +100,8 @@ class PoseViT(nn.Module):
         self._start()
         self.head = make_head(head, embed_dim, num_classes, upsample, norm)
         if weights is not None:
-            load_weights(self, Path(weights), weights_of)
+            held = read_weights(Path(weights), self.state_dict(), self.grid, weights_of)
+            self.load_state_dict(held, strict=False)
 
     def _start(self) -> None:
         for parameter in (self.cls_token, self.pos_embed):

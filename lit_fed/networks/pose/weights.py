@@ -7,16 +7,13 @@ import pickle
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from timm.layers.pos_embed import resample_abs_pos_embed
 from torch import Tensor
 
 from lit_fed.errors import ConfigError
-
-if TYPE_CHECKING:
-    from lit_fed.networks.pose.vit import PoseViT
 
 _NAMES = (
     (r"^(module|network|backbone|encoder)\.", ""),
@@ -37,32 +34,32 @@ _NEW = re.compile(r"^(gpe\.|cls_token$)|\.lpe\.|num_batches_tracked$")
 _TRAINED_WITH = "; choose the settings it was trained with"
 
 
-def load_weights(network: PoseViT, path: Path, part: str) -> None:
-    """Put the weights of a file into a network.
+def read_weights(path: Path, wanted: Mapping[str, Tensor], grid: tuple[int, int], part: str) -> dict[str, Tensor]:
+    """The weights of a file that a network can load.
 
     Read are the files of MAE (``model``), ViTPose and ResFormer (``state_dict`` or ``model``) and our own checkpoints.
     A table of position embeddings is resampled to the network's grid, and left out where it has none. Embeddings that
     the file's network does not have start as they are.
 
     Args:
-        network: The network; changed in place.
         path: The file.
-        part: ``all``, or ``backbone``: the head is left as it is.
+        wanted: The network's own by name.
+        grid: The grid of its table of position embeddings.
+        part: ``all``, or ``backbone``: all but the head.
 
     Raises:
         ConfigError: If there is no such file, it holds something else, or it lacks a weight or has it in another shape.
     """
     if part not in ("all", "backbone"):
         raise ConfigError(f"network PoseViT: weights_of is {part!r}; choose all or backbone")
-    held = _renamed(_read(path), _last(network))
-    wanted = network.state_dict()
+    held = _renamed(_read(path), _last(wanted))
     if part == "backbone":
         wanted = {name: tensor for name, tensor in wanted.items() if not name.startswith("head.")}
         held = {name: tensor for name, tensor in held.items() if not name.startswith("head.")}
     table = held.pop("pos_embed", None)
-    if network.pos_embed is not None and table is not None:
-        held["pos_embed"] = _resampled(table, network, path)
-    if network.cls_token is None:
+    if table is not None and "pos_embed" in wanted:
+        held["pos_embed"] = _resampled(table, grid, "cls_token" in wanted, path)
+    if "cls_token" not in wanted:
         held.pop("cls_token", None)
     for name, tensor in wanted.items():
         hint = "; set weights_of to backbone to start with a new head" if name.startswith("head.") else ""
@@ -76,7 +73,7 @@ def load_weights(network: PoseViT, path: Path, part: str) -> None:
     odd = sorted(held.keys() - wanted.keys())
     if odd:
         raise ConfigError(f"{path} has the weight {odd[0]!r}, which is not here{_TRAINED_WITH}")
-    network.load_state_dict(held, strict=False)
+    return held
 
 
 def _read(path: Path) -> dict[str, Tensor]:
@@ -109,24 +106,23 @@ def _renamed(tensors: Mapping[str, Tensor], last: str) -> dict[str, Tensor]:
     return found
 
 
-def _last(network: PoseViT) -> str:
+def _last(wanted: Mapping[str, Tensor]) -> str:
     """Where the convolution stands that makes heatmaps of a deconvolution head."""
-    names = [name for name in network.state_dict() if name.startswith("head.") and name.endswith(".bias")]
+    names = [name for name in wanted if name.startswith("head.") and name.endswith(".bias")]
     return names[-1].removesuffix("bias")
 
 
-def _resampled(table: Tensor, network: PoseViT, path: Path) -> Tensor:
-    """A table of position embeddings for the network's grid; its class token's goes to all where there is none."""
-    assert network.pos_embed is not None
-    places, count = network.grid[0] * network.grid[1], table.shape[1]
+def _resampled(table: Tensor, grid: tuple[int, int], class_token: bool, path: Path) -> Tensor:
+    """A table of position embeddings for a grid; the class token's goes to all places where there is none."""
+    places, count = grid[0] * grid[1], table.shape[1]
     prefix = count - places if count - places in (0, 1) else int(math.isqrt(count - 1) ** 2 == count - 1)
     side = math.isqrt(count - prefix)
-    grid = network.grid if count - prefix == places else (side, side)
-    if table.ndim != 3 or grid[0] * grid[1] != count - prefix:
-        raise ConfigError(f"{path}: 'pos_embed' has {count} places, which are no square, nor the grid {network.grid}")
+    theirs = grid if count - prefix == places else (side, side)
+    if table.ndim != 3 or theirs[0] * theirs[1] != count - prefix:
+        raise ConfigError(f"{path}: 'pos_embed' has {count} places, which are no square, nor the grid {grid}")
     of_class, of_grid = table[:, :prefix], table[:, prefix:]
-    of_grid = resample_abs_pos_embed(of_grid, list(network.grid), list(grid), num_prefix_tokens=0)
-    if network.cls_token is not None:
+    of_grid = resample_abs_pos_embed(of_grid, list(grid), list(theirs), num_prefix_tokens=0)
+    if class_token:
         of_class = of_class if prefix else torch.zeros_like(of_grid[:, :1])
         return torch.cat((of_class, of_grid), dim=1)
     everywhere: Tensor = of_grid + of_class if prefix else of_grid
