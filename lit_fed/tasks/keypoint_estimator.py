@@ -85,8 +85,8 @@ class KeypointEstimator(OnNetwork):
                 f"model.codec makes heatmaps of stride {self.codec.stride}, and network {type(self.network).__name__} "
                 f"of stride {stride}; set the codec's stride, or leave the codec out"
             )
-        self.flip_test, self.flip_pairs = flip_test, self._checked(flip_pairs)
-        self.layer_decay = layer_decay
+        self.flip_test, self.layer_decay = flip_test, layer_decay
+        self.flip_pairs = self._checked(flip_pairs)
         if layer_decay is not None and not (0 < layer_decay <= 1 and hasattr(self.network, "group_matcher")):
             raise ConfigError(
                 f"model.layer_decay is {layer_decay}; it must be above 0 and at most 1, and needs a network that tells "
