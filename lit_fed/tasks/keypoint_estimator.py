@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from lit_fed.errors import ConfigError
 from lit_fed.losses import UDP, HeatmapCodec
+from lit_fed.tasks.coco_metrics import KeypointAP
 from lit_fed.tasks.on_network import OnNetwork
 from lit_fed.tasks.pose_metrics import PCK
 
@@ -45,6 +46,10 @@ class KeypointEstimator(OnNetwork):
         flip_test: Evaluate and predict by the mean of the heatmaps of an image and of its mirror image.
         threshold: Of ``pck``.
         strict_threshold: Of ``pck_strict``.
+        coco_ap: Also log ``ap``, see `lit_fed.tasks.coco_metrics.KeypointAP`; batches then have the person's ``area``
+            (B,) in square pixels, ``image_id`` (B,), and ``center`` (B, 2) and ``scale`` (B,), which lead back to the
+            image: a point p of a picture of W×H is its ``center + scale·(p − ((W − 1)/2, (H − 1)/2))``.
+        oks_sigmas: Of ``ap``, one a joint; null for COCO's 17.
         layer_decay: Each layer learns at this share of the rate of the one after it, and vectors and position
             embeddings are not decayed (ViTPose: 0.75); null for one rate.
 
@@ -73,6 +78,8 @@ class KeypointEstimator(OnNetwork):
         flip_test: bool = True,
         threshold: float = 0.5,
         strict_threshold: float = 0.25,
+        coco_ap: bool = False,
+        oks_sigmas: Sequence[float] | None = None,
         layer_decay: float | None = None,
     ) -> None:
         num_joints = num_joints or 16
@@ -94,6 +101,7 @@ class KeypointEstimator(OnNetwork):
             )
         self.pck = PCK(threshold, unscored_joints or ())
         self.pck_strict = PCK(strict_threshold, unscored_joints or ())
+        self.ap = KeypointAP(num_joints, oks_sigmas) if coco_ap else None
 
     def _checked(self, flip_pairs: Sequence[Sequence[int]] | None) -> list[tuple[int, int]]:
         if flip_pairs is None and self.flip_test:
@@ -188,15 +196,30 @@ class KeypointEstimator(OnNetwork):
     def _evaluate(self, batch: Batch, stage: str) -> None:
         heatmaps = self.heatmaps(batch["image"])
         self.log(f"{stage}/loss", self._loss(heatmaps, batch), batch_size=len(heatmaps))
-        found, _ = self.codec.decode(heatmaps, batch["image"].shape[2:])
+        found, scores = self.codec.decode(heatmaps, batch["image"].shape[2:])
         for metric in (self.pck, self.pck_strict):
             metric.update(found, batch["keypoints"], batch["visible"], batch["head_size"])
+        if self.ap is not None:
+            area = batch["area"] * batch["scale"] ** 2
+            inside, truth = (_in_image(points, batch) for points in (found, batch["keypoints"]))
+            self.ap.update(inside, scores, truth, batch["visible"], area, batch["image_id"])
 
     def _reset(self) -> None:
-        for metric in (self.pck, self.pck_strict):
-            metric.reset()
+        for metric in (self.pck, self.pck_strict, self.ap):
+            if metric is not None:
+                metric.reset()
 
     def _log_found(self, stage: str) -> None:
         if self.pck.total > 0:
             self.log(f"{stage}/pck", self.pck, prog_bar=True)
             self.log(f"{stage}/pck_strict", self.pck_strict)
+        if self.ap is not None and self.ap.count:
+            self.log(f"{stage}/ap", self.ap)
+
+
+def _in_image(points: Tensor, batch: Batch) -> Tensor:
+    """Points (B, K, 2) of the pictures in pixels of the images that they are from."""
+    height, width = batch["image"].shape[2:]
+    middle = points.new_tensor([(width - 1) / 2, (height - 1) / 2])
+    found: Tensor = batch["center"][:, None] + batch["scale"][:, None, None] * (points - middle)
+    return found
