@@ -189,8 +189,8 @@ class HeatmapCodec(ABC):
         """
         height, width = self.heatmap_size(size)
         nearest, reach = torch.floor(self.centres(keypoints, size) + 0.5), math.floor(3 * self.sigma)
-        last = nearest.new_tensor([width - 1, height - 1])
-        shown = ((nearest >= -reach) & (nearest <= last + reach)).all(dim=-1)
+        across, down = nearest.unbind(-1)
+        shown = (nearest >= -reach).all(dim=-1) & (across <= width - 1 + reach) & (down <= height - 1 + reach)
         return (shown & (visible > 0)).float()
 
     def decode(self, heatmaps: Tensor, input_size: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -211,7 +211,7 @@ class HeatmapCodec(ABC):
                 found = quarter_offset(heatmaps, pixels)
             case "argmax":
                 found = pixels.float()
-        return found * self._steps(found, input_size, heatmaps.shape[-2:]), scores
+        return _scaled(found, self._steps(input_size, heatmaps.shape[-2:])), scores
 
     def unflip(self, heatmaps: Tensor, flip_pairs: Sequence[Sequence[int]]) -> Tensor:
         """Heatmaps of a mirrored picture as those of the picture itself: for the mean of both, the flip test.
@@ -233,8 +233,8 @@ class HeatmapCodec(ABC):
         """Where the Gaussians of points (B, K, 2) of a picture of size (H, W) lie, in pixels of the heatmap."""
 
     @abstractmethod
-    def _steps(self, like: Tensor, input_size: Sequence[int], size: Sequence[int]) -> Tensor:
-        """Pixels of the picture per pixel of the heatmap, for x and for y, shape (2,)."""
+    def _steps(self, input_size: Sequence[int], size: Sequence[int]) -> tuple[float, float]:
+        """Pixels of the picture per pixel of the heatmap, for x and for y."""
 
 
 class UDP(HeatmapCodec):
@@ -252,10 +252,11 @@ class UDP(HeatmapCodec):
 
     def centres(self, keypoints: Tensor, size: Sequence[int]) -> Tensor:
         """See `HeatmapCodec.centres`."""
-        return keypoints / self._steps(keypoints, size, self.heatmap_size(size))
+        across, down = self._steps(size, self.heatmap_size(size))
+        return _scaled(keypoints, (1 / across, 1 / down))
 
-    def _steps(self, like: Tensor, input_size: Sequence[int], size: Sequence[int]) -> Tensor:
-        return like.new_tensor([(input_size[axis] - 1) / (size[axis] - 1) for axis in (1, 0)])
+    def _steps(self, input_size: Sequence[int], size: Sequence[int]) -> tuple[float, float]:
+        return (input_size[1] - 1) / (size[1] - 1), (input_size[0] - 1) / (size[0] - 1)
 
 
 class MSRA(HeatmapCodec):
@@ -287,8 +288,13 @@ class MSRA(HeatmapCodec):
         flipped = super().unflip(heatmaps, flip_pairs)
         return torch.cat([flipped[..., :1], flipped[..., :-1]], dim=-1)
 
-    def _steps(self, like: Tensor, input_size: Sequence[int], size: Sequence[int]) -> Tensor:
-        return like.new_tensor([input_size[axis] / size[axis] for axis in (1, 0)])
+    def _steps(self, input_size: Sequence[int], size: Sequence[int]) -> tuple[float, float]:
+        return input_size[1] / size[1], input_size[0] / size[0]
+
+
+def _scaled(points: Tensor, factors: tuple[float, float]) -> Tensor:
+    """Points (…, 2) with x and y multiplied by numbers, which no tensor has to be moved to a device for."""
+    return torch.stack([points[..., 0] * factors[0], points[..., 1] * factors[1]], dim=-1)
 
 
 def _bells(centres: Tensor, length: int, sigma: float) -> Tensor:
