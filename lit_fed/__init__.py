@@ -6,7 +6,7 @@ from lit_fed.engine.client import Client, Pass, Phase, Update
 from lit_fed.engine.model import Model, Split
 from lit_fed.engine.payload import ClientUpdate, Payload
 from lit_fed.load import DeployedNetwork, load_network
-from lit_fed.tasks import Classifier, Regressor
+from lit_fed.tasks import Classifier, KeypointEstimator, Regressor
 from lit_fed.trainer import FederatedTrainer
 
 __version__ = "0.1.0"
@@ -19,6 +19,7 @@ __all__ = [
     "Cohort",
     "DeployedNetwork",
     "FederatedTrainer",
+    "KeypointEstimator",
     "Model",
     "Pass",
     "Payload",

@@ -214,22 +214,27 @@ def set_seed(trainer: Any) -> None:
     seed_everything(trainer.seed, verbose=False)
 
 
+_FROM_DATA = ("num_classes", "in_channels", "input_shape", "num_outputs", "num_joints", "flip_pairs", "unscored_joints")
+"""What a model may leave open for the data to say."""
+
+
 def fill_from_data(model: Namespace, data: Any) -> None:
     """Tell a model's configuration what follows from the data, where it asks and was not told.
 
     Raises:
-        ConfigError: If the model was told another number of classes than the data have.
+        ConfigError: If the model was told fewer classes than the data have, or another number of joints.
     """
     init_args = model.get("init_args") or Namespace()
-    for key in ("num_classes", "in_channels", "input_shape", "num_outputs"):
+    for key in _FROM_DATA:
         shape = getattr(data, "output_shape", None)
         known = getattr(data, key, None) if key != "num_outputs" or shape is None else prod(shape)
         if key not in init_args or known is None:
             continue
-        if init_args[key] is None:
+        told = init_args[key]
+        if told is None:
             init_args[key] = known
-        elif key == "num_classes" and init_args[key] < known:
-            raise ConfigError(f"model.num_classes is {init_args[key]}, but the data have {known} classes")
+        elif (key == "num_classes" and told < known) or (key == "num_joints" and told != known):
+            raise ConfigError(f"model.{key} is {told}, but the data have {known} {key.removeprefix('num_')}")
 
 
 # ---------------------------------------------------------------------- the program

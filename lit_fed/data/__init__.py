@@ -12,6 +12,7 @@ from lit_fed.data.digits import Digits
 from lit_fed.data.in_memory import Arrays, ImageDataModule, TensorDataModule
 from lit_fed.data.label_skew import ClassesPerClient, Dirichlet, Shards
 from lit_fed.data.partition import IID, Natural, Partition, Quantity, Samples
+from lit_fed.data.pose import CocoKeypoints, Mpii, PhotoPose, PoseAugmentation, PoseDataModule, Puppets, Skeleton
 from lit_fed.data.targets import quantile_strata
 from lit_fed.data.tensor_loader import Loader, TensorLoader
 from lit_fed.data.torchvision_sets import CIFAR10, CIFAR100, FashionMNIST
@@ -37,6 +38,7 @@ __all__ = [
     "ClassesPerClient",
     "ClientFolders",
     "ClientIndices",
+    "CocoKeypoints",
     "DatasetModule",
     "Datasets",
     "Diabetes",
@@ -46,9 +48,14 @@ __all__ = [
     "FederatedDataModule",
     "ImageDataModule",
     "Loader",
+    "Mpii",
     "Natural",
     "Normalize",
     "Partition",
+    "PhotoPose",
+    "PoseAugmentation",
+    "PoseDataModule",
+    "Puppets",
     "Quantity",
     "RandomCrop",
     "RandomHorizontalFlip",
@@ -56,6 +63,7 @@ __all__ = [
     "Resize",
     "Samples",
     "Shards",
+    "Skeleton",
     "Strata",
     "Subset",
     "TensorDataModule",

@@ -143,6 +143,10 @@ class FederatedDataModule(DescribedPopulation):
         del client_id
         return None
 
+    def shared_view(self) -> View | None:
+        """What is made of the batches of shared and pooled sets, nobody's own; None shows them as they are."""
+        return None
+
     def views(self) -> Mapping[str, View]:
         """The views that an evaluation may ask for, by name; in the order in which to evaluate them."""
         return {}
@@ -349,7 +353,8 @@ class FederatedDataModule(DescribedPopulation):
         self._all_here("the pooled training set")
         indices = np.unique(self._ready.train.indices)
         generator = torch_generator(self.seed, "data", "pooled")
-        return self.make_loader("train", indices, batch_size=self.batch_size, generator=generator, training=True)
+        loader = self.make_loader("train", indices, batch_size=self.batch_size, generator=generator, training=True)
+        return viewed(loader, self.shared_view(), generator)
 
     def val_dataloader(self) -> Any:
         """The shared validation set; empty where there is none."""
@@ -364,13 +369,13 @@ class FederatedDataModule(DescribedPopulation):
         return self.test_loader()
 
     def _view(self, client_id: int | None, name: str | None) -> View | None:
-        """The view of a name, or of a client.
+        """The view of a name, of a client, or of nobody.
 
         Raises:
             ConfigError: There is no view of that name.
         """
         if name is None:
-            return None if client_id is None else self.view(client_id)
+            return self.shared_view() if client_id is None else self.view(client_id)
         views = self.views()
         if name not in views:
             known = ", ".join(views) or "none"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sized
+from collections.abc import Callable, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,6 +87,10 @@ class DatasetModule(FederatedDataModule):
         """Deterministic work on the inputs of a batch that is better done on the device, such as normalising."""
         return inputs
 
+    def collate(self) -> Callable[[list[Any]], Any] | None:
+        """What makes a batch of a list of samples, in the workers; None for PyTorch's way, which stacks them."""
+        return None
+
     def read_strata(self) -> Strata:
         """See `FederatedDataModule.read_strata`."""
         datasets = self.build_datasets()
@@ -151,7 +155,9 @@ class DatasetModule(FederatedDataModule):
     def _pool(self, training: bool) -> WorkerPool:
         """The workers for training, or those for everything else."""
         if training not in self._pools:
-            self._pools[training] = WorkerPool(self._parts, self.num_workers, self._device.type == "cuda")
+            self._pools[training] = WorkerPool(
+                self._parts, self.num_workers, self._device.type == "cuda", self.collate()
+            )
         return self._pools[training]
 
 

@@ -66,9 +66,16 @@ class WorkerPool:
         parts: Map-style data sets by name.
         num_workers: Processes; 0 prepares the batches in the calling process.
         pin_memory: Whether batches are meant for an accelerator.
+        collate: Makes a batch of a list of samples; None for PyTorch's way.
     """
 
-    def __init__(self, parts: Mapping[str, Dataset[Any]], num_workers: int, pin_memory: bool = False) -> None:
+    def __init__(
+        self,
+        parts: Mapping[str, Dataset[Any]],
+        num_workers: int,
+        pin_memory: bool = False,
+        collate: Callable[[list[Any]], Any] | None = None,
+    ) -> None:
         self._plan = _Plan()
         self._iterations = 0
         self._loader: DataLoader[Any] = DataLoader(
@@ -77,6 +84,7 @@ class WorkerPool:
             num_workers=num_workers,
             persistent_workers=num_workers > 0,
             pin_memory=pin_memory,
+            collate_fn=collate,
             generator=torch.Generator(),  # of its own, or it would draw on the global one at every start
         )
 

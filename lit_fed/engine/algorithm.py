@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 import torch
 from lightning import LightningModule
@@ -38,11 +38,13 @@ NEEDS = {
     "features": "features: name the submodule that reads them as algorithm.head",
     "head": "a last layer: name it as algorithm.head",
     "targets": "integer class labels: batches (x, y), or a method targets(batch) of the model",
+    "levels": "lower resolutions of a batch: a method levels(batch) of the model",
     "classes": "classes to predict",
     "forward": "a forward(x) that gives predictions for inputs without labels",
     "probability": "the probability with which clients take part, which this participation does not know",
     "public": "a public set: set algorithm.public_size above 0",
-    "one_optimizer": "a single optimizer, whose steps it measures",
+    "one_optimizer": "a single optimizer with one learning rate, whose steps it measures",
+    "no_decay": "an optimizer without weight decay, beside which its own would be a second one; set weight_decay to 0",
     "whole_batches": "whole batches, which strategy=ddp would cut over processes; use 'clients'",
 }
 """What a method may need beyond a LightningModule, and what to do where it is missing."""
@@ -77,8 +79,8 @@ class Regularizer(ABC):
     name: str
     """What the term is logged as: ``train/<name>``, with its weight."""
 
-    needs: ClassVar[frozenset[str]] = frozenset({"loss"})
-    """What it needs of the task, see `NEEDS`."""
+    needs: frozenset[str] = frozenset({"loss"})
+    """What it needs of the task, see `NEEDS`; one whose settings ask for more sets its own."""
 
     def __init__(self, weight: float = 1.0, objective_weight: float = 1.0) -> None:
         for key, value in (("weight", weight), ("objective_weight", objective_weight)):

@@ -7,9 +7,10 @@ from typing import Any
 from lightning import LightningModule
 
 from lit_fed.engine.algorithm import Algorithm
-from lit_fed.engine.compatibility import check_task
+from lit_fed.engine.compatibility import check_decay, check_task
 from lit_fed.engine.model import Model
 from lit_fed.engine.objective import join, listen
+from lit_fed.engine.optimization import has_own_scheduler_step, parse_optimizers
 from lit_fed.engine.surface import ATTRIBUTE
 
 
@@ -28,6 +29,9 @@ def objective_of(task: LightningModule, algorithm: Algorithm[Any]) -> LightningM
     """
     algorithm.adapt(task)
     check_task(task, algorithm)
+    if "no_decay" in algorithm.all_needs:
+        optimizers, _, _ = parse_optimizers(task.configure_optimizers(), has_own_scheduler_step(task))
+        check_decay(task, algorithm, (group for optimizer in optimizers for group in optimizer.param_groups))
     model = Model(task)
     model.divide(algorithm.split(model, 0))
     objective, state = join(task, algorithm, model)

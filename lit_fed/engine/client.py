@@ -179,8 +179,7 @@ class Client:
     objective: TaskRun | None = None
     _anchor: Tensors | None = None
     _at: Mapping[str, Tensor] | None = None
-    _batch: Any = None
-    _outputs: Outputs | None = None
+    _ran: dict[int, tuple[Any, Outputs]] = field(default_factory=dict)
 
     # ------------------------------------------------------------------ tensors
 
@@ -249,10 +248,11 @@ class Client:
         objective = self._objective
         if tensors is not None:
             return objective.run_with(batch, tensors)
-        if self._outputs is None or self._batch is not batch:
+        found = self._ran.get(id(batch))
+        if found is None:
             ran = objective.run(batch) if self._at is None else objective.run_with(batch, self._at)
-            self._batch, self._outputs = batch, ran
-        return self._outputs
+            found = self._ran[id(batch)] = batch, ran
+        return found[1]
 
     @contextmanager
     def at(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
@@ -293,13 +293,18 @@ class Client:
         found: Tensor = own(batch) if callable(own) else batch[1]
         return found
 
+    def levels(self, batch: Any) -> list[Any]:
+        """A batch at its lower resolutions, in descending order, by the task's own ``levels(batch)``."""
+        own: Callable[[Any], list[Any]] = self.model.task.levels  # type: ignore[assignment]  # declared in `needs`
+        return own(batch)
+
     def muted(self) -> AbstractContextManager[None]:
         """What the task logs meanwhile is dropped: it is not about the model that trains."""
         return self._objective.muted()
 
     def forget(self) -> None:
-        """Forget the outputs of the last batch, whose parameters have moved."""
-        self._batch = self._outputs = None
+        """Forget the outputs of batches, whose parameters have moved."""
+        self._ran.clear()
 
     @property
     def _objective(self) -> TaskRun:

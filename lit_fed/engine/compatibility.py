@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -57,6 +57,8 @@ def check_task(task: LightningModule, algorithm: Algorithm[Any]) -> None:
         raise _missing(
             task, algorithm, next(need for need in ("head", "features", "logits", "outputs") if need in needs)
         )
+    if "levels" in needs and not callable(getattr(task, "levels", None)):
+        raise _missing(task, algorithm, "levels")
     if "forward" in needs and type(task).forward is LightningModule.forward:
         raise _missing(task, algorithm, "forward")
 
@@ -124,14 +126,37 @@ def check_optimization(
     ):
         if used and not task.automatic_optimization:
             raise ConfigError(f"model {name} optimises by hand, so trainer.{key} has no effect; do it in training_step")
-    if "one_optimizer" in algorithm.all_needs and len(optimizers) > 1:
-        raise ConfigError(
-            f"model {name} has {len(optimizers)} optimizers, and algorithm {method} needs {NEEDS['one_optimizer']}"
-        )
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    rates = {float(group["lr"]) for group in groups if "lr" in group}
+    if "one_optimizer" in algorithm.all_needs and (len(optimizers) > 1 or len(rates) > 1):
+        has = f"{len(optimizers)} optimizers" if len(optimizers) > 1 else f"{len(rates)} learning rates"
+        raise ConfigError(f"model {name} has {has}, and algorithm {method} needs {NEEDS['one_optimizer']}")
+    check_decay(task, algorithm, groups)
     if data_parallel and "whole_batches" in algorithm.all_needs:
         raise ConfigError(f"algorithm {method} needs {NEEDS['whole_batches']}")
     if not task.automatic_optimization and data_parallel:
         raise ConfigError(f"model {name} optimises by hand, which strategy=ddp cannot synchronise; use 'clients'")
+
+
+def check_decay(task: LightningModule, algorithm: Algorithm[Any], groups: Iterable[Mapping[str, Any]]) -> None:
+    """Refuse weight decay where the method has its own.
+
+    Args:
+        task: The task, for its name.
+        algorithm: The method.
+        groups: The parameter groups of the task's optimizers.
+
+    Raises:
+        ConfigError: If a group decays.
+    """
+    if "no_decay" not in algorithm.all_needs:
+        return
+    decay = max((float(group.get("weight_decay", 0.0)) for group in groups), default=0.0)
+    if decay:
+        raise ConfigError(
+            f"model {task_name(task)} has an optimizer of weight_decay {decay:g}, and {_who(algorithm, 'no_decay')} "
+            f"needs {NEEDS['no_decay']}"
+        )
 
 
 def probe(objective: Objective, algorithm: Algorithm[Any], batches: Iterable[Any]) -> None:

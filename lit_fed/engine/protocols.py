@@ -82,6 +82,9 @@ def run_protocols(
 class GlobalTest(Protocol):
     """The global model on the shared test set: ``global/loss``, ``global/acc``.
 
+    Where the data have views (`lit_fed.data.FederatedDataModule.views`), such as resolutions, also through each of
+    them: ``global/acc_<view>``.
+
     Nothing for methods without one, nor where a part of every model is personal: what the server holds of that part
     was never trained.
     """
@@ -100,10 +103,12 @@ class GlobalTest(Protocol):
                 found.absent[self.name] = f"under {method} a part of every model is its client's own"
                 continue
             loop.model.load(state)
-            loader = data.test_loader() if subset == "test" else data.val_loader()
-            values = loop.evaluate(loader, subset, spread=True)
             name = self.name if len(federation.kinds.names) == 1 else f"{self.name}_{kind}"
-            found.metrics |= {f"{name}/{metric}": value for metric, value in values.items()}
+            for view in (None, *data.views()):
+                loader = data.test_loader(view=view) if subset == "test" else data.val_loader(view=view)
+                values = loop.evaluate(loader, subset, spread=True)
+                end = "" if view is None else f"_{view}"
+                found.metrics |= {f"{name}/{metric}{end}": value for metric, value in values.items()}
         return found
 
 

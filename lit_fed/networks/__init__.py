@@ -10,7 +10,7 @@ from lit_fed.networks.etf import (
 )
 from lit_fed.networks.mcmahan import McMahanCNN
 from lit_fed.networks.mobilenet import MobileNet
-from lit_fed.networks.registry import NETWORKS, TEXT_NETWORKS, build_network, classifier, features
+from lit_fed.networks.registry import NETWORKS, POSE_NETWORKS, TEXT_NETWORKS, build_network, classifier, features
 from lit_fed.networks.resnet import ResNet18Cifar
 from lit_fed.networks.text import BertTiny, EmbeddingBag
 from lit_fed.networks.vgg import VGG11
@@ -18,6 +18,7 @@ from lit_fed.networks.vgg import VGG11
 __all__ = [
     "MLP",
     "NETWORKS",
+    "POSE_NETWORKS",
     "TEXT_NETWORKS",
     "VGG11",
     "BertTiny",

@@ -33,15 +33,18 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
 TEXT_NETWORKS = frozenset({"embedding_bag", "bert_tiny"})
 """Those of them that read rows of token ids; all others read images."""
 
+POSE_NETWORKS = ("pose_vit_small", "pose_vit_tiny", "pose_cnn", "pose_resnet")
+"""Our networks that put out heatmaps by name, for `lit_fed.tasks.KeypointEstimator`; num_classes is their joints."""
+
 
 def build_network(
     name: str, num_classes: int, in_channels: int, input_shape: tuple[int, ...] | None = None, **kwargs: Any
 ) -> nn.Module:
-    """Build a classification network by name: one of ours, or any of timm's.
+    """Build a network by name: one of ours, or any of timm's.
 
     Args:
-        name: A key of `NETWORKS`, or a timm model such as ``"resnet18"``.
-        num_classes: Length of the output.
+        name: A key of `NETWORKS`, one of `POSE_NETWORKS`, or a timm model such as ``"resnet18"``.
+        num_classes: Length of the output; of a pose network, its joints.
         in_channels: Channels of the input.
         input_shape: Shape of one example, channels first. A timm model learns the image size (height, width) from it
             if it needs to know; without it, it keeps its own.
@@ -49,7 +52,8 @@ def build_network(
             downloads weights.
 
     Returns:
-        A module that maps (B, *input_shape) to (B, num_classes), with fresh weights from torch's global generator.
+        A module that maps (B, *input_shape) to (B, num_classes), a pose network to (B, num_classes, h, w), with fresh
+        weights from torch's global generator.
 
     Raises:
         ConfigError: If there is no such network, or it does not take these settings.
@@ -57,7 +61,11 @@ def build_network(
     if input_shape is not None:
         input_shape = tuple(input_shape)
     if name in NETWORKS:
-        return _build_own(name, num_classes, in_channels, input_shape, kwargs)
+        return _build_own(name, NETWORKS[name], num_classes, in_channels, input_shape, kwargs)
+    if name in POSE_NETWORKS:
+        from lit_fed.networks import pose  # brings timm along, see `_build_timm`
+
+        return _build_own(name, pose.NETWORKS[name], num_classes, in_channels, input_shape, kwargs)
     return _build_timm(name, num_classes, in_channels, input_shape, kwargs)
 
 
@@ -110,9 +118,13 @@ def classifier(network: nn.Module) -> nn.Module:
 
 
 def _build_own(
-    name: str, num_classes: int, in_channels: int, input_shape: tuple[int, ...] | None, kwargs: dict[str, Any]
+    name: str,
+    make: Callable[..., nn.Module],
+    num_classes: int,
+    in_channels: int,
+    input_shape: tuple[int, ...] | None,
+    kwargs: dict[str, Any],
 ) -> nn.Module:
-    make = NETWORKS[name]
     settings = {"num_classes": num_classes, "in_channels": in_channels, **kwargs}
     if input_shape is not None:
         settings["input_shape"] = input_shape
@@ -130,7 +142,7 @@ def _build_timm(
     import timm  # takes seconds, and many runs need none of its models
 
     if not timm.is_model(name):
-        close = difflib.get_close_matches(name, [*NETWORKS, *timm.list_models()], n=3)
+        close = difflib.get_close_matches(name, [*NETWORKS, *POSE_NETWORKS, *timm.list_models()], n=3)
         hint = f"did you mean {', '.join(close)}?" if close else f"choose {', '.join(NETWORKS)} or a timm model"
         raise ConfigError(f"network {name!r} is neither one of ours nor one of timm's; {hint}")
     settings = {"num_classes": num_classes, "in_chans": in_channels, **kwargs}

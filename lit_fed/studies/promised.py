@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from lit_fed.data import FederatedDataModule
 from lit_fed.engine.algorithm import Algorithm
 from lit_fed.engine.metric_names import MetricNames
 from lit_fed.engine.protocols import ClientTest, GlobalTest, PersonalTest, UnseenTest
@@ -60,7 +61,8 @@ def names_with(config: Mapping[str, Any], prefix: str) -> tuple[list[str], bool]
         certain &= isinstance(method, type) and issubclass(method, FedAvg) and method.split is Algorithm.split
     ends = [""] if prefix == "global" else [f"_{word}" for word in _SPREAD]
     names = [f"{prefix}/{metric}{end}" for metric in declared for end in ends] if certain else []
-    return names, certain and None not in protocols
+    seen = prefix == "global" and _class(config["data"]).views is not FederatedDataModule.views
+    return names, certain and None not in protocols and not seen  # through views under further names
 
 
 def kind_of(config: Mapping[str, Any]) -> str:

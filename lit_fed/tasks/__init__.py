@@ -1,6 +1,9 @@
 """What is learnt: plain LightningModules, of which any other may stand in their place."""
 
 from lit_fed.tasks.classifier import Classifier
+from lit_fed.tasks.coco_metrics import KeypointAP
+from lit_fed.tasks.keypoint_estimator import KeypointEstimator
+from lit_fed.tasks.pose_metrics import PCK, PCKh
 from lit_fed.tasks.regressor import Regressor
 
-__all__ = ["Classifier", "Regressor"]
+__all__ = ["PCK", "Classifier", "KeypointAP", "KeypointEstimator", "PCKh", "Regressor"]

@@ -7,6 +7,7 @@ from typing import Any
 from lightning import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from lit_fed.networks import build_network, classifier
 
@@ -48,13 +49,17 @@ class OnNetwork(LightningModule):
 
     def configure_optimizers(self) -> Any:
         """A fresh optimizer over the parameters that train, and the schedule where there is one."""
-        optimizer = self.optimizer(parameter for parameter in self.parameters() if parameter.requires_grad)
+        optimizer = self.make_optimizer()
         if self.lr_scheduler is None:
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": self.lr_scheduler(optimizer)}
 
     # It depends on nothing but which parameters train: a federation need not ask it anew for every client.
     configure_optimizers.same_for_all = True  # type: ignore[attr-defined]
+
+    def make_optimizer(self) -> Optimizer:
+        """A fresh optimizer over the parameters that train."""
+        return self.optimizer(parameter for parameter in self.parameters() if parameter.requires_grad)
 
     def forward(self, x: Tensor) -> Tensor:
         """What the network puts out for a batch (B, …)."""

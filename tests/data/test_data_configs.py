@@ -9,7 +9,17 @@ import pytest
 import torch
 from jsonargparse import ArgumentParser
 
-from lit_fed.data import Diabetes, Digits, Dirichlet, FederatedDataModule, Natural, Quantity, Shards
+from lit_fed.data import (
+    Diabetes,
+    Digits,
+    Dirichlet,
+    FederatedDataModule,
+    Natural,
+    PoseDataModule,
+    Puppets,
+    Quantity,
+    Shards,
+)
 
 FOLDER = Path(__file__).parents[2] / "configs" / "data"
 CONFIGS = sorted(FOLDER.glob("*.yaml"))
@@ -46,8 +56,31 @@ def test_every_configuration_parses_and_says_what_it_is(path):
         assert data.test_loader(0).num_samples > 0
 
 
+def test_pose_configurations_say_who_sees_what():
+    for name, lowest, evaluations in (
+        ("puppets", (32, 24), 4 + 3 * 3),
+        ("lspet", (64, 48), 4 + 3 * 3),
+        ("mpii", (128, 96), 6 + 3 * 5),
+        ("coco_keypoints", (128, 96), 5),
+    ):
+        data = parse("--config", str(FOLDER / f"{name}.yaml"))
+        assert isinstance(data, PoseDataModule)
+        assert (data.num_clients, data.clients_per_level) == (3, [1, 1, 1])
+        assert data.resolutions[-1] == lowest
+        if isinstance(data, Puppets):  # the others have joints, or boxes, in files only
+            data.setup()
+            assert len(data.views()) == evaluations
+            batch = next(iter(data.train_loader(0, torch.Generator())))
+            assert batch["image"].shape == (8, *data.input_shape)
+        larger = [size for size in data.test_resolutions if size > lowest]
+        assert len(data.test_resolutions) + len(data.interpolations) * len(larger) == evaluations
+    flips = parse("--config", str(FOLDER / "puppets.yaml"), "--data.augmentation.scale", "0.25")
+    assert isinstance(flips, PoseDataModule)
+    assert flips.augmentation.scale == 0.25
+
+
 def test_there_is_a_configuration_for_each_data_set():
-    assert len(CONFIGS) == 16
+    assert len(CONFIGS) == 20
 
 
 def test_short_names_and_single_settings():

@@ -82,6 +82,19 @@ def test_an_evaluation_names_a_view():
         ready(Digits).test_loader(view="half")
 
 
+class SharedInHalf(HalfResolution):
+    def shared_view(self) -> View | None:
+        return half
+
+
+def test_what_is_nobodys_own_has_a_view_too():
+    data = ready(SharedInHalf, val_fraction=0.2)
+    shared = (data.test_loader(), data.val_loader(), data.public_loader(), data.train_dataloader())
+    assert all(shapes(loader) == {(1, 4, 4)} for loader in (*shared, data.test_dataloader(), data.val_dataloader()))
+    assert shapes(data.test_loader(0)) == {(1, 8, 8)}
+    assert shapes(data.test_loader(view="full")) == {(1, 8, 8)}
+
+
 def test_without_a_view_the_loader_is_the_bare_one():
     data = ready(HalfResolution)
     assert type(data.train_loader(0, torch.Generator())) is type(ready(Digits).train_loader(0, torch.Generator()))

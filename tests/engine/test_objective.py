@@ -214,6 +214,30 @@ def test_a_dict_gives_the_loss_logits_and_features(tmp_path: Path) -> None:
     assert set(seen) == {(True, 3.0)}
 
 
+def test_within_a_step_each_batch_runs_once(tmp_path: Path) -> None:
+    runs = []
+
+    class Counted(LeastSquares):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            runs.append(id(batch))
+            return super().training_step(batch, batch_idx)
+
+    class Twice(FedAvg):
+        needs = frozenset({"loss"})
+
+        def objective(self, client: Client, batch: Any) -> dict[str, Tensor]:
+            other = (batch[0].clone(), batch[1])
+            first, second = client.run(batch), client.run(other)
+            assert client.run(batch) is first
+            assert client.run(other) is second
+            return {"task": first.loss, "other": second.loss}  # type: ignore[dict-item]  # this task skips no batch
+
+    made = fit(tmp_path, Counted(), Points(1), Twice(), max_rounds=2, local_epochs=2, evaluate_every=0)
+    assert len(runs) == 2 * 2 * 2
+    # Twice the gradient is a learning rate of 1, which finds w₁ = 2 at once.
+    assert weights(made)["network.weight"].tolist() == [[2.0, 0.0]]
+
+
 def test_self_trainer_is_the_clients(tmp_path: Path) -> None:
     class Asking(LeastSquares):
         def on_train_start(self) -> None:

@@ -109,6 +109,31 @@ def test_global_and_clients(tmp_path: Path) -> None:
     assert found == [("0", "loss", pytest.approx(one)), ("1", "loss", pytest.approx(two))]
 
 
+class Scaled(Points):
+    """Evaluated with x as it is, doubled and as nothing."""
+
+    def views(self) -> dict[str, Any]:
+        return {"double": lambda batch: (2 * batch[0], batch[1]), "nothing": lambda batch: (0 * batch[0], batch[1])}
+
+
+def test_the_global_model_through_every_view_of_the_data(tmp_path: Path) -> None:
+    made = fit(tmp_path, data=Scaled(), max_rounds=1, protocols=[GlobalTest()])
+    (row,) = rows(made.log_dir / "metrics.csv")
+    again = made.test(LeastSquares(), Scaled(), FedAvg(), "last")
+    # Doubled, the outputs are ½ and 3; of nothing they are 0.
+    for name, outputs in (("loss", AFTER_ONE), ("loss_double", (0.5, 3.0)), ("loss_nothing", (0.0, 0.0))):
+        expected = (loss(outputs[0], 2) + 3 * loss(outputs[1], 4)) / 4
+        assert float(row[f"global/{name}"]) == pytest.approx(expected)
+        assert again[f"global/{name}"] == pytest.approx(expected)
+    assert [name for name in row if name.startswith("global/")] == [
+        "global/loss",
+        "global/loss_double",
+        "global/loss_nothing",
+    ]
+    assert made.run.names.direction("global/loss_double") == "min"
+    assert made.run.names.monitor == "global/loss"
+
+
 @pytest.mark.parametrize(("epochs", "lr", "left"), [(1, None, 0.5), (2, None, 0.25), (1, 1.0, 0.0), (3, 0.25, 0.75**3)])
 def test_personal(tmp_path: Path, epochs: int, lr: float | None, left: float) -> None:
     # Each step leaves the part 1 − lr of the distance: ½ of it with the model's own ½.

@@ -147,6 +147,17 @@ def test_modules_that_optimise_by_hand(tmp_path: Path) -> None:
         run(tmp_path, 1, Scaffold(option=1), module=ByHand())
 
 
+def test_layers_with_rates_of_their_own_are_refused(tmp_path: Path) -> None:
+    class Layered(Automatic):
+        def configure_optimizers(self) -> Any:
+            weight, bias = self.parameters()
+            return torch.optim.SGD([{"params": [weight]}, {"params": [bias], "lr": 0.1}], lr=self.lr)
+
+    line = "Layered has 2 learning rates, and algorithm Scaffold needs a single optimizer with one learning rate, whose"
+    with pytest.raises(ConfigError, match=line):
+        run(tmp_path, 1, module=Layered())
+
+
 def test_runs_report_what_clients_send(tmp_path: Path) -> None:
     run = run_quickstart(tmp_path, "--algorithm", "Scaffold")
     assert all(

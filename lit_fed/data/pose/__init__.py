@@ -1,0 +1,28 @@
+"""Persons with key points, each client's at a resolution of its own."""
+
+from lit_fed.data.pose.augmentation import FLIP_ONLY, PoseAugmentation
+from lit_fed.data.pose.coco import CocoKeypoints
+from lit_fed.data.pose.files import Album, PhotoPose
+from lit_fed.data.pose.module import PoseDataModule
+from lit_fed.data.pose.mpii import Mpii
+from lit_fed.data.pose.people import People
+from lit_fed.data.pose.puppets import Puppets
+from lit_fed.data.pose.skeleton import LSP, MPII, Skeleton
+from lit_fed.data.pose.warp import Boxes, PoseView
+
+__all__ = [
+    "FLIP_ONLY",
+    "LSP",
+    "MPII",
+    "Album",
+    "Boxes",
+    "CocoKeypoints",
+    "Mpii",
+    "People",
+    "PhotoPose",
+    "PoseAugmentation",
+    "PoseDataModule",
+    "PoseView",
+    "Puppets",
+    "Skeleton",
+]

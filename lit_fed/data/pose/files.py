@@ -1,0 +1,196 @@
+"""Persons on photographs in files, read by workers."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.data import Dataset, default_collate
+
+from lit_fed.data.dataset_module import DatasetModule, Datasets
+from lit_fed.data.pose.augmentation import PoseAugmentation
+from lit_fed.data.pose.module import PoseDataModule
+from lit_fed.data.pose.people import People
+from lit_fed.data.pose.warp import Boxes
+from lit_fed.errors import ConfigError
+
+
+class Album(NamedTuple):
+    """Persons and where their images are."""
+
+    people: People
+    paths: list[Path]
+    """The image of each person, n."""
+
+
+class PhotoPose(PoseDataModule, DatasetModule):
+    """Persons on photographs; to bring your own, implement `read_albums` and `skeleton`.
+
+    Workers decode an image and cut out what a person's box shows of it, at its own size; where batches are used, on the
+    device, the pictures of all levels are taken from that.
+
+    Args:
+        remember: Keep decoded images in memory, each worker its own; for sets that fit.
+        kwargs: See `PoseDataModule` and, for `num_workers`, `DatasetModule`.
+    """
+
+    def __init__(self, remember: bool = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.remember = remember
+
+    @abstractmethod
+    def read_albums(self) -> tuple[Album, Album]:
+        """Read the annotations, to train on and to test on; called once."""
+
+    def build_datasets(self) -> Datasets:
+        """See `DatasetModule.build_datasets`."""
+        train, test = self.read_albums()
+        for album in (train, test):
+            _check_images(album)
+        strata = self._strata_of(train.people, test.people)
+        height, width = self.resolutions[0]
+        boxes = [size[1] / size[0] for size in (*self.resolutions, *self.test_resolutions)]
+        reader = _Reader({}) if self.remember else _Reader(None)
+        augmented, plain, tested = (
+            _Persons(album, reader, augmentation, self.skeleton.upper, width / height, max(boxes))
+            for album, augmentation in ((train, self.augmentation), (train, None), (test, None))
+        )
+        return Datasets(augmented, None, tested, None, train_plain=plain, source=strata.source)
+
+    def collate(self) -> Callable[[list[Any]], Any]:
+        """Images of a batch get the size of the largest, with black on the right and below."""
+        return _collate
+
+
+class _Reader:
+    """Decodes images.
+
+    Args:
+        known: Decoded images by path, which grows; None remembers nothing.
+    """
+
+    def __init__(self, known: dict[Path, NDArray[np.uint8]] | None) -> None:
+        self._known = known
+
+    def __call__(self, path: Path) -> NDArray[np.uint8]:
+        """An image (h, w, 3).
+
+        Raises:
+            ConfigError: It cannot be decoded.
+        """
+        if self._known is not None and path in self._known:
+            return self._known[path]
+        try:
+            with Image.open(path) as file:
+                image = np.asarray(file.convert("RGB"))
+        except (OSError, ValueError, Image.DecompressionBombError) as error:
+            raise ConfigError(f"{path} cannot be decoded: replace it, or remove its persons") from error
+        if self._known is not None:
+            self._known[path] = image
+        return image
+
+
+class _Persons(Dataset[tuple[dict[str, Tensor], dict[str, Tensor]]]):
+    """Pairs of what is seen of a person and what is true, for a `PoseView`.
+
+    Args:
+        album: The persons.
+        read: Decodes an image.
+        augmentation: Draws boxes from torch's generator; None takes everybody's own.
+        upper: Which joints are of the upper half, for the augmentation.
+        aspect: Width of a picture divided by its height, for the augmentation.
+        widest: The widest that any picture will be in relation to its height.
+    """
+
+    def __init__(
+        self,
+        album: Album,
+        read: Callable[[Path], NDArray[np.uint8]],
+        augmentation: PoseAugmentation | None,
+        upper: tuple[bool, ...],
+        aspect: float,
+        widest: float,
+    ) -> None:
+        self._people, self._paths, self._read = album.people.tensors(), album.paths, read
+        self._augmentation, self._upper, self._aspect, self._widest = augmentation, upper, aspect, widest
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def __getitem__(self, index: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        truth = {name: array[index : index + 1] for name, array in self._people.items()}
+        person = {"centre": truth.pop("centre"), "extent": truth.pop("extent")}
+        if self._augmentation is not None:
+            person = self._augmentation.draw(truth | person, self._upper, self._aspect)
+        image = self._read(self._paths[index])
+        left, top, right, bottom = _window(person, self._widest, image.shape[1], image.shape[0])
+        origin = torch.tensor([[left, top]], dtype=torch.float32)
+        person["centre"] = person["centre"] - origin
+        truth["keypoints"] = truth["keypoints"] - origin
+        canvas = torch.from_numpy(image[top:bottom, left:right].transpose(2, 0, 1).copy())
+        if self._augmentation is None:
+            person["origin"] = origin
+        seen = {name: value[0] for name, value in person.items()}
+        return seen | {"canvas": canvas}, {name: value[0] for name, value in truth.items()}
+
+
+def _window(person: Mapping[str, Tensor], widest: float, width: int, height: int) -> tuple[int, int, int, int]:
+    """The part of an image that a person's pictures are taken from: left, top, right, bottom; at least a pixel."""
+    boxes = Boxes(person["centre"], person["extent"], person.get("rotation"), person.get("flip"))
+    half = 0.5 * float(person["extent"])
+    corners = torch.tensor([[x * half * widest, y * half] for x in (-1, 1) for y in (-1, 1)])
+    around = corners @ boxes.matrix()[0].T + boxes.centre
+    # Two pixels more on every side: one for the bilinear neighbour, one for rounding.
+    (left, top), (right, bottom) = around.amin(0).floor().int().tolist(), around.amax(0).ceil().int().tolist()
+    left, right = _within(left - 2, right + 3, width)
+    top, bottom = _within(top - 2, bottom + 3, height)
+    return left, top, right, bottom
+
+
+def _within(low: int, high: int, length: int) -> tuple[int, int]:
+    """A range cut to 0 … length, not empty."""
+    low = min(max(low, 0), length - 1)
+    return low, min(max(high, low + 1), length)
+
+
+def _collate(samples: list[Any]) -> Any:
+    """Stack samples whose canvases differ in size."""
+    canvases = [sample[0]["canvas"] for sample in samples]
+    height, width = (max(canvas.shape[axis] for canvas in canvases) for axis in (1, 2))
+    padded = [F.pad(canvas, (0, width - canvas.shape[2], 0, height - canvas.shape[1])) for canvas in canvases]
+    pairs = [({**seen, "canvas": canvas}, *rest) for (seen, *rest), canvas in zip(samples, padded, strict=True)]
+    collated: Any = default_collate(pairs)
+    return collated
+
+
+def _check_images(album: Album) -> None:
+    """Refuse an album of which images are missing.
+
+    Raises:
+        ConfigError: It names the first.
+    """
+    every = dict.fromkeys(album.paths)
+    missing = [path for path in every if not path.is_file()]
+    if missing:
+        raise ConfigError(
+            f"{missing[0]} is missing, the first of {len(missing)} of the {len(every)} images of "
+            f"{album.people.source}: put them there, or set data.root and the folders of images"
+        )
+
+
+def stacked(rows: Sequence[Mapping[str, Any]], source: str) -> People:
+    """Persons from a dictionary each, with the names of `People`'s arrays."""
+    float_rows = {name: np.asarray([row[name] for row in rows], dtype=np.float32) for name in _FLOATS}
+    ids = np.asarray([row["image_id"] for row in rows], dtype=np.int64)
+    return People(**float_rows, image_id=ids, source=source)
+
+
+_FLOATS = ("keypoints", "visible", "head_size", "centre", "extent", "area")

@@ -1,0 +1,318 @@
+"""Persons with key points, shown to every client at a resolution of its own."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lit_fed.data.base import FederatedDataModule
+from lit_fed.data.csr import IntArray
+from lit_fed.data.cut import Strata
+from lit_fed.data.partition import Natural
+from lit_fed.data.pictures import MOST_CLIENTS, even_subset, label_axis, new_figure
+from lit_fed.data.pose.augmentation import PoseAugmentation
+from lit_fed.data.pose.people import People
+from lit_fed.data.pose.skeleton import Skeleton
+from lit_fed.data.pose.warp import INTERPOLATIONS, Interpolation, Means, PoseView, Size, checked_size
+from lit_fed.data.transforms import Normalize
+from lit_fed.data.views import View
+from lit_fed.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+class PoseDataModule(FederatedDataModule):
+    """Persons, one to a picture, with the places of their joints; each client sees them at its own resolution.
+
+    A batch is a dictionary: ``image`` (B, 3, H, W), normalised; ``keypoints`` (B, K, 2), (x, y) in pixels of the
+    picture, where 0 is the centre of the first pixel, also outside of it; ``visible`` (B, K), 1 where a joint is
+    labelled, else 0; ``head_size`` (B,), PCKh's length in pixels of the picture, NaN where it is not known; and
+    ``levels``, a list. In training these are dictionaries of the same four at every level below the client's own, the
+    highest first, none for the lowest: each is taken from the original image by a warp of its own, with the same
+    random box. Where nothing is trained the list is empty, and ``center`` (B, 2) and ``scale`` (B,) lead back: a point
+    p is at center + scale·(p − ((W − 1)/2, (H − 1)/2)) of the original image, which ``image_id`` (B,) names; ``area``
+    (B,) is the person's, in square pixels of the picture, NaN where it is not known.
+
+    Shared and pooled sets are shown at the highest level, pooled training data with all lower ones. `views` has every
+    test resolution by its name, such as ``256x192``, and ``128x96_as_256x192_bicubic`` for pictures of the lowest level
+    that are scaled to a test resolution.
+
+    Args:
+        resolutions: [height, width] of each level, the highest first, one inside the other.
+        clients_per_level: How many clients have each level as their own; the first clients have the highest. None
+            given spreads `num_clients` evenly over the levels.
+        num_clients: Clients in the population; none given means one for each level, or as `clients_per_level` says.
+        samples_per_client: Use so many training samples for each client; none given means all there are.
+        test_resolutions: What evaluations may ask for, seen in training or not; none given means `resolutions`.
+        interpolations: Ways to scale the lowest level's pictures to each of the larger test resolutions: ``bilinear``,
+            ``area``, ``bicubic``.
+        augmentation: Random boxes to train on; none given means the data set's own. Where some of its settings are
+            given, the others are those of `PoseAugmentation`.
+        antialias: Take a picture's pixel as the mean of the image's pixels that it covers; false takes the bilinear
+            value at its middle, as the papers' code does.
+        mean: Per channel, or one number for all, of pixels scaled to [0, 1].
+        std: Per channel, or one number for all.
+        kwargs: The population's other settings, see `FederatedDataModule`.
+
+    Raises:
+        ConfigError: A setting is out of range, or settings contradict each other.
+    """
+
+    def __init__(
+        self,
+        resolutions: Sequence[tuple[int, int]] = ((256, 192), (192, 144), (128, 96)),
+        clients_per_level: list[int] | None = None,
+        num_clients: int | None = None,
+        samples_per_client: int | None = None,
+        test_resolutions: list[tuple[int, int]] | None = None,
+        interpolations: list[Interpolation] | None = None,
+        augmentation: PoseAugmentation | None = None,
+        antialias: bool = False,
+        mean: Sequence[float] = IMAGENET_MEAN,
+        std: Sequence[float] = IMAGENET_STD,
+        **kwargs: Any,
+    ) -> None:
+        self.resolutions = tuple(checked_size(size, "resolutions") for size in resolutions)
+        _check_levels(self.resolutions)
+        counts = _clients_per_level(clients_per_level, num_clients, len(self.resolutions))
+        if samples_per_client is not None:
+            if samples_per_client < 1:
+                raise ConfigError(f"data.samples_per_client is {samples_per_client}: it must be at least 1, or null")
+            if kwargs.get("max_train_samples") is not None:
+                raise ConfigError("data.samples_per_client and data.max_train_samples exclude each other: give one")
+            kwargs["max_train_samples"] = samples_per_client * sum(counts)
+        super().__init__(num_clients=sum(counts), **kwargs)
+        if isinstance(self.partition, Natural):
+            raise ConfigError(
+                "data.partition Natural cannot be had: pose data know no clients of their own, choose IID"
+            )
+        self.samples_per_client, self.antialias = samples_per_client, antialias
+        self.clients_per_level = counts
+        self._first_of_level = np.cumsum([0, *counts])
+        asked = self.resolutions if test_resolutions is None else test_resolutions
+        self.test_resolutions = tuple(checked_size(size, "test_resolutions") for size in asked)
+        self.interpolations = tuple(interpolations or ())
+        for name in self.interpolations:
+            if name not in INTERPOLATIONS:
+                raise ConfigError(f"data.interpolations has {name!r}: it must be one of {', '.join(INTERPOLATIONS)}")
+        self.augmentation = self.default_augmentation() if augmentation is None else augmentation
+        self._normalize = Normalize(mean, std)
+        if self._normalize.num_channels not in (1, 3):
+            raise ConfigError(f"data.mean has {len(mean)} values: give one, or one per colour")
+        self._extents = (0.0, 0.0)  # the least and the usual height of a box in pixels, known after `setup`
+        self._made: dict[Any, PoseView] = {}
+
+    # What a data set tells about itself.
+
+    @property
+    @abstractmethod
+    def skeleton(self) -> Skeleton:
+        """The joints; known without `setup`."""
+
+    def default_augmentation(self) -> PoseAugmentation:
+        """The augmentation where none is given."""
+        return PoseAugmentation()
+
+    @property
+    def num_joints(self) -> int:
+        """Joints of a person, K."""
+        return len(self.skeleton.joints)
+
+    @property
+    def joint_names(self) -> tuple[str, ...]:
+        """Their names."""
+        return self.skeleton.joints
+
+    @property
+    def flip_pairs(self) -> tuple[tuple[int, int], ...]:
+        """Joints that change places in a mirror, by their numbers."""
+        return self.skeleton.flip_pairs
+
+    @property
+    def unscored_joints(self) -> tuple[int, ...]:
+        """Joints that the data set's metric leaves out, by their numbers."""
+        return self.skeleton.unscored
+
+    @property
+    def skeleton_edges(self) -> tuple[tuple[int, int], ...]:
+        """Joints to connect in pictures, by their numbers."""
+        return self.skeleton.edges
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of a picture at the highest level."""
+        return (3, *self.resolutions[0])
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """A point for each joint: (K, 2)."""
+        return (self.num_joints, 2)
+
+    # Who sees what.
+
+    def level(self, client_id: int) -> int:
+        """The client's own level, 0 for the highest."""
+        return int(np.searchsorted(self._first_of_level, client_id, side="right")) - 1
+
+    def view(self, client_id: int) -> View:
+        """The client's own level, when training with all below."""
+        return self._levels_view(self.level(client_id))
+
+    def shared_view(self) -> View:
+        """The highest level, when training with all below."""
+        return self._levels_view(0)
+
+    def views(self) -> Mapping[str, View]:
+        """Every test resolution, and the lowest level scaled to each of them that is larger."""
+        lowest = self.resolutions[-1]
+        found: dict[str, View] = {named_size(size): self.view_of(size) for size in self.test_resolutions}
+        for size in self.test_resolutions:
+            if size[0] > lowest[0]:
+                for way in self.interpolations:
+                    found[f"{named_size(lowest)}_as_{named_size(size)}_{way}"] = self.view_of(lowest, size, way)
+        return found
+
+    def view_of(self, size: Size, shown_as: Size | None = None, interpolation: Interpolation = "bilinear") -> PoseView:
+        """How an evaluation at some resolution shows batches.
+
+        Args:
+            size: (H, W) of the pictures.
+            shown_as: Scale them to this (H, W) after all.
+            interpolation: How they are scaled.
+
+        Raises:
+            ConfigError: Pictures would be scaled to another shape.
+        """
+        if shown_as is not None and size[0] * shown_as[1] != size[1] * shown_as[0]:
+            raise ConfigError(
+                f"pictures of {named_size(size)} cannot be shown as {named_size(shown_as)}: "
+                "choose a resolution of the same shape"
+            )
+        return self._made_view((size,), shown_as, interpolation)
+
+    def _levels_view(self, level: int) -> PoseView:
+        return self._made_view(self.resolutions[level:], None, "bilinear")
+
+    def _made_view(self, sizes: tuple[Size, ...], shown_as: Size | None, way: Interpolation) -> PoseView:
+        key = (sizes, shown_as, way)
+        if key not in self._made:
+            means, order = [self._means(size) for size in sizes], self.skeleton.flip_order
+            self._made[key] = PoseView(sizes, means, self._normalize, order, shown_as, way)
+        return self._made[key]
+
+    def _means(self, size: Size) -> Means:
+        """What makes a pixel: means of squares as far as they blur nobody's picture, and points for the usual one."""
+        if not self.antialias:
+            return Means()
+        least, usual = self._extents
+        whole = max(1, int(least * (1 - self.augmentation.scale) / size[0]))
+        return Means(whole, max(1, math.ceil(usual / (whole * size[0]) - 1e-6)))
+
+    def _strata_of(self, train: People, test: People) -> Strata:
+        """What is known of the persons for partitions to cut by: their number.
+
+        Raises:
+            ConfigError: Persons cannot be used, or there are too few for all clients.
+        """
+        train, test = (people.checked(self.num_joints) for people in (train, test))
+        needed = self.max_train_samples
+        if self.samples_per_client is not None and needed is not None and needed > len(train):
+            raise ConfigError(
+                f"data.samples_per_client {self.samples_per_client} for {self.num_clients} clients takes {needed} "
+                f"persons, but {train.source} has {len(train)}: lower it, or have fewer clients"
+            )
+        every = np.concatenate([train.extent, test.extent])
+        self._extents = (float(every.min()), float(np.median(every)))
+        self._made.clear()
+        return Strata(None, None, len(train), len(test), source=train.source)
+
+    # What a run writes down.
+
+    def describe(self, client_id: int) -> dict[str, Any]:
+        """See `DescribedPopulation.describe`; with the client's own ``resolution``, [height, width]."""
+        return super().describe(client_id) | {"resolution": list(self.resolutions[self.level(client_id)])}
+
+    def figure(self) -> Figure | None:
+        """How many samples each client has, at which resolution."""
+        ids = np.asarray(list(self.clients), dtype=np.int64)
+        if not len(ids):
+            return None
+        ids = ids[even_subset(len(ids), MOST_CLIENTS)]
+        return levels_picture(
+            self._ready.train.sizes[ids],
+            np.asarray([self.level(client_id) for client_id in ids.tolist()]),
+            [named_size(size) for size in self.resolutions],
+            ids,
+        )
+
+
+def named_size(size: Size) -> str:
+    """A resolution as a word: ``256x192``."""
+    return f"{size[0]}x{size[1]}"
+
+
+def levels_picture(sizes: IntArray, levels: IntArray, names: Sequence[str], client_ids: IntArray) -> Figure:
+    """How many samples each client has, coloured by its level.
+
+    Args:
+        sizes: Samples of each client, shape (n,).
+        levels: Level of each, shape (n,).
+        names: What the levels are called.
+        client_ids: The clients' ids, shape (n,).
+    """
+    from matplotlib import colormaps
+
+    figure, axes = new_figure()
+    colours = colormaps["viridis"](np.linspace(0.15, 0.85, len(names)))
+    for level, name in enumerate(names):
+        here = np.flatnonzero(levels == level)
+        if len(here):
+            axes.bar(here, sizes[here], width=0.9, color=colours[level], label=name)
+    label_axis(axes.xaxis, client_ids, "client")
+    axes.set_ylabel("training samples")
+    axes.set_ylim(0, 1.25 * max(1, int(sizes.max())))
+    axes.legend(title="resolution", ncols=len(names), loc="upper right")
+    axes.set_title("Who has how much, and sees it how well")
+    return figure
+
+
+def _check_levels(sizes: Sequence[Size]) -> None:
+    if not sizes:
+        raise ConfigError("data.resolutions is empty: give at least one [height, width]")
+    for higher, lower in pairwise(sizes):
+        if not (lower[0] < higher[0] and lower[1] < higher[1]):
+            raise ConfigError(
+                f"data.resolutions has {list(lower)} after {list(higher)}: give the highest first, each smaller than "
+                "the one before"
+            )
+
+
+def _clients_per_level(counts: list[int] | None, num_clients: int | None, num_levels: int) -> list[int]:
+    """How many clients have each level.
+
+    Raises:
+        ConfigError: The settings contradict each other.
+    """
+    if counts is None:
+        total = num_levels if num_clients is None else num_clients
+        if total < 1:
+            raise ConfigError(f"data.num_clients is {total}: a population needs at least 1 client")
+        return [total // num_levels + (level < total % num_levels) for level in range(num_levels)]
+    if len(counts) != num_levels or min(counts) < 0 or sum(counts) < 1:
+        raise ConfigError(
+            f"data.clients_per_level is {counts}: give one number for each of the {num_levels} resolutions, 0 or more, "
+            "and somebody in all"
+        )
+    if num_clients is not None and num_clients != sum(counts):
+        raise ConfigError(
+            f"data.num_clients is {num_clients}, but data.clients_per_level has {sum(counts)}: leave one of them out"
+        )
+    return list(counts)

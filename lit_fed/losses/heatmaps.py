@@ -1,0 +1,321 @@
+"""Points as heatmaps and back: targets, decoding, and the codecs that pair them.
+
+A heatmap of a point is a Gaussian around it, one map per point, smaller than the picture by the stride. Points are
+(x, y) in pixels, where 0 is the centre of the first pixel; sizes are (height, width), as in shapes.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lit_fed.errors import ConfigError
+
+Decoding = Literal["dark", "quarter", "argmax"]
+
+
+def gaussian_maps(centres: Tensor, size: tuple[int, int], sigma: float = 2.0) -> Tensor:
+    r"""Gaussians of height 1 around points.
+
+    .. math:: H(x, y) = \exp\left(-\frac{(x - c_x)^2 + (y - c_y)^2}{2\sigma^2}\right)
+
+    within 3σ of the pixel nearest to the centre, 0 elsewhere.
+
+    Args:
+        centres: c (…, 2), (x, y) in pixels of the map; they may lie between pixels, or outside.
+        size: (h, w) of the map.
+        sigma: σ in pixels of the map.
+
+    Returns:
+        (…, h, w).
+    """
+    columns, rows = (_bells(centres[..., axis], size[1 - axis], sigma) for axis in (0, 1))
+    return rows.unsqueeze(-1) * columns.unsqueeze(-2)
+
+
+def peaks(heatmaps: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest value of each map and its pixel.
+
+    Args:
+        heatmaps: (…, h, w).
+
+    Returns:
+        Pixels (…, 2), (x, y), int64, and values (…).
+    """
+    scores, places = heatmaps.flatten(-2).max(dim=-1)
+    width = heatmaps.shape[-1]
+    return torch.stack([places % width, places // width], dim=-1), scores
+
+
+def quarter_offset(heatmaps: Tensor, pixels: Tensor) -> Tensor:
+    """Move each peak by a quarter of a pixel to its larger neighbour, along x and along y; not at the border.
+
+    Newell, Yang, Deng: "Stacked Hourglass Networks for Human Pose Estimation", ECCV 2016.
+
+    Args:
+        heatmaps: (…, h, w).
+        pixels: Peaks (…, 2), as `peaks` gives them.
+
+    Returns:
+        (…, 2) floating point.
+    """
+    height, width = heatmaps.shape[-2:]
+    inside = (pixels > 0) & (pixels < pixels.new_tensor([width - 1, height - 1]))
+    middle = torch.minimum(pixels.clamp_min(1), pixels.new_tensor([max(width - 2, 0), max(height - 2, 0)]))
+    flat, (x, y) = heatmaps.flatten(-2), middle.unbind(-1)
+
+    def at(x: Tensor, y: Tensor) -> Tensor:
+        place = (y.clamp(0, height - 1) * width + x.clamp(0, width - 1)).unsqueeze(-1)
+        return flat.gather(-1, place).squeeze(-1)
+
+    slopes = torch.stack([at(x + 1, y) - at(x - 1, y), at(x, y + 1) - at(x, y - 1)], dim=-1)
+    return pixels + 0.25 * slopes.sign() * inside
+
+
+def dark(heatmaps: Tensor, pixels: Tensor, kernel: int = 11) -> Tensor:
+    r"""Refine each peak by one Newton step on the logarithm of the smoothed map.
+
+    .. math:: \hat p = p - \left(\nabla^2 \ln H'(p)\right)^{-1} \nabla \ln H'(p)
+
+    with H' the map after a Gaussian filter and central differences of one pixel. It is exact for a Gaussian.
+
+    Zhang et al.: "Distribution-Aware Coordinate Representation for Human Pose Estimation", CVPR 2020, Eq. 9; the
+    differences are those of Huang et al.: "The Devil is in the Details", CVPR 2020 (UDP).
+
+    Args:
+        heatmaps: (…, h, w), at least 3 pixels each way.
+        pixels: Peaks (…, 2), as `peaks` gives them.
+        kernel: Width of the filter in pixels, odd; its standard deviation is .3((kernel − 1)/2 − 1) + .8, the rule of
+            OpenCV that the public code relies on.
+
+    Returns:
+        (…, 2) floating point, within a pixel of the peak; the peak itself where the map is not concave around it.
+
+    Note:
+        At the border the public code pads, with zeros or by reflection, and is .5 to 1 pixels off within 2 pixels of
+        it, more than the peak itself is. Here the filter is as wide as it fits around all three pixels of a
+        difference, and at the outermost pixels the differences are those of their inner neighbours: the smoothed
+        Gaussian stays symmetric, and the result exact. In the interior it is the public code's.
+    """
+    maps = heatmaps.float()
+    size = pixels.new_tensor([maps.shape[-1], maps.shape[-2]])
+    middle = torch.minimum(pixels.clamp_min(1), size - 2)
+    reach = torch.minimum(middle - 1, size - 2 - middle).clamp(max=kernel // 2)
+    columns, rows = (_smoothers(middle[..., a], reach[..., a], maps.shape[-1 - a], kernel) for a in (0, 1))
+    logs = (rows @ maps @ columns.transpose(-1, -2)).clamp_min(1e-10).log()  # (…, 3, 3) around the middle
+    here, right, left = logs[..., 1, 1], logs[..., 1, 2], logs[..., 1, 0]
+    below, above = logs[..., 2, 1], logs[..., 0, 1]
+    slope_x, slope_y = (right - left) / 2, (below - above) / 2
+    bend_x, bend_y = right - 2 * here + left, below - 2 * here + above
+    bend_xy = (logs[..., 2, 2] - logs[..., 0, 2] - logs[..., 2, 0] + logs[..., 0, 0]) / 4
+    determinant = bend_x * bend_y - bend_xy**2
+    concave = (determinant > 1e-6) & (bend_x < 0)
+    step = torch.stack([bend_xy * slope_y - bend_y * slope_x, bend_xy * slope_x - bend_x * slope_y], dim=-1)
+    found = middle + step / torch.where(concave, determinant, 1.0).unsqueeze(-1)
+    found = torch.minimum(torch.maximum(found, pixels - 1.0), pixels + 1.0)
+    return torch.where(concave.unsqueeze(-1), found, pixels.float())
+
+
+class HeatmapCodec(ABC):
+    """Points to heatmaps, to learn from, and heatmaps to points.
+
+    Args:
+        stride: Pixels of the picture per pixel of a heatmap.
+        sigma: Standard deviation of the Gaussians, in pixels of the heatmap, whatever its size.
+        decoding: How a point is found between pixels: ``dark``, ``quarter`` for a quarter pixel towards the larger
+            neighbour, or ``argmax`` for the largest value's pixel.
+        kernel: Width of DARK's filter in pixels.
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+
+    def __init__(self, stride: int = 4, sigma: float = 2.0, decoding: Decoding = "dark", kernel: int = 11) -> None:
+        name = type(self).__name__
+        if stride < 1:
+            raise ConfigError(f"{name}.stride is {stride}: it must be at least 1 pixel")
+        if not sigma > 0:
+            raise ConfigError(f"{name}.sigma is {sigma}: it must be above 0 pixels")
+        if decoding not in ("dark", "quarter", "argmax"):
+            raise ConfigError(f"{name}.decoding is {decoding!r}: it must be dark, quarter or argmax")
+        if kernel < 1 or kernel % 2 == 0:
+            raise ConfigError(f"{name}.kernel is {kernel}: it must be odd, such as 11")
+        self.stride, self.sigma, self.decoding, self.kernel = stride, sigma, decoding, kernel
+
+    def heatmap_size(self, input_size: Sequence[int]) -> tuple[int, int]:
+        """The size (h, w) of the heatmaps of a picture of size (H, W).
+
+        Raises:
+            ConfigError: The stride does not divide it, or less than 3 pixels are left of a side.
+        """
+        height, width = input_size
+        if height % self.stride or width % self.stride or min(height, width) < 3 * self.stride:
+            raise ConfigError(
+                f"a picture of {height}×{width} pixels has no heatmaps of stride {self.stride}: "
+                f"both sides must be multiples of {self.stride}, and {3 * self.stride} or more"
+            )
+        return height // self.stride, width // self.stride
+
+    def encode(self, keypoints: Tensor, visible: Tensor, size: Sequence[int]) -> Tensor:
+        """Heatmaps of points.
+
+        Args:
+            keypoints: (B, K, 2), (x, y) in pixels of the picture.
+            visible: (B, K); a map of zeros where it is 0.
+            size: (H, W) of the picture.
+
+        Returns:
+            (B, K, h, w).
+        """
+        small = self.heatmap_size(size)
+        maps = gaussian_maps(self.centres(keypoints, size), small, self.sigma)
+        return torch.where((visible > 0)[..., None, None], maps, 0.0)
+
+    def weights(self, keypoints: Tensor, visible: Tensor, size: Sequence[int]) -> Tensor:
+        """Which maps to learn from: 1 for visible points of which the heatmaps show something, else 0.
+
+        Args:
+            keypoints: (B, K, 2), (x, y) in pixels of the picture.
+            visible: (B, K).
+            size: (H, W) of the picture.
+
+        Returns:
+            (B, K) floating point.
+        """
+        height, width = self.heatmap_size(size)
+        nearest, reach = torch.floor(self.centres(keypoints, size) + 0.5), math.floor(3 * self.sigma)
+        across, down = nearest.unbind(-1)
+        shown = (nearest >= -reach).all(dim=-1) & (across <= width - 1 + reach) & (down <= height - 1 + reach)
+        return (shown & (visible > 0)).float()
+
+    def decode(self, heatmaps: Tensor, input_size: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Points of heatmaps.
+
+        Args:
+            heatmaps: (B, K, h, w).
+            input_size: (H, W) of the picture.
+
+        Returns:
+            Points (B, K, 2), (x, y) in pixels of the picture, and each map's largest value (B, K).
+        """
+        pixels, scores = peaks(heatmaps)
+        match self.decoding:
+            case "dark":
+                found = dark(heatmaps, pixels, self.kernel)
+            case "quarter":
+                found = quarter_offset(heatmaps, pixels)
+            case "argmax":
+                found = pixels.float()
+        return _scaled(found, self._steps(input_size, heatmaps.shape[-2:])), scores
+
+    def unflip(self, heatmaps: Tensor, flip_pairs: Sequence[Sequence[int]]) -> Tensor:
+        """Heatmaps of a mirrored picture as those of the picture itself: for the mean of both, the flip test.
+
+        Args:
+            heatmaps: (B, K, h, w), of a picture that was mirrored left to right.
+            flip_pairs: Points that change places in a mirror, such as the left and the right hand, from 0.
+
+        Returns:
+            (B, K, h, w).
+        """
+        order = list(range(heatmaps.shape[1]))
+        for left, right in flip_pairs:
+            order[left], order[right] = right, left
+        return heatmaps[:, order].flip(-1)
+
+    @abstractmethod
+    def centres(self, keypoints: Tensor, size: Sequence[int]) -> Tensor:
+        """Where the Gaussians of points (B, K, 2) of a picture of size (H, W) lie, in pixels of the heatmap."""
+
+    @abstractmethod
+    def _steps(self, input_size: Sequence[int], size: Sequence[int]) -> tuple[float, float]:
+        """Pixels of the picture per pixel of the heatmap, for x and for y."""
+
+
+class UDP(HeatmapCodec):
+    """Unbiased: the first and the last pixel of the heatmap are the first and the last of the picture.
+
+    A picture of W pixels is W − 1 long, so that a heatmap's pixel is (W − 1)/(w − 1) of the picture's, to encode and
+    to decode. Gaussians lie between pixels, where the points are.
+
+    Huang, Zhu, Guo, Huang: "The Devil is in the Details: Delving into Unbiased Data Processing for Human Pose
+    Estimation", CVPR 2020.
+
+    Args:
+        kwargs: See `HeatmapCodec`.
+    """
+
+    def centres(self, keypoints: Tensor, size: Sequence[int]) -> Tensor:
+        """See `HeatmapCodec.centres`."""
+        across, down = self._steps(size, self.heatmap_size(size))
+        return _scaled(keypoints, (1 / across, 1 / down))
+
+    def _steps(self, input_size: Sequence[int], size: Sequence[int]) -> tuple[float, float]:
+        return (input_size[1] - 1) / (size[1] - 1), (input_size[0] - 1) / (size[0] - 1)
+
+
+class MSRA(HeatmapCodec):
+    """The older form: a heatmap's pixel is `stride` of the picture's, and Gaussians sit on the nearest pixel.
+
+    Xiao, Wu, Wei: "Simple Baselines for Human Pose Estimation and Tracking", ECCV 2018; theirs decode with a quarter
+    pixel's offset.
+
+    Args:
+        kwargs: See `HeatmapCodec`.
+
+    Note:
+        Rounding costs up to half a heatmap's pixel, 2 pixels of the picture, which no decoding brings back.
+    """
+
+    def __init__(self, stride: int = 4, sigma: float = 2.0, decoding: Decoding = "quarter", kernel: int = 11) -> None:
+        super().__init__(stride, sigma, decoding, kernel)
+
+    def centres(self, keypoints: Tensor, size: Sequence[int]) -> Tensor:
+        """See `HeatmapCodec.centres`."""
+        return torch.floor(keypoints / self.stride + 0.5)
+
+    def unflip(self, heatmaps: Tensor, flip_pairs: Sequence[Sequence[int]]) -> Tensor:
+        """See `HeatmapCodec.unflip`.
+
+        A point x is mirrored to W − 1 − x and encoded at w − (x + 1)/4, which mirrored back is x/4 − 3/4: the maps are
+        moved one pixel to the right, as in the public code.
+        """
+        flipped = super().unflip(heatmaps, flip_pairs)
+        return torch.cat([flipped[..., :1], flipped[..., :-1]], dim=-1)
+
+    def _steps(self, input_size: Sequence[int], size: Sequence[int]) -> tuple[float, float]:
+        return input_size[1] / size[1], input_size[0] / size[0]
+
+
+def _scaled(points: Tensor, factors: tuple[float, float]) -> Tensor:
+    """Points (…, 2) with x and y multiplied by numbers, which no tensor has to be moved to a device for."""
+    return torch.stack([points[..., 0] * factors[0], points[..., 1] * factors[1]], dim=-1)
+
+
+def _bells(centres: Tensor, length: int, sigma: float) -> Tensor:
+    """The Gaussian along one axis, shape (…, length)."""
+    places = torch.arange(length, device=centres.device, dtype=centres.dtype)
+    centres = centres.unsqueeze(-1)
+    near = (places - torch.floor(centres + 0.5)).abs() <= 3 * sigma
+    return torch.exp(-((places - centres) ** 2) / (2 * sigma**2)) * near
+
+
+def _smoothers(middle: Tensor, reach: Tensor, length: int, kernel: int) -> Tensor:
+    """Filters that smooth the three pixels around a middle along one axis, shape (…, 3, length).
+
+    Args:
+        middle: The middle pixel, shape (…).
+        reach: How far each filter reaches, in pixels, shape (…).
+        length: Pixels of the axis.
+        kernel: Width of the whole filter, whose standard deviation follows from it.
+    """
+    sigma = 0.3 * ((kernel - 1) / 2 - 1) + 0.8
+    three = middle.unsqueeze(-1) + torch.arange(-1, 2, device=middle.device)
+    distance = three.unsqueeze(-1) - torch.arange(length, device=middle.device)
+    values = torch.exp(-(distance**2) / (2 * sigma**2)) * (distance.abs() <= reach[..., None, None])
+    return values / values.sum(dim=-1, keepdim=True)

@@ -1,0 +1,135 @@
+r"""RAF, resolution-adaptive federated learning.
+
+Lim, Lee, Lee, Cho: "Mitigating Resolution-Drift in Federated Learning: Case of Keypoint Detection", 2025, Algorithm 1
+and Eqs. 4–6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor
+
+from lit_fed.engine.algorithm import Regularizer, Terms
+from lit_fed.engine.client import Client
+from lit_fed.errors import ConfigError
+from lit_fed.losses import resolution_distillation
+from lit_fed.methods.fedavg import FedAvg
+from lit_fed.methods.regularizers import logits
+
+Truth = Literal["top", "every"]
+
+
+class RAF(Regularizer):
+    r"""Distillation from each of a batch's resolutions to the next lower one, over any method's objective.
+
+    :math:`\mathcal{L}_{\mathrm{task}}(y^{(0)}) + \alpha \sum_{i \ge 1} \mathrm{mean}\bigl(\mathrm{sg}(y^{(i-1)}) -
+    U\,y^{(i)}\bigr)^2 + \tfrac{\gamma}{2}\|w\|^2`, where :math:`y^{(0)}` are the task's outputs at the client's own
+    resolution, :math:`y^{(i)}` those at its lower ones (``levels`` of the task), and U enlarges by nearest neighbours.
+    A client of the lowest resolution has the method's own objective. Nothing that was received is needed: under a
+    plain ``lightning.Trainer`` it is the paper's "CL + KD".
+
+    Logs ``train/raf`` and, with `gamma`, ``train/l2``, both with their weights.
+
+    Args:
+        weight: α.
+        gamma: γ, over all parameters that train; the optimizer must have no weight decay then.
+        truth: Where the objective below is taken: at the ``top`` resolution, as in the paper's Eq. 4, or at ``every``
+            one, all terms divided by their number, as in its public code.
+        objective_weight: The weight of the objective below.
+
+    Raises:
+        ConfigError: If a weight is negative, or for another `truth`.
+
+    Note:
+        The public code has an optimizer with weight decay 0.1 in place of γ. Distances are means over the batch, joints
+        and pixels there and here, where the paper sums. Batch norm sees each resolution as a batch of its own.
+    """
+
+    name = "raf"
+    needs = frozenset({"loss", "outputs", "levels"})
+
+    def __init__(
+        self, weight: float = 1.0, gamma: float = 0.0, truth: Truth = "top", objective_weight: float = 1.0
+    ) -> None:
+        super().__init__(weight, objective_weight)
+        if not gamma >= 0:
+            raise ConfigError(f"RAF: gamma is {gamma}; it must not be negative")
+        if truth not in ("top", "every"):
+            raise ConfigError(f"RAF: truth is {truth!r}; it must be 'top' or 'every'")
+        self.gamma, self.truth = gamma, truth
+        if gamma:
+            self.needs = self.needs | {"no_decay"}
+
+    def around(self, client: Client, batch: Any, below: Callable[[Client, Any], Terms]) -> Terms:
+        """The terms of the objective below, at one resolution or all, the distillation, and the decay."""
+        terms, levels = below(client, batch), client.levels(batch)
+        share = 1.0
+        if self.truth == "every" and levels:
+            share = 1.0 / (1 + len(levels))
+            with client.muted():  # what the task logs is about the client's own resolution
+                found = [terms, *(below(client, level) for level in levels)]
+            if not any(map(_skipped, found)):
+                terms = {name: share * torch.stack([one[name] for one in found]).sum() for name in terms}
+        if _skipped(terms):
+            return terms
+        if self.objective_weight != 1.0:
+            terms = {name: self.objective_weight * term for name, term in terms.items()}
+        if self.weight and levels:
+            terms[self.name] = self.weight * share * self.term(client, batch)
+        if self.gamma:
+            own = (parameter for parameter in client.parameters.values() if parameter.requires_grad)
+            terms["l2"] = 0.5 * self.gamma * torch.stack([parameter.square().sum() for parameter in own]).sum()
+        return terms
+
+    def term(self, client: Client, batch: Any) -> Tensor:
+        """The sum over neighbouring resolutions of the distance of the lower one's outputs to the higher one's."""
+        teacher, distances = logits(client, batch), []
+        with client.muted():
+            for level in client.levels(batch):
+                student = logits(client, level)
+                distances.append(resolution_distillation(student, teacher))
+                teacher = student
+        return torch.stack(distances).sum()
+
+
+class FedRAF(FedAvg):
+    r"""RAF as its paper has it: FedAvg, uniform, whose clients distil from high to low resolutions.
+
+    What clients minimise is `RAF`; over another method it is that method's ``regularizer``.
+
+    Args:
+        alpha: Weight α of the distillation; 0 is FedAvg.
+        gamma: Weight γ of :math:`\tfrac12\|w\|^2`; the optimizer must have no weight decay then.
+        truth: ``top`` or ``every``, see `RAF`.
+        weighting: ``uniform`` as in the paper, or ``samples``.
+        kwargs: The settings of `lit_fed.methods.fedavg.FedAvg`.
+
+    Raises:
+        ConfigError: If α or γ is negative, or for another `truth`.
+    """
+
+    def __init__(
+        self,
+        alpha: float = 1.0,
+        gamma: float = 0.0,
+        truth: Truth = "top",
+        weighting: Literal["samples", "uniform"] = "uniform",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(weighting, **kwargs)
+        if not alpha >= 0:
+            raise ConfigError(f"algorithm.alpha is {alpha}; the weight of the distillation must not be negative")
+        self.raf = RAF(alpha, gamma, truth)
+        self.needs = self.raf.needs
+
+    def objective(self, client: Client, batch: Any) -> Terms:
+        """The task's loss, the distillation and the decay."""
+        return self.raf.around(client, batch, super().objective)
+
+
+def _skipped(terms: Terms) -> bool:
+    """Whether the task skips the batch, for which it returns None."""
+    return any(cast("Tensor | None", term) is None for term in terms.values())

@@ -1,0 +1,29 @@
+"""Networks that put out a heatmap for every joint of a person."""
+
+from collections.abc import Callable
+
+from torch import nn
+
+from lit_fed.networks.pose.convolutional import PoseCNN, PoseResNet
+from lit_fed.networks.pose.embeddings import GlobalPositions, LocalAttention
+from lit_fed.networks.pose.heads import DeconvolutionHead, ShuffleHead
+from lit_fed.networks.pose.vit import PoseViT, pose_vit_tiny
+
+NETWORKS: dict[str, Callable[..., nn.Module]] = {
+    "pose_vit_small": PoseViT,
+    "pose_vit_tiny": pose_vit_tiny,
+    "pose_cnn": PoseCNN,
+    "pose_resnet": PoseResNet,
+}
+"""The names of `lit_fed.networks.POSE_NETWORKS`."""
+
+__all__ = [
+    "NETWORKS",
+    "DeconvolutionHead",
+    "GlobalPositions",
+    "LocalAttention",
+    "PoseCNN",
+    "PoseResNet",
+    "PoseViT",
+    "ShuffleHead",
+]

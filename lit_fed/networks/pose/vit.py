@@ -1,0 +1,184 @@
+"""A vision transformer for poses that takes images of any resolution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from timm.layers.pos_embed import resample_abs_pos_embed
+from timm.models.vision_transformer import Block
+from torch import Tensor, nn
+
+from lit_fed.errors import ConfigError
+from lit_fed.networks.pose.embeddings import GlobalPositions, LocalBlock
+from lit_fed.networks.pose.heads import check_grid, make_head
+from lit_fed.networks.pose.weights import read_weights
+
+
+class PoseViT(nn.Module):
+    """ViTPose's encoder and head, whose position embeddings are ResFormer's convolutions or a table.
+
+    Xu, Zhang, Zhang, Tao: "ViTPose: Simple Vision Transformer Baselines for Human Pose Estimation", NeurIPS 2022; with
+    `lit_fed.networks.pose.embeddings.GlobalPositions` and `lit_fed.networks.pose.embeddings.LocalAttention` in place of
+    the table, it is the network of RAF. Patches become tokens, which transformer blocks mix; a head makes heatmaps
+    (B, K, H/s, W/s) of their grid, ``s = stride``. Height and width may be any multiples of the patch.
+
+    The defaults are ViT-S as in ViTPose-S: 21,597,696 parameters, of which GPE and LPE have 3,840 each, and a head of
+    2,626,576 for 16 joints.
+
+    Args:
+        num_classes: Joints K, each with a heatmap.
+        in_channels: Channels of the images.
+        input_shape: Channels, height and width of the largest images; the grid of the table is theirs.
+        patch_size: Side of a patch in pixels.
+        padding: Pixels of padding around the image, fewer than half a patch.
+        embed_dim: Length of a token, a multiple of 4 and of `num_heads`.
+        depth: Blocks.
+        num_heads: Heads of the attention.
+        mlp_ratio: Width of a block's hidden layer over the token's length.
+        drop_path: Rate at which the last block is left out in training; it grows linearly from 0 at the first.
+        positions: ``convolutional`` (GPE and LPE), or ``absolute``: a learnt table, interpolated bicubically to other
+            grids than its own.
+        class_token: A token without a place, which is added to all others in the end.
+        head: ``deconvolution`` or ``shuffle``.
+        upsample: How much larger a heatmap is than the grid: s is the patch over it.
+        norm: Of the deconvolutions: ``batch`` or ``group``.
+        weights: A file of MAE, of ViTPose or of our own to start from, see `lit_fed.networks.pose.weights`.
+        weights_of: What the file must hold: ``all``, or the ``backbone`` only; the head then starts afresh.
+
+    Raises:
+        ConfigError: For sizes that do not fit together, or a file that lacks a weight.
+
+    Note:
+        The authors' code keeps a table of 74,112 weights beside GPE that nothing reads: 21,671,808 with it. Here it is
+        not there. That the class token is added to the grid in the end is theirs too.
+    """
+
+    def __init__(
+        self,
+        num_classes: int = 16,
+        in_channels: int = 3,
+        input_shape: Sequence[int] = (3, 256, 192),
+        patch_size: int = 16,
+        padding: int = 2,
+        embed_dim: int = 384,
+        depth: int = 12,
+        num_heads: int = 12,
+        mlp_ratio: float = 4.0,
+        drop_path: float = 0.1,
+        positions: str = "convolutional",
+        class_token: bool = True,
+        head: str = "deconvolution",
+        upsample: int = 4,
+        norm: str = "batch",
+        weights: str | Path | None = None,
+        weights_of: str = "all",
+    ) -> None:
+        super().__init__()
+        _check(patch_size, padding, embed_dim, num_heads, upsample, positions)
+        self.in_channels, self.patch_size, self.stride = in_channels, patch_size, patch_size // upsample
+        shape = tuple(input_shape)
+        check_grid("PoseViT", torch.empty(0, *shape), in_channels, patch_size)
+        self.grid = (shape[1] // patch_size, shape[2] // patch_size)
+        self.patch_embed = nn.Conv2d(in_channels, embed_dim, patch_size, patch_size, padding)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim)) if class_token else None
+        by_conv = positions == "convolutional"
+        self.gpe = GlobalPositions(embed_dim) if by_conv else None
+        places = self.grid[0] * self.grid[1] + class_token
+        self.pos_embed = None if by_conv else nn.Parameter(torch.zeros(1, places, embed_dim))
+        make_block: Any = LocalBlock if by_conv else Block
+        norm_layer = partial(nn.LayerNorm, eps=1e-6)
+        rates = torch.linspace(0, drop_path, depth).tolist()
+        self.blocks = nn.ModuleList(
+            make_block(embed_dim, num_heads, mlp_ratio=mlp_ratio, qkv_bias=True, drop_path=rate, norm_layer=norm_layer)
+            for rate in rates
+        )
+        self.norm = norm_layer(embed_dim)
+        self._start()
+        self.head = make_head(head, embed_dim, num_classes, upsample, norm)
+        if weights is not None:
+            held = read_weights(Path(weights), self.state_dict(), self.grid, weights_of)
+            self.load_state_dict(held, strict=False)
+
+    def _start(self) -> None:
+        for parameter in (self.cls_token, self.pos_embed):
+            if parameter is not None:
+                nn.init.trunc_normal_(parameter, std=0.02)
+        for module in self.blocks.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.trunc_normal_(module.weight, std=0.02)
+                nn.init.zeros_(module.bias)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """The last block's tokens in their grid: (B, in_channels, H, W) to (B, embed_dim, H/patch, W/patch).
+
+        Raises:
+            ConfigError: If the patch does not divide the height or the width.
+        """
+        check_grid("PoseViT", x, self.in_channels, self.patch_size)
+        laid_out = self.patch_embed(x)
+        if self.gpe is not None:
+            laid_out = self.gpe(laid_out)
+        grid: tuple[int, int] = (laid_out.shape[2], laid_out.shape[3])
+        tokens = laid_out.flatten(2).transpose(1, 2)
+        prefix = 0
+        if self.cls_token is not None:
+            tokens, prefix = torch.cat((self.cls_token.expand(len(x), -1, -1), tokens), dim=1), 1
+        if self.pos_embed is not None:
+            tokens = tokens + resample_abs_pos_embed(self.pos_embed, list(grid), list(self.grid), prefix)
+        for block in self.blocks:
+            tokens = block(tokens) if self.gpe is None else block(tokens, grid)
+        tokens = self.norm(tokens)
+        if prefix:
+            tokens = tokens[:, prefix:] + tokens[:, :prefix]
+        found: Tensor = tokens.transpose(1, 2).unflatten(2, grid)
+        return found
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Heatmaps of a batch: (B, in_channels, H, W) to (B, K, H/stride, W/stride)."""
+        heatmaps: Tensor = self.head(self.forward_features(x))
+        return heatmaps
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Which layer a parameter is of, for timm's learning rates by layer: the stem, each block, then all others."""
+        del coarse
+        return {"stem": r"^(?:cls_token|pos_embed|patch_embed|gpe)", "blocks": r"^blocks\.(\d+)"}
+
+    def no_weight_decay(self) -> set[str]:
+        """The parameters that tell places, which ViTPose and ResFormer do not shrink."""
+        places = ("cls_token", "pos_embed", "gpe.", ".lpe.")
+        return {name for name, _ in self.named_parameters() if any(place in name for place in places)}
+
+
+pose_vit_tiny = partial(
+    PoseViT,
+    patch_size=4,
+    padding=0,
+    embed_dim=64,
+    depth=3,
+    num_heads=4,
+    mlp_ratio=2.0,
+    drop_path=0.0,
+    class_token=False,
+    head="shuffle",
+)
+"""For images of 32×24 to 64×48 on a CPU: heatmaps as large as the image, 119,360 parameters for 14 joints."""
+
+
+def _check(patch_size: int, padding: int, embed_dim: int, num_heads: int, upsample: int, positions: str) -> None:
+    if not 0 <= 2 * padding < patch_size:
+        raise ConfigError(
+            f"network PoseViT: padding is {padding} and patch_size {patch_size}; a padding of half a patch or more "
+            "adds tokens that lie outside of the image"
+        )
+    if embed_dim % 4 or embed_dim % num_heads:
+        raise ConfigError(
+            f"network PoseViT: embed_dim is {embed_dim}; it must be a multiple of 4 and of num_heads, {num_heads}"
+        )
+    if upsample < 1 or patch_size % upsample:
+        raise ConfigError(f"network PoseViT: upsample is {upsample}; it must divide the patch_size, {patch_size}")
+    if positions not in ("convolutional", "absolute"):
+        raise ConfigError(f"network PoseViT: positions is {positions!r}; choose convolutional or absolute")

@@ -1,0 +1,129 @@
+"""Weights from files of others: MAE, ViTPose, ResFormer, and our own checkpoints."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from timm.layers.pos_embed import resample_abs_pos_embed
+from torch import Tensor
+
+from lit_fed.errors import ConfigError
+
+_NAMES = (
+    (r"^(module|network|backbone|encoder)\.", ""),
+    (r"^patch_embed\.proj\.", "patch_embed."),
+    (r"^last_norm\.", "norm."),
+    (r"^pos_embed\.embed_layer\.", "gpe.conv."),
+    (r"\.attn\.get_v\.", ".attn.lpe."),
+    (r"^keypoint_head\.deconv_layers\.", "head."),
+)
+"""Names there, and what they are here."""
+
+_OF_OTHERS = re.compile(r"^(mask_token|decoder_|head\.(weight|bias)$|fc_norm\.|head_dist\.|associate_keypoint_heads\.)")
+"""What the files hold beside the network: MAE's decoder, a classifier, other heads."""
+
+_NEW = re.compile(r"^(gpe\.|cls_token$)|\.lpe\.|num_batches_tracked$")
+"""What a file may lack, because its network has no such thing."""
+
+_TRAINED_WITH = "; choose the settings it was trained with"
+
+
+def read_weights(path: Path, wanted: Mapping[str, Tensor], grid: tuple[int, int], part: str) -> dict[str, Tensor]:
+    """The weights of a file that a network can load.
+
+    Read are the files of MAE (``model``), ViTPose and ResFormer (``state_dict`` or ``model``) and our own checkpoints.
+    A table of position embeddings is resampled to the network's grid, and left out where it has none. Embeddings that
+    the file's network does not have start as they are.
+
+    Args:
+        path: The file.
+        wanted: The network's own by name.
+        grid: The grid of its table of position embeddings.
+        part: ``all``, or ``backbone``: all but the head.
+
+    Raises:
+        ConfigError: If there is no such file, it holds something else, or it lacks a weight or has it in another shape.
+    """
+    if part not in ("all", "backbone"):
+        raise ConfigError(f"network PoseViT: weights_of is {part!r}; choose all or backbone")
+    held = _renamed(_read(path), _last(wanted))
+    if part == "backbone":
+        wanted = {name: tensor for name, tensor in wanted.items() if not name.startswith("head.")}
+        held = {name: tensor for name, tensor in held.items() if not name.startswith("head.")}
+    table = held.pop("pos_embed", None)
+    if table is not None and "pos_embed" in wanted:
+        held["pos_embed"] = _resampled(table, grid, "cls_token" in wanted, path)
+    if "cls_token" not in wanted:
+        held.pop("cls_token", None)
+    for name, tensor in wanted.items():
+        hint = "; set weights_of to backbone to start with a new head" if name.startswith("head.") else ""
+        if name not in held:
+            if _NEW.search(name):
+                continue
+            raise ConfigError(f"{path} lacks the weight {name!r} of network PoseViT{hint}")
+        if held[name].shape != tensor.shape:
+            shapes = f"{tuple(held[name].shape)}, and here it has {tuple(tensor.shape)}"
+            raise ConfigError(f"{path}: the weight {name!r} has shape {shapes}{hint or _TRAINED_WITH}")
+    odd = sorted(held.keys() - wanted.keys())
+    if odd:
+        raise ConfigError(f"{path} has the weight {odd[0]!r}, which is not here{_TRAINED_WITH}")
+    return held
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file by name, whatever they are wrapped in."""
+    if not path.is_file():
+        raise ConfigError(f"network PoseViT: weights is {str(path)!r}, and there is no such file")
+    try:
+        content: Any = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        raise ConfigError(f"{path} holds more than weights, or is damaged: {str(error).splitlines()[0]}") from error
+    for key in ("state_dict", "model"):
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    found = content.items() if isinstance(content, Mapping) else ()
+    tensors = {str(name): value for name, value in found if isinstance(value, Tensor)}
+    if not tensors:
+        raise ConfigError(f"{path} holds no weights by name")
+    return tensors
+
+
+def _renamed(tensors: Mapping[str, Tensor], last: str) -> dict[str, Tensor]:
+    """The tensors under our names, without those of other networks in the file."""
+    found = {}
+    for name, tensor in tensors.items():
+        for pattern, ours in _NAMES:
+            name = re.sub(pattern, ours, name)
+        name = name.replace("keypoint_head.final_layer.", last)
+        if not _OF_OTHERS.match(name):
+            found[name] = tensor
+    return found
+
+
+def _last(wanted: Mapping[str, Tensor]) -> str:
+    """Where the convolution stands that makes heatmaps of a deconvolution head."""
+    names = [name for name in wanted if name.startswith("head.") and name.endswith(".bias")]
+    return names[-1].removesuffix("bias")
+
+
+def _resampled(table: Tensor, grid: tuple[int, int], class_token: bool, path: Path) -> Tensor:
+    """A table of position embeddings for a grid; the class token's goes to all places where there is none."""
+    places, count = grid[0] * grid[1], table.shape[1]
+    prefix = count - places if count - places in (0, 1) else int(math.isqrt(count - 1) ** 2 == count - 1)
+    side = math.isqrt(count - prefix)
+    theirs = grid if count - prefix == places else (side, side)
+    if table.ndim != 3 or theirs[0] * theirs[1] != count - prefix:
+        raise ConfigError(f"{path}: 'pos_embed' has {count} places, which are no square, nor the grid {grid}")
+    of_class, of_grid = table[:, :prefix], table[:, prefix:]
+    of_grid = resample_abs_pos_embed(of_grid, list(grid), list(theirs), num_prefix_tokens=0)
+    if class_token:
+        of_class = of_class if prefix else torch.zeros_like(of_grid[:, :1])
+        return torch.cat((of_class, of_grid), dim=1)
+    everywhere: Tensor = of_grid + of_class if prefix else of_grid
+    return everywhere

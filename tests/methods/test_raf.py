@@ -1,0 +1,205 @@
+"""RAF by hand, its reductions, its teacher without gradient, and over other methods."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from lit_fed import objective_of
+from lit_fed.errors import ConfigError
+from lit_fed.losses import resolution_distillation
+from lit_fed.methods import LD, RAF, FedAvg, FedNova, FedProx, FedRAF, PerFedAvg, Prox, Scaffold
+from tests.methods.raf_support import LEVELS, TOP, Scaling, Zooms
+from tests.methods.support import ByHand, Rota
+from tests.support import LeastSquares, assert_same, fit, weights
+
+
+def weight_of(made: Any) -> float:
+    return float(weights(made)["network.weight"])
+
+
+def one_round(folder: Path, algorithm: Any, task: Any = None, num_clients: int = 1, **kwargs: Any) -> Any:
+    return fit(folder, task or Scaling(), Zooms(num_clients), algorithm, max_rounds=1, **kwargs)
+
+
+# ---------------------------------------------------------------------- by hand
+
+
+def test_the_distance_by_hand() -> None:
+    # A student of 1×2 pixels, nearest neighbours to 2×4: columns 1 1 3 3, twice. The teacher is 2 everywhere: all are
+    # off by 1. Three joints of one person, of which the second is off by 3.
+    student = torch.tensor([1.0, 3.0]).expand(1, 3, 1, 2).clone().requires_grad_()
+    teacher = torch.full((1, 3, 2, 4), 2.0).requires_grad_()
+    assert resolution_distillation(student, teacher).item() == 1.0
+    with torch.no_grad():
+        teacher[:, 1] = torch.tensor([4.0, 4.0, 0.0, 0.0])
+    loss = resolution_distillation(student, teacher)
+    assert loss.item() == pytest.approx((1 + 9 + 1) / 3)
+    loss.backward()
+    assert teacher.grad is None
+    # 4 pixels of 24 follow a student's: 2·4/24·(1 − 2) = −⅓
+    assert student.grad is not None
+    torch.testing.assert_close(student.grad[0, 0, 0], torch.tensor([-1 / 3, 1 / 3]))
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        # `tests.methods.raf_support`: 1 − (21 + α·2)/32
+        ({"alpha": 1.0}, 1 - 23 / 32),
+        ({"alpha": 0.5}, 1 - 22 / 32),
+        ({"alpha": 0.0}, 1 - 21 / 32),
+        # 1 − (21 + 25 + 16 + α·2)/3/32
+        ({"alpha": 1.0, "truth": "every"}, 1 - 64 / 96),
+        ({"alpha": 0.0, "truth": "every"}, 1 - 62 / 96),
+        # 1 − (21 + 2 + γ·w)/32
+        ({"alpha": 1.0, "gamma": 0.5}, 1 - 23.5 / 32),
+    ],
+)
+def test_one_step_by_hand(tmp_path: Path, settings: dict[str, Any], expected: float) -> None:
+    assert weight_of(one_round(tmp_path / "method", FedRAF(**settings))) == pytest.approx(expected, rel=1e-6)
+    over = RAF(**{"weight" if name == "alpha" else name: value for name, value in settings.items()})
+    assert weight_of(one_round(tmp_path / "over", FedAvg(regularizer=over))) == pytest.approx(expected, rel=1e-6)
+
+
+def test_what_is_logged_by_hand(tmp_path: Path) -> None:
+    metrics = one_round(tmp_path, FedRAF(alpha=0.5, gamma=0.25)).metrics
+    assert metrics["train/task"] == 10.5
+    assert metrics["train/raf"] == 0.5 * (6 + 1)
+    assert metrics["train/l2"] == 0.125
+    assert metrics["train/loss"] == 10.5 + 3.5 + 0.125
+    # What the task logs itself is about the client's own resolution: 1 + 3 + 5 + 7.
+    assert metrics["train/seen"] == 16
+    assert one_round(tmp_path, FedRAF(truth="every")).metrics["train/task"] == pytest.approx((10.5 + 12.5 + 8) / 3)
+
+
+def test_each_client_distils_from_its_own_resolution_downwards(tmp_path: Path) -> None:
+    # Client 0: 1 − 23/32; client 1, from 5 to 4: 1 − (25 − 8)/32; client 2 has the loss alone: 1 − 16/32. Uniform.
+    made = one_round(tmp_path, FedRAF(), num_clients=3)
+    assert weight_of(made) == pytest.approx(1 - (23 + 17 + 16) / 3 / 32)
+
+
+def test_without_a_federation_it_is_cl_and_kd(tmp_path: Path) -> None:
+    def trained(task: Any, **batch: Any) -> float:
+        run = lightning.Trainer(
+            accelerator="cpu", devices=1, max_epochs=1, logger=False, enable_checkpointing=False,
+            enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
+        )  # fmt: skip
+        run.fit(task, DataLoader([{"image": TOP, **batch}], batch_size=None))  # type: ignore[arg-type]
+        return float(task.network.weight)
+
+    lower = [{"image": level} for level in LEVELS]
+    assert trained(Scaling(), levels=lower) == 1 - 21 / 32  # CL
+    assert trained(objective_of(Scaling(), FedRAF()), levels=lower) == 1 - 23 / 32  # CL + KD
+    assert trained(objective_of(Scaling(), FedAvg(regularizer=RAF())), levels=lower) == 1 - 23 / 32
+    assert trained(objective_of(Scaling(), FedRAF())) == 1 - 21 / 32  # of the lowest resolution
+
+
+# ---------------------------------------------------------------------- reductions
+
+
+OVER = {
+    "fedavg": lambda **kwargs: FedAvg("uniform", **kwargs),
+    "fedprox": lambda **kwargs: FedProx(mu=0.5, **kwargs),
+    "scaffold": lambda **kwargs: Scaffold(**kwargs),
+    "scaffold1": lambda **kwargs: Scaffold(option=1, **kwargs),
+    "fednova": lambda **kwargs: FedNova(**kwargs),
+    "per_fedavg": lambda **kwargs: PerFedAvg(**kwargs),
+}
+
+
+@pytest.mark.parametrize("method", OVER)
+def test_without_its_weight_it_is_the_method_below(tmp_path: Path, method: str) -> None:
+    def run(folder: str, **kwargs: Any) -> dict[str, torch.Tensor]:
+        return weights(fit(tmp_path / folder, Scaling(), Zooms(), OVER[method](**kwargs), local_epochs=3))
+
+    plain = run("plain")
+    assert_same(plain, run("zero", regularizer=RAF(weight=0.0)))
+    with pytest.raises(AssertionError, match="differ"):
+        assert_same(plain, run("one", regularizer=RAF(weight=1.0)))
+
+
+@pytest.mark.parametrize("method", OVER)
+@pytest.mark.parametrize("truth", ["top", "every"])
+def test_a_client_of_the_lowest_resolution_is_the_method_belows(tmp_path: Path, method: str, truth: Any) -> None:
+    def run(folder: str, client: int, **kwargs: Any) -> dict[str, torch.Tensor]:
+        class Only(Rota):
+            def _draw(self, round_idx: int) -> Any:
+                return super()._draw(client)
+
+        algorithm = OVER[method](**kwargs)
+        return weights(fit(tmp_path / folder, Scaling(), Zooms(), algorithm, participation=Only(), local_epochs=3))
+
+    regularizer = RAF(truth=truth)
+    assert_same(run("plain", 2), run("lowest", 2, regularizer=regularizer))
+    with pytest.raises(AssertionError, match="differ"):
+        assert_same(run("plain0", 0), run("highest", 0, regularizer=regularizer))
+
+
+def test_over_fedprox_by_hand(tmp_path: Path) -> None:
+    # From 1 to 1 − 23/32 = 9/32; there the gradient is 9/32 · 23 and μ = 16 times the distance −23/32: 27/32 less than
+    # nothing, so w goes back by (9·23 − 16·23)/32/32.
+    made = one_round(tmp_path, FedProx(mu=16.0, regularizer=RAF()), local_epochs=2)
+    assert weight_of(made) == pytest.approx(9 / 32 - (9 * 23 - 16 * 23) / 32 / 32)
+
+
+def test_a_regularizer_over_it_costs_no_further_pass(tmp_path: Path) -> None:
+    # One pass a resolution and step; the global model, which `LD` asks, one more.
+    for regularizer, runs in ((None, 3), (Prox(), 3), (LD(), 4)):
+        task = Scaling()
+        one_round(tmp_path, FedRAF(regularizer=regularizer), task, local_epochs=2, evaluate_every=0)
+        probed = 1  # to see that the head runs once
+        assert task.runs == probed + 2 * runs
+
+
+def test_the_lower_resolutions_pass_once_for_truth_and_distillation(tmp_path: Path) -> None:
+    task = Scaling()
+    one_round(tmp_path, FedRAF(truth="every"), task, evaluate_every=0)
+    assert task.runs == 1 + 3
+
+
+# ---------------------------------------------------------------------- refusals
+
+
+def test_settings_that_cannot_be() -> None:
+    with pytest.raises(ConfigError, match=r"algorithm\.alpha is -1; the weight of the distillation must not be"):
+        FedRAF(alpha=-1)
+    with pytest.raises(ConfigError, match="RAF: gamma is -1; it must not be negative"):
+        FedRAF(gamma=-1)
+    with pytest.raises(ConfigError, match="RAF: truth is 'all'; it must be 'top' or 'every'"):
+        FedAvg(regularizer=RAF(truth="all"))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="regularizer RAF: weight is -1"):
+        RAF(weight=-1)
+
+
+def test_either_weight_decay_or_gamma(tmp_path: Path) -> None:
+    decays = "has an optimizer of weight_decay 0.1, and {} needs an optimizer without weight decay, .* set weight_decay"
+    for algorithm, who in (
+        (FedRAF(gamma=0.01), "algorithm FedRAF"),
+        (FedProx(regularizer=RAF(gamma=0.01)), "regularizer RAF"),
+    ):
+        with pytest.raises(ConfigError, match=decays.format(who)):
+            one_round(tmp_path, algorithm, Scaling(weight_decay=0.1))
+        with pytest.raises(ConfigError, match=decays.format(who)):
+            objective_of(Scaling(weight_decay=0.1), algorithm)
+        objective_of(Scaling(), algorithm)
+    objective_of(Scaling(weight_decay=0.1), FedRAF())
+
+
+def test_a_task_that_lacks_something_is_refused(tmp_path: Path) -> None:
+    class Headless(Scaling):
+        head = None  # type: ignore[assignment]
+
+    with pytest.raises(
+        ConfigError, match=r"FedRAF needs lower resolutions of a batch: a method levels\(batch\) of the"
+    ):
+        fit(tmp_path, LeastSquares(), algorithm=FedRAF(head="network"))
+    with pytest.raises(ConfigError, match="regularizer RAF needs the head's outputs: name the submodule"):
+        one_round(tmp_path, FedAvg(regularizer=RAF()), Headless())
+    with pytest.raises(ConfigError, match="ByHand optimises by hand, and algorithm FedRAF needs a loss"):
+        fit(tmp_path, ByHand(), algorithm=FedRAF())

@@ -1,0 +1,113 @@
+"""`lit_fed.tasks.KeypointAP` by hand, and without its extra."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lit_fed import KeypointEstimator
+from lit_fed.errors import ConfigError
+from lit_fed.tasks import KeypointAP
+
+SIGMAS = [0.1, 0.1, 0.1]
+
+
+def persons(*offsets: float, image: Tensor | None = None) -> dict[str, Tensor]:
+    """A person an offset, whose three joints are each found that far off; areas of 100² pixels."""
+    count = len(offsets)
+    truth = torch.tensor([[10.0, 20.0], [110.0, 30.0], [60.0, 90.0]]).expand(count, 3, 2)
+    return {
+        "predicted": truth + torch.tensor(offsets)[:, None, None] * torch.tensor([0.6, 0.8]),
+        "scores": torch.linspace(0.9, 0.5, count)[:, None].expand(count, 3),
+        "keypoints": truth,
+        "visible": torch.ones(count, 3),
+        "area": torch.full((count,), 1e4),
+        "image_id": torch.arange(count) if image is None else image,
+    }
+
+
+def off(similarity: float) -> float:
+    """How far off joints of σ = 0.1 are at a similarity: exp(−d²/(2·100²·0.2²)) = s."""
+    return math.sqrt(-2 * 1e4 * 0.04 * math.log(similarity))
+
+
+def ap(**kwargs: Any) -> float:
+    pytest.importorskip("faster_coco_eval")
+    metric = KeypointAP(3, SIGMAS)
+    metric.update(**kwargs)
+    return float(metric.compute())
+
+
+def test_by_hand() -> None:
+    assert ap(**persons(0.0, 0.0)) == pytest.approx(100)
+    # A similarity of .77 is enough for .5, .55, .6, .65, .7 and .75, six thresholds of ten.
+    assert ap(**persons(off(0.77))) == pytest.approx(60)
+    assert ap(**persons(off(0.49))) == 0
+
+
+def test_the_ranking_counts() -> None:
+    # The surer of two is wrong: at every threshold precision is ½ until half of all are found, nothing after: of the
+    # 101 recalls 0, .01 … 1 the first 51 have ½.
+    assert ap(**persons(off(0.1), 0.0)) == pytest.approx(100 * 51 / 101 / 2)
+
+
+def test_invisible_joints_and_persons_of_unknown_area_do_not_count() -> None:
+    given = persons(0.0, 0.0, off(0.1))
+    given["visible"][0, 1] = 0
+    given["predicted"] = given["predicted"].clone()
+    given["predicted"][0, 1] += 1000.0
+    given["area"][2] = math.nan
+    assert ap(**given) == pytest.approx(100)
+
+
+def test_two_persons_of_an_image_are_told_apart() -> None:
+    given = persons(0.0, 0.0, image=torch.tensor([7, 7]))
+    given["keypoints"] = given["keypoints"].clone()
+    given["keypoints"][1] += 500.0
+    assert ap(**given) == pytest.approx(51 / 101 * 100)  # the second is not found
+    given["predicted"] = given["keypoints"]
+    assert ap(**given) == pytest.approx(100)
+
+
+def test_the_task_measures_in_pixels_of_the_image() -> None:
+    pytest.importorskip("faster_coco_eval")
+
+    class Shifted(torch.nn.Module):
+        stride, head = 1, torch.nn.Identity()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x
+
+    task = KeypointEstimator(Shifted(), num_joints=3, flip_test=False, coco_ap=True, oks_sigmas=SIGMAS, in_channels=3)
+    task.log = lambda *args, **kwargs: None  # type: ignore[assignment, method-assign]  # there is no trainer
+    keypoints = torch.tensor([[[5.0, 6.0], [9.0, 20.0], [15.0, 11.0]]])
+    image = task.codec.encode(keypoints, torch.ones(1, 3), (32, 24))
+    batch = {
+        "image": image,
+        "keypoints": keypoints,
+        "visible": torch.ones(1, 3),
+        "head_size": torch.ones(1),
+        "center": torch.tensor([[300.0, 200.0]]),
+        "scale": torch.tensor([4.0]),
+        "area": torch.tensor([256.0]),
+        "image_id": torch.tensor([12]),
+    }
+    task.test_step(batch, 0)
+    assert task.ap is not None
+    [truth], [area] = task.ap.keypoints, task.ap.area
+    # 300 + 4·(5 − 11.5) and 200 + 4·(6 − 15.5); the area grows by 4².
+    assert truth[0, 0].tolist() == [274.0, 162.0]
+    assert area.tolist() == [4096.0]
+    assert float(task.ap.compute()) == pytest.approx(100)
+
+
+def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="14 joints and 17 oks_sigmas; give one above 0 for each"):
+        KeypointAP(14)
+    monkeypatch.setattr("lit_fed.tasks.coco_metrics.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"needs faster-coco-eval; install it with pip install 'lit-fed\[pose\]'"):
+        KeypointAP(17)
