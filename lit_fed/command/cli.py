@@ -12,12 +12,12 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
 from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, Namespace
 from lightning import LightningModule, seed_everything
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
+from lit_fed.command.config_files import check_files, is_file, options_in, read_settings
 from lit_fed.command.explain import explain
 from lit_fed.command.kinds import check_options, models_by_kind
 from lit_fed.command.roots import PARTS, import_named
@@ -147,7 +147,10 @@ class FederatedCLI(LightningCLI):
         """Read the command line, or arguments given in its place, which is all that Lightning warns about here."""
         words = self._words if args is None else list(args)
         check_options(words)
-        self.config = parser.parse_args(_classes_first(words))
+        if asked(words) != "study":  # whose files are none of the parser's
+            check_files(words)
+            words = _classes_first(words)
+        self.config = parser.parse_args(words)
 
     def _parse_ckpt_path(self) -> None:
         """Nothing: our checkpoints change no setting, and the trainer reads them with better errors."""
@@ -251,16 +254,11 @@ def _classes_first(words: list[str]) -> list[str]:
 
 def _parts_in(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
     """Every mention of a part in options and files, in their order, with its class where it has one."""
-    for before, word in zip(("", *words), (*words, ""), strict=True):
-        option, _, value = word.partition("=") if "=" in word else (before, "", word)
+    for option, value in options_in(words):
         if option.removeprefix("--") in PARTS:
             yield option.removeprefix("--"), value
-        elif option in ("-c", "--config") and Path(value).is_file():
-            try:
-                content = yaml.safe_load(Path(value).read_text(encoding="utf-8"))
-            except (yaml.YAMLError, UnicodeDecodeError):
-                continue  # the parser's business
-            for key, part in content.items() if isinstance(content, dict) else ():
+        elif option in ("-c", "--config") and is_file(value):
+            for key, part in read_settings(value).items():
                 if key in PARTS and isinstance(part, dict):
                     yield key, part.get("class_path")
 
@@ -274,13 +272,13 @@ def main(args: list[str] | None = None) -> None:
     Args:
         args: Arguments instead of ``sys.argv[1:]``.
     """
-    import_named()
     for name in ("lightning.fabric", "lightning.pytorch"):  # how processes find each other tells a user nothing
         logging.getLogger(name).setLevel(logging.WARNING)
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # a user's own classes lie in the working directory, also for the installed script
     words = sys.argv[1:] if args is None else args
     try:
+        import_named()
         status = FederatedCLI(args).status
     except ClientFailure as error:
         if error.details and _rank() == 0:

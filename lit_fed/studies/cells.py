@@ -19,6 +19,7 @@ import yaml
 from jsonargparse import ArgumentError, Namespace
 
 from lit_fed.command.cli import FederatedCLI, user_error
+from lit_fed.command.config_files import check_files
 from lit_fed.engine.metric_names import MetricNames
 from lit_fed.errors import ConfigError
 from lit_fed.studies.promised import metric_names
@@ -265,6 +266,7 @@ class _Reader(FederatedCLI):
             raise ConfigError(f"{where}: {line}") from error
 
     def _read(self, args: list[str]) -> dict[str, Any]:
+        check_files(args)
         if not self._made:
             super().__init__(["fit", *args])
             self._made = True
