@@ -19,7 +19,8 @@ import yaml
 from jsonargparse import ArgumentError, Namespace
 
 from lit_fed.command.cli import FederatedCLI, user_error
-from lit_fed.command.config_files import check_files
+from lit_fed.command.readable import check_files
+from lit_fed.command.values import check_values
 from lit_fed.engine.metric_names import MetricNames
 from lit_fed.errors import ConfigError
 from lit_fed.studies.promised import metric_names
@@ -273,6 +274,7 @@ class _Reader(FederatedCLI):
         else:
             try:
                 self.config = Namespace(fit=self._parser("fit").parse_args(args))  # twice as fast as the whole parser,
+                check_values(self.config.fit)
             except ArgumentError:
                 self.parse_arguments(self.parser, ["fit", *args])  # whose words a user knows
             self._set_seed()

@@ -10,7 +10,7 @@ from math import log10
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lit_fed.command.config_files import read_settings
+from lit_fed.command.readable import read_settings
 from lit_fed.engine.metric_names import MetricNames
 from lit_fed.errors import ConfigError
 from lit_fed.studies.claims import REPORTS, WORDS, Claim, parse_claim
