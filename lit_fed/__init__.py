@@ -1,33 +1,26 @@
-"""Federated learning for PyTorch Lightning."""
+"""Federated learning for PyTorch Lightning.
 
-from lit_fed.engine.algorithm import Algorithm, Cohort, Regularizer
-from lit_fed.engine.alone import objective_of
-from lit_fed.engine.client import Client, Pass, Phase, Update
-from lit_fed.engine.model import Model, Split
-from lit_fed.engine.payload import ClientUpdate, Payload
-from lit_fed.load import DeployedNetwork, load_network
-from lit_fed.tasks import Classifier, KeypointEstimator, Regressor
-from lit_fed.trainer import FederatedTrainer
+What it offers is in `lit_fed.api`. That takes seconds to import, so it waits until a name is asked for: the command
+line then has something to say at once, and Ctrl-C ends it at any moment.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lit_fed.api import *  # noqa: F403
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "Algorithm",
-    "Classifier",
-    "Client",
-    "ClientUpdate",
-    "Cohort",
-    "DeployedNetwork",
-    "FederatedTrainer",
-    "KeypointEstimator",
-    "Model",
-    "Pass",
-    "Payload",
-    "Phase",
-    "Regressor",
-    "Regularizer",
-    "Split",
-    "Update",
-    "load_network",
-    "objective_of",
-]
+
+def __getattr__(name: str) -> Any:
+    if name != "__all__" and name.startswith("__"):
+        raise AttributeError(f"module 'lit_fed' has no attribute {name!r}")
+    api = import_module("lit_fed.api")
+    return globals()[name] if name in globals() else getattr(api, name)  # rooms that it imports are here now
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *import_module("lit_fed.api").__all__})

@@ -1,6 +1,6 @@
 """``python -m lit_fed …`` is the installed script ``lit-fed …``."""
 
-from lit_fed.command.cli import main
+from lit_fed.command.start import main
 
 if __name__ == "__main__":
     main()

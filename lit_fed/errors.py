@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+import re
+import sys
+import sysconfig
+import traceback
+from pathlib import Path
+
 
 class LitFedError(Exception):
-    """Base of the errors that the command line prints as a single line, without a traceback."""
+    """Base of the errors that the command line prints as a single line, without a traceback.
+
+    Attributes:
+        details: The traceback, where the cause lies in code that is neither ours nor installed; else empty.
+        status: What the command line exits with: 2 for what a user gave, 1 for a run that failed.
+    """
+
+    details: str = ""
+    status: int = 2
 
 
 class ConfigError(LitFedError, ValueError):
@@ -29,9 +43,41 @@ class ClientFailure(LitFedError):
         details: The traceback, where the cause is an unexpected error; empty otherwise.
     """
 
+    status = 1
+
     def __init__(self, client_id: int, round_idx: int, cause: str, details: str = "") -> None:
         super().__init__(f"client {client_id} failed in round {round_idx}: {cause}")
         self.client_id = client_id
         self.round_idx = round_idx
         self.cause = cause
         self.details = details
+
+
+_OURS = (
+    str(Path(__file__).parent),
+    *dict.fromkeys([sys.prefix, sys.base_prefix, *sysconfig.get_paths().values()]),
+    "<",  # frozen and generated code
+)
+
+
+def reason(error: BaseException) -> str:
+    """What an error of another package says, in a line."""
+    text = " ".join(str(error).split())
+    if isinstance(error, ImportError) and (
+        missing := re.search(r"Requirement '([^']+)' not met|named '([^']+)'", text)
+    ):
+        package = missing.group(1) or missing.group(2).partition(".")[0]
+        return f"it needs {package}, which is not installed; pip install '{package}'"
+    if isinstance(error, MemoryError) or "can't allocate memory" in text or "out of memory" in text:
+        wanted = re.search(r"allocate (\d+ bytes|[\d.]+ \w?i?B)", text)
+        return "there is not enough memory" + (f" for {wanted.group(1)}" if wanted else "") + "; make it smaller"
+    name = type(error).__name__
+    return f"{name}: {text[:300]}{'…' if len(text) > 300 else ''}" if text else name
+
+
+def own_traceback(error: BaseException) -> str:
+    """The traceback of an error that passed through code which is neither ours nor installed; else empty."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if all(frame.filename.startswith(_OURS) for frame in frames):
+        return ""
+    return "".join(traceback.format_exception(error)).rstrip()

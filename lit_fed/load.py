@@ -92,9 +92,9 @@ def _deployed(network: nn.Module, inputs: Mapping[str, Any], path: Path) -> Depl
 
 def _build(config: dict[str, Any]) -> tuple[LightningModule, Algorithm[Any]]:
     """The task and the method that a run's resolved configuration describes, with untrained weights."""
-    from lightning.pytorch.cli import LightningArgumentParser  # what importing the package need not load
+    from lit_fed.parsing import Parser  # what importing the package need not load
 
-    parser = LightningArgumentParser()
+    parser = Parser()
     parser.add_subclass_arguments(LightningModule, "model", required=True)
     parser.add_subclass_arguments(Algorithm, "algorithm", required=True)
     model = config["model"]

@@ -32,12 +32,13 @@ from lit_fed.engine.payload import Channel, Codec
 from lit_fed.engine.protocols import ClientTest, EvalSubset, GlobalTest, Protocol, check_protocols
 from lit_fed.engine.rounds import run_rounds
 from lit_fed.engine.run import Run, RunSettings
-from lit_fed.engine.runs import open_run
+from lit_fed.engine.runs import check_loggers, open_run
 from lit_fed.engine.samplers import FullParticipation
 from lit_fed.engine.store import ClientStore
 from lit_fed.engine.strategy import build_fabric, leave_processes
 from lit_fed.engine.task_loop import TaskStage
 from lit_fed.errors import ConfigError, LitFedError
+from lit_fed.machine import most_threads
 
 if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule
@@ -134,10 +135,14 @@ class FederatedTrainer:
         ):
             if value is not None and value < least:
                 raise ConfigError(f"trainer.{key} is {value}; it must be at least {least}")
+        if num_threads is not None and num_threads > most_threads():
+            raise ConfigError(f"trainer.num_threads is {num_threads}; this machine can have at most {most_threads()}")
         if gradient_clip_val is not None and gradient_clip_val <= 0:
             raise ConfigError(
                 f"trainer.gradient_clip_val is {gradient_clip_val}; it must be positive, or null for none"
             )
+        logs = Path(default_root_dir or ".") / "lightning_logs"
+        check_loggers(logger, logs)
         self.fabric = build_fabric(accelerator, devices, num_nodes, strategy, precision)
         given, self.watchers = lightning_watchers(callbacks or [])
         self.callbacks = default_callbacks(given, enable_progress_bar, enable_checkpointing)
@@ -148,7 +153,7 @@ class FederatedTrainer:
             evaluate_on=evaluate_on,
             protocols=[GlobalTest(), ClientTest()] if protocols is None else protocols,
             on_client_failure=on_client_failure,
-            logs=Path(default_root_dir or ".") / "lightning_logs",
+            logs=logs,
             logger=logger,
         )
         self.work = local_work(local_epochs, local_steps)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import errno
 import logging
 import os
@@ -11,38 +10,24 @@ from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple
 
-from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, Namespace
+from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from lightning import LightningModule, seed_everything
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
-from lit_fed.command.config_files import PARSER_MODE
 from lit_fed.command.explain import explain
 from lit_fed.command.kinds import check_options, models_by_kind
+from lit_fed.command.making import instantiate
+from lit_fed.command.readable import check_files
 from lit_fed.command.roots import PARTS, import_named
 from lit_fed.command.table import COMMANDS, Call, asked
+from lit_fed.command.values import check_values
 from lit_fed.command.words import own_rate, prepared
-from lit_fed.errors import ClientFailure, ConfigError, LitFedError
+from lit_fed.errors import ConfigError, LitFedError
+from lit_fed.parsing import Parser
 from lit_fed.trainer import FederatedTrainer
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # writing fails with these without naming the file
-
-
-class _HelpFormatter(DefaultHelpFormatter):
-    """Help without a list of every class of torch, and without the marks of docstrings."""
-
-    def _expand_help(self, action: argparse.Action) -> str:
-        text, known, classes = super()._expand_help(action).partition(", known subclasses: ")
-        names = classes.count(",") + 1
-        return (text + known + (classes if names <= 20 else f"{names} of them)")).replace("``", "")
-
-
-class _Parser(LightningArgumentParser):
-    """A parser that passes its help format, and how it reads, on to the parsers it makes for classes."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        ours: dict[str, Any] = {"formatter_class": _HelpFormatter, "parser_mode": PARSER_MODE}
-        super().__init__(*args, **(ours | kwargs))
 
 
 class Parts(NamedTuple):
@@ -70,12 +55,14 @@ def build_parts(parser: ArgumentParser, settings: Namespace) -> tuple[Parts, Nam
     Returns:
         The parts, and all settings but theirs, instantiated.
     """
-    data = parser.instantiate(Namespace(data=settings.data)).data
+    max_rounds = settings.trainer.get("max_rounds")
+    data = instantiate(parser, Namespace(data=settings.data)).data
     fill_from_data(settings.model, data)
     kinds = settings.trainer.kinds
-    models = None if kinds is None else models_by_kind(settings.model, kinds)
+    models = None if kinds is None else models_by_kind(settings.model, kinds, max_rounds)
     left = ("data",) if models is None else ("data", "model")
-    rest = parser.instantiate(Namespace({key: value for key, value in settings.items() if key not in left}))
+    left_over = Namespace({key: value for key, value in settings.items() if key not in left})
+    rest = instantiate(parser, left_over, max_rounds)
     return Parts(rest.model if models is None else models, data, rest.algorithm), rest
 
 
@@ -97,7 +84,7 @@ class FederatedCLI(LightningCLI):
             subclass_mode_data=True,
             trainer_class=FederatedTrainer,  # type: ignore[arg-type]  # a Trainer in all that the CLI needs
             save_config_callback=None,
-            parser_class=_Parser,
+            parser_class=Parser,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
             # the commands' parsers inherit both; argparse would take --trainer.max for --trainer.max_rounds
@@ -138,7 +125,7 @@ class FederatedCLI(LightningCLI):
             if name == wanted and not line.room:
                 made = self._prepare_subcommand_parser(FederatedTrainer, name, description=line.help)
             else:
-                made = _Parser(description=line.help)
+                made = Parser(description=line.help)
                 if name == wanted:
                     line.load().add_arguments(made)
             self._subcommand_parsers[name] = made
@@ -148,7 +135,10 @@ class FederatedCLI(LightningCLI):
         """Read the command line, or arguments given in its place, which is all that Lightning warns about here."""
         words = self._words if args is None else list(args)
         check_options(words)
+        if asked(words) != "study":  # whose files are none of the parser's
+            check_files(words)
         self.config = parser.parse_args(prepared(words))
+        check_values(self.config[self.config.subcommand])
 
     def _parse_ckpt_path(self) -> None:
         """Nothing: our checkpoints change no setting, and the trainer reads them with better errors."""
@@ -241,28 +231,27 @@ def fill_from_data(model: Namespace, data: Any) -> None:
 
 
 def main(args: list[str] | None = None) -> None:
-    """Run the command line; a user's mistake ends in one line on stderr and exit status 2.
+    """Run the command line; a user's mistake ends in one line on stderr and exit status 2, a run that failed in 1.
 
     Args:
         args: Arguments instead of ``sys.argv[1:]``.
     """
-    import_named()
     for name in ("lightning.fabric", "lightning.pytorch"):  # how processes find each other tells a user nothing
         logging.getLogger(name).setLevel(logging.WARNING)
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # a user's own classes lie in the working directory, also for the installed script
     words = sys.argv[1:] if args is None else args
     try:
+        import_named()
         status = FederatedCLI(args).status
-    except ClientFailure as error:
-        if error.details and _rank() == 0:
-            print(error.details, file=sys.stderr)  # the user's own code raised this: show where
-        _fail(str(error))
     except Exception as error:
         line = user_error(error, words)
         if line is None:
             raise
-        _fail(line)
+        ours = next((cause for cause in _causes(error) if isinstance(cause, LitFedError)), None)
+        if ours is not None and ours.details and _rank() == 0:
+            print(ours.details, file=sys.stderr)  # the user's own code raised this: show where
+        _fail(line, ours.status if ours is not None else 2)
     except KeyboardInterrupt:
         sys.exit(130)
     else:
@@ -272,18 +261,23 @@ def main(args: list[str] | None = None) -> None:
 
 def user_error(error: BaseException, args: Sequence[str]) -> str | None:
     """One line about a mistake that a user can mend; None for an error whose place in the code matters."""
-    chain = [error]
-    while chain[-1].__cause__ is not None:  # the parser wraps what the constructor of a class raised
-        chain.append(chain[-1].__cause__)
-    for cause in chain:
+    for cause in _causes(error):
         if isinstance(cause, LitFedError):
             return str(cause)
     if isinstance(error, ArgumentError):
         return explain(str(error), args)
-    for cause in chain:
+    for cause in _causes(error):
         if isinstance(cause, OSError) and cause.strerror and (cause.filename or cause.errno in _FULL):
             return f"{cause.filename}: {cause.strerror}" if cause.filename else cause.strerror
     return None
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """An error and what it was raised from: the parser wraps what the constructor of a class raised."""
+    chain = [error]
+    while chain[-1].__cause__ is not None:
+        chain.append(chain[-1].__cause__)
+    return chain
 
 
 def _rank() -> int:
@@ -291,7 +285,7 @@ def _rank() -> int:
     return getattr(rank_zero_only, "rank", 0) or 0
 
 
-def _fail(message: str) -> None:
+def _fail(message: str, status: int) -> None:
     if _rank() == 0:
         print(f"lit-fed: error: {message}", file=sys.stderr)
-    sys.exit(2)
+    sys.exit(status)

@@ -4,54 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import yaml
-from jsonargparse import get_loader, set_loader
 
 from lit_fed.errors import ConfigError
-
-PARSER_MODE = "strict_yaml"
-"""The mode of parsers that read with `load`."""
+from lit_fed.parsing import compose
 
 _PARTS = ("model", "data", "algorithm")  # the keys of `lit_fed.command.roots.PARTS`, without importing their classes
-_MERGE = "tag:yaml.org,2002:merge"
 _NULL, _TEXT = "tag:yaml.org,2002:null", "tag:yaml.org,2002:str"
-
-
-def load(text: str) -> Any:
-    """What a YAML text says, to a parser.
-
-    Raises:
-        yaml.YAMLError: If it says nothing, or a mapping in it names a key twice.
-    """
-    if text.count(":") > 1:  # a single value has no keys
-        compose(text)
-    return get_loader("yaml")(text)
-
-
-set_loader(PARSER_MODE, load, (yaml.YAMLError,))
-
-
-def compose(text: str) -> yaml.Node | None:
-    """A YAML text as nodes that know their lines; None where it is empty.
-
-    Raises:
-        yaml.YAMLError: If it is none, or a mapping in it names a key twice: YAML's readers keep the last.
-    """
-    root: yaml.Node | None = yaml.compose(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    for path, mapping in _mappings(root, (), set()):
-        lines: dict[tuple[str, str], int] = {}
-        for key, _ in mapping.value:
-            if not isinstance(key, yaml.ScalarNode) or key.tag == _MERGE:
-                continue
-            name, line = (key.tag, key.value), key.start_mark.line
-            if name in lines:
-                first = "in this line too" if lines[name] == line else f"also in line {lines[name] + 1}"
-                problem = f"{'.'.join((*path, key.value))} is there twice, {first}; remove one"
-                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-            lines[name] = line
-    return root
 
 
 def check_value(option: str, text: str) -> None:
@@ -128,19 +88,3 @@ def _named(node: yaml.Node) -> str:
     if isinstance(node, yaml.SequenceNode):
         return "a list"
     return "null" if node.tag == _NULL else str(node.value)
-
-
-def _mappings(
-    node: yaml.Node | None, path: tuple[str, ...], seen: set[int]
-) -> Iterator[tuple[tuple[str, ...], yaml.MappingNode]]:
-    """Every mapping of a tree once, however often it is referred to, and the keys that lead to it."""
-    if id(node) in seen:
-        return
-    seen.add(id(node))
-    if isinstance(node, yaml.MappingNode):
-        yield path, node
-        for key, value in node.value:
-            yield from _mappings(value, (*path, str(key.value)), seen)
-    elif isinstance(node, yaml.SequenceNode):
-        for value in node.value:
-            yield from _mappings(value, path, seen)

@@ -19,6 +19,7 @@ from torch import nn
 
 from lit_fed.command.cli import Parts, add_parts, build_parts
 from lit_fed.command.explain import missing
+from lit_fed.command.making import instantiate
 from lit_fed.command.roots import PARTS
 from lit_fed.command.table import Call
 from lit_fed.engine.algorithm import Algorithm, zeros_like
@@ -229,7 +230,7 @@ def run(call: Call) -> int:
     """
     settings, parser = call.settings, call.parser
     if settings.cost is not None:
-        print(parser.instantiate(Namespace(cost=settings.cost)).cost.text())
+        print(instantiate(parser, Namespace(cost=settings.cost)).cost.text())
         return 0
     if absent := [name for name in PARTS if settings[name] is None]:
         raise ConfigError(missing(absent))

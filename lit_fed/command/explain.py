@@ -11,13 +11,10 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 
-import yaml
 from jsonargparse import ArgumentParser
 
 from lit_fed.command import suggest
-from lit_fed.command.config_files import compose
 from lit_fed.command.suggest import join_and, join_or
 from lit_fed.command.table import COMMANDS, asked
 
@@ -46,8 +43,6 @@ _FLAT = (
     (r"the following arguments are required: (.+)", lambda names: missing(names.split(", "))),
     (r"expected \"subcommand\" to be one of", lambda _: _no_command()),
     (r"argument subcommand: invalid choice: '([^']*)'", lambda word: _wrong_command(word)),
-    (r"Parser key \"config\":\s+(?:File does not exist|.*not readable).*'([^']+)'", lambda path: _no_file(path)),
-    (r"Parser key \"config\":\s+Path is not a file: '([^']+)'", lambda path: _no_file(path)),
 )
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "list": "a list", "str": "a text"}
 _KINDS |= {"dict": "a mapping", "tuple": "a list"}
@@ -66,7 +61,7 @@ def explain(message: str, args: Sequence[str] = ()) -> str:
         if match := re.match(pattern, message, re.DOTALL):
             return answer(match.group(match.lastindex or 0))
     if message.startswith(("Problems parsing config", "Unexpected config")):
-        return _broken_file(args) or " ".join(message.split())
+        return " ".join(message.split())
     return _tell(_read(message))
 
 
@@ -135,7 +130,7 @@ def _kind(kind: str) -> str:
     return _KINDS.get(name, name)
 
 
-# ---------------------------------------------------------------------- commands and files
+# ---------------------------------------------------------------------- commands
 
 
 def missing(names: Sequence[str]) -> str:
@@ -167,30 +162,3 @@ def _wrong_command(word: str) -> str:
 
 def _too_early(command: str) -> str:
     return f"settings come after the command: lit-fed {command} --config my.yaml"
-
-
-def _no_file(path: str) -> str:
-    reason = "is a folder" if Path(path).is_dir() else "cannot be read" if Path(path).exists() else "does not exist"
-    here = Path.cwd()
-    shown = Path(path).relative_to(here) if Path(path).is_relative_to(here) else path
-    return f"config file {shown} {reason}"
-
-
-def _broken_file(args: Sequence[str]) -> str:
-    """The first of the given configuration files that is no YAML mapping, and why."""
-    for before, word in zip(("", *args), args, strict=False):
-        path = word.partition("=")[2] if word.startswith("--config=") else word if before in ("-c", "--config") else ""
-        if not Path(path).is_file():
-            continue
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-            yaml.compose(text, yaml.SafeLoader)  # says more about what is wrong than the fast one
-            content = compose(text)
-        except yaml.MarkedYAMLError as error:
-            line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-            return f"config file {path}{line}: {error.problem}"
-        except (yaml.YAMLError, UnicodeDecodeError):
-            return f"config file {path} is not a YAML text"
-        if not isinstance(content, yaml.MappingNode):
-            return f"config file {path} holds no settings; write keys such as trainer:, model:, data: and algorithm:"
-    return ""

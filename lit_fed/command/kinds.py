@@ -7,11 +7,12 @@ from typing import Any
 
 from jsonargparse import ArgumentError, Namespace
 from lightning import LightningModule
-from lightning.pytorch.cli import LightningArgumentParser
 
 from lit_fed.command.explain import explain
+from lit_fed.command.making import instantiate
 from lit_fed.command.words import TRAINED_BY, over
 from lit_fed.errors import ConfigError
+from lit_fed.parsing import Parser
 
 
 def check_options(words: Sequence[str]) -> None:
@@ -27,22 +28,25 @@ def check_options(words: Sequence[str]) -> None:
             raise ConfigError(f"{option} sets a part of a kind; set all of it, as --trainer.kinds.{name} '{{…}}'")
 
 
-def models_by_kind(model: Namespace, kinds: Mapping[str, Any]) -> dict[str, LightningModule]:
+def models_by_kind(
+    model: Namespace, kinds: Mapping[str, Any], max_rounds: int | None = None
+) -> dict[str, LightningModule]:
     """The model of every kind, made in their order.
 
     Args:
         model: The model's configuration, complete.
         kinds: By kind its own settings of the model, and maybe ``clients``.
+        max_rounds: What a schedule's length of null comes to.
 
     Raises:
         ConfigError: For settings that the model does not have, or not like this.
     """
     if not kinds:
         raise ConfigError("trainer.kinds is empty; name at least one kind of network, or set it to null")
-    return {name: _model(model, name, own) for name, own in kinds.items()}
+    return {name: _model(model, name, own, max_rounds) for name, own in kinds.items()}
 
 
-def _model(model: Namespace, name: str, own: Any) -> LightningModule:
+def _model(model: Namespace, name: str, own: Any, max_rounds: int | None) -> LightningModule:
     if not isinstance(own, Mapping):
         raise ConfigError(f"trainer.kinds.{name} is {own!r}; it must hold settings of the model, and clients")
     shared = (model.get("init_args") or Namespace()).as_dict()
@@ -50,10 +54,10 @@ def _model(model: Namespace, name: str, own: Any) -> LightningModule:
     for key in TRAINED_BY.keys() & changed.keys():
         changed[key] = over(shared.get(key), changed[key], TRAINED_BY[key])
     config = {"class_path": model.class_path, "init_args": shared | changed}
-    parser = LightningArgumentParser(exit_on_error=False)
+    parser = Parser(exit_on_error=False)
     parser.add_subclass_arguments(LightningModule, "model", required=True)
     try:
-        made: LightningModule = parser.instantiate(parser.parse_object({"model": config})).model
+        made: LightningModule = instantiate(parser, parser.parse_object({"model": config}), max_rounds).model
     except ArgumentError as error:
         raise ConfigError(explain(str(error)).replace("model.init_args.", f"trainer.kinds.{name}.", 1)) from error
     return made

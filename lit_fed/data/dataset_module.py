@@ -15,6 +15,7 @@ from lit_fed.data.csr import IntArray
 from lit_fed.data.cut import Strata
 from lit_fed.data.worker_loader import WorkerLoader, WorkerPool
 from lit_fed.errors import ConfigError
+from lit_fed.machine import most_threads
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,8 @@ class DatasetModule(FederatedDataModule):
 
     def __init__(self, num_workers: int = 0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if num_workers < 0:
-            raise ConfigError(f"data.num_workers is {num_workers}: it must be 0 or more processes")
+        if not 0 <= num_workers <= most_threads():
+            raise ConfigError(f"data.num_workers is {num_workers}: it must be 0 to {most_threads()} on this machine")
         self.num_workers = num_workers
         self._parts: dict[str, Dataset[Any]] = {}
         self._pools: dict[bool, WorkerPool] = {}

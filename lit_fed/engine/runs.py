@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning import Fabric
-from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
 from lit_fed.engine.checkpoint import find_checkpoint, restore, run_folder
 from lit_fed.engine.files import shown
@@ -68,7 +68,8 @@ def claim_run_folder(
     if resumed is not None:
         return resumed
     given = choice if isinstance(choice, list) else [choice]
-    own = next((lg.log_dir for lg in given if isinstance(lg, Logger) and getattr(lg, "log_dir", None)), None)
+    named = [lg for lg in given if isinstance(lg, Logger) and not isinstance(lg, CSVLogger)]  # see `check_loggers`
+    own = next((lg.log_dir for lg in named if getattr(lg, "log_dir", None)), None)
 
     def claim() -> Path:
         try:
@@ -91,6 +92,27 @@ def _next_version(logs: Path) -> Path:
             return logs / f"version_{version}"
         except FileExistsError:
             version += 1
+
+
+def check_loggers(choice: bool | Logger | list[Logger], logs: Path) -> None:
+    """Refuse a ``CSVLogger`` that would write its ``metrics.csv`` over a run's own.
+
+    Args:
+        choice: True for TensorBoard, False for none, or Lightning loggers.
+        logs: The folder of all runs.
+
+    Raises:
+        ConfigError: If it writes among the runs, or where another logger does, which is the run's folder then.
+    """
+    given = [logger for logger in (choice if isinstance(choice, list) else [choice]) if isinstance(logger, Logger)]
+    for logger in given:
+        if isinstance(logger, CSVLogger):
+            others = [other.log_dir for other in given if other is not logger and other.log_dir]
+            if Path(logger.root_dir).resolve() == logs.resolve() or logger.log_dir in others:
+                raise ConfigError(
+                    f"trainer.logger CSVLogger would write its metrics.csv over a run's own in {logger.log_dir}; give "
+                    "it a name of its own, or leave it out: every run has metrics.csv without it"
+                )
 
 
 def make_loggers(choice: bool | Logger | list[Logger], log_dir: Path) -> list[Logger]:

@@ -6,12 +6,15 @@ trained data-parallel on all of them (``ddp``). Both stand behind `Workers`, whi
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 import torch.distributed
 from lightning import Fabric
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.fabric.strategies.ddp import DDPStrategy
 from lightning.fabric.strategies.single_device import SingleDeviceStrategy
 from lightning.fabric.strategies.strategy import Strategy
@@ -19,7 +22,8 @@ from torch import Tensor
 from torch.nn import Module
 
 from lit_fed.engine.payload import Payload
-from lit_fed.errors import ConfigError, LitFedError
+from lit_fed.errors import ConfigError, LitFedError, reason
+from lit_fed.machine import available_cores, most_processes
 
 T = TypeVar("T")
 
@@ -54,9 +58,13 @@ def build_fabric(
     """Make the Fabric that a federation runs on.
 
     Raises:
-        ConfigError: For a strategy that is neither ``auto``, ``clients``, ``ddp`` nor a DDP strategy object, or for
-            settings that Fabric refuses.
+        ConfigError: For a strategy that is neither ``auto``, ``clients``, ``ddp`` nor a DDP strategy object, for
+            settings that Fabric refuses, or for other processes than there are or can be.
     """
+    starter = _starter()
+    if devices == "auto" and starter is not None:
+        devices = starter.here
+    _check_devices(devices, num_nodes, starter)
     options: dict[str, Any] = {"accelerator": accelerator, "devices": devices, "num_nodes": num_nodes}
     options["precision"] = precision
     if isinstance(strategy, str) and strategy not in STRATEGIES:
@@ -66,16 +74,66 @@ def build_fabric(
             f"trainer.strategy {type(strategy).__name__} shards one model over devices; use 'clients' or 'ddp'"
         )
     try:
-        if isinstance(strategy, Strategy):
-            return Fabric(strategy=strategy, **options)
-        fabric = Fabric(strategy="auto", **options)
-        if isinstance(fabric.strategy, SingleDeviceStrategy):
-            return fabric
-        # A phase may train only some of the parameters, which plain DDP would wait for.
-        chosen = DDPStrategy(find_unused_parameters=True) if strategy == "ddp" else ClientParallelStrategy()
-        return Fabric(strategy=chosen, **options)
+        fabric = Fabric(strategy=strategy if isinstance(strategy, Strategy) else "auto", **options)
+        if isinstance(strategy, str) and not isinstance(fabric.strategy, SingleDeviceStrategy):
+            # A phase may train only some of the parameters, which plain DDP would wait for.
+            chosen = DDPStrategy(find_unused_parameters=True) if strategy == "ddp" else ClientParallelStrategy()
+            fabric = Fabric(strategy=chosen, **options)
+    except ImportError as error:
+        raise ConfigError(f"trainer.accelerator {accelerator}, precision {precision}: {reason(error)}") from error
     except (ValueError, RuntimeError, TypeError) as error:
         raise ConfigError(f"trainer: {' '.join(str(error).split())}") from error
+    wanted = getattr(fabric.strategy, "num_processes", 1) * num_nodes
+    if starter is not None and wanted != starter.in_all:
+        raise ConfigError(
+            f"{starter.name} started {starter.in_all} processes, but trainer.devices {devices} on trainer.num_nodes "
+            f"{num_nodes} makes {wanted}; set trainer.devices to {starter.here}, or to auto"
+        )
+    return fabric
+
+
+class _Starter(NamedTuple):
+    """Who started this process, and others.
+
+    Args:
+        name: Of the program.
+        here: How many of them on this machine.
+        in_all: How many on all machines.
+    """
+
+    name: str
+    here: int
+    in_all: int
+
+
+def _starter() -> _Starter | None:
+    """Who started this process as one of several; None where nobody did, or a run of ours."""
+    if TorchElasticEnvironment.detect():
+        return _Starter("torchrun", int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["WORLD_SIZE"]))
+    if SLURMEnvironment.detect() and "SLURM_STEP_NUM_TASKS" in os.environ:  # by srun, not a job's own script
+        tasks, nodes = (int(os.environ.get(f"SLURM_STEP_NUM_{what}", 1)) for what in ("TASKS", "NODES"))
+        return _Starter("SLURM", tasks // nodes, tasks)
+    return None
+
+
+def _check_devices(devices: list[int] | str | int, num_nodes: int, starter: _Starter | None) -> None:
+    """Refuse processes that this machine cannot hold, and machines that nobody starts.
+
+    Raises:
+        ConfigError: In one line with what there is.
+    """
+    text = str(devices).strip()
+    most = max(most_processes(), torch.cuda.device_count())
+    if text.isdecimal() and int(text) > most:
+        raise ConfigError(
+            f"trainer.devices is {text}, but this machine has {available_cores()} cores and "
+            f"{torch.cuda.device_count()} GPUs; use at most {most}"
+        )
+    if num_nodes > 1 and starter is None and not {"NODE_RANK", "GROUP_RANK"} & os.environ.keys():
+        raise ConfigError(
+            f"trainer.num_nodes is {num_nodes}, but this process was not started as one of several machines'; start it "
+            "by torchrun or SLURM"
+        )
 
 
 def on_first_process(fabric: Fabric, function: Callable[[], T]) -> T:

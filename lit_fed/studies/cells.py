@@ -19,6 +19,8 @@ import yaml
 from jsonargparse import ArgumentError, Namespace
 
 from lit_fed.command.cli import FederatedCLI, user_error
+from lit_fed.command.readable import check_files
+from lit_fed.command.values import check_values
 from lit_fed.command.words import prepared
 from lit_fed.engine.metric_names import MetricNames
 from lit_fed.errors import ConfigError
@@ -266,6 +268,7 @@ class _Reader(FederatedCLI):
             raise ConfigError(f"{where}: {line}") from error
 
     def _read(self, args: list[str]) -> dict[str, Any]:
+        check_files(args)
         if not self._made:
             super().__init__(["fit", *args])
             self._made = True
@@ -273,6 +276,7 @@ class _Reader(FederatedCLI):
             try:
                 words = prepared(["fit", *args])[1:]
                 self.config = Namespace(fit=self._parser("fit").parse_args(words))  # twice as fast as the whole parser,
+                check_values(self.config.fit)
             except ArgumentError:
                 self.parse_arguments(self.parser, ["fit", *args])  # whose words a user knows
             self._set_seed()

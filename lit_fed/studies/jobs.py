@@ -14,6 +14,7 @@ from typing import Any
 
 import lit_fed
 from lit_fed.errors import ConfigError, LitFedError
+from lit_fed.machine import available_cores
 from lit_fed.studies.cell_process import CellProcess
 from lit_fed.studies.cells import Cell
 
@@ -78,11 +79,6 @@ def share_machine(cells: Sequence[Cell], jobs: int | None) -> Slots:
             busy = max((n * (t["num_threads"] or 1) for n, t in zip(processes, trainers, strict=True)), default=1)
             jobs = max(1, cores // busy)
     return Slots(jobs, max(1, cores // jobs), () if alone or len(gpus) < 2 else gpus)
-
-
-def available_cores() -> int:
-    """The CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _gpus() -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from jsonargparse import ArgumentParser
 from lit_fed.command.cli import add_parts, build_parts, user_error
 from lit_fed.engine.compatibility import check_data, check_task
 from lit_fed.errors import ConfigError
+from lit_fed.parsing import Parser
 from lit_fed.studies.cells import Cell
 
 
@@ -25,7 +26,7 @@ def check_parts(cells: Iterable[Cell]) -> None:
     Raises:
         ConfigError: If one cannot be made, or they do not fit.
     """
-    parser = ArgumentParser(exit_on_error=False)
+    parser = Parser(exit_on_error=False)
     add_parts(parser)
     read: set[str] = set()
     made: set[str] = set()

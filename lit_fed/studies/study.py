@@ -10,9 +10,7 @@ from math import log10
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
-from lit_fed.command.config_files import compose
+from lit_fed.command.readable import read_settings
 from lit_fed.engine.metric_names import MetricNames
 from lit_fed.errors import ConfigError
 from lit_fed.studies.claims import REPORTS, WORDS, Claim, parse_claim
@@ -168,7 +166,7 @@ def read_study(path: str | Path, profile: str) -> Study:
         ConfigError: If the file cannot be read, has a key or name that does not exist, or lacks the profile.
     """
     path = Path(path)
-    content = _load(path)
+    content = read_settings(path, "study file", "holds no study; write keys such as rows:, columns: and metric:")
     where = _Where(str(path))
     where.check_keys(content, _STUDY)
     profiles = where.mapping(content, "profiles")
@@ -178,23 +176,6 @@ def read_study(path: str | Path, profile: str) -> Study:
     over = where.at(f"profiles.{profile}").checked(_or_none(profiles[profile]), [k for k in _STUDY if k != "profiles"])
     merged = _merge({key: value for key, value in content.items() if key != "profiles"}, over)
     return _build(path, profile, merged, where)
-
-
-def _load(path: Path) -> dict[str, Any]:
-    if path.is_dir() or not path.exists():
-        raise ConfigError(f"study file {path} {'is a folder' if path.is_dir() else 'does not exist'}")
-    try:
-        text = path.read_text(encoding="utf-8")
-        compose(text)
-        content = yaml.safe_load(text)
-    except yaml.MarkedYAMLError as error:
-        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise ConfigError(f"study file {path}{line}: {error.problem}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"study file {path} is not a YAML text") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"study file {path} holds no study; write keys such as rows:, columns: and metric:")
-    return content
 
 
 def _or_none(value: Any) -> Any:

@@ -20,13 +20,13 @@ def command(name: str, *args: str | Path) -> list[str]:
     return [name, "-c", str(QUICKSTART), *QUIET, *(str(arg) for arg in args)]
 
 
-def error_of(args: list[str], capsys: Any) -> str:
-    """What a command that fails prints, which must be one line."""
+def error_of(args: list[str], capsys: Any, status: int = 2) -> str:
+    """What a command that fails prints, which must be one line; 2 says that the input was wrong, 1 that a run failed."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
         main(args)
     lines = capsys.readouterr().err.splitlines()
-    assert stop.value.code == 2
+    assert stop.value.code == status
     assert len(lines) == 1, lines
     assert lines[0].startswith("lit-fed: error: ")
     assert "Namespace(" not in lines[0]

@@ -207,7 +207,7 @@ def test_a_client_whose_loss_turns_nan_stops_the_run_and_nothing_of_the_round_is
     last = Path("lightning_logs/version_0/checkpoints/last.ckpt")
     before = last.read_bytes()
     bad = command("fit", "--trainer.max_rounds", "4", "--ckpt_path", "last", LR, "1e30")
-    message = error_of(bad, capsys)
+    message = error_of(bad, capsys, status=1)
     assert re.fullmatch(r"client \d+ failed in round 2: train/loss is not finite; try a smaller learning rate", message)
     assert last.read_bytes() == before
     assert [row["round"] for row in rows(last.parents[1] / "metrics.csv")] == ["0", "1"]

@@ -84,7 +84,7 @@ def test_what_would_be_misread_is_named_with_its_line(subcommand: str, text: str
     [
         (
             ["--trainer", "part.yaml"],
-            'part.yaml\': seed is there twice, also in line 1; remove one: in "<unicode string>", li',
+            "config file part.yaml, line 2: seed is there twice, also in line 1; remove one",
         ),
         (
             ["-c", "whole.yaml"],

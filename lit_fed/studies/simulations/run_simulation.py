@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from jsonargparse import ArgumentParser
 
+from lit_fed.command.making import instantiate
 from lit_fed.command.table import Call
 from lit_fed.studies.results import verdict_text
 from lit_fed.studies.simulations.simulation import Point, Simulation, verdicts
@@ -31,7 +32,7 @@ def run(call: Call) -> int:
         call: Its settings.
     """
     options = call.settings
-    simulation: Simulation = call.parser.instantiate(options).simulate
+    simulation: Simulation = instantiate(call.parser, options).simulate
     folder = options.output or Path("simulations") / simulation.name
     points = simulation.points(options.processes)
     write(points, folder)

@@ -1,0 +1,58 @@
+"""Objects made from settings: what cannot be made is named in a line, and what asks for the rounds is told them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from jsonargparse import ArgumentParser, Namespace
+from torch.optim.lr_scheduler import LRScheduler
+
+from lit_fed.errors import ConfigError, LitFedError, own_traceback, reason
+from lit_fed.parsing import ROUNDS
+
+
+def instantiate(parser: ArgumentParser, settings: Namespace, max_rounds: int | None = None) -> Namespace:
+    """Make the objects that settings describe.
+
+    Args:
+        parser: The parser that read them.
+        settings: What it read.
+        max_rounds: What a schedule's length of null comes to.
+
+    Raises:
+        ConfigError: In one line that names the class and what it said; its ``details`` say where, if that was in code
+            that is neither ours nor installed.
+    """
+    failures: list[LitFedError] = []
+    makers: list[tuple[Any, type[Any], bool]] = [(partial(_make, failures), object, True)]
+    if max_rounds is not None:
+        makers.insert(0, (partial(_make_schedule, max_rounds, failures), LRScheduler, True))
+    try:
+        made: Namespace = parser.instantiate(settings, instantiators=makers)
+    except Exception:
+        if not failures:
+            raise
+    else:
+        return made
+    raise failures[0]  # the parser tells of it in the middle of a tree
+
+
+def _make(failures: list[LitFedError], class_type: type, *args: Any, **kwargs: Any) -> Any:
+    try:
+        return class_type(*args, **kwargs)
+    except LitFedError as error:
+        failures.append(error)
+        raise
+    except Exception as error:
+        told = ConfigError(f"{class_type.__name__} cannot be made: {reason(error)}")
+        told.details = own_traceback(error)
+        failures.append(told)
+        raise told from error
+
+
+def _make_schedule(max_rounds: int, failures: list[LitFedError], class_type: type, *args: Any, **kwargs: Any) -> Any:
+    for name in ROUNDS:
+        if name in kwargs and kwargs[name] is None and kwargs.get("epochs") is None:  # OneCycleLR has a second way
+            kwargs[name] = max_rounds
+    return _make(failures, class_type, *args, **kwargs)

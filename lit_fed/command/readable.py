@@ -1,0 +1,130 @@
+"""Configuration files, read and checked before any parser sees them, so that one that is no good is named."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lit_fed.errors import ConfigError
+from lit_fed.parsing import compose
+
+_MOST_BYTES = 10_000_000
+_MOST_VALUES = 100_000  # aliases of aliases could stand for billions
+_CONFIG = ("-c", "--config")
+_ENDINGS = (".yaml", ".yml")
+_EMPTY = "holds no settings; write keys such as trainer:, model:, data: and algorithm:"
+
+
+def check_files(words: Sequence[str]) -> None:
+    """Refuse configuration files of a command line that cannot be read, or hold no settings.
+
+    Raises:
+        ConfigError: In one line that names the first such file.
+    """
+    for option, value in options_in(words):
+        if (option in _CONFIG and is_name(value)) or (value.endswith(_ENDINGS) and is_file(value)):
+            read_settings(value)
+
+
+def options_in(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Every option of a command line with its value, written as one word or as two; flags with the word after them."""
+    for before, word in zip(("", *words), words, strict=False):
+        if word.startswith("--") and "=" in word:
+            option, _, value = word.partition("=")
+            yield option, value
+        elif before.startswith("-") and "=" not in before:
+            yield before, word
+
+
+def read_settings(path: str | Path, kind: str = "config file", empty: str = _EMPTY) -> dict[str, Any]:
+    """The mapping that a YAML file holds.
+
+    Args:
+        path: The file.
+        kind: What messages call it.
+        empty: What they say of one that holds none.
+
+    Raises:
+        ConfigError: If it cannot be read, is no UTF-8 text, no YAML, or no mapping from names.
+    """
+    where = f"{kind} {shown(path)}"
+    try:
+        found = Path(path).stat()
+        is_file = stat.S_ISREG(found.st_mode)  # others, such as pipes, can be read but once
+        content, count = _load(Path(path), found.st_mtime_ns, found.st_size) if is_file else (None, 0)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{where} does not exist") from error
+    except OSError as error:
+        raise ConfigError(f"{where} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{where} is no UTF-8 text: byte {error.object[error.start]:#04x} at {error.start}; save it as UTF-8"
+        ) from error
+    except yaml.MarkedYAMLError as error:
+        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise ConfigError(f"{where}{line}: {error.problem or error.context}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{where} is not a YAML text: {str(error).splitlines()[0]}") from error
+    except RecursionError as error:
+        raise ConfigError(f"{where} is nested too deeply") from error
+    except ValueError as error:  # a number, a date or a name that the grammar takes and Python does not
+        raise ConfigError(f"{where} cannot be read: {str(error).partition(';')[0]}") from error
+    if not is_file:
+        raise ConfigError(f"{where} is {'a folder' if stat.S_ISDIR(found.st_mode) else 'no regular file'}")
+    if count > _MOST_VALUES:
+        raise ConfigError(f"{where} stands for more than {_MOST_VALUES:,} values, or holds itself; write fewer aliases")
+    if not isinstance(content, dict) or not content:
+        raise ConfigError(f"{where} {empty}")
+    if odd := [key for key in content if not isinstance(key, str)]:
+        raise ConfigError(f"{where}: unknown key {odd[0]}; keys are names, such as trainer:")
+    return content
+
+
+@lru_cache  # a study reads the same files for every cell
+def _load(path: Path, _changed_ns: int, size: int) -> tuple[Any, int]:
+    """What a YAML file holds, and how many values that are."""
+    if size > _MOST_BYTES:
+        raise ValueError(f"it has {size:,} bytes, which no configuration has")
+    text = path.read_text(encoding="utf-8-sig")
+    content = yaml.safe_load(text)  # says more about what is wrong than the faster one
+    compose(text)
+    return content, _count(content, {})
+
+
+def is_file(path: str) -> bool:
+    """Whether a word names a file; a word that can be no name does not."""
+    try:
+        return Path(path).is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def is_name(value: str) -> bool:
+    """Whether a value of ``--config`` is meant as a file's name, and not as the settings themselves."""
+    return not any(mark in value for mark in "{}\n") and ": " not in value
+
+
+def shown(path: str | Path) -> str:
+    """A path for a message, below the working directory from there, and not longer than a line."""
+    here, text = Path.cwd(), str(path)
+    if Path(text).is_relative_to(here):
+        text = str(Path(text).relative_to(here))
+    if not text or not text.isprintable():
+        text = repr(text)
+    return text if len(text) <= 120 else f"{text[:60]}…{text[-50:]}"
+
+
+def _count(value: Any, known: dict[int, int]) -> int:
+    """The values in a nested one, written out in full; more than there may be where it holds itself."""
+    if not isinstance(value, dict | list):
+        return 1
+    if id(value) not in known:
+        known[id(value)] = _MOST_VALUES  # while it is being counted: what holds itself has no end
+        inner = value.values() if isinstance(value, dict) else value
+        known[id(value)] = 1 + sum(_count(one, known) for one in inner)
+    return known[id(value)]

@@ -1,0 +1,84 @@
+"""Values that no setting can have, found in one walk over a parsed configuration."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+from jsonargparse import Namespace
+
+from lit_fed.errors import ConfigError
+
+_LARGEST = 2**63 - 1  # what tensors, arrays and loops count with
+
+
+def check_values(settings: Any, key: str = "") -> None:
+    """Refuse NaN, infinity, whole numbers beyond 64 bits and texts with NUL, wherever they stand.
+
+    A class may have such a value by default: what is left at its default is the class's own business.
+
+    Args:
+        settings: A configuration, or a part of one.
+        key: Where it stands, dotted.
+
+    Raises:
+        ConfigError: For the first such value, with its key.
+    """
+    if isinstance(settings, list | tuple | set):
+        for value in settings:
+            check_values(value, key)
+        return
+    settings = vars(settings) if isinstance(settings, Namespace) else settings
+    if not isinstance(settings, Mapping):
+        if wrong := _wrong(settings):
+            raise ConfigError(f"{key.replace('.init_args.', '.')} is {wrong}")
+        return
+    for name, value in settings.items():
+        if name == "init_args" and isinstance(settings.get("class_path"), str):
+            value = _set_anew(value, settings["class_path"])
+        check_values(value, f"{key}.{name}" if key else str(name))
+
+
+def _set_anew(init_args: Any, class_path: str) -> Any:
+    """A class's settings without those that are as they are by default."""
+    given = vars(init_args) if isinstance(init_args, Namespace) else init_args
+    if not isinstance(given, Mapping):
+        return given
+    defaults = _defaults(class_path)
+    return {name: value for name, value in given.items() if repr(defaults.get(name)) != repr(value)}
+
+
+def _wrong(value: Any) -> str:
+    """What is wrong with a single value; empty where nothing is."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"{value}; it must be a finite number"
+    if isinstance(value, int) and abs(value) > _LARGEST:
+        digits = str(value)
+        shown = digits if len(digits) < 30 else f"{digits[:6]}… ({len(digits.lstrip('-'))} digits)"
+        return f"{shown}; whole numbers must be below 2**63"
+    if isinstance(value, str) and "\0" in value:
+        return f"{value!r:.80}; a text cannot hold the character NUL"
+    return ""
+
+
+@lru_cache
+def _defaults(class_path: str) -> Mapping[str, Any]:
+    """What the parameters of a class and its bases are where nobody sets them."""
+    module, _, name = class_path.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), name)
+        owners = found.__mro__ if isinstance(found, type) else [found]
+    except (ImportError, AttributeError, ValueError):
+        return {}
+    defaults: dict[str, Any] = {}
+    for owner in owners:
+        try:
+            parameters = inspect.signature(owner).parameters.values()
+        except (TypeError, ValueError):
+            continue
+        defaults = {one.name: one.default for one in parameters if one.default is not one.empty} | defaults
+    return defaults

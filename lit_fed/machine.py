@@ -1,0 +1,39 @@
+"""What this machine has for this process: cores and memory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_LIMITS = (  # of a container: what it may have, and what it uses
+    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
+    (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
+)
+
+
+def available_cores() -> int:
+    """The CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def most_processes() -> int:
+    """How many processes make sense here: two a core, and four to try things out."""
+    return max(4, 2 * available_cores())
+
+
+def most_threads() -> int:
+    """How many threads a process can have here: more than cores, to repeat what a larger machine computed."""
+    return max(64, 4 * available_cores())
+
+
+def free_memory() -> int | None:
+    """The bytes that can still be had, of the machine and of the container; None where nobody says."""
+    found = []
+    meminfo = Path("/proc/meminfo")
+    if meminfo.is_file():
+        sizes = dict(line.split(":") for line in meminfo.read_text(encoding="ascii").splitlines())
+        found.append(int(sizes["MemAvailable"].split()[0]) * 1024)
+    for limit, used in _LIMITS:
+        if limit.is_file() and (text := limit.read_text(encoding="ascii").strip()).isdecimal():
+            found.append(int(text) - int(used.read_text(encoding="ascii")))
+    return min(found, default=None)

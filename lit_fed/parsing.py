@@ -1,0 +1,103 @@
+"""The parser of configurations, for the command line and for whatever reads its files."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import yaml
+from jsonargparse import DefaultHelpFormatter, get_loader, set_loader
+from lightning.pytorch.cli import LightningArgumentParser
+from torch.optim.lr_scheduler import LRScheduler
+
+ROUNDS = ("T_max", "total_steps", "total_iters")
+"""How torch's schedules call their length; null stands for all rounds."""
+
+PARSER_MODE = "strict_yaml"
+"""The mode of parsers that read with `load`."""
+
+_MERGE = "tag:yaml.org,2002:merge"
+
+
+def load(text: str) -> Any:
+    """What a YAML text says, to a parser.
+
+    Raises:
+        yaml.YAMLError: If it says nothing, or a mapping in it names a key twice.
+    """
+    if text.count(":") > 1:  # a single value has no keys
+        compose(text)
+    return get_loader("yaml")(text)
+
+
+set_loader(PARSER_MODE, load, (yaml.YAMLError,))
+
+
+def compose(text: str) -> yaml.Node | None:
+    """A YAML text as nodes that know their lines; None where it is empty.
+
+    Raises:
+        yaml.YAMLError: If it is none, or a mapping in it names a key twice: YAML's readers keep the last.
+    """
+    root: yaml.Node | None = yaml.compose(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    for path, mapping in _mappings(root, (), set()):
+        lines: dict[tuple[str, str], int] = {}
+        for key, _ in mapping.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag == _MERGE:
+                continue
+            name, line = (key.tag, key.value), key.start_mark.line
+            if name in lines:
+                first = "in this line too" if lines[name] == line else f"also in line {lines[name] + 1}"
+                problem = f"{'.'.join((*path, key.value))} is there twice, {first}; remove one"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            lines[name] = line
+    return root
+
+
+def _mappings(
+    node: yaml.Node | None, path: tuple[str, ...], seen: set[int]
+) -> Iterator[tuple[tuple[str, ...], yaml.MappingNode]]:
+    """Every mapping of a tree once, however often it is referred to, and the keys that lead to it."""
+    if id(node) in seen:
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.MappingNode):
+        yield path, node
+        for key, value in node.value:
+            yield from _mappings(value, (*path, str(key.value)), seen)
+    elif isinstance(node, yaml.SequenceNode):
+        for value in node.value:
+            yield from _mappings(value, path, seen)
+
+
+class HelpFormatter(DefaultHelpFormatter):
+    """Help without a list of every class of torch, and without the marks of docstrings."""
+
+    def _expand_help(self, action: argparse.Action) -> str:
+        text, known, classes = super()._expand_help(action).partition(", known subclasses: ")
+        names = classes.count(",") + 1
+        return (text + known + (classes if names <= 20 else f"{names} of them)")).replace("``", "")
+
+
+class Parser(LightningArgumentParser):
+    """A parser that passes on its help format, and how it reads, to those it makes; schedules may be open-ended."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        ours: dict[str, Any] = {"formatter_class": HelpFormatter, "parser_mode": PARSER_MODE}
+        super().__init__(*args, **(ours | kwargs))
+
+    def parse_args(self, args: Any = None, *rest: Any, **kwargs: Any) -> Any:
+        """Read arguments; a null for a setting of a class within a class arrives here as the text None."""
+        if args is not None:
+            args = [word.removesuffix("None") + "null" if word.endswith("=None") else word for word in args]
+        return super().parse_args(args, *rest, **kwargs)
+
+    def _add_signature_parameter(
+        self, container: Any, nested_key: str | None, param: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Take null for a schedule's length, which torch declares as a number."""
+        if param.name in ROUNDS and isinstance(param.parent, type) and issubclass(param.parent, LRScheduler):
+            param = replace(param, annotation=int | None)
+        return super()._add_signature_parameter(container, nested_key, param, *args, **kwargs)
