@@ -308,13 +308,13 @@ class FederatedTrainer:
         run = self._assemble(model, data, algorithm, "fit")
         if run.settings.evaluate_every:
             check_protocols(run.settings.protocols, run.federation, run.settings.evaluate_on)
-        open_run(run, ckpt_path)
-        if run.start_round >= run.max_rounds:
-            self.fabric.print(f"all {run.start_round} rounds are done already; raise trainer.max_rounds to go on")
-        with run.federation.session.at_work("fit"):
-            run_rounds(run)
-            for kind, trained in run.federation.global_models(max(run.next_round - 1, 0)).items():
-                run.federation.loops[kind].model.load(trained)  # what the caller holds is the trained global model
+        with open_run(run, ckpt_path):
+            if run.start_round >= run.max_rounds:
+                self.fabric.print(f"all {run.start_round} rounds are done already; raise trainer.max_rounds to go on")
+            with run.federation.session.at_work("fit"):
+                run_rounds(run)
+                for kind, trained in run.federation.global_models(max(run.next_round - 1, 0)).items():
+                    run.federation.loops[kind].model.load(trained)  # what the caller holds is the trained global model
 
     def _launch(self, function: Callable[[], R]) -> R:
         atexit.unregister(leave_processes)  # an unexpected error may leave this process in a collective: just exit

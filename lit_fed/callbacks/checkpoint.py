@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lit_fed.callbacks.early_stopping import Mode, check_reported, direction_of, improves
 from lit_fed.engine.callback import Callback, RoundRecord
 from lit_fed.engine.checkpoint import read_checkpoint, save_checkpoint
-from lit_fed.engine.files import remove_half_written
+from lit_fed.engine.files import Version, remove_half_written
 from lit_fed.engine.metric_names import Direction
 from lit_fed.engine.strategy import on_first_process
 from lit_fed.errors import CheckpointError, ConfigError
@@ -59,7 +59,7 @@ class Checkpoint(Callback):
         self.best: float | None = None
         self.best_round = -1
         self._announced = False
-        self._kept: dict[str, dict[str, int]] = {}  # file name -> the client states it needs
+        self._kept: dict[str, dict[str, Version]] = {}  # file name -> the client states it needs
 
     def on_fit_start(self, run: Run) -> None:
         """Learn what earlier checkpoints of this run need, and finish what a killed process left half done.
@@ -79,8 +79,11 @@ class Checkpoint(Callback):
         if first:
             if start and self.best_round == start - 1:
                 _link(last, folder / "best.ckpt")
-            own = [path for path in folder.glob("*.ckpt") if _OWN.fullmatch(path.name)]
-            self._kept |= {path.name: read_checkpoint(path)["clients"] for path in own}
+            for path in sorted(path for path in folder.glob("*.ckpt") if _OWN.fullmatch(path.name)):
+                try:
+                    self._kept[path.name] = read_checkpoint(path)["clients"]
+                except CheckpointError as error:  # the run goes on from another one
+                    run.fabric.print(f"left as it is: {error}")
 
     def on_round_end(self, run: Run, record: RoundRecord) -> None:
         """Write what is due."""

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
-import os
-import shutil
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from lit_fed.callbacks.dashboard import flatten
 from lit_fed.engine.callback import Callback, RoundRecord
+from lit_fed.engine.files import cannot_write, write_text
+from lit_fed.errors import CheckpointError
 
 if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule
     from lit_fed.engine.run import Run
 
-_CLIENT_COLUMNS = ("round", "client_id", "stage", "metric", "value")
+_CLIENT_COLUMNS = ["round", "client_id", "stage", "metric", "value"]
+_UNTIL = re.compile(r"config\.until_round_([0-9]{1,9})\.yaml")
+Line = tuple[int, list[str]]  # the round, and all cells
 
 
 class Recorder(Callback):
@@ -27,81 +31,184 @@ class Recorder(Callback):
 
     ``metrics.csv`` has one row a round; a metric that is not evaluated every round leaves its cell empty.
     ``clients.csv`` has one row a client, stage and metric. After a resume, rows of rounds that will be run again are
-    removed, so no round is missing or there twice.
+    removed, so no round is missing or there twice. What cannot be read back is not rewritten: the resume is refused.
     """
 
     def __init__(self) -> None:
         self._columns: list[str] = []
 
     def on_fit_start(self, run: Run) -> None:
-        """Write what is known before the first round, or cut the files back to the checkpoint."""
+        """Write what is known before the first round, or cut the files back to the checkpoint.
+
+        Raises:
+            CheckpointError: If a file of the run holds what no run wrote, or cannot be written.
+        """
         if not run.fabric.is_global_zero:
             return
-        folder = run.log_dir
-        if run.resumed_from is not None and run.resumed_from != folder:
-            for name in ("metrics.csv", "clients.csv"):
-                if (run.resumed_from / name).is_file():
-                    shutil.copyfile(run.resumed_from / name, folder / name)
-        self._columns = _cut(folder / "metrics.csv", ["round"], run.start_round)
-        _cut(folder / "clients.csv", list(_CLIENT_COLUMNS), run.start_round)
-        if run.settings.config:
-            self._write_config(run, folder / "config.yaml")
+        folder, start = run.log_dir, run.start_round
+        before = folder if run.resumed_from is None else run.resumed_from
+        metrics, clients = (Table(before / name) for name in ("metrics.csv", "clients.csv"))
+        there = metrics.check(start)
+        clients.check(start, _CLIENT_COLUMNS)
+        settings = Settings(before if start and run.settings.config else None)
+        # Everything has been read: from here on files are replaced.
+        if there < start:
+            run.fabric.print(f"{metrics.path} lacks {start - there} of the {start} rounds before this one")
+        if start and not clients.columns:
+            run.fabric.print(f"{clients.path} lacks the {start} rounds before this one")
+        self._columns = metrics.columns or ["round"]
+        metrics.cut(folder / "metrics.csv", self._columns, start)
+        clients.cut(folder / "clients.csv", _CLIENT_COLUMNS, start)
+        if run.settings.config and (changed := settings.write(folder, run.settings.config, start)):
+            run.fabric.print(f"resumed with other settings from round {start} on: {', '.join(changed)}")
         if not (folder / "partition.json").is_file():
-            _write(folder / "partition.json", _partition(run.federation.data))
-
-    def _write_config(self, run: Run, path: Path) -> None:
-        """Write the configuration; where a resumed run has another than before, keep both and say what changed."""
-        before = path.read_text() if run.start_round and path.is_file() else run.settings.config
-        old, new = flatten(yaml.safe_load(before)), flatten(yaml.safe_load(run.settings.config))
-        changed = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
-        if changed:
-            path.replace(path.with_name(f"config.until_round_{run.start_round - 1}.yaml"))
-            run.fabric.print(f"resumed with other settings from round {run.start_round} on: {', '.join(changed)}")
-        _write(path, [run.settings.config])
+            write_text(_partition(run.federation.data), folder / "partition.json")
 
     def on_round_end(self, run: Run, record: RoundRecord) -> None:
-        """Append the round."""
+        """Append the round.
+
+        Raises:
+            CheckpointError: If a file cannot be written.
+        """
         if not run.fabric.is_global_zero:
             return
         metrics, clients = run.log_dir / "metrics.csv", run.log_dir / "clients.csv"
         if new := [name for name in record.metrics if name not in self._columns]:
             self._columns += new
-            _rewrite(metrics, self._columns, list(_rows(metrics)))
+            Table(metrics).cut(metrics, self._columns, record.round_idx)
         _append(metrics, [[record.round_idx, *(record.metrics.get(name, "") for name in self._columns[1:])]])
         _append(clients, ([record.round_idx, r.client_id, r.stage, r.metric, r.value] for r in record.rows))
 
 
-def _rows(path: Path) -> Iterator[dict[str, str]]:
-    """The complete rows of a CSV file; a line that a killed process left unfinished is none."""
-    if not path.is_file():
-        return
-    with open(path, newline="") as file:
-        for row in csv.DictReader(line for line in file if line.endswith("\n")):
-            if row.get("round", "").isdigit() and None not in row.values():
-                yield row
+class Table:
+    """A CSV file that a run may have written, with the round in its first column.
+
+    Args:
+        path: The file; it need not be there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.columns: list[str] = []  # none where there is no file, or an empty one
+
+    def check(self, start_round: int, columns: Sequence[str] = ()) -> int:
+        """Read the file; returns how many of the rounds before a round it has.
+
+        Args:
+            start_round: The round.
+            columns: Its header; none given for any.
+
+        Raises:
+            CheckpointError: If it has another header, or a row is none.
+        """
+        rounds = {round_idx for round_idx, _ in self._lines() if round_idx < start_round}
+        if self.columns and list(columns or self.columns) != self.columns:
+            raise self._unreadable(f"line 1 is not {','.join(columns)}")
+        return len(rounds)
+
+    def cut(self, target: Path, columns: Sequence[str], start_round: int) -> None:
+        """Write the rows before a round to a file, maybe the same, with empty cells for columns that are new."""
+
+        def lines() -> Iterator[str]:
+            yield _line(columns)
+            for round_idx, cells in self._lines():
+                if round_idx < start_round:
+                    yield _line([*cells, *[""] * (len(columns) - len(cells))])
+
+        write_text(lines(), target)
+
+    def _lines(self) -> Iterator[Line]:
+        """The complete rows; a line that a killed process left unfinished is none."""
+        if not self.path.is_file():
+            return
+        with open(self.path, "rb") as file:
+            rows = csv.reader(self._texts(file))
+            try:
+                self.columns = next(rows, [])
+                if self.columns[:1] != ["round"] and self.path.stat().st_size:
+                    raise self._unreadable("line 1 does not begin with round,")
+                for cells in rows:
+                    yield self._row(cells, rows.line_num)
+            except (UnicodeDecodeError, csv.Error) as error:
+                raise self._unreadable(f"line {rows.line_num + 1}: {error}") from error
+
+    def _row(self, cells: list[str], line: int) -> Line:
+        if len(cells) != len(self.columns):
+            raise self._unreadable(f"line {line} has {len(cells)} cells and line 1 has {len(self.columns)}")
+        if not re.fullmatch("[0-9]{1,18}", cells[0]):
+            raise self._unreadable(f"line {line} begins with {cells[0][:20]!r}, not with a round")
+        return int(cells[0]), cells
+
+    @staticmethod
+    def _texts(file: Iterable[bytes]) -> Iterator[str]:
+        for number, line in enumerate(file):
+            if line.endswith(b"\n"):
+                yield line.decode("utf-8-sig" if number == 0 else "utf-8")  # spreadsheets begin with a mark
+
+    def _unreadable(self, why: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self.path} cannot be read back: {why}; repair it, or move it away to go on without its rows"
+        )
 
 
-def _cut(path: Path, columns: list[str], start_round: int) -> list[str]:
-    """Keep the rows before a round; returns the columns."""
-    if path.is_file():
-        with open(path, newline="") as file:
-            columns = next(csv.reader(file), columns)
-    _rewrite(path, columns, (row for row in _rows(path) if int(row["round"]) < start_round))
-    return columns
+class Settings:
+    """The configurations that a run's rounds were trained with, as far as they are known.
+
+    ``config.yaml`` is that of the rounds to come, ``config.until_round_<r>.yaml`` that of the rounds up to r.
+
+    Args:
+        folder: The run's folder; None where nothing was trained before.
+
+    Raises:
+        CheckpointError: If a file is no configuration.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._texts: dict[float, str] = {}  # by the last round that was trained with it; infinity for the newest
+        for path in () if folder is None else folder.glob("config.*yaml"):
+            named = _UNTIL.fullmatch(path.name)
+            if named or path.name == "config.yaml":
+                self._texts[int(named[1]) if named else float("inf")] = _configuration(path)
+
+    def write(self, folder: Path, config: str, start_round: int) -> list[str]:
+        """Write a new configuration for a round and those after it, and which rounds had others; what changed."""
+        last = start_round - 1
+        # A newer one than that of the last round trained nothing that is left: its rounds are run again.
+        trained = self._texts[min(rounds)] if (rounds := [r for r in self._texts if r >= last]) else config
+        old, new = flatten(yaml.safe_load(trained)), flatten(yaml.safe_load(config))
+        changed = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
+        texts = {until: text for until, text in self._texts.items() if until < last}
+        texts |= {last: trained} if changed else {}
+        for until, text in texts.items():
+            write_text([text], folder / f"config.until_round_{until}.yaml")
+        for until in self._texts.keys() - texts.keys() - {float("inf")}:
+            (folder / f"config.until_round_{until}.yaml").unlink(missing_ok=True)
+        write_text([config], folder / "config.yaml")
+        return changed
 
 
-def _rewrite(path: Path, columns: Sequence[str], rows: Iterable[dict[str, str]]) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "w", newline="") as file:
-        writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    temporary.replace(path)
+def _configuration(path: Path) -> str:
+    """The text of a configuration file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        if isinstance(yaml.safe_load(text), dict):
+            return text
+    except (UnicodeDecodeError, yaml.YAMLError, ValueError, RecursionError):
+        pass
+    raise CheckpointError(
+        f"{path} is no configuration, and resuming would replace it; repair it, or move it away to go on without it"
+    )
 
 
 def _append(path: Path, rows: Iterable[Sequence[object]]) -> None:
-    with open(path, "a", newline="") as file:
+    with cannot_write(path), open(path, "a", newline="", encoding="utf-8") as file:
         csv.writer(file, lineterminator="\n").writerows(rows)
+
+
+def _line(cells: Sequence[Any]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(cells)
+    return text.getvalue()
 
 
 def _partition(data: FederatedDataModule) -> Iterator[str]:
@@ -110,10 +217,3 @@ def _partition(data: FederatedDataModule) -> Iterator[str]:
     for position, (client_id, row) in enumerate(data.partition_rows()):
         yield f'{"," if position else ""}\n"{client_id}": {json.dumps(row)}'
     yield "\n}}\n"
-
-
-def _write(path: Path, parts: Iterable[str]) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "w") as file:
-        file.writelines(parts)
-    temporary.replace(path)

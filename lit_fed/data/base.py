@@ -247,6 +247,7 @@ class FederatedDataModule(DescribedPopulation):
         )
         cut = cut_population(strata, self.partition, settings)
         if wanted is not None:
+            self.contents()  # of everybody's data, while they are here
             cut = cut.only(wanted)
             own = (cut.train.indices, cut.val.indices, cut.calibration.indices, cut.public)
             self.keep(np.unique(np.concatenate(own)), cut.shared_test)

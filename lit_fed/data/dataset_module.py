@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from lit_fed.data.base import FederatedDataModule, Subset
+from lit_fed.data.contents import chosen_rows
 from lit_fed.data.csr import IntArray
 from lit_fed.data.cut import Strata
-from lit_fed.data.worker_loader import WorkerLoader, WorkerPool
+from lit_fed.data.worker_loader import Key, WorkerLoader, WorkerPool
 from lit_fed.errors import ConfigError
 from lit_fed.machine import most_threads
+from lit_fed.seeding import derive_seed
+
+_LOOKED_AT = 8  # samples of either part, by which data that lie in the same place are told apart
 
 
 @dataclass(frozen=True)
@@ -77,6 +83,7 @@ class DatasetModule(FederatedDataModule):
             raise ConfigError(f"data.num_workers is {num_workers}: it must be 0 to {most_threads()} on this machine")
         self.num_workers = num_workers
         self._parts: dict[str, Dataset[Any]] = {}
+        self._strata: Strata | None = None
         self._pools: dict[bool, WorkerPool] = {}
         self._device = torch.device("cpu")
 
@@ -97,7 +104,7 @@ class DatasetModule(FederatedDataModule):
         datasets = self.build_datasets()
         plain = datasets.train if datasets.train_plain is None else datasets.train_plain
         self._parts = {"train": datasets.train, "plain": plain, "test": datasets.test}
-        return Strata(
+        self._strata = Strata(
             datasets.train_labels,
             datasets.test_labels,
             _size(datasets.train, datasets.train_labels),
@@ -106,6 +113,29 @@ class DatasetModule(FederatedDataModule):
             datasets.test_clients,
             datasets.source,
         )
+        return self._strata
+
+    def read_contents(self) -> Iterator[NDArray[Any]]:
+        """All classes or strata, and a few samples of either part; see `DescribedPopulation.read_contents`.
+
+        A sample that comes out otherwise when it is asked for again, or not at all, tells nothing and is left out.
+        """
+        assert self._strata is not None
+        yield from (labels for labels in (self._strata.train, self._strata.test) if labels is not None)
+        for part, count in (("plain", self._strata.train_size), ("test", self._strata.test_size)):
+            for index in np.arange(count)[chosen_rows(count, _LOOKED_AT)].tolist():
+                once, again = (self._read(part, index) for _ in range(2))
+                same = len(once) == len(again) and all(map(np.array_equal, once, again))
+                yield from once if same else ()
+
+    def _read(self, part: str, index: int) -> list[NDArray[Any]]:
+        """The tensors of a sample, from a worker where there are some: a data set may hold open files."""
+        key = Key(part, index, derive_seed(0, "sample", index), None)
+        try:
+            batches = list(self._pool(training=False).batches([[key]]))
+        except Exception:  # training names the sample's client too
+            return []
+        return list(_arrays(batches))
 
     def move_to(self, device: torch.device) -> None:
         """Batches go to this device from now on."""
@@ -169,3 +199,12 @@ def _size(dataset: Dataset[Any], labels: IntArray | None) -> int:
     if not isinstance(dataset, Sized):
         raise ConfigError(f"{type(dataset).__name__} has neither a length nor labels: give it __len__")
     return len(dataset)
+
+
+def _arrays(value: Any) -> Iterator[NDArray[Any]]:
+    """The tensors of a batch of any nesting."""
+    if isinstance(value, torch.Tensor):
+        yield value.numpy()
+    elif isinstance(value, Mapping | tuple | list):
+        for entry in value.values() if isinstance(value, Mapping) else value:
+            yield from _arrays(entry)

@@ -13,6 +13,7 @@ import numpy as np
 from lightning import LightningDataModule
 from numpy.typing import NDArray
 
+from lit_fed.data.contents import Contents, contents_of
 from lit_fed.data.csr import IntArray
 from lit_fed.data.cut import Cut
 from lit_fed.data.pictures import partition_picture, render, sizes_picture, target_picture
@@ -31,6 +32,7 @@ class DescribedPopulation(LightningDataModule, ABC):
         super().__init__()
         self._cut: Cut | None = None
         self._sha256: str | None = None
+        self._contents: Contents | None = None
 
     # What a data set tells about itself.
 
@@ -50,6 +52,14 @@ class DescribedPopulation(LightningDataModule, ABC):
         """
         del indices
         return None
+
+    def read_contents(self) -> Iterator[NDArray[Any]]:
+        """What is looked at to tell these data from others, as arrays with a sample in every row; by default nothing.
+
+        Yield the same for the same data, whatever the machine: raw values rather than transformed ones. Floating-point
+        numbers are compared up to rounding.
+        """
+        yield from ()
 
     # Counts.
 
@@ -117,6 +127,12 @@ class DescribedPopulation(LightningDataModule, ABC):
         if self._sha256 is None:
             self._sha256 = self._ready.digest()
         return self._sha256
+
+    def contents(self) -> Contents:
+        """The fingerprint of the data's values, whoever has them; computed once, from `read_contents`."""
+        if self._contents is None:
+            self._contents = contents_of(self.read_contents())
+        return self._contents
 
     def fingerprint(self, client_id: int) -> str:
         """The SHA-256 of one client's training, validation and calibration indices."""

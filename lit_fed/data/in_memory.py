@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,6 +118,12 @@ class TensorDataModule(FederatedDataModule):
         labels = (np.asarray(arrays.y_train), np.asarray(arrays.y_test))
         self._y = {"train": _tensor(labels[0], self._device).long(), "test": _tensor(labels[1], self._device).long()}
         return Strata(*labels, *sizes, *clients, arrays.source)
+
+    def read_contents(self) -> Iterator[NDArray[Any]]:
+        """All targets and, as they are stored, all inputs; see `DescribedPopulation.read_contents`."""
+        for tensors in (self._y, self._x):
+            for subset in ("train", "test"):
+                yield tensors[subset].cpu().numpy()
 
     def keep(self, train: IntArray, test: IntArray) -> None:
         """Forget all other samples, so that they take no memory."""

@@ -11,6 +11,7 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 from lightning import Callback as LightningCallback
 
+from lit_fed.data.contents import Contents
 from lit_fed.engine.files import shown, write_atomically
 from lit_fed.engine.objective import task_name
 from lit_fed.engine.strategy import on_first_process
@@ -32,6 +34,7 @@ _CONTENT: dict[str, type | tuple[type, ...]] = {
     "round_idx": int,
     "seed": int,
     "partition": str,
+    "data": dict,
     "method": str,
     "tasks": dict,
     "state_dict": dict,
@@ -86,10 +89,16 @@ def _malformed(content: Mapping[str, Any]) -> str | None:
         if not isinstance(content[key], kinds):
             return f"{key!r} is of type {type(content[key]).__name__}"
     for name, version in content["clients"].items():
-        if not isinstance(name, str) or not _KEPT.fullmatch(name) or type(version) is not int or version < 0:
+        if not isinstance(name, str) or not _KEPT.fullmatch(name):
             return f"{name!r} in 'clients' is no client"
+        if not isinstance(version, tuple) or [type(part) for part in version] != [int, int] or min(version) < 0:
+            return f"{name!r} in 'clients' has no version, but {version!r}"
     if content["round_idx"] < 0:
         return f"'round_idx' is {content['round_idx']}"
+    try:
+        Contents(**content["data"])
+    except TypeError:
+        return "'data' is no fingerprint"
     for key, kind in (("initial", Mapping), ("callbacks", Mapping), ("tasks", str), ("metrics", int | float)):
         if odd := next((name for name, entry in content[key].items() if not isinstance(entry, kind)), None):
             return f"{odd!r} in {key!r} is of type {type(content[key][odd]).__name__}"
@@ -109,6 +118,7 @@ def snapshot(run: Run) -> dict[str, Any]:
         "round_idx": run.next_round,
         "seed": run.settings.seed,
         "partition": federation.data.partition_sha256(),
+        "data": asdict(federation.data.contents()),
         "method": type(federation.algorithm).__name__,
         "tasks": _tasks(run),
         "state_dict": models.get(federation.kinds.names[0], {}),
@@ -174,6 +184,11 @@ def restore(run: Run, path: Path) -> None:
         raise CheckpointError(f"{path} was saved by {before} and does not fit {now}: {odd}")
     if content["partition"] != federation.data.partition_sha256():
         raise CheckpointError(f"{path} comes from a run whose clients had other data; use it with that run's config")
+    if not federation.data.contents().is_of(Contents(**content["data"])):
+        raise CheckpointError(
+            f"{path} comes from a run on other data: labels or inputs of the data set have changed since; use it with "
+            "the data that it was trained on"
+        )
     server = _placed(content["server"], federation.server, run.fabric.device)
     federation.server.clear()
     federation.server.update(server)
@@ -278,8 +293,7 @@ def find_checkpoint(ckpt_path: str | Path, logs: Path) -> Path | None:
         The file; None where ``last`` or ``best`` names nothing yet.
     """
     if str(ckpt_path) in ("last", "best"):
-        runs = sorted(logs.glob("version_*"), key=lambda run: _version(run), reverse=True)
-        files = [run / "checkpoints" / f"{ckpt_path}.ckpt" for run in runs]
+        files = [run / "checkpoints" / f"{ckpt_path}.ckpt" for run in runs_in(logs)]
         return next((file for file in files if file.is_file()), None)
     path = Path(ckpt_path)
     return path / "checkpoints" / "last.ckpt" if path.is_dir() else path
@@ -291,6 +305,12 @@ def run_folder(checkpoint: Path) -> Path | None:
     return folder.parent if folder.name == "checkpoints" else None
 
 
-def _version(run: Path) -> int:
+def runs_in(logs: Path) -> list[Path]:
+    """The runs of a ``lightning_logs`` folder, the newest first."""
+    return sorted(logs.glob("version_*"), key=version_of, reverse=True)
+
+
+def version_of(run: Path) -> int:
+    """The number of a run's folder; −1 where it has none."""
     suffix = run.name.removeprefix("version_")
-    return int(suffix) if suffix.isdigit() else -1
+    return int(suffix) if suffix.isdecimal() else -1

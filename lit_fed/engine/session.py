@@ -122,6 +122,31 @@ class Session:
         self, client_id: int, broadcast: Broadcast, stage: Stage, fine_tuning: FineTuning | None = None
     ) -> Client:
         """A client with all that it begins with, before its tensors are anybody's model."""
+        client = self._meet(client_id, broadcast, stage, fine_tuning)
+        client.begun = self.algorithm.start(client)
+        return client
+
+    def check_kept(self, broadcast: Broadcast) -> None:
+        """Refuse states that the method cannot go on with, by one client of each kind: the others keep the same.
+
+        Raises:
+            CheckpointError: If a state lacks what the method begins with, or has it in another shape, or is damaged.
+        """
+        checked = set()
+        for client_id in self.store.clients():
+            if client_id >= self.data.num_clients or (kind := self.kinds[client_id]) in checked:
+                continue
+            checked.add(kind)
+            client = self._meet(client_id, broadcast, "train")
+            own = {name: client.model.initial[name] for name in client.own}
+            for kept, like in ((client.own, own), (client.state, self.algorithm.initial_state(client))):
+                if odd := [name for name in like if name not in kept or kept[name].shape != like[name].shape]:
+                    raise _foreign(client_id, odd[0])
+
+    def _meet(
+        self, client_id: int, broadcast: Broadcast, stage: Stage, fine_tuning: FineTuning | None = None
+    ) -> Client:
+        """A client with what it keeps, or begins with, and what it received; not yet begun."""
         if self._taken is not broadcast:
             self.divide(broadcast.round_idx)
             for kind, frozen in broadcast.frozen.items():
@@ -143,13 +168,9 @@ class Session:
         else:
             kept, own = split_prefix(_STATE, stored)
             client.state = _to(kept, device)
-            if own.keys() != set(names):
-                odd = sorted(own.keys() ^ set(names))
-                raise CheckpointError(
-                    f"the state of client {client_id} belongs to another model or method: it differs in {odd[0]!r}"
-                )
+            if odd := sorted(own.keys() ^ set(names)):
+                raise _foreign(client_id, odd[0])
             client.own = _to(own, device)
-        client.begun = self.algorithm.start(client)
         return client
 
     def phases(self, client: Client) -> list[Phase | Pass]:
@@ -182,6 +203,12 @@ class Session:
         """What a client keeps until it next takes part: its personal tensors and what the method keeps."""
         model = client.model
         return {**model.tensors(model.personal_names), **add_prefix(_STATE, state)}
+
+
+def _foreign(client_id: int, name: str) -> CheckpointError:
+    return CheckpointError(
+        f"the state of client {client_id} belongs to another model or method: it differs in {name!r}"
+    )
 
 
 def _to(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:

@@ -1,24 +1,23 @@
 """What clients keep between rounds.
 
 A state written in round r goes to a file of its own, ``<key>.r<r>.pt``; the run's checkpoint holds the index that says
-which version of each client is current. A run killed at any moment therefore finds, with its last checkpoint, exactly
-the client states of that moment: a newer file that no index names is never read. A round costs what its cohort
-writes, whatever the population.
+which version of each client is current, with its checksum. A run killed at any moment therefore finds, with its last
+checkpoint, exactly the client states of that moment: a newer file that no index names is never read. A round costs what
+its cohort writes, whatever the population.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from lit_fed.engine.files import State, VersionedFiles, remove_half_written
+from lit_fed.engine.files import State, Version, VersionedFiles, remove_half_written
 from lit_fed.engine.payload import ClientUpdate
 from lit_fed.engine.strategy import Workers
-from lit_fed.errors import CheckpointError
 
 Key = int | str
 
@@ -38,17 +37,21 @@ class ClientStore:
         self.mode = mode
         self.files = VersionedFiles()
         self.round_idx = 0
-        self._index: dict[str, int] = {}
-        self._cache: dict[str, tuple[int, State]] = {}
-        self._changed: dict[str, int | None] = {}
-        self._superseded: list[tuple[str, int]] = []
+        self._index: dict[str, Version] = {}
+        self._cache: dict[str, tuple[Version, State]] = {}
+        self._changed: dict[str, Version | None] = {}
+        self._superseded: list[tuple[str, int]] = []  # by name and round
 
     def open(self, directory: Path) -> None:
         """Use a folder for the files; it is made with the first state."""
         self.files = VersionedFiles(directory)
 
     def get(self, key: Key) -> State | None:
-        """The current state, None where there is none. Its tensors must not be changed."""
+        """The current state, None where there is none. Its tensors must not be changed.
+
+        Raises:
+            CheckpointError: If its file is missing, damaged, another client's, or not what was written.
+        """
         name = str(key)
         version = self._index.get(name)
         if version is None:
@@ -65,10 +68,9 @@ class ClientStore:
         """Write a state of this round; it becomes current with `commit`."""
         name = str(key)
         kept = {entry: tensor.detach().to("cpu", copy=True) for entry, tensor in state.items()}
-        self.files.write(name, self.round_idx, kept)
+        version = self._changed[name] = self.files.write(name, self.round_idx, kept)
         if self.mode == "memory":
-            self._cache[name] = (self.round_idx, kept)
-        self._changed[name] = self.round_idx
+            self._cache[name] = (version, kept)
 
     def drop(self, key: Key) -> None:
         """Forget a state; it is gone with `commit`."""
@@ -83,13 +85,11 @@ class ClientStore:
         """Take out a late update, None where the client sent none.
 
         Raises:
-            CheckpointError: If its file is missing, damaged or another's.
+            CheckpointError: If its file is missing, damaged, another client's, or not what was written.
         """
         state = self.get(f"late-{client_id}")
         if state is None:
             return None
-        if "weight" not in state or state["weight"].numel() != 1:
-            raise CheckpointError(f"the late update of client {client_id} has no weight; its file is not of this run")
         self.drop(f"late-{client_id}")
         payload = {name[1:]: tensor.to(device) for name, tensor in state.items() if name != "weight"}
         return ClientUpdate(client_id, payload, float(state["weight"]), kind=kind)
@@ -99,8 +99,8 @@ class ClientStore:
         changes = [change for part in workers.gather(self._changed) for change in part.items()]
         for name, version in sorted(changes, key=lambda change: change[1] is not None):  # drops, then what is new
             before = self._index.pop(name, None)
-            if before is not None and before != version:
-                self._superseded.append((name, before))
+            if before is not None and (version is None or before[0] != version[0]):
+                self._superseded.append((name, before[0]))
             if version is not None:
                 self._index[name] = version
         for name, _ in changes:  # what was dropped, or is now another process's, would only take memory
@@ -109,11 +109,15 @@ class ClientStore:
         self._changed = {}
         self.round_idx = next_round
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Version]:
         """The index: which version of each key is current."""
         return dict(self._index)
 
-    def load_state_dict(self, index: Mapping[str, int], round_idx: int) -> None:
+    def clients(self) -> Iterator[int]:
+        """Who keeps something."""
+        return (int(name) for name in self._index if name.isdecimal())
+
+    def load_state_dict(self, index: Mapping[str, Version], round_idx: int) -> None:
         """Go back to an index."""
         self._index = dict(index)
         self._cache, self._changed, self._superseded = {}, {}, []
@@ -126,14 +130,19 @@ class ClientStore:
         """
         if self.files.directory is not None:
             remove_half_written(self.files.directory)
-        self._superseded = [entry for entry in self.files.versions() if self._index.get(entry[0]) != entry[1]]
+        current = {(name, round_idx) for name, (round_idx, _) in self._index.items()}
+        self._superseded = [entry for entry in self.files.rounds() if entry not in current]
 
     def adopt(self, directory: Path) -> None:
-        """Copy the current states from another run's folder; called on one process."""
-        for name, version in self._index.items():
-            self.files.copy(name, version, directory)
+        """Copy the current states from another run's folder; called on one process.
 
-    def collect_garbage(self, kept: Iterable[Mapping[str, int]], delete: bool) -> None:
+        Raises:
+            CheckpointError: If one is not there, or cannot be copied.
+        """
+        for name, (round_idx, _) in self._index.items():
+            self.files.copy(name, round_idx, directory)
+
+    def collect_garbage(self, kept: Iterable[Mapping[str, Version]], delete: bool) -> None:
         """Forget superseded versions that no kept checkpoint names; call it after a checkpoint.
 
         Args:
@@ -142,9 +151,9 @@ class ClientStore:
         """
         indices = list(kept)
         remaining = []
-        for name, version in self._superseded:
-            if any(index.get(name) == version for index in indices):
-                remaining.append((name, version))
+        for name, round_idx in self._superseded:
+            if any(name in index and index[name][0] == round_idx for index in indices):
+                remaining.append((name, round_idx))
             elif delete:
-                self.files.delete(name, version)
+                self.files.delete(name, round_idx)
         self._superseded = remaining

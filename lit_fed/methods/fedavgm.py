@@ -31,6 +31,8 @@ class FedAvgM(ServerOptimizer):
         not travel in a round keeps its momentum until it does.
     """
 
+    slots = ("momentum",)
+
     def __init__(self, beta: float = 0.9, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.beta = decay("beta", beta)

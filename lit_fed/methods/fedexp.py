@@ -6,6 +6,7 @@ client's half is FedAvg's.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,7 +14,9 @@ from torch import Tensor
 
 from lit_fed.engine.algorithm import Server
 from lit_fed.engine.client import Stage, Tensors
+from lit_fed.engine.model import Model
 from lit_fed.engine.payload import ClientUpdate, Payload
+from lit_fed.engine.population import Population
 from lit_fed.engine.reducers import Reducer, WeightedMean
 from lit_fed.methods.server import ServerOptimizer, norm, positive, scaled
 
@@ -52,13 +55,17 @@ class FedExP(ServerOptimizer):
         self.epsilon = positive("epsilon", epsilon)
         self.average_last_two = average_last_two
 
+    def setup(self, models: Mapping[str, Model], population: Population) -> Server:
+        """Start without a previous iterate."""
+        return {**super().setup(models, population), "previous": None}
+
     def broadcast(self, server: Server, round_idx: int, kind: str, stage: Stage = "train") -> Payload:
         """The last iterate to train from, else the mean of the last two, or the last where there is no other."""
         iterate = super().broadcast(server, round_idx, kind, stage)
         if stage == "train":
             return iterate
         # What is frozen in a round must be one and the same before and after its step, so only what travels is a mean.
-        previous: Tensors = server["slots"].get("previous", {})
+        previous: Tensors = server["previous"] or {}
         means = {name: torch.lerp(previous[name], w, 0.5) for name, w in iterate.items() if name in previous}
         return {**iterate, **means}
 
@@ -71,8 +78,8 @@ class FedExP(ServerOptimizer):
         if not delta:
             return {}, {}
         if self.average_last_two:  # empty after the first step: what the run began with is no iterate
-            began = "previous" in server["slots"]
-            server["slots"]["previous"] = {name: server["model"][name].clone() for name in delta if began}
+            began = server["previous"] is not None
+            server["previous"] = {name: server["model"][name].clone() for name in delta if began}
         step_size = (extra[SQUARED_NORM].double() / (2 * (norm(delta).square() + self.epsilon))).clamp_min(1.0)
         return scaled(delta, step_size), {"server/step_size": step_size}
 

@@ -37,6 +37,8 @@ class FedOpt(ServerOptimizer):
         The algorithm in the paper asks for :math:`v_{-1} \ge \tau^2`; we take equality.
     """
 
+    slots = ("m", "v")
+
     def __init__(
         self,
         server_lr: float = 0.03,
@@ -56,7 +58,8 @@ class FedOpt(ServerOptimizer):
         """η m / (√v + τ)."""
         if not delta:
             return {}, {}
-        m, v = slot(server, "m", delta), slot(server, "v", delta, start=self.tau**2)
+        first, second = self.slots
+        m, v = slot(server, first, delta), slot(server, second, delta, start=self.tau**2)
         moved = list(delta.values())
         torch._foreach_lerp_(m, moved, 1 - self.beta1)
         self.accumulate(v, moved)
@@ -121,6 +124,8 @@ class FedAdagrad(FedOpt):
     Raises:
         ConfigError: If the decay is not in [0, 1), or η or τ is not positive.
     """
+
+    slots = ("m", "sum")  # a sum over rounds, which a mean such as Adam's v cannot go on from
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -29,6 +29,9 @@ class ServerOptimizer(FedAvg):
 
     Buffers, such as batch-norm statistics, are no point of a loss surface: they are replaced by their mean.
 
+    A subclass that keeps tensors of its own, such as a momentum, names them in `slots`. A name stands for what is kept:
+    a run that kept something else cannot go on with it, and is refused.
+
     Logs ``server/update_norm``, the norm of what was added over all parameters.
 
     Args:
@@ -42,6 +45,9 @@ class ServerOptimizer(FedAvg):
         A late update is a model that started from an earlier global one. Its movement is measured from the present
         one all the same, as FedAvg's mean implies.
     """
+
+    slots: ClassVar[tuple[str, ...]] = ()
+    """What the server keeps for every parameter, see `slot`."""
 
     def __init__(self, server_lr: float = 1.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -63,7 +69,7 @@ class ServerOptimizer(FedAvg):
 
     def setup(self, models: Mapping[str, Model], population: Population) -> Server:
         """Start from the task's tensors, with empty slots."""
-        return {**super().setup(models, population), "slots": {}}
+        return {**super().setup(models, population), **{kind: {} for kind in self.slots}}
 
     def step(self, server: Server, aggregate: Payload, cohort: Cohort) -> dict[str, float]:
         """Move the parameters, replace the buffers by their mean."""
@@ -91,12 +97,12 @@ def slot(server: Server, kind: str, delta: Mapping[str, Tensor], start: float = 
     does not.
 
     Args:
-        server: The server's state, which holds them under ``slots``.
-        kind: Name of the slot.
+        server: The server's state, which holds them.
+        kind: Name of the slot, one of `ServerOptimizer.slots`.
         delta: Parameters by name.
         start: What a new tensor is filled with.
     """
-    tensors: Tensors = server["slots"].setdefault(kind, {})
+    tensors: Tensors = server[kind]
     for name, tensor in delta.items():
         if name not in tensors:
             tensors[name] = torch.full_like(tensor, start)

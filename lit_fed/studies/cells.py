@@ -84,7 +84,7 @@ class Cell:
     @property
     def run(self) -> Path | None:
         """The newest run's folder."""
-        runs = [path for path in (self.folder / "lightning_logs").glob("version_*") if path.name[8:].isdigit()]
+        runs = [path for path in (self.folder / "lightning_logs").glob("version_*") if path.name[8:].isdecimal()]
         return max(runs, key=lambda path: int(path.name[8:]), default=None)
 
     def rows(self) -> list[dict[str, str]]:

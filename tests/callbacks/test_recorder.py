@@ -166,6 +166,7 @@ def test_names_and_values_with_commas_and_quotes(tmp_path: Path) -> None:
 def test_no_half_written_file_is_left(tmp_path: Path) -> None:
     made = fit(tmp_path, max_rounds=2)
     assert {path.name for path in made.log_dir.iterdir()} == {
+        ".lock",
         "checkpoints",
         "clients.csv",
         "metrics.csv",

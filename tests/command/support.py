@@ -21,7 +21,7 @@ def command(name: str, *args: str | Path) -> list[str]:
 
 
 def error_of(args: list[str], capsys: Any, status: int = 2) -> str:
-    """What a command that fails prints, which must be one line; 2 says that the input was wrong, 1 that a run failed."""
+    """What a command that fails prints, which must be one line; status 2: the input was wrong, 1: a run failed."""
     capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
         main(args)

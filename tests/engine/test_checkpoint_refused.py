@@ -185,7 +185,7 @@ def write(path: Path, **changes: Any) -> Path:
     """A checkpoint as a run writes it, but for what is given; None leaves an entry out."""
     content: dict[str, Any] = {key: {} for key in (*MAPPINGS, "state_dict", "models")}
     content |= {"lit_fed_format": 3, "round_idx": 0, "seed": 0, "partition": "", "method": "FedAvg", "config": ""}
-    content |= {"monitor": None} | changes
+    content |= {"monitor": None, "data": {"sha256": ""}} | changes
     torch.save({key: value for key, value in content.items() if value is not None or key == "monitor"}, path)
     return path
 
@@ -213,7 +213,7 @@ def test_missing_foreign_newer_and_older_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("lit_fed_format", "2", "it may come from another program"),
+        ("lit_fed_format", "3", "it may come from another program"),
         ("lit_fed_format", True, "it may come from another program"),
         *((key, [], f"'{key}' is of type list") for key in MAPPINGS),
         ("round_idx", "3", "'round_idx' is of type str"),
@@ -224,10 +224,14 @@ def test_missing_foreign_newer_and_older_files(tmp_path: Path) -> None:
         ("callbacks", {"Recorder": 3}, "'Recorder' in 'callbacks' is of type int"),
         ("metrics", {"global/acc": "good"}, "'global/acc' in 'metrics' is of type str"),
         *(
-            ("clients", {name: 0}, "in 'clients' is no client")
+            ("clients", {name: (0, 0)}, "in 'clients' is no client")
             for name in ("../../outside", "late-", "a", "1/2", "", 1)
         ),
-        *(("clients", {"1": version}, "'1' in 'clients' is no client") for version in (-1, "0", None, 0.5, True)),
+        *(
+            ("clients", {"1": version}, "'1' in 'clients' has no version")
+            for version in (0, None, (0,), (0, -1), (-1, 0), ("0", 0), (0, 0.5), (True, 0), [0, 0])
+        ),
+        *(("data", data, "'data' is no fingerprint") for data in ({}, {"sha256": 3}, {"sha256": "", "size": 1})),
     ],
 )
 def test_content_that_no_run_has_written(tmp_path: Path, key: str, value: Any, message: str) -> None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
+from zlib import crc32
 
 import pytest
 import torch
 from lightning import Fabric
 from torch import Tensor
 
-from lit_fed.engine.files import write_atomically
+from lit_fed.engine.files import Version, checksum, write_atomically
 from lit_fed.engine.payload import ClientUpdate
 from lit_fed.engine.store import ClientStore
 from lit_fed.engine.strategy import Workers
@@ -69,7 +70,7 @@ def test_a_state_becomes_current_with_commit(store: ClientStore) -> None:
     assert value(store, 4) == 1.0  # still the last round's
     store.commit(ALONE, 2)
     assert value(store, 4) == 2.0
-    assert store.state_dict() == {"4": 1}
+    assert store.state_dict() == {"4": (1, checksum(state(2.0)))}
 
 
 def test_a_dropped_state_is_gone_with_commit(store: ClientStore) -> None:
@@ -101,8 +102,9 @@ def test_what_is_kept_is_a_copy(store: ClientStore) -> None:
     assert value(store, 0) == 1.0
     assert store.files.directory is not None
     saved = torch.load(store.files.directory / "0.r0.pt", weights_only=True)
-    assert saved["x"].tolist() == [1.0, 1.0]
-    assert saved["x"].untyped_storage().nbytes() == 8  # not the memory behind the view
+    assert saved["client"] == "0"
+    assert saved["state"]["x"].tolist() == [1.0, 1.0]
+    assert saved["state"]["x"].untyped_storage().nbytes() == 8  # not the memory behind the view
 
 
 def test_memory_holds_only_current_states(tmp_path: Path) -> None:
@@ -146,7 +148,7 @@ def test_back_to_an_index(store: ClientStore) -> None:
 
 def test_garbage_keeps_what_kept_checkpoints_name(store: ClientStore) -> None:
     assert store.files.directory is not None
-    best: dict[str, int] = {}
+    best: dict[str, Version] = {}
     for round_idx in range(4):
         store.put(1, state(float(round_idx)))
         store.commit(ALONE, round_idx + 1)
@@ -230,25 +232,96 @@ def test_damaged_state_names_client_and_file(store: ClientStore, content: bytes)
         store.get(5)
 
 
-@pytest.mark.parametrize("content", [[torch.ones(3)], torch.ones(3), {"x": 3}, {"x": {"y": torch.ones(1)}}, None])
-def test_state_that_is_no_mapping_of_tensors_is_refused(store: ClientStore, content: Any) -> None:
+@pytest.fixture
+def damaged(store: ClientStore) -> Callable[[str, Any], str]:
+    """What the store says of a client's state after another content was put into its file."""
+    for key in (5, 6, "late-5"):
+        store.put(key, {"/x": torch.ones(3), "weight": torch.tensor(2.0)})
+    store.commit(ALONE, 1)
+
+    def say(key: str, content: Any) -> str:
+        assert store.files.directory is not None
+        path = store.files.directory / f"{key}.r0.pt"
+        before = path.read_bytes()
+        torch.save(content, path)
+        store.load_state_dict(store.state_dict(), 1)
+        with pytest.raises(
+            CheckpointError, match=rf"the state of client {key} cannot be read from .*r0\.pt: "
+        ) as caught:
+            store.pop_update(5, CPU, "model") if key == "late-5" else store.get(key)
+        path.write_bytes(before)
+        assert "\n" not in str(caught.value)
+        return str(caught.value).partition(".pt: ")[2]
+
+    return say
+
+
+STATE = {"/x": torch.ones(3), "weight": torch.tensor(2.0)}
+
+
+@pytest.mark.parametrize("key", ["5", "late-5"])
+def test_state_that_is_none_is_refused(damaged: Callable[[str, Any], str], key: str) -> None:
+    nothing = [[torch.ones(3)], torch.ones(3), {}, {"x": torch.ones(3)}, None, "text", {"client": key}]
+    nothing += [{"client": key, "state": state} for state in (None, [], torch.ones(3), {"x": 3}, {"x": STATE})]
+    assert {damaged(key, content) for content in nothing} == {"it is no client's state"}
+
+
+@pytest.mark.parametrize("key", ["5", "late-5"])
+def test_another_clients_state_is_refused(damaged: Callable[[str, Any], str], key: str) -> None:
+    assert damaged(key, {"client": "6", "state": STATE}) == "it is that of client 6"
+    assert damaged(key, {"client": None, "state": STATE}) == "it is that of client None"
+
+
+@pytest.mark.parametrize("key", ["5", "late-5"])
+def test_a_state_of_another_shape_or_value_is_refused(damaged: Callable[[str, Any], str], key: str) -> None:
+    x, weight = STATE["/x"], STATE["weight"]
+    others: list[dict[str, Tensor]] = [
+        {},
+        {"/x": x},  # without its weight
+        {"weight": weight},
+        {"/x": x[:1], "weight": weight},  # a shape that would be broadcast
+        {"/x": x.reshape(1, 3), "weight": weight},
+        {"/x": x.double(), "weight": weight},
+        {"/x": x + 1e-7, "weight": weight},
+        {"/y": x, "weight": weight},
+        {"/x": x, "weight": weight, "z": x},
+    ]
+    for other in others:
+        assert damaged(key, {"client": key, "state": other}) == "it is not what the run wrote there"
+
+
+def test_swapped_files_are_noticed(store: ClientStore) -> None:
     assert store.files.directory is not None
-    store.put(5, state(1.0))
+    for client_id in (5, 6):
+        store.put(client_id, state(1.0))  # even where they are the same
     store.commit(ALONE, 1)
-    torch.save(content, store.files.directory / "5.r0.pt")
     store.load_state_dict(store.state_dict(), 1)
-    with pytest.raises(
-        CheckpointError, match=r"the state of client 5 cannot be read from .*: it is no mapping of tens"
-    ):
-        store.get(5)
+    five, six = (store.files.directory / f"{client_id}.r0.pt" for client_id in (5, 6))
+    content = five.read_bytes()
+    five.write_bytes(six.read_bytes())
+    six.write_bytes(content)
+    for client_id, other in ((5, 6), (6, 5)):
+        with pytest.raises(
+            CheckpointError, match=rf"the state of client {client_id} .*: it is that of client {other}$"
+        ):
+            store.get(client_id)
 
 
-@pytest.mark.parametrize("content", [{}, {"/x": torch.ones(3)}, {"weight": torch.ones(2)}])
-def test_late_update_without_its_weight_is_refused(store: ClientStore, content: dict[str, Tensor]) -> None:
-    store.put("late-5", content)
-    store.commit(ALONE, 1)
-    with pytest.raises(CheckpointError, match="the late update of client 5 has no weight"):
-        store.pop_update(5, CPU, "model")
+def test_checksum_is_of_names_types_shapes_and_values() -> None:
+    # CRC-32 of "x torch.float32 (1,)" and then of the four bytes of 1.0: 00 00 80 3f.
+    assert checksum({"x": torch.ones(1)}) == crc32(b"\x00\x00\x80\x3f", crc32(b"x torch.float32 (1,)"))
+    assert checksum({"x": torch.ones(1), "y": torch.zeros(())}) == checksum({"y": torch.zeros(()), "x": torch.ones(1)})
+    layouts = torch.arange(24.0).reshape(1, 2, 3, 4)
+    assert checksum({"x": layouts}) == checksum({"x": layouts.contiguous(memory_format=torch.channels_last)})
+    assert checksum({"x": torch.ones(2, dtype=torch.bfloat16), "y": torch.ones(0), "z": torch.tensor(True)}) > 0
+
+
+def test_adopting_what_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
+    store = ClientStore()
+    store.load_state_dict({"1": (0, 0)}, 1)
+    store.open(tmp_path / "two")
+    with pytest.raises(CheckpointError, match=r"cannot copy .*one/1\.r0\.pt to .*two/1\.r0\.pt: No such file"):
+        store.adopt(tmp_path / "one")
 
 
 def test_no_folder() -> None:

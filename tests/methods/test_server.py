@@ -72,7 +72,8 @@ def test_buffers_are_replaced_by_their_mean(kind: type[FedAvg], tmp_path: Path) 
     assert len(buffers) == 3
     for name in buffers:  # the running mean and variance, and an integer count
         assert torch.equal(weights(plain)[name], weights(other)[name]), name
-    kept = {name for slot in other.run.federation.server["slots"].values() for name in slot}
+    server = other.run.federation.server
+    kept = {name for key in server if key != "model" for name in server[key] or ()}
     assert not kept & {*buffers, "network.3.weight", "network.3.bias"}, "a buffer or a personal part has a slot"
 
 
@@ -103,10 +104,27 @@ def test_what_is_frozen_stays(kind: type[FedAvg], tmp_path: Path) -> None:
     assert all(torch.equal(frozen, weights(made)["network.body.0.weight"]) for frozen in later)
 
 
-def test_another_methods_checkpoint_is_refused(tmp_path: Path) -> None:
-    fit(tmp_path, algorithm=FedAvg(), max_rounds=1)
-    with pytest.raises(CheckpointError, match=r"saved by FedAvg .* does not fit FedAvgM .* 'slots' here only"):
-        fit(tmp_path, algorithm=FedAvgM(), max_rounds=2, ckpt_path="last")
+METHODS = [FedAvg, FedNova, FedExP, FedAvgM, FedAdam, FedYogi, FedAdagrad]
+
+
+@pytest.mark.parametrize("after", METHODS)
+@pytest.mark.parametrize("before", METHODS)
+def test_a_server_goes_on_only_from_what_it_would_keep_itself(
+    tmp_path: Path, before: type[FedAvg], after: type[FedAvg]
+) -> None:
+    """Nothing, a previous iterate, a momentum, two moments that are means, a moment and a sum."""
+    keeps = {FedAvg: 0, FedNova: 0, FedExP: 1, FedAvgM: 2, FedAdam: 3, FedYogi: 3, FedAdagrad: 4}
+    run = fit(tmp_path, algorithm=before(), max_rounds=2).log_dir
+    if keeps[before] == keeps[after]:
+        assert fit(tmp_path, algorithm=after(), max_rounds=3, ckpt_path="last").run.start_round == 2
+        return
+    kept = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    refused = (
+        rf"saved by {before.__name__} on \w+ and does not fit {after.__name__} on \w+: the server's state has '\w+'"
+    )
+    with pytest.raises(CheckpointError, match=refused):
+        fit(tmp_path, algorithm=after(), max_rounds=3, ckpt_path="last")
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == kept
 
 
 def test_a_second_run_starts_without_the_firsts_momentum(tmp_path: Path) -> None:
