@@ -103,16 +103,17 @@ class Dirichlet(Partition):
     Args:
         alpha: α > 0, the concentration.
         min_samples: The fewest training samples a client may hold.
-        max_retries: How many times to draw before giving up.
+        max_retries: How many times to draw before giving up; 50,000 samples of 10 classes take a millisecond.
         cap: Whether clients that hold their share of the data already are given no more; False is the plain
             class-wise form, as FedFrozen's paper describes its own (its Appendix C.1).
 
     Note:
         Draws come from NumPy's legacy ``RandomState(seed)``, so that seed 0 gives the client sizes of the
-        splits that FedDr+'s authors ship for CIFAR-10 and CIFAR-100; seeds must be below 2**32.
+        splits that FedDr+'s authors ship for CIFAR-10 and CIFAR-100; seeds must be below 2**32. Their code draws
+        without an end. With α = 0.05, 10 classes and 100 clients it takes 6,446 draws.
     """
 
-    def __init__(self, alpha: float = 0.5, min_samples: int = 10, max_retries: int = 1000, cap: bool = True) -> None:
+    def __init__(self, alpha: float = 0.5, min_samples: int = 10, max_retries: int = 10_000, cap: bool = True) -> None:
         check_draws("Dirichlet", alpha, min_samples, max_retries)
         self.alpha, self.min_samples, self.max_retries, self.cap = alpha, min_samples, max_retries, cap
 
@@ -130,20 +131,26 @@ class Dirichlet(Partition):
         random = np.random.RandomState(seed)
         smallest = 0
         for _ in range(self.max_retries):
-            csr = self._draw(by_class, num_clients, random)
-            if csr is not None:
-                fewest = int(csr.sizes.min())
+            drawn = self._draw(by_class, num_clients, random)
+            if drawn is not None:
+                indices, sizes = drawn
+                fewest = int(sizes.sum(axis=0).min())
                 if fewest >= self.min_samples:
-                    return csr
+                    owners = np.repeat(np.tile(np.arange(num_clients), len(sizes)), sizes.ravel())
+                    return CSR.from_owners(indices, owners, num_clients)
                 smallest = max(smallest, fewest)
         raise ConfigError(too_few("Dirichlet", self.alpha, num_clients, self.min_samples, self.max_retries, smallest))
 
-    def _draw(self, by_class: CSR, num_clients: int, random: np.random.RandomState) -> CSR | None:
-        """One draw; None where the shares of a class vanish, which happens for a tiny α."""
+    def _draw(self, by_class: CSR, num_clients: int, random: np.random.RandomState) -> tuple[IntArray, IntArray] | None:
+        """One draw; None where the shares of a class vanish, which happens for a tiny α.
+
+        Returns:
+            The samples, class by class in a new order, and how many of each class the clients get, one client after
+            the other, shape (classes, num_clients).
+        """
         total = len(by_class.indices)
-        held = np.zeros(num_clients, dtype=np.int64)
+        held, sizes = np.zeros(num_clients, np.int64), np.zeros((len(by_class), num_clients), np.int64)
         indices = by_class.indices.copy()
-        owners = np.empty(total, dtype=np.int64)
         for label in range(len(by_class)):
             start, stop = by_class.bounds(label)
             random.shuffle(indices[start:stop])
@@ -156,10 +163,9 @@ class Dirichlet(Partition):
             if not mass > 0:
                 return None
             cuts = (np.cumsum(shares / mass) * (stop - start)).astype(np.int64)[:-1]
-            sizes = np.diff(cuts, prepend=0, append=stop - start)
-            owners[start:stop] = np.repeat(np.arange(num_clients), sizes)
-            held += sizes
-        return CSR.from_owners(indices, owners, num_clients)
+            sizes[label] = np.diff(cuts, prepend=0, append=stop - start)
+            held += sizes[label]
+        return indices, sizes
 
 
 class ClassesPerClient(Partition):

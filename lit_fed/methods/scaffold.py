@@ -40,8 +40,8 @@ class Scaffold(FedAvg):
 
     Args:
         option: 1 or 2. Option 1 costs one more pass over the client's data.
-        freeze_head: Zero the gradient of the network's last layer, which in effect freezes it. Not in the paper; the
-            public code of FedDr+ ran SCAFFOLD like this.
+        freeze_head: Zero the gradient of the last layer's weight before it is corrected. Not in the paper; the public
+            code of FedDr+ ran SCAFFOLD like this.
         server_lr: η_g.
         weighting: ``uniform`` as in the paper, or ``samples``; the control variates' mean is uniform in any case.
         kwargs: The settings of `lit_fed.methods.fedavg.FedAvg`.
@@ -57,6 +57,9 @@ class Scaffold(FedAvg):
 
         In option 1 batches are weighed by their size, and dropout and batch norm work as in training. A client whose
         update is lost on the way has moved its own control variate without the server learning of it.
+
+        ``freeze_head`` does not keep the last layer where it is: its bias learns as ever, and weight decay and
+        :math:`c - c_i` go on moving its weight, as in that code.
     """
 
     needs = frozenset({"one_optimizer"})
@@ -80,7 +83,8 @@ class Scaffold(FedAvg):
     def setup(self, models: Mapping[str, Model], population: Population) -> Server:
         """Start with a control variate of zeros."""
         server = super().setup(models, population)
-        self._head = head_names(self.model, self.head) if self.freeze_head else ()
+        names = head_names(self.model, self.head) if self.freeze_head else ()
+        self._head = {name for name in names if self.model.parameters[name].ndim > 1}  # its weight, not its bias
         return {**server, "control": zeros_like(self.model.tensors(self.model.split.shared))}
 
     # ------------------------------------------------------------------ client
@@ -104,19 +108,24 @@ class Scaffold(FedAvg):
     def correct(self, client: Client, gradients: Tensors) -> Tensors:
         """G + c − c_i."""
         correction = client.results["correction"]
-        corrected = {name: g + correction[name] for name, g in gradients.items() if name in correction}
-        return {**gradients, **corrected, **zeros_like({n: g for n, g in gradients.items() if n in self._head})}
+        own = self._without_head(gradients)
+        return {**own, **{name: g + correction[name] for name, g in own.items() if name in correction}}
 
     def finish(self, client: Client) -> Update:
         """The model, the change of the control variate; c_i⁺ is kept."""
         w_g, correction, (own, _) = client.received, client.results["correction"], split_prefix(CONTROL, client.state)
         new = dict(own)
         if self.option == 1:
-            new |= {name: client.results["control"].get(name, torch.zeros_like(own[name])) for name in correction}
+            gradients = self._without_head(client.results["control"])
+            new |= {name: gradients.get(name, torch.zeros_like(own[name])) for name in correction}
         elif distance := client.steps.distance:
             new |= {n: (w_g[n] - client.model.tensor(n)) / distance - correction[n] for n in correction}
         change = add_prefix(CHANGE, {n: new[n] - own[n] for n in correction})
         return Update({**super().finish(client).payload, **change}, add_prefix(CONTROL, new))
+
+    def _without_head(self, gradients: Tensors) -> Tensors:
+        """The gradients, where it is told so with zeros for the last layer's weight."""
+        return {**gradients, **zeros_like({name: g for name, g in gradients.items() if name in self._head})}
 
     # ------------------------------------------------------------------ server
 

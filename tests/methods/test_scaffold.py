@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from lit_fed import FederatedTrainer
 from lit_fed.engine.local import _MeanGradient
@@ -15,7 +16,7 @@ from lit_fed.engine.protocols import PersonalTest
 from lit_fed.errors import CheckpointError, ConfigError
 from lit_fed.methods import FedAvg, Scaffold
 from tests.methods.support import Automatic, ByHand, Momentum, Rota, client_state, global_weight, run_quickstart
-from tests.support import Points, assert_same, fit, rows, saved_weights, weights
+from tests.support import LeastSquares, Points, assert_same, fit, rows, saved_weights, weights
 
 
 def run(folder: Path, rounds: int, algorithm: Scaffold | None = None, **kwargs: Any) -> FederatedTrainer:
@@ -109,11 +110,59 @@ def test_option_1_weighs_batches_by_their_size() -> None:
     assert {name: mean.tolist() for name, mean in gradient.means().items()} == {"w": [2.0]}
 
 
+class LastLayer(LeastSquares):
+    """f(x) = w·x + b from w = (1, 1), b = 0, all of it the last layer; weight decay ½."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = nn.Linear(2, 1)
+        nn.init.ones_(self.network.weight)
+        nn.init.zeros_(self.network.bias)
+
+    @property
+    def head(self) -> nn.Module:
+        return self.network
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.5, weight_decay=0.5)
+
+
+def test_freeze_head_by_hand(tmp_path: Path) -> None:
+    # As FedDr+'s code ran it: only the last layer's weight has its gradient zeroed, and before the correction.
+    # Round 0, client 0 alone, x = (1, 0), y = 2, no correction yet: the residual is 1 + 0 − 2 = −1.
+    #   w: 0 and the decay ½·(1, 1): (1, 1) − ½·(½, ½) = (¾, ¾);  b: −1 and no decay of 0: 0 + ½ = ½
+    #   c₀⁺ = (w_g − w)/½: (½, ½) for w, −1 for b;  c is half of it: (¼, ¼) and −½, since N = 2.
+    # Round 1, client 1 alone, x = (0, 1), y = 4, c − c₁ = c: the residual is ¾ + ½ − 4 = −2.75.
+    #   w: 0 + (¼, ¼) + ½·(¾, ¾) = (⅝, ⅝): (¾, ¾) − ½·(⅝, ⅝) = (0.4375, 0.4375)
+    #   b: −2.75 − ½ + ½·½ = −3: ½ + 1.5 = 2
+    #   c₁⁺ = −c + (w_g − w)/½: −¼ + 0.625 = 0.375 for w, ½ + (½ − 2)/½ = −2.5 for b
+    made = run(tmp_path, 2, Scaffold(freeze_head=True), module=LastLayer(), participation=Rota(), local_epochs=1)
+    assert {name: tensor.flatten().tolist() for name, tensor in weights(made).items()} == {
+        "network.weight": [0.4375, 0.4375],
+        "network.bias": [2.0],
+    }
+    assert client_state(made, 1) == {
+        "state/control.network.weight": [[0.375, 0.375]],
+        "state/control.network.bias": [-2.5],
+    }
+
+
+def test_freeze_head_of_option_1_has_no_gradient_of_the_weight_to_keep(tmp_path: Path) -> None:
+    # Client 0's gradient at the first model is (−1, 0) in w, which is zeroed, and −1 in b.
+    made = run(tmp_path, 1, Scaffold(option=1, freeze_head=True), module=LastLayer(), participation=Rota())
+    assert client_state(made, 0) == {
+        "state/control.network.weight": [[0.0, 0.0]],
+        "state/control.network.bias": [-1.0],
+    }
+
+
 @pytest.mark.parametrize("frozen", [True, False])
 def test_freeze_head(tmp_path: Path, frozen: bool) -> None:
     options = ["--algorithm", "Scaffold", "--algorithm.freeze_head", str(frozen).lower()]
     start, end = (saved_weights(run_quickstart(tmp_path / str(n), *options, rounds=n)) for n in (1, 3))
+    # No decay in the quickstart, so that nothing moves the weight.
     assert torch.equal(start["network.head.weight"], end["network.head.weight"]) is frozen
+    assert not torch.equal(start["network.head.bias"], end["network.head.bias"])
     assert not torch.equal(start["network.body.1.weight"], end["network.body.1.weight"])
 
 
