@@ -20,6 +20,7 @@ from tests.support import ROOT, rows
 CONFIGS = ROOT / "configs"
 QUICKSTART = CONFIGS / "quickstart.yaml"
 PAPERS = CONFIGS / "papers"
+PUPPETS = PAPERS / "raf" / "runs" / "puppets.yaml"
 EVERY = sorted(CONFIGS.rglob("*.yaml"))
 STUDIES = sorted(PAPERS.glob("*/studies/*.yaml"))  # no runs, but grids of them
 PROFILES = [(path, profile) for path in STUDIES for profile in yaml.safe_load(path.read_text("utf-8"))["profiles"]]
@@ -239,16 +240,32 @@ RUNNABLE = [
     *PAPERS.glob("*/tuned/quickstart_*.yaml"),
     CONFIGS / "trainer" / "cpu.yaml",
     QUICKSTART,
+    PUPPETS,
 ]
+ON_PUPPETS = {CONFIGS / "method" / "raf.yaml", PUPPETS, *(CONFIGS / "network").glob("pose_*.yaml")}
+FEW_PUPPETS = tuple(
+    word
+    for key, value in {
+        "clients_per_level": "null",
+        "num_clients": "2",
+        "samples_per_client": "4",
+        "test_samples": "4",
+        "resolutions": "[[128, 96], [64, 32]]",  # of which 32 pixels are the smallest patch of these networks
+        "test_resolutions": "[[96, 64]]",
+    }.items()
+    for word in (f"--data.init_args.{key}", value)
+)
 NEEDS = {CONFIGS / "method" / "fedfrozen.yaml": CONFIGS / "network" / "vit_pocket.yaml"}  # attention
 
 
 @pytest.mark.parametrize("path", sorted(RUNNABLE), ids=name)
 def test_runs_a_round_on_embedded_data(path, tmp_path, capsys):
-    files = [word for file in (QUICKSTART, path, NEEDS.get(path)) if file for word in ("-c", str(file))]
+    start = PUPPETS if path in ON_PUPPETS else QUICKSTART
+    files = [word for file in (start, path, NEEDS.get(path)) if file for word in ("-c", str(file))]
     # A network of millions of parameters need not be tested on every client.
     few = ("--trainer.participation.init_args.count", "1", "--trainer.evaluate_every", "0")
-    options = [*SHORT, *SMALL, *(few if path.parent.name == "network" else ())]
+    few = FEW_PUPPETS if path in ON_PUPPETS else few if path.parent.name == "network" else ()
+    options = [*SHORT, *SMALL, *few]
     main(["fit", *files, *options, "--trainer.default_root_dir", str(tmp_path)])
     assert capsys.readouterr().err == ""
     assert len(rows(tmp_path / "lightning_logs" / "version_0" / "metrics.csv")) == 1

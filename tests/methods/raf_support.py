@@ -1,4 +1,4 @@
-"""A task of several resolutions that is small enough to compute by hand."""
+"""Tasks of several resolutions: one that is small enough to compute by hand, and figures with joints to find."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 from lightning import LightningModule
 from torch import Tensor, nn
 
-from lit_fed.data import Arrays, Natural, TensorDataModule
+from lit_fed import KeypointEstimator
+from lit_fed.data import IID, Arrays, Natural, Puppets, TensorDataModule
 
 # Outputs w·x, truth 0. Losses ½·mean(x²)·w²: ½·(1 + 9 + 25 + 49)/4 = 10.5, ½·25 = 12.5 and ½·16 = 8; their gradients
 # at w = 1 are 21, 25 and 16. Distances: mean((5w − x·w)²) = (16 + 4 + 0 + 4)/4 = 6 and (4w − 5w)² = 1, whose gradients
@@ -74,3 +75,27 @@ class Zooms(TensorDataModule):
             return {"image": top, "levels": [{"image": level} for level in lower]}
 
         return seen
+
+
+def puppets(**kwargs: Any) -> Puppets:
+    """Clients 0 and 1 see drawn figures at 64×48 and 32×24 pixels, clients 2 and 3 at the lower resolution only."""
+    settings: dict[str, Any] = {"resolutions": [(64, 48), (32, 24)], "num_clients": 4, "batch_size": 4}
+    return Puppets(**settings | {"samples_per_client": 6, "test_samples": 4, "partition": IID()} | kwargs)
+
+
+def estimator(**kwargs: Any) -> KeypointEstimator:
+    """A transformer that leaves blocks out by chance, with batch norm in its head."""
+    torch.manual_seed(0)
+    network_args = {
+        "patch_size": 8,
+        "upsample": 2,
+        "depth": 2,
+        "embed_dim": 16,
+        "num_heads": 2,
+        "drop_path": 0.5,
+        "class_token": True,
+    } | kwargs
+    return KeypointEstimator(
+        "pose_vit_small", lambda p: torch.optim.SGD(p, lr=0.5), num_joints=14, flip_pairs=Puppets.skeleton.flip_pairs,
+        input_shape=(3, 64, 48), network_args=network_args,
+    )  # fmt: skip

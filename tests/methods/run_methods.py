@@ -8,6 +8,7 @@ from pathlib import Path
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 METHODS = {path.stem: path for path in sorted((CONFIGS / "method").glob("*.yaml"))}
+METHODS["scaffold_with_raf"] = METHODS["scaffold"]
 SMALL = {
     "trainer.participation.init_args.count": "4",
     "trainer.evaluate_every": "2",
@@ -19,6 +20,21 @@ SMALL = {
     "data.init_args.max_train_samples": "320",
     "data.init_args.partition.init_args.alpha": "1.0",
     "model.init_args.network": "mlp",
+}
+# Methods for poses: the same on drawn figures, at two resolutions.
+PUPPETS = CONFIGS / "papers" / "raf" / "runs" / "puppets.yaml"
+ON_PUPPETS = {"raf", "scaffold_with_raf"}
+SMALL_PUPPETS = {
+    **{key: value for key, value in SMALL.items() if key.startswith("trainer.") and "count" not in key},
+    "trainer.participation": "UniformParticipation",
+    "trainer.participation.count": "4",
+    "data.init_args.clients_per_level": "null",
+    "data.init_args.num_clients": "8",
+    "data.init_args.resolutions": "[[32, 24], [24, 16]]",
+    "data.init_args.test_resolutions": "[[24, 16], [40, 32]]",
+    "data.init_args.samples_per_client": "12",
+    "data.init_args.test_samples": "16",
+    "model.init_args.network_args": "{depth: 1, embed_dim: 16, drop_path: 0.5}",
 }
 # What a method cannot do without: its own network or learning rate, and here a warm-up that ends before the last round.
 FILES = {
@@ -36,17 +52,23 @@ OWN: dict[str, dict[str, str | None]] = {
         "model.init_args.optimizer.lr": "0.003",
         "trainer.local_epochs": "8",
     },
+    "scaffold_with_raf": {
+        "algorithm.init_args.regularizer": "RAF",
+        "model.init_args.optimizer": "torch.optim.SGD",
+        "model.init_args.optimizer.lr": "0.1",
+    },
 }
 
 
 def run_method(name: str, folder: Path, rounds: int, devices: int = 1) -> Path:
-    """Run a method for some rounds on eight clients of the digits, four a round; returns the run's folder."""
+    """Run a method for some rounds on eight clients, four a round, mostly of the digits; returns the run's folder."""
     from lit_fed.command.cli import main
 
     root = folder / name
-    options = SMALL | OWN.get(name, {}) | {"trainer.max_rounds": str(rounds), "trainer.devices": str(devices)}
+    start, small = (PUPPETS, SMALL_PUPPETS) if name in ON_PUPPETS else (CONFIGS / "quickstart.yaml", SMALL)
+    options = small | OWN.get(name, {}) | {"trainer.max_rounds": str(rounds), "trainer.devices": str(devices)}
     words = [word for key, value in options.items() if value is not None for word in (f"--{key}", value)]
-    paths = [CONFIGS / "quickstart.yaml", METHODS[name], *([CONFIGS / FILES[name]] if name in FILES else [])]
+    paths = [start, METHODS[name], *([CONFIGS / FILES[name]] if name in FILES else [])]
     files = [word for path in paths for word in ("-c", str(path))]
     main(["fit", *files, *words, "--trainer.default_root_dir", str(root), "--ckpt_path", "last"])
     return root / "lightning_logs" / "version_0"

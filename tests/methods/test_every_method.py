@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.methods.run_methods import METHODS, run_method
+from tests.methods.run_methods import METHODS, ON_PUPPETS, run_method
 from tests.support import ROOT, assert_same, rows, saved_weights
 
 ROUNDS = 4
@@ -89,7 +89,7 @@ def test_two_processes_are_one(method: str, whole: Path, spread: Path) -> None:
     assert_same_run(*(folder / method / "lightning_logs/version_0" for folder in (whole, spread)))
 
 
-@EACH
+@pytest.mark.parametrize("method", sorted(METHODS.keys() - ON_PUPPETS))
 def test_it_learns(method: str, whole: Path) -> None:
     """Below the loss of guessing, ln 10 = 2.303, on what the clients would use."""
     last = rows(whole / method / "lightning_logs/version_0/metrics.csv")[-1]

@@ -6,17 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import lightning
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
 from lit_fed import objective_of
+from lit_fed.engine.participation import Participation
+from lit_fed.engine.protocols import GlobalTest
 from lit_fed.errors import ConfigError
 from lit_fed.losses import resolution_distillation
 from lit_fed.methods import LD, RAF, FedAvg, FedNova, FedProx, FedRAF, PerFedAvg, Prox, Scaffold
-from tests.methods.raf_support import LEVELS, TOP, Scaling, Zooms
+from tests.methods.raf_support import LEVELS, TOP, Scaling, Zooms, estimator, puppets
 from tests.methods.support import ByHand, Rota
-from tests.support import LeastSquares, assert_same, fit, weights
+from tests.support import LeastSquares, assert_same, fit, rows, weights
 
 
 def weight_of(made: Any) -> float:
@@ -161,6 +164,80 @@ def test_the_lower_resolutions_pass_once_for_truth_and_distillation(tmp_path: Pa
     task = Scaling()
     one_round(tmp_path, FedRAF(truth="every"), task, evaluate_every=0)
     assert task.runs == 1 + 3
+
+
+# ---------------------------------------------------------------------- on figures
+
+
+class FirstHalf(Participation):
+    """Clients 0 and 1 only."""
+
+    @property
+    def nominal_cohort_size(self) -> int:
+        return 2
+
+    def _draw(self, round_idx: int) -> Any:
+        return np.array([0, 1])
+
+
+class SecondHalf(FirstHalf):
+    """Clients 2 and 3 only."""
+
+    def _draw(self, round_idx: int) -> Any:
+        return np.array([2, 3])
+
+
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_without_its_weight_or_at_the_lowest_resolution_figures_are_learnt_as_by_fedavg(
+    tmp_path: Path, norm: str
+) -> None:
+    def run(algorithm: Any, participation: Any) -> dict[str, torch.Tensor]:
+        folder = tmp_path / f"{type(algorithm).__name__}_{type(participation).__name__}"
+        settings: dict[str, Any] = {"participation": participation, "evaluate_every": 0}
+        return weights(fit(folder, estimator(norm=norm), puppets(), algorithm, **settings))
+
+    plain = run(FedAvg("uniform"), FirstHalf())
+    assert_same(plain, run(FedRAF(alpha=0.0), FirstHalf()))
+    with pytest.raises(AssertionError, match="differ"):
+        assert_same(plain, run(FedRAF(), FirstHalf()))
+    assert_same(run(FedAvg("uniform"), SecondHalf()), run(FedRAF(gamma=0.0), SecondHalf()))
+
+
+def test_what_nobody_sees_is_not_distilled() -> None:
+    [batch, *_] = ready(puppets()).train_loader(0, torch.Generator().manual_seed(0))
+    task = estimator(drop_path=0.0)
+
+    def distance() -> float:
+        found = [task.training_step(one, 0)["logits"] for one in (batch, *task.levels(batch))]
+        return float(resolution_distillation(found[1].detach(), found[0]))
+
+    first = distance()
+    for one in (batch, *batch["levels"]):
+        one["visible"][:] = 0
+    assert first > 0 == distance()
+
+
+def test_any_list_of_resolutions_in_one_evaluation(tmp_path: Path) -> None:
+    made = fit(tmp_path, estimator(), puppets(), FedRAF(), max_rounds=1, protocols=[GlobalTest()])
+    (row,) = rows(made.log_dir / "metrics.csv")
+    assert {name for name in row if name.startswith("global/pck_") and "strict" not in name} == {
+        "global/pck_64x48",
+        "global/pck_32x24",
+    }
+    # What is tested without a view is the highest resolution.
+    assert row["global/pck"] == row["global/pck_64x48"] != ""
+    data = puppets(val_fraction=0.34, test_resolutions=[(16, 16), (128, 96), (256, 192)], interpolations=["area"])
+    found = made.validate(estimator(), data, FedRAF(), "last")
+    sizes = ["16x16", "128x96", "256x192", "32x24_as_128x96_area", "32x24_as_256x192_area"]
+    assert [name for name in found if name.startswith("global/pck_") and "strict" not in name] == [
+        *(f"global/pck_{size}" for size in sizes)
+    ]
+    assert all(0 <= found[f"global/pck_{size}"] <= 100 for size in sizes)
+
+
+def ready(data: Any) -> Any:
+    data.setup()
+    return data
 
 
 # ---------------------------------------------------------------------- refusals

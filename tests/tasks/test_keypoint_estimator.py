@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lit_fed import KeypointEstimator
+from lit_fed.command.cli import main
 from lit_fed.errors import ConfigError
 from lit_fed.losses import UDP
+from tests.support import ROOT
 
 
 class Oracle(nn.Module):
@@ -202,6 +204,31 @@ def test_it_learns_under_a_plain_trainer(tmp_path: Path) -> None:
 def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         oracle(**settings)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--model.init_args.num_joints", "16"], "model.num_joints is 16, but the data have 14 joints"),
+        (
+            ["--model.init_args.flip_pairs", "[[0, 14]]"],
+            "model.flip_pairs has [0, 14]; give pairs of the joints 0 … 13",
+        ),
+        (["--data.init_args.resolutions", "[[62, 48]]"], "an image of 62×48 pixels cannot be cut into patches of 4"),
+        (["--data.init_args.resolutions", "[[3, 2]]"], "an image of 3×2 pixels is smaller than a patch of 4"),
+    ],
+)
+def test_the_command_line_says_what_does_not_fit(
+    options: list[str], words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    few = ["--data.init_args.samples_per_client", "4", "--trainer.default_root_dir", str(tmp_path)]
+    few += ["--data.init_args.clients_per_level", "null", "--data.init_args.num_clients", "1"]
+    with pytest.raises(SystemExit) as stopped:
+        main(["fit", "-c", str(ROOT / "configs" / "papers" / "raf" / "runs" / "puppets.yaml"), *few, *options])
+    assert stopped.value.code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("lit-fed: error: ")
+    assert words in line
 
 
 def test_another_number_of_joints_is_refused() -> None:
