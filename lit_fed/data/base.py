@@ -45,11 +45,17 @@ class FederatedDataModule(DescribedPopulation):
         max_train_samples: Use a random choice of so many training samples; none given means all.
         max_test_samples: Use a random choice of so many test samples; none given means all.
         drop_last: Leave out a client's last training batch where it is smaller than the others.
+        fresh_batches: Make every training batch the first of a fresh shuffle of the client's samples, instead of going
+            through one shuffle after the other.
         root: Folder where data sets lie.
         download: Fetch what is missing in `root`, for data sets that can be had in public.
 
     Raises:
         ConfigError: A setting is out of range.
+
+    Note:
+        The public code of FedDr+ draws its batches like ``fresh_batches`` under LDA, which its paper does not say: a
+        client may see a sample in several steps and another in none.
     """
 
     def __init__(
@@ -63,6 +69,7 @@ class FederatedDataModule(DescribedPopulation):
         max_train_samples: int | None = None,
         max_test_samples: int | None = None,
         drop_last: bool = False,
+        fresh_batches: bool = False,
         root: str = "data",
         download: bool = False,
     ) -> None:
@@ -78,7 +85,8 @@ class FederatedDataModule(DescribedPopulation):
             if most is not None and most < 1:
                 raise ConfigError(f"data.{name} is {most}: it must be at least 1, or null for all samples")
         self.partition = partition if partition is not None else IID()
-        self.batch_size, self.test_batch_size, self.drop_last = batch_size, test_batch_size, drop_last
+        self.batch_size, self.test_batch_size = batch_size, test_batch_size
+        self.drop_last, self.fresh_batches = drop_last, fresh_batches
         self.seed, self.root, self.download = seed, root, download
         self.val_fraction = val_fraction
         self.public_size, self.calibration_fraction = 0, 0.0

@@ -166,6 +166,7 @@ class DatasetModule(FederatedDataModule):
             self.finish_batch,
             self._device,
             drop_last=training and self.drop_last,
+            fresh=training and self.fresh_batches,
         )
 
     def make_public_loader(

@@ -170,6 +170,7 @@ class TensorDataModule(FederatedDataModule):
             normalize,
             training and self.drop_last,
             math.prod(self.input_shape),
+            training and self.fresh_batches,
         )
 
     def make_public_loader(

@@ -49,10 +49,13 @@ class TensorLoader:
         drop_last: Leave out the last batch where it is smaller than the others; data that do not fill a single batch
             are kept, for a client that never trains is no client.
         values_per_sample: How many values a sample has after `normalize`, where that differs from before (resizing).
+        fresh: Every batch is the first of a shuffle of its own, so that no sample is twice in a batch and any may be in
+            several; all batches are then of the same size. Needs a generator.
     """
 
     __slots__ = (
         "_augmentation",
+        "_fresh",
         "_generator",
         "_indices",
         "_inputs",
@@ -75,13 +78,13 @@ class TensorLoader:
         normalize: Callable[[Tensor], Tensor] | None = None,
         drop_last: bool = False,
         values_per_sample: int = 0,
+        fresh: bool = False,
     ) -> None:
         self._inputs, self._targets, self._indices = inputs, targets, indices
         self._generator, self._augmentation, self._normalize = generator, augmentation, normalize
         self._values_per_sample = values_per_sample
-        self.batch_size, self.drop_last = batch_size, drop_last
-        count = len(indices)
-        self.num_samples = count - count % batch_size if drop_last and count > batch_size else count
+        self.drop_last, self._fresh = drop_last, fresh
+        self.batch_size, self.num_samples = sizes(len(indices), batch_size, drop_last, fresh)
 
     @property
     def device(self) -> torch.device:
@@ -129,7 +132,8 @@ class TensorLoader:
         indices, generator = self._indices, self._generator
         if generator is None:
             return indices[: self.num_samples]
-        return indices.index_select(0, torch.randperm(len(indices), generator=generator)[: self.num_samples])
+        chosen = draw_order(len(indices), self.num_samples, self.batch_size, self._fresh, generator)
+        return indices.index_select(0, chosen)
 
     def fetch(self, rows: Tensor) -> Batch:
         """Rows of the tensors as a batch, without augmentation."""
@@ -144,6 +148,23 @@ class TensorLoader:
         draws = self._augmentation.draw(self.num_samples, self._generator)
         plan = _move(torch.cat([order.unsqueeze(0), draws]), self._inputs.device)
         return plan[0], plan[1:]
+
+
+def sizes(count: int, batch_size: int, drop_last: bool, fresh: bool) -> tuple[int, int]:
+    """A loader's batch size and the samples of one iteration, from the number of samples that there are."""
+    taken = count - count % batch_size if drop_last and count > batch_size else count
+    if not fresh or count == 0:
+        return batch_size, taken
+    size = min(batch_size, count)
+    return size, -(-taken // batch_size) * size
+
+
+def draw_order(count: int, taken: int, batch_size: int, fresh: bool, generator: torch.Generator) -> Tensor:
+    """The positions of one iteration's samples, int64 of shape (taken,): of one shuffle, or of one for every batch."""
+    if not fresh:
+        return torch.randperm(count, generator=generator)[:taken]
+    shuffles = (torch.randperm(count, generator=generator)[:batch_size] for _ in range(taken // batch_size))
+    return torch.cat(list(shuffles))
 
 
 def _move(tensor: Tensor, device: torch.device) -> Tensor:

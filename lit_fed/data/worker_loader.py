@@ -19,6 +19,7 @@ from lightning.fabric.utilities import move_data_to_device
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from lit_fed.data.csr import IntArray
+from lit_fed.data.tensor_loader import draw_order, sizes
 from lit_fed.errors import ConfigError
 from lit_fed.seeding import derive_seed
 
@@ -140,6 +141,7 @@ class WorkerLoader:
         drop_last: Leave out the last batch where it is smaller than the others; data that do not fill a single batch
             are kept.
         unlabeled: Hand out the position in `indices` in place of the label.
+        fresh: Every batch is the first of a shuffle of its own, see `TensorLoader`.
     """
 
     def __init__(
@@ -153,12 +155,12 @@ class WorkerLoader:
         device: torch.device,
         drop_last: bool = False,
         unlabeled: bool = False,
+        fresh: bool = False,
     ) -> None:
         self._pool, self._part, self._indices = pool, part, indices
         self._generator, self._finish, self._device, self._unlabeled = generator, finish, device, unlabeled
-        self.batch_size = batch_size
-        count = len(indices)
-        self.num_samples = count - count % batch_size if drop_last and count > batch_size else count
+        self._fresh = fresh
+        self.batch_size, self.num_samples = sizes(len(indices), batch_size, drop_last, fresh)
 
     def __len__(self) -> int:
         return -(-self.num_samples // self.batch_size)
@@ -181,7 +183,7 @@ class WorkerLoader:
             indices = self._indices[:count].tolist()
             seeds = [derive_seed(0, "sample", index) for index in indices]
         else:
-            order = torch.randperm(len(self._indices), generator=generator)[:count].tolist()
+            order = draw_order(len(self._indices), count, self.batch_size, self._fresh, generator).tolist()
             indices = self._indices[order].tolist()
             seeds = torch.randint(2**62, (count,), generator=generator).tolist()
         keys = [

@@ -97,6 +97,7 @@ class Phase:
         public: Whether the batches are the public set's, ``(x, index)``: no regularizer goes over them, their terms are
             logged by name and not as ``train/loss``, and fine-tuning's learning rate is not theirs.
         seed: Seeds the device's generators anew, for dropout and the like; None goes on with their stream.
+        lr: Learning rate of every parameter group; None for that of the fine-tuning, else the round's own.
     """
 
     name: str
@@ -108,6 +109,7 @@ class Phase:
     moves: bool = True
     public: bool = False
     seed: int | None = None
+    lr: float | None = None
 
     def __post_init__(self) -> None:
         """Check that the length is given in exactly one way."""

@@ -155,7 +155,7 @@ class GroupLoop:
 
 
 def _kind(phase: Phase) -> tuple[Any, ...]:
-    return phase.name, phase.trains, phase.moves, phase.public, phase.begin is None
+    return phase.name, phase.trains, phase.moves, phase.public, phase.lr, phase.begin is None
 
 
 class _PhaseOfGroup:
@@ -191,6 +191,8 @@ class _PhaseOfGroup:
         optimizer = optimizers[0]
         if schedulers and len(set(lengths)) > 1:
             raise NotVectorizable("with a schedule by steps, the clients of a group need equally many batches")
+        for group in optimizer.param_groups if self.phase.lr is not None else ():
+            group["lr"] = self.phase.lr
         own_parameters = [list(group["params"]) for group in optimizer.param_groups]
         distances = [0.0]
         mean_gradient = _MeanGradients(len(self.clients))

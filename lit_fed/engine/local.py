@@ -70,7 +70,7 @@ class LocalLoop(TaskLoop):
                 if isinstance(one, Pass):
                     self.read(one, client)
                 else:
-                    self._run_phase(one, client, meter, None if one.public else lr)
+                    self._run_phase(one, client, meter, one.lr if one.lr is not None or one.public else lr)
             self.call("on_train_end")
             model.check_fixed()
         finally:

@@ -96,11 +96,12 @@ class ProjectedETFHead(nn.Module):
     Args:
         num_features: d.
         num_classes: C.
+        bias: Whether the projection adds a learnt vector: :math:`Pf + b` in place of :math:`Pf`.
     """
 
-    def __init__(self, num_features: int, num_classes: int) -> None:
+    def __init__(self, num_features: int, num_classes: int, bias: bool = False) -> None:
         super().__init__()
-        self.projection = nn.Linear(num_features, num_classes, bias=False)
+        self.projection = nn.Linear(num_features, num_classes, bias=bias)
         self.weight = nn.Parameter(simplex_etf(num_classes, num_classes), requires_grad=False)
         self.temperature = nn.Parameter(torch.ones(()))
 

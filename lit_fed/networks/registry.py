@@ -133,7 +133,19 @@ def _build_own(
         signature.bind(**settings)
     except TypeError as error:
         raise ConfigError(f"network {name!r}: {error}; its settings are {', '.join(signature.parameters)}") from None
-    return make(**settings)
+    try:
+        return make(**settings)
+    except ConfigError:
+        raise
+    except (TypeError, ValueError, RuntimeError, ArithmeticError) as error:  # a value of another type, or out of range
+        if not kwargs:
+            raise
+        given = ", ".join(f"{key}: {value!r}" for key, value in kwargs.items())
+        takes = [f"{key}: {one.annotation}" for key, one in signature.parameters.items() if key in kwargs]
+        raise ConfigError(
+            f"network {name!r} cannot be built with network_args {{{given}}}: {_first_line(error)}; it takes "
+            f"{', '.join(takes)}"
+        ) from error
 
 
 def _build_timm(
@@ -163,14 +175,17 @@ def _build_timm(
     except OSError as error:
         if not kwargs.get("pretrained"):
             raise
-        cause = str(error).strip().splitlines()
         raise ConfigError(
-            f"network {name!r}: its pretrained weights cannot be had ({cause[0] if cause else error!r}); name a "
+            f"network {name!r}: its pretrained weights cannot be had ({_first_line(error)}); name a "
             "file of them in network_args.pretrained_cfg_overlay.file, or set network_args.pretrained to false"
         ) from error
     except (RuntimeError, AssertionError) as error:
-        cause = str(error).strip().splitlines()
-        raise ConfigError(f"network {name!r} cannot be built: {cause[0] if cause else error!r}") from error
+        raise ConfigError(f"network {name!r} cannot be built: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else repr(error)
 
 
 def _create_timm(timm: Any, name: str, **settings: Any) -> nn.Module:

@@ -39,6 +39,10 @@ from tests.support import ROOT, rows
         (["--model.init_args.num_classes", "5"], "model.num_classes is 5, but the data have 10 classes"),
         (["--model.init_args.network", "smal_cnn"], "network 'smal_cnn' is neither one of ours nor one of timm's; did"),
         (["--model.init_args.network_args", "{widht: 3}"], "'widht'; its settings are"),
+        (
+            ["--model.network", "mlp", "--model.network_args", "{hidden: 17}"],
+            "network_args {hidden: 17}: Value after *",
+        ),
         (["--algorithm", "FedProx", "--algorithm.init_args.mu", "-1"], "algorithm.mu is -1.0"),
         (["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.patience", "0"], "EarlyStopping.patience is 0"),
         (["--trainer.max_rounds", "0"], "trainer.max_rounds is 0"),

@@ -153,6 +153,17 @@ def test_setup_is_idempotent_and_required():
     assert data.partition_record() == record
 
 
+def test_fresh_batches_concern_training_only():
+    data = ready(Numbered(num_clients=4, batch_size=30, fresh_batches=True, test_batch_size=30))
+    loader = data.train_loader(0, torch.Generator().manual_seed(0))
+    sizes = [len(y) for _, y in loader]
+    assert sizes == [30] * len(loader)
+    assert sum(sizes) > data.num_samples(0), "the last batch is filled too"
+    plain = ready(Numbered(num_clients=4, batch_size=30, test_batch_size=30))
+    for one, other in zip(data.test_loader(0), plain.test_loader(0), strict=True):
+        assert torch.equal(one[0], other[0])
+
+
 def test_drop_last_concerns_training_only():
     data = ready(Numbered(num_clients=4, batch_size=30, drop_last=True, test_batch_size=30))
     assert data.train_loader(0, torch.Generator()).num_samples == 90  # of 100

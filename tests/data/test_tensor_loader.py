@@ -55,6 +55,33 @@ def test_the_order_is_the_generators_permutation():
     assert torch.equal(torch.cat([targets for _, targets in loader]), expected)
 
 
+@pytest.mark.parametrize(("count", "batch_size", "drop_last", "batches"), [
+    (20, 6, False, 4),
+    (20, 6, True, 3),
+    (4, 6, False, 1),
+    (18, 6, False, 3),
+])  # fmt: skip
+def test_every_fresh_batch_is_the_first_of_a_shuffle_of_its_own(count, batch_size, drop_last, batches):
+    # As the public code of FedDr+ draws under LDA: a new iterator over the shuffled loader for every step.
+    x, y = data()
+    indices = torch.arange(29, 29 - count, -1)
+    generator, reference = (torch.Generator().manual_seed(1) for _ in range(2))
+    loader = TensorLoader(x, y, indices, batch_size, generator, drop_last=drop_last, fresh=True)
+    assert len(loader) == batches
+    found = [targets for _ in range(3) for _, targets in loader]
+    assert len(found) == 3 * batches
+    for targets in found:
+        expected = indices[torch.randperm(count, generator=reference)[:batch_size]]
+        assert torch.equal(targets, expected)
+    assert loader.num_samples == batches * min(batch_size, count)
+
+
+def test_fresh_batches_of_nobody_are_none():
+    x, y = data()
+    loader = TensorLoader(x, y, torch.arange(0), 6, torch.Generator(), fresh=True)
+    assert (list(loader), len(loader), loader.num_samples) == ([], 0, 0)
+
+
 def test_chunks_do_not_change_the_batches(monkeypatch):
     x = torch.randint(0, 256, (50, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     y = torch.arange(50)

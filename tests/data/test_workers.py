@@ -132,6 +132,18 @@ def test_public_batches_carry_positions_and_no_labels():
     assert torch.equal(fixed[index][:, 0], x[:, 0])
 
 
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_every_fresh_batch_is_the_first_of_a_shuffle_of_its_own(num_workers):
+    data = NoisyModule(num_clients=3, batch_size=8, fresh_batches=True, partition=IID(), num_workers=num_workers)
+    data.setup()
+    loader = data.train_loader(0, torch.Generator().manual_seed(0))
+    own = data._ready.train[0]  # 20 samples
+    reference = torch.Generator().manual_seed(0)
+    expected = [own[torch.randperm(20, generator=reference)[:8]].tolist() for _ in range(3)]
+    assert [x[:, 0].int().tolist() for x, _ in loader] == expected
+    data.teardown("fit")
+
+
 def test_drop_last_keeps_a_client_that_fills_no_batch():
     data = NoisyModule(num_clients=3, batch_size=15, drop_last=True, partition=IID())
     data.setup()

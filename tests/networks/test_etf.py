@@ -92,6 +92,15 @@ def test_projected_head_by_hand():
     assert [name for name, p in head.named_parameters() if not p.requires_grad] == ["weight"]
 
 
+def test_a_projection_with_a_bias_by_hand():
+    # (4, 3) + (−1, 1) = (3, 4)
+    head = ProjectedETFHead(2, 2, bias=True)
+    head.weight.data = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
+    head.projection.weight.data, head.projection.bias.data = torch.eye(2), torch.tensor([-1.0, 1.0])
+    torch.testing.assert_close(head(torch.tensor([[4.0, 3.0]])), torch.tensor([[0.6, -0.6]]))
+    assert ProjectedETFHead(2, 2).projection.bias is None
+
+
 def test_cosines_of_a_linear_layer_by_hand():
     layer = nn.Linear(2, 1)
     layer.weight.data = torch.tensor([[2.0, 0.0]])

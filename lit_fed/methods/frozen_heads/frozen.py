@@ -78,12 +78,18 @@ class NewHead(FrozenHead):
     new_head: ClassVar[type[nn.Module]]
     """What is put in the head's place, made of the number of features and of classes."""
 
+    def make_head(self, num_features: int, num_classes: int) -> nn.Module:
+        """What is put in the head's place, with its first weights."""
+        return self.new_head(num_features, num_classes)
+
     def place_head(self, task: LightningModule, head: nn.Module) -> None:
         """Put the constructed classifier in the head's place, unless it is there already."""
         if isinstance(head, self.new_head):
+            # A parameter of its own, so that it counts as frozen by this method and not by the task's author.
+            head.weight = nn.Parameter(head.get_parameter("weight").detach(), requires_grad=False)
             return
         linear = linear_head(task, head, f"algorithm {type(self).__name__} replaces the head")
-        made = self.new_head(linear.in_features, linear.out_features).to(linear.weight)
+        made = self.make_head(linear.in_features, linear.out_features).to(linear.weight)
         names = [name for name, module in task.named_modules(remove_duplicate=False) if module is head]
         for name in names:
             task.set_submodule(name, made)
@@ -94,7 +100,8 @@ class NewHead(FrozenHead):
 
     def still(self, head: nn.Module) -> Collection[nn.Parameter]:
         """The classes' directions; a head may have more, which trains."""
-        return [parameter for parameter in head.parameters() if not parameter.requires_grad]
+        weight = getattr(head, "weight", None)
+        return [weight] if isinstance(weight, nn.Parameter) else []
 
     def setup(self, models: Mapping[str, Model], population: Population) -> Server:
         """As FedAvg, where the head has an output for every class."""

@@ -26,8 +26,8 @@ from lit_fed.methods import (
     SphereFed,
 )
 from lit_fed.methods.frozen_heads.frozen import FrozenHead
-from tests.methods.frozen_heads.support import Stranger, digits, model
-from tests.support import assert_same, fit, rows, run_cli, weights
+from tests.methods.frozen_heads.support import Mixed, Stranger, digits, model, on_plane
+from tests.support import assert_same, fit, rows, run_cli, trainer, weights
 
 # --- fine-tuning -----------------------------------------------------------------------------------------------------
 
@@ -103,6 +103,75 @@ def test_a_head_that_is_fine_tuned_has_the_downloaded_one_for_a_teacher(tmp_path
         assert not torch.equal(task(batch[0]), before)
 
 
+def stages(task: Any, x: Tensor, y: Tensor, counts: Tensor, alternations: int, epochs: int) -> dict[str, Tensor]:
+    """FedETF's fine-tuning written out: full batches, plain gradient descent, 0.05 for all that trains in a round."""
+    w = {name: tensor.clone().requires_grad_() for name, tensor in task.state_dict().items()}
+    head = "network.head."
+    body = ["network.body.weight", head + "projection.weight", head + "projection.bias", head + "temperature"]
+
+    def cosines() -> Tensor:
+        projected = x @ w["network.body.weight"].T @ w[head + "projection.weight"].T + w[head + "projection.bias"]
+        return projected / projected.norm(dim=1, keepdim=True) @ w[head + "weight"].T
+
+    def descend(loss: Tensor, names: list[str], lr: float) -> None:
+        for name, gradient in zip(names, torch.autograd.grad(loss, [w[name] for name in names]), strict=True):
+            w[name].data -= lr * gradient
+
+    def nll(logits: Tensor) -> Tensor:
+        return -logits.log_softmax(1)[torch.arange(len(y)), y].mean()
+
+    descend(nll(w[head + "temperature"] * cosines() + counts.log()), body, 0.05)
+    for _ in range(alternations):
+        for names, lr in (([head + "weight"], 0.1), ([head + "projection.weight", head + "projection.bias"], 0.5)):
+            for _ in range(epochs):
+                descend(nll(w[head + "temperature"] * cosines()), names, lr)
+    return {name: tensor.detach() for name, tensor in w.items()}
+
+
+@pytest.mark.parametrize("alternations", [0, 1, 3])
+def test_fedetf_has_a_second_stage_of_personalisation(alternations: int, tmp_path: Path) -> None:
+    method = FedETF(projection_bias=True, alternations=alternations, alternation_epochs=2, projection_lr=0.5)
+    task = on_plane((3.0, 4.0), 0.05, method)
+    federation = fit(tmp_path, task, Mixed(num_clients=1), method, max_rounds=1, protocols=[]).run.federation
+    task.load_state_dict(federation.global_model(0))
+    x, y = torch.eye(2)[[0, 0, 0, 1]], torch.tensor([0, 0, 0, 1])
+    expected = stages(task, x, y, torch.tensor([3.0, 1.0]), alternations, 2)
+    with federation.session.at_work():
+        entered = federation.session.enter(0, federation.broadcast(0, "test"), "personal", FineTuning())
+        before = entered.model.copy()
+        with federation.session.prepared(entered):
+            found = entered.model.copy()
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-6)
+    moved = not torch.equal(found["network.head.weight"], before["network.head.weight"])
+    assert moved is (alternations > 0)
+    assert_same(entered.model.copy(), before)
+
+
+def test_fedetfs_second_stage_leaves_the_federation_as_it_is(tmp_path: Path) -> None:
+    (plain, state), (with_it, other) = (personal(tmp_path, FedETF(alternations=n)) for n in (0, 2))
+    assert_same(state, other)
+    assert plain != with_it
+
+
+def test_a_task_that_was_federated_before_has_a_second_stage_too(tmp_path: Path) -> None:
+    task, method = model(), FedETF(alternations=1)
+    fit(tmp_path, task, digits(), method, max_rounds=1, protocols=[])
+    protocols = [PersonalTest()]
+    found = trainer(tmp_path, protocols=protocols).test(task, digits(), FedETF(alternations=1), ckpt_path="last")
+    assert found == trainer(tmp_path, protocols=protocols).test(model(), digits(), method, ckpt_path="last")
+
+
+def test_a_head_of_another_kind_is_not_taken_for_the_one_that_is_asked_for(tmp_path: Path) -> None:
+    task = model()
+    fit(tmp_path, task, digits(), FedETF(), max_rounds=1)
+    with pytest.raises(
+        ConfigError, match=r"algorithm\.projection_bias is true, and the head that model Classifier has"
+    ):
+        fit(tmp_path, task, digits(), FedETF(projection_bias=True), max_rounds=1)
+
+
 # --- calibration -----------------------------------------------------------------------------------------------------
 
 
@@ -169,6 +238,10 @@ def test_calibration_of_any_task(tmp_path: Path) -> None:
     [
         (lambda: FedBABU(fine_tunes="tail"), r"algorithm\.fine_tunes is 'tail'"),  # type: ignore[arg-type]
         (lambda: FedETF(gamma=-1.0), r"algorithm\.gamma is -1"),
+        (lambda: FedETF(alternations=-1), r"algorithm\.alternations is -1; it must be at least 0"),
+        (lambda: FedETF(alternation_epochs=0), r"algorithm\.alternation_epochs is 0; it must be at least 1"),
+        (lambda: FedETF(frame_lr=0.0), r"algorithm\.frame_lr is 0\.0; it must be positive"),
+        (lambda: FedETF(projection_lr=-1.0), r"algorithm\.projection_lr is -1\.0; it must be positive"),
         (lambda: FedDrPlus(beta=1.5), r"algorithm\.beta is 1\.5"),
         (lambda: FedDrPlus(fine_tuning_beta=-0.1), r"algorithm\.fine_tuning_beta is -0\.1"),
         (lambda: CalibratedTest(ridge=0.0), r"CalibratedTest\.ridge is 0"),
