@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,7 @@ from lit_fed.callbacks import Callback, default_callbacks, lightning_watchers
 from lit_fed.callbacks.progress import print_evaluation
 from lit_fed.engine.algorithm import Algorithm
 from lit_fed.engine.checkpoint import save_checkpoint
-from lit_fed.engine.client import LocalWork
+from lit_fed.engine.client import local_work
 from lit_fed.engine.executors import ExecutorName
 from lit_fed.engine.federation import assemble
 from lit_fed.engine.inference import evaluate, predict
@@ -29,7 +28,7 @@ from lit_fed.engine.model import BufferPolicy
 from lit_fed.engine.options import GradientOptions
 from lit_fed.engine.participation import Participation
 from lit_fed.engine.payload import Channel, Codec
-from lit_fed.engine.protocols import ClientTest, EvalSubset, GlobalTest, Protocol, check_protocols
+from lit_fed.engine.protocols import ClientTest, EvalSubset, GlobalTest, Protocol, check_names, check_protocols
 from lit_fed.engine.rounds import run_rounds
 from lit_fed.engine.run import Run, RunSettings
 from lit_fed.engine.runs import check_loggers, open_run
@@ -58,7 +57,7 @@ class FederatedTrainer:
             every client data-parallel on all of them; or a DDP strategy object.
         precision: ``32-true``, ``bf16-mixed``, ``16-mixed``, … as in Lightning.
         max_rounds: Rounds in all, those before a resume counted in.
-        local_epochs: Passes over a client's data in a round, also fractions (0.5); null with ``local_steps``.
+        local_epochs: Passes over a client's data in a round, also fractions (0.5); 1 where `local_steps` is null too.
         local_steps: Batches a client trains on in a round, instead of epochs.
         seed: All randomness of the run follows from it.
         participation: Who takes part in a round; everybody by default.
@@ -101,7 +100,7 @@ class FederatedTrainer:
         strategy: str | Strategy = "auto",
         precision: str | int = "32-true",
         max_rounds: int = 100,
-        local_epochs: float | None = 1,
+        local_epochs: float | None = None,
         local_steps: int | None = None,
         seed: int = 0,
         participation: Participation | None = None,
@@ -143,6 +142,8 @@ class FederatedTrainer:
             )
         logs = Path(default_root_dir or ".") / "lightning_logs"
         check_loggers(logger, logs)
+        protocols = [GlobalTest(), ClientTest()] if protocols is None else protocols
+        check_names(protocols)
         self.fabric = build_fabric(accelerator, devices, num_nodes, strategy, precision)
         given, self.watchers = lightning_watchers(callbacks or [])
         self.callbacks = default_callbacks(given, enable_progress_bar, enable_checkpointing)
@@ -151,7 +152,7 @@ class FederatedTrainer:
             seed=seed,
             evaluate_every=evaluate_every,
             evaluate_on=evaluate_on,
-            protocols=[GlobalTest(), ClientTest()] if protocols is None else protocols,
+            protocols=protocols,
             on_client_failure=on_client_failure,
             logs=logs,
             logger=logger,
@@ -377,18 +378,3 @@ class FederatedTrainer:
             ConfigError: If the models are not those of ``trainer.kinds``.
         """
         return assign(model if isinstance(model, Mapping) else {ONLY: model}, self.kinds)
-
-
-def local_work(epochs: float | None, steps: int | None) -> LocalWork:
-    """How long a client trains in a round.
-
-    Raises:
-        ConfigError: If neither epochs nor steps are given, or less than nothing.
-    """
-    if steps is not None:
-        return LocalWork(None, steps)
-    if epochs is None:
-        raise ConfigError("give trainer.local_epochs or trainer.local_steps")
-    if not (epochs > 0 and math.isfinite(epochs)):
-        raise ConfigError(f"trainer.local_epochs is {epochs}; it must be above 0, such as 5 or 0.5")
-    return LocalWork(epochs, None)

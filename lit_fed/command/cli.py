@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import inspect
 import logging
 import os
 import sys
@@ -20,10 +21,12 @@ from lit_fed.command.kinds import check_options, models_by_kind
 from lit_fed.command.making import instantiate
 from lit_fed.command.readable import check_files
 from lit_fed.command.roots import PARTS, import_named
+from lit_fed.command.suggest import join_or
 from lit_fed.command.table import COMMANDS, Call, asked
 from lit_fed.command.values import check_values
 from lit_fed.command.words import own_rate, prepared
-from lit_fed.errors import ConfigError, LitFedError
+from lit_fed.errors import ConfigError, LitFedError, reason
+from lit_fed.networks import NETWORKS, TEXT_NETWORKS
 from lit_fed.parsing import Parser
 from lit_fed.trainer import FederatedTrainer
 
@@ -225,6 +228,37 @@ def fill_from_data(model: Namespace, data: Any) -> None:
             init_args[key] = known
         elif (key == "num_classes" and told < known) or (key == "num_joints" and told != known):
             raise ConfigError(f"model.{key} is {told}, but the data have {known} {key.removeprefix('num_')}")
+    check_tokens(init_args, getattr(data, "vocab_size", None))
+
+
+def check_tokens(init_args: Namespace, vocab_size: int | None) -> None:
+    """Refuse a network of ours that does not read what the data are.
+
+    Args:
+        init_args: The model's settings.
+        vocab_size: How many different tokens the data have; None where they are no texts.
+
+    Raises:
+        ConfigError: For texts and a network that reads numbers, or knows fewer tokens.
+    """
+    name = init_args.get("network")
+    if vocab_size is None or not isinstance(name, str) or name not in NETWORKS:
+        return
+    if name not in TEXT_NETWORKS:
+        raise ConfigError(
+            f"model.network {name} reads numbers, and the data are rows of token ids; choose "
+            f"{join_or([*TEXT_NETWORKS])}"
+        )
+    known = (init_args.get("network_args") or {}).get("vocab_size", _parameter(NETWORKS[name], "vocab_size"))
+    if isinstance(known, int) and known < vocab_size:
+        raise ConfigError(
+            f"model.network {name} knows {known} tokens, but the data have {vocab_size}; set network_args.vocab_size "
+            f"to {vocab_size}"
+        )
+
+
+def _parameter(made: Any, name: str) -> Any:
+    return inspect.signature(made).parameters[name].default
 
 
 # ---------------------------------------------------------------------- the program
@@ -267,6 +301,8 @@ def user_error(error: BaseException, args: Sequence[str]) -> str | None:
     if isinstance(error, ArgumentError):
         return explain(str(error), args)
     for cause in _causes(error):
+        if isinstance(cause, MemoryError) or (isinstance(cause, RuntimeError) and "allocate memory" in str(cause)):
+            return reason(cause)
         if isinstance(cause, OSError) and cause.strerror and (cause.filename or cause.errno in _FULL):
             return f"{cause.filename}: {cause.strerror}" if cause.filename else cause.strerror
     return None

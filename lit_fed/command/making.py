@@ -55,4 +55,6 @@ def _make_schedule(max_rounds: int, failures: list[LitFedError], class_type: typ
     for name in ROUNDS:
         if name in kwargs and kwargs[name] is None and kwargs.get("epochs") is None:  # OneCycleLR has a second way
             kwargs[name] = max_rounds
+        elif isinstance(kwargs.get(name), int) and kwargs[name] < 0:
+            raise ConfigError(f"lr_scheduler.{name} is {kwargs[name]}; give a number of rounds, or null for all rounds")
     return _make(failures, class_type, *args, **kwargs)

@@ -11,10 +11,13 @@ from numpy.typing import NDArray
 
 from lit_fed.data.csr import CSR
 from lit_fed.data.in_memory import Arrays, ImageDataModule, channels_first
+from lit_fed.data.targets import count_classes
 from lit_fed.errors import ConfigError
 from lit_fed.seeding import numpy_generator
 
 _KEYS = ("x_train", "y_train", "x_test", "y_test")
+_MOST_CLASSES = 10_000_000
+_BRIGHTEST = 2.0  # of images that are scaled to [0, 1]: resizing may overshoot a little
 
 
 class ArrayFile(ImageDataModule):
@@ -76,9 +79,9 @@ class ArrayFile(ImageDataModule):
         if test_fraction is not None and not 0 < test_fraction < 1:
             raise ConfigError(f"data.test_fraction is {test_fraction}: it must be above 0 and below 1, or null")
         self.test_fraction = test_fraction
-        self._max_value_given = max_value
-        if num_classes is not None and num_classes < 1:
-            raise ConfigError(f"data.num_classes is {num_classes}: there must be at least 1 class")
+        self._max_value_given, self._mean_given = max_value, mean is not None
+        if num_classes is not None and not 1 <= num_classes <= _MOST_CLASSES:
+            raise ConfigError(f"data.num_classes is {num_classes}: it must be 1 to {_MOST_CLASSES}")
         self._num_classes = num_classes
         self._headers: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
         self._wants_images = crop_padding > 0 or horizontal_flip or image_size is not None
@@ -90,7 +93,7 @@ class ArrayFile(ImageDataModule):
             if self._header("y_train")[1].kind == "f":
                 return None
             labels = self._read("y_train")["y_train"]
-            self._num_classes = 1 + int(labels.max(initial=0)) if labels.dtype.kind in "iu" else 1
+            self._num_classes = count_classes(labels, str(self._path)) if labels.dtype.kind in "iu" else 1
         return self._num_classes
 
     @property
@@ -138,6 +141,10 @@ class ArrayFile(ImageDataModule):
             key = f"client_{split}"
             if key in arrays and arrays[key].shape != arrays[f"y_{split}"].shape[:1]:
                 raise ConfigError(f"{self._path}: {key} and y_{split} differ in length: give one client per sample")
+            if key in arrays and arrays[key].dtype.kind not in "iuSU":
+                raise ConfigError(f"{self._path}: {key} holds {arrays[key].dtype}: give integers")
+        if len(shape) == 3 and not self._is_scaled:
+            self._check_scale(arrays["x_train"])
         if self.test_fraction is not None:
             arrays = self._split_anew(arrays)
         ranks = _ranks(arrays.get("client_train"), arrays.get("client_test"))
@@ -145,6 +152,19 @@ class ArrayFile(ImageDataModule):
             channels_first(arrays[key]) if len(shape) == 3 else arrays[key] for key in ("x_train", "x_test")
         )
         return Arrays(x_train, arrays["y_train"], x_test, arrays["y_test"], *ranks, source=str(self._path))
+
+    @property
+    def _is_scaled(self) -> bool:
+        """Whether a setting says what the values are, or they are bytes."""
+        return self._max_value_given is not None or self._mean_given or self._header("x_train")[1] == np.uint8
+
+    def _check_scale(self, images: NDArray[Any]) -> None:
+        """Refuse images that are bytes in all but their type, which a network would see up to 255 times too bright."""
+        if images.size and images.min() >= 0 and images.max() > _BRIGHTEST:
+            raise ConfigError(
+                f"{self._path}: x_train holds {images.dtype} from {images.min():g} to {images.max():g}: set "
+                "data.max_value to what stands for white, such as 255, or to 1 to use the values as they are"
+            )
 
     def _split_anew(self, arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Join both splits, and hold out the same share of every client, or of every class where there are any."""

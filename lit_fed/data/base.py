@@ -263,8 +263,10 @@ class FederatedDataModule(DescribedPopulation):
 
     @property
     def has_val(self) -> bool:
-        """Whether samples are held out to validate on."""
-        return self.val_fraction > 0
+        """Whether samples are held out to validate on; before `setup`, whether any are asked for."""
+        if self._cut is None or self._cut.clients is not None:
+            return self.val_fraction > 0
+        return len(self._cut.shared_val) > 0
 
     @property
     def has_calibration(self) -> bool:
@@ -300,7 +302,7 @@ class FederatedDataModule(DescribedPopulation):
             ConfigError: Nothing was held out, or not everybody is here to share it.
         """
         if not self.has_val:
-            raise ConfigError("there is no validation set: set data.val_fraction above 0")
+            raise ConfigError(f"there is no validation set: set data.val_fraction above {self.val_fraction:g}")
         if client_id is None:
             self._all_here("the shared validation set")
             indices = self._ready.shared_val

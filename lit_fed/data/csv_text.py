@@ -14,9 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_fed.data.in_memory import Arrays, TensorDataModule
+from lit_fed.data.targets import count_classes
 from lit_fed.errors import ConfigError
 
 Column = int | str
+_MOST = 2**31 - 1  # ids are stored in 32 bits
 
 
 class CSVText(TensorDataModule):
@@ -58,8 +60,8 @@ class CSVText(TensorDataModule):
     ) -> None:
         super().__init__(**kwargs)
         for name, value, least in (("length", length, 1), ("vocab_size", vocab_size, 2)):
-            if value < least:
-                raise ConfigError(f"data.{name} is {value}: it must be at least {least}")
+            if not least <= value <= _MOST:
+                raise ConfigError(f"data.{name} is {value}: it must be {least} to {_MOST}")
         if not text_columns:
             raise ConfigError("data.text_columns is empty: name at least one column")
         self._files = {"train": Path(self.root) / train_file, "test": Path(self.root) / test_file}
@@ -77,7 +79,8 @@ class CSVText(TensorDataModule):
     def num_classes(self) -> int:
         """The number of classes, from the setting or the training file."""
         if self._num_classes is None:
-            self._num_classes = 1 + max((label for label, _ in self._rows(self._files["train"])), default=0)
+            path = self._files["train"]
+            self._num_classes = count_classes(np.array([label for label, _ in self._rows(path)]), str(path))
         return self._num_classes
 
     @property
@@ -112,18 +115,31 @@ class CSVText(TensorDataModule):
             raise ConfigError(f"{path} does not exist: set data.root to the folder of the CSV files")
         opener: Any = gzip.open if path.suffix == ".gz" else open
         try:
-            with opener(path, "rt", newline="", encoding="utf-8") as file:
-                rows = csv.reader(file)
+            with opener(path, "rt", newline="", encoding="utf-8-sig") as file:
+                rows = csv.reader(file, strict=True)  # else a quote that nobody closes swallows all that follows
                 names = next(rows, []) if self._header else None
                 positions = [_position(column, names, path) for column in self._columns]
                 for row in rows:
-                    try:
-                        label = int(row[positions[0]]) - self._first_label
-                        yield label, " ".join(row[position] for position in positions[1:])
-                    except (IndexError, ValueError) as error:
-                        raise ConfigError(f"{path}, line {rows.line_num}: {error}: correct the row") from error
+                    if len(row) <= max(positions):
+                        raise ConfigError(f"{path}, line {rows.line_num} has {len(row)} columns: correct the row")
+                    yield (
+                        self._label(row[positions[0]], f"{path}, line {rows.line_num}"),
+                        " ".join(row[position] for position in positions[1:]),
+                    )
         except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
-            raise ConfigError(f"{path} cannot be read ({error}): it must be a UTF-8 CSV file") from error
+            line = f", line {rows.line_num}," if isinstance(error, csv.Error) else ""
+            raise ConfigError(f"{path}{line} cannot be read ({error}): it must be a UTF-8 CSV file") from error
+
+    def _label(self, text: str, where: str) -> int:
+        try:
+            label = int(text) - self._first_label
+        except ValueError:
+            label = -_MOST
+        if abs(label) >= _MOST:
+            raise ConfigError(
+                f"{where}: the label is {text!r:.40}, which is no whole number below 2**31: correct the row"
+            )
+        return label
 
 
 def hash_words(text: str, vocab_size: int, length: int) -> list[int]:
@@ -140,6 +156,8 @@ def hash_words(text: str, vocab_size: int, length: int) -> list[int]:
 
 def _position(column: Column, names: list[str] | None, path: Path) -> int:
     if isinstance(column, int):
+        if column < 0:
+            raise ConfigError(f"data.text_columns or data.label_column is {column}: positions count from 0")
         return column
     if names is None or column not in names:
         known = "no header" if names is None else ", ".join(names) or "nothing"

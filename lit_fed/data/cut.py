@@ -171,6 +171,7 @@ def cut_population(strata: Strata, partition: Partition, settings: Settings) -> 
     test = partition.split_test(cut, train_samples, strata.test_samples(shared_test), seed)
     fractions = (settings.val_fraction, settings.calibration_fraction)
     val, calibration, train = cut.hold_out(fractions, numpy_generator(seed, "data", "hold-out"))
+    _check_held_out(cut, train, settings)
     val = val.through(pool)
     return Cut(
         train=train.through(pool),
@@ -182,6 +183,21 @@ def cut_population(strata: Strata, partition: Partition, settings: Settings) -> 
         shared_test=shared_test,
         strata=strata.train,
     )
+
+
+def _check_held_out(whole: CSR, train: CSR, settings: Settings) -> None:
+    """Refuse fractions that leave a client nothing to train on.
+
+    Raises:
+        ConfigError: In one line with the fraction.
+    """
+    bare = np.flatnonzero((whole.sizes > 0) & (train.sizes == 0))
+    if len(bare):
+        raise ConfigError(
+            f"data.val_fraction {settings.val_fraction} and algorithm.calibration_fraction "
+            f"{settings.calibration_fraction} leave client {bare[0]} none of its {whole.sizes[bare[0]]} samples to "
+            "train on: lower them"
+        )
 
 
 def named(clients: Iterable[int]) -> str:

@@ -16,7 +16,7 @@ from torch import Tensor
 from lit_fed.data.base import FederatedDataModule, Subset
 from lit_fed.data.csr import IntArray
 from lit_fed.data.cut import Strata
-from lit_fed.data.targets import checked_targets
+from lit_fed.data.targets import check_finite, checked_targets, native
 from lit_fed.data.tensor_loader import TensorLoader
 from lit_fed.data.transforms import (
     Augmentation,
@@ -103,9 +103,14 @@ class TensorDataModule(FederatedDataModule):
             ("train", arrays.x_train, arrays.y_train),
             ("test", arrays.x_test, arrays.y_test),
         ):
+            if np.ndim(x) == 0 or np.ndim(y) == 0:
+                raise ConfigError(f"{arrays.source}: {subset} samples or labels are a single number: give one each")
             if len(x) != len(y):
                 raise ConfigError(f"{arrays.source}: {len(x)} {subset} samples but {len(y)} labels: they must match")
-        self._x = {"train": _tensor(arrays.x_train, self._device), "test": _tensor(arrays.x_test, self._device)}
+        self._x = {
+            "train": _inputs(arrays.x_train, f"training inputs of {arrays.source}", self._device),
+            "test": _inputs(arrays.x_test, f"test inputs of {arrays.source}", self._device),
+        }
         sizes, clients = (len(arrays.y_train), len(arrays.y_test)), (arrays.client_train, arrays.client_test)
         if self.num_classes is None:
             shape = self.output_shape
@@ -115,9 +120,11 @@ class TensorDataModule(FederatedDataModule):
             return Strata(arrays.strata_train, arrays.strata_test, *sizes, *clients, arrays.source)
         if arrays.strata_train is not None or arrays.strata_test is not None:
             raise ConfigError(f"{arrays.source}: strata are for targets that are no classes, leave them out")
-        labels = (np.asarray(arrays.y_train), np.asarray(arrays.y_test))
-        self._y = {"train": _tensor(labels[0], self._device).long(), "test": _tensor(labels[1], self._device).long()}
-        return Strata(*labels, *sizes, *clients, arrays.source)
+        labels = Strata(arrays.y_train, arrays.y_test, *sizes, *clients, arrays.source).checked(self.num_classes)
+        assert labels.train is not None
+        assert labels.test is not None
+        self._y = {"train": _tensor(labels.train, self._device), "test": _tensor(labels.test, self._device)}
+        return labels
 
     def read_contents(self) -> Iterator[NDArray[Any]]:
         """All targets and, as they are stored, all inputs; see `DescribedPopulation.read_contents`."""
@@ -285,6 +292,12 @@ def image_augmentation(crop_padding: int, horizontal_flip: bool) -> Augmentation
 def channels_first(images: NDArray[Any]) -> NDArray[Any]:
     """(n, H, W) to (n, 1, H, W) and (n, H, W, C) to (n, C, H, W)."""
     return images[:, None] if images.ndim == 3 else np.ascontiguousarray(images.transpose(0, 3, 1, 2))
+
+
+def _inputs(array: NDArray[Any], what: str, device: torch.device) -> Tensor:
+    found = _tensor(native(np.asarray(array), what), device)
+    check_finite(found, what)
+    return found
 
 
 def _tensor(array: NDArray[Any], device: torch.device) -> Tensor:

@@ -5,12 +5,71 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from lit_fed.data.csr import IntArray
 from lit_fed.errors import ConfigError
 
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
+_MANY_CLASSES = 1000  # fewer cost nothing, even where most of them are empty
+
+
+def count_classes(labels: NDArray[Any], what: str) -> int:
+    """The number of classes that labels count: the largest + 1.
+
+    Args:
+        labels: Integers, of any shape.
+        what: Names them in messages.
+
+    Raises:
+        ConfigError: Nearly all of the classes would be empty, so that the labels are no numbers of classes.
+    """
+    largest, occurring = int(labels.max(initial=0)), len(np.unique(labels))
+    if largest >= max(_MANY_CLASSES, 10 * occurring):
+        raise ConfigError(
+            f"{what}: training labels go up to {largest}, but only {occurring} occur: number the classes from 0 "
+            "without gaps, or set data.num_classes"
+        )
+    return 1 + largest
+
+
+def native(array: NDArray[Any], what: str) -> NDArray[Any]:
+    """An array of numbers in a type that tensors have: bytes in this machine's order, at most 64 bits a number.
+
+    Args:
+        array: Any array.
+        what: Names it in messages.
+
+    Raises:
+        ConfigError: It holds no numbers.
+    """
+    kind, size = array.dtype.kind, array.dtype.itemsize
+    if kind not in "biuf":
+        raise ConfigError(f"{what} hold {array.dtype}: give numbers")
+    wanted = np.dtype(np.float64) if kind == "f" and size > 8 else array.dtype.newbyteorder("=")
+    return array.astype(wanted, copy=False)
+
+
+def check_finite(inputs: Tensor, what: str) -> None:
+    """Refuse inputs with NaN or infinity, which would only tell after a while, or never.
+
+    Args:
+        inputs: Of shape (n, …).
+        what: Names them in messages.
+
+    Raises:
+        ConfigError: For the first such sample.
+    """
+    if (
+        not inputs.is_floating_point()
+        or inputs.numel() == 0
+        or bool(torch.isfinite(torch.stack(inputs.aminmax())).all())
+    ):
+        return
+    wrong = int((~torch.isfinite(inputs.flatten(1) if inputs.ndim > 1 else inputs[:, None])).any(dim=1).nonzero()[0])
+    raise ConfigError(f"{what}: sample {wrong} holds NaN or infinity: correct or remove it")
 
 
 def checked_targets(targets: NDArray[Any], output_shape: tuple[int, ...], what: str) -> NDArray[np.float32]:

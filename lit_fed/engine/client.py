@@ -5,6 +5,7 @@ What a client keeps and what it received are mappings of tensors; nothing of a c
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -80,6 +81,21 @@ class TaskRun(Protocol):
 
     def __call__(self, x: Any) -> Any:
         """The task's ``forward``."""
+
+
+def local_work(epochs: float | None, steps: int | None) -> LocalWork:
+    """How long a client trains in a round: one epoch where nobody says otherwise.
+
+    Raises:
+        ConfigError: If both epochs and steps are given, or one of them is nothing.
+    """
+    if steps is not None and epochs is not None:
+        raise ConfigError(f"trainer.local_epochs is {epochs} and local_steps is {steps}; set one of them to null")
+    if steps is not None:
+        return LocalWork(None, steps)
+    if epochs is not None and not (epochs > 0 and math.isfinite(epochs)):
+        raise ConfigError(f"trainer.local_epochs is {epochs}; it must be above 0, such as 5 or 0.5")
+    return LocalWork(1 if epochs is None else epochs, None)
 
 
 @dataclass(slots=True)

@@ -30,6 +30,7 @@ from lit_fed.engine.session import Broadcast, Session
 from lit_fed.engine.store import ClientStore
 from lit_fed.engine.strategy import Workers
 from lit_fed.engine.task_trainer import TaskTrainer
+from lit_fed.engine.trial import extremes, try_out
 from lit_fed.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -163,6 +164,8 @@ def assemble(
             loop.expect(Phase("train", loader, work.epochs, work.steps))
             check_optimization(loop.objective, algorithm, workers.data_parallel, gradients)
             probe(loop.objective, algorithm, loop.batches(loader))
+            if stage == "fit" and (found := extremes(data, kinds, kind, work)) is not None:
+                try_out(loop, data, found, work, max_rounds)
             if compile_network:
                 for child in model.task.children():
                     if any(True for _ in child.parameters()):

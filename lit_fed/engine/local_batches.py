@@ -69,6 +69,11 @@ def halve_batch(batch: Any) -> tuple[Any, Any]:
     return _cut(batch, slice(half), size), _cut(batch, slice(half, size), size)
 
 
+def first_samples(batch: Any, count: int) -> Any:
+    """A batch's first samples."""
+    return _cut(batch, slice(count), batch_size_of(batch))
+
+
 def _cut(batch: Any, part: slice, size: int) -> Any:
     """The part of every tensor that has a sample in each row."""
     return map_tensors(batch, lambda tensor: tensor[part] if tensor.ndim and tensor.shape[0] == size else tensor)

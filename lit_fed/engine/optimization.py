@@ -103,6 +103,15 @@ class OptimizerFactory:
                     group.update(_settings(scheduled))
         return optimizers, by_step
 
+    def make(self) -> tuple[list[Optimizer], list[Schedule], list[Schedule]]:
+        """Fresh optimizers that will never step, the schedules that step with rounds and those that do with batches."""
+        made = parse_optimizers(self.task.configure_optimizers(), self._steps_itself)
+        for optimizer in made[0]:
+            # A scheduler warns unless its optimizer has stepped, by a flag that it adds to the optimizer; these carry
+            # hyper-parameters only.
+            optimizer._opt_called = True  # type: ignore[attr-defined]
+        return made
+
     def advance(self, entry: Schedule, epoch: int | None = None) -> None:
         """Step a scheduler, by the task's own hook where it has one.
 
@@ -125,12 +134,8 @@ class OptimizerFactory:
     def _template(self, phase: str, round_idx: int) -> list[Optimizer]:
         optimizers, schedulers, at = self._templates.get(phase, ([], [], round_idx + 1))
         if at > round_idx:
-            optimizers, schedulers, _ = parse_optimizers(self.task.configure_optimizers(), self._steps_itself)
+            optimizers, schedulers, _ = self.make()
             at = 0
-        for optimizer in optimizers:
-            # A scheduler warns unless its optimizer has stepped, by a flag that it adds to the optimizer; the template
-            # never steps, it only carries hyper-parameters.
-            optimizer._opt_called = True  # type: ignore[attr-defined]
         for passed in range(at, round_idx):
             for entry in schedulers:
                 if (passed + 1) % entry.frequency == 0:

@@ -53,6 +53,17 @@ class Protocol(ABC):
         """Evaluate after a round; called on every process, the same result on all."""
 
 
+def check_names(protocols: Sequence[Protocol]) -> None:
+    """Refuse protocols that would write into the same columns.
+
+    Raises:
+        ConfigError: If two have one name.
+    """
+    names = [protocol.name for protocol in protocols]
+    if twice := [name for position, name in enumerate(names) if name in names[:position]]:
+        raise ConfigError(f"trainer.protocols has two of the name {twice[0]!r}, whose numbers would mix; leave one out")
+
+
 def check_protocols(protocols: Sequence[Protocol], federation: Federation, subset: EvalSubset) -> None:
     """Refuse, before any training, protocols that cannot be applied.
 
@@ -60,7 +71,10 @@ def check_protocols(protocols: Sequence[Protocol], federation: Federation, subse
         ConfigError: If one cannot, or there is no validation data to run them on.
     """
     if subset == "val" and not federation.data.has_val:
-        raise ConfigError("there is no validation data; set data.init_args.val_fraction above 0, or use the test data")
+        raise ConfigError(
+            f"there is no validation data; set data.init_args.val_fraction above {federation.data.val_fraction:g}, or "
+            "use the test data"
+        )
     for protocol in protocols:
         protocol.check(federation)
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any, get_type_hints
 
 from torch import Tensor, nn
 
-from lit_fed.errors import ConfigError
+from lit_fed.errors import ConfigError, reason
 from lit_fed.networks.basic import MLP, Logistic, SmallCNN
 from lit_fed.networks.mcmahan import McMahanCNN
 from lit_fed.networks.mobilenet import MobileNet
@@ -30,7 +33,9 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
 }
 """Our own networks by name; they come before timm's. Each takes num_classes, in_channels, input_shape and head_bias."""
 
-TEXT_NETWORKS = frozenset({"embedding_bag", "bert_tiny"})
+_PATIENCE_S = 5.0  # for a server of weights
+
+TEXT_NETWORKS = ("embedding_bag", "bert_tiny")
 """Those of them that read rows of token ids; all others read images."""
 
 POSE_NETWORKS = ("pose_vit_small", "pose_vit_tiny", "pose_cnn", "pose_resnet")
@@ -133,19 +138,27 @@ def _build_own(
         signature.bind(**settings)
     except TypeError as error:
         raise ConfigError(f"network {name!r}: {error}; its settings are {', '.join(signature.parameters)}") from None
+    hints = _hints(make)
+    for key, value in settings.items():
+        if not _fits(value, hints.get(key)):
+            raise ConfigError(f"network {name!r}: {key} is {value!r}; it must be {_KINDS[hints[key]]}")
+    if in_channels < 1:  # which not every network looks at
+        raise ConfigError(f"network {getattr(make, '__name__', name)}: in_channels is {in_channels}; give at least 1")
     try:
         return make(**settings)
     except ConfigError:
         raise
     except (TypeError, ValueError, RuntimeError, ArithmeticError) as error:  # a value of another type, or out of range
         if not kwargs:
-            raise
+            raise ConfigError(f"network {name!r} cannot be built: {reason(error)}") from error
         given = ", ".join(f"{key}: {value!r}" for key, value in kwargs.items())
         takes = [f"{key}: {one.annotation}" for key, one in signature.parameters.items() if key in kwargs]
         raise ConfigError(
-            f"network {name!r} cannot be built with network_args {{{given}}}: {_first_line(error)}; it takes "
+            f"network {name!r} cannot be built with network_args {{{given}}}: {reason(error)}; it takes "
             f"{', '.join(takes)}"
         ) from error
+    except Exception as error:
+        raise ConfigError(f"network {name!r} cannot be built: {reason(error)}") from error
 
 
 def _build_timm(
@@ -157,35 +170,58 @@ def _build_timm(
         close = difflib.get_close_matches(name, [*NETWORKS, *POSE_NETWORKS, *timm.list_models()], n=3)
         hint = f"did you mean {', '.join(close)}?" if close else f"choose {', '.join(NETWORKS)} or a timm model"
         raise ConfigError(f"network {name!r} is neither one of ours nor one of timm's; {hint}")
+    if input_shape is not None and len(input_shape) != 3:
+        raise ConfigError(f"network {name!r} reads images; input_shape is {input_shape}")
+    for key, value in (("in_channels", in_channels), ("num_classes", num_classes)):
+        if value < 1:
+            raise ConfigError(f"network {name!r}: {key} is {value}; give at least 1")
     settings = {"num_classes": num_classes, "in_chans": in_channels, **kwargs}
     try:
-        if input_shape is not None and len(input_shape) == 3 and "img_size" not in settings:
-            try:
-                return _create_timm(timm, name, img_size=input_shape[1:], **settings)
-            except TypeError as error:
-                # timm has no list of the models that take an image size: convolutional ones refuse it here, before
-                # any of their layers is built.
-                if not ("unexpected keyword" in str(error) and "img_size" in str(error)):
-                    raise
-        return _create_timm(timm, name, **settings)
-    except TypeError as error:
-        if "unexpected keyword" not in str(error):
-            raise
-        raise ConfigError(f"network {name!r}: {error}; remove that setting") from None
+        with _weights_at_hand(name, kwargs) if kwargs.get("pretrained") else nullcontext():
+            if input_shape is not None and "img_size" not in settings:
+                try:
+                    return _create_timm(timm, name, img_size=input_shape[1:], **settings)
+                except TypeError as error:
+                    # timm has no list of the models that take an image size: convolutional ones refuse it here, before
+                    # any of their layers is built.
+                    if not ("unexpected keyword" in str(error) and "img_size" in str(error)):
+                        raise
+            return _create_timm(timm, name, **settings)
+    except ConfigError:
+        raise
+    except Exception as error:
+        if isinstance(error, TypeError) and "unexpected keyword" in str(error):
+            raise ConfigError(f"network {name!r}: {error}; remove that setting") from None
+        raise ConfigError(f"network {name!r} cannot be built: {reason(error)}") from error
+
+
+@contextmanager
+def _weights_at_hand(name: str, kwargs: Mapping[str, Any]) -> Iterator[None]:
+    """Take pretrained weights from this machine where their server does not answer, without asking it again and again.
+
+    Raises:
+        ConfigError: If they cannot be had.
+    """
+    from huggingface_hub import constants, get_session
+
+    hint = "name a file of them in network_args.pretrained_cfg_overlay.file, or set network_args.pretrained to false"
+    overlay = kwargs.get("pretrained_cfg_overlay")
+    file = overlay.get("file") if isinstance(overlay, Mapping) else None
+    if file is not None and not Path(file).is_file():
+        raise ConfigError(f"network {name!r}: its pretrained weights cannot be had: {file} is no file; {hint}")
+    before = constants.HF_HUB_OFFLINE
+    try:
+        get_session().head(constants.ENDPOINT, timeout=_PATIENCE_S)
+    except Exception:  # whatever keeps it from answering
+        constants.HF_HUB_OFFLINE = True
+    try:
+        yield
     except OSError as error:
-        if not kwargs.get("pretrained"):
-            raise
-        raise ConfigError(
-            f"network {name!r}: its pretrained weights cannot be had ({_first_line(error)}); name a "
-            "file of them in network_args.pretrained_cfg_overlay.file, or set network_args.pretrained to false"
-        ) from error
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"network {name!r} cannot be built: {_first_line(error)}") from error
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else repr(error)
+        why = f"they are not on this machine, and {constants.ENDPOINT} does not answer"
+        why = why if constants.HF_HUB_OFFLINE else reason(error)
+        raise ConfigError(f"network {name!r}: its pretrained weights cannot be had: {why}; {hint}") from error
+    finally:
+        constants.HF_HUB_OFFLINE = before
 
 
 def _create_timm(timm: Any, name: str, **settings: Any) -> nn.Module:
@@ -196,3 +232,30 @@ def _create_timm(timm: Any, name: str, **settings: Any) -> nn.Module:
             "smaller patch_size or larger images"
         )
     return network
+
+
+_KINDS: dict[Any, str] = {
+    int: "a whole number",
+    bool: "true or false",
+    str: "a text",
+    str | None: "a text or null",
+    Sequence[int]: "a list of whole numbers",
+}
+"""The types of settings of our own networks, in words."""
+
+
+def _hints(make: Callable[..., nn.Module]) -> dict[str, Any]:
+    """The types of a network's settings."""
+    made: Any = make.func if isinstance(make, partial) else make
+    return get_type_hints(made.__init__ if isinstance(made, type) else made)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value is of a setting's type; yes where the type is none of `_KINDS`."""
+    if hint in (int, bool, str):
+        return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
+    if hint == str | None:
+        return value is None or isinstance(value, str)
+    if hint == Sequence[int]:
+        return isinstance(value, list | tuple) and all(_fits(one, int) for one in value)
+    return True

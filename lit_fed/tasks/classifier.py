@@ -41,7 +41,7 @@ class Classifier(OnNetwork):
         input_shape: tuple[int, ...] | None = None,
         network_args: dict[str, Any] | None = None,
     ) -> None:
-        num_classes = num_classes or 10
+        num_classes = 10 if num_classes is None else num_classes
         super().__init__(network, optimizer, lr_scheduler, num_classes, in_channels, input_shape, network_args)
         self.num_classes = num_classes
 

@@ -37,7 +37,8 @@ class OnNetwork(LightningModule):
     ) -> None:
         super().__init__()
         if isinstance(network, str):
-            network = build_network(network, num_outputs, in_channels or 1, input_shape, **(network_args or {}))
+            channels = 1 if in_channels is None else in_channels
+            network = build_network(network, num_outputs, channels, input_shape, **(network_args or {}))
         self.network = network
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler

@@ -45,7 +45,7 @@ class Regressor(OnNetwork):
         input_shape: tuple[int, ...] | None = None,
         network_args: dict[str, Any] | None = None,
     ) -> None:
-        num_outputs = num_outputs or 1
+        num_outputs = 1 if num_outputs is None else num_outputs
         super().__init__(network, optimizer, lr_scheduler, num_outputs, in_channels, input_shape, network_args)
         self.num_outputs = num_outputs
         self.mae = MeanAbsoluteError()
