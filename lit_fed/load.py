@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +15,26 @@ from torch import nn
 
 from lit_fed.engine.algorithm import Algorithm
 from lit_fed.engine.checkpoint import read_checkpoint
-from lit_fed.errors import CheckpointError
+from lit_fed.errors import CheckpointError, ConfigError
+
+_MODULES = ("lit_fed", "torch.nn", "torch.optim", "torchmetrics")  # what a checkpoint may name unasked
 
 
-def load_network(ckpt_path: str | Path, network: nn.Module | None = None) -> nn.Module:
+def load_network(ckpt_path: str | Path, network: nn.Module | None = None, modules: Sequence[str] = ()) -> nn.Module:
     """The trained global network of a checkpoint as a plain ``nn.Module``, in eval mode, on the CPU.
 
     Args:
         ckpt_path: A checkpoint file, or a run folder (its ``best.ckpt``, else its ``last.ckpt``).
         network: What to load the weights into; None rebuilds it from the configuration in the checkpoint.
+        modules: Modules or packages, beside lit_fed's, torch's and torchmetrics' own, from which that configuration may
+            take classes. Importing a module runs its code: name those that you trust.
 
     Returns:
         The given network; else the task's ``network`` where it has one, else the task itself.
 
     Raises:
-        CheckpointError: If there is no configuration to rebuild from, or the weights do not fit.
+        CheckpointError: If there is no configuration to rebuild from, it names a class that is not there or not
+            allowed, or the weights do not fit.
     """
     path = Path(ckpt_path)
     if path.is_dir():
@@ -36,7 +44,7 @@ def load_network(ckpt_path: str | Path, network: nn.Module | None = None) -> nn.
     if network is None:
         if not content["config"]:
             raise CheckpointError(f"{path} holds no configuration; pass the network to load its weights into")
-        task, algorithm = _build(yaml.safe_load(content["config"]))
+        task, algorithm = _rebuilt(content["config"], path, modules)
         algorithm.adapt(task)
         _load(task, content["state_dict"], path)
         return algorithm.release(task).eval()
@@ -47,11 +55,57 @@ def load_network(ckpt_path: str | Path, network: nn.Module | None = None) -> nn.
     return network.eval()
 
 
+def _rebuilt(config: str, path: Path, modules: Sequence[str]) -> tuple[LightningModule, Algorithm[Any]]:
+    """The task and the method of a checkpoint's configuration.
+
+    Raises:
+        CheckpointError: If they cannot be made.
+        ConfigError: If `modules` are none.
+    """
+    with _importing_only(modules):
+        try:
+            return _build(yaml.safe_load(config))
+        except Exception as error:  # whatever the classes' constructors raise, beside what the parser does
+            text = " ".join(str(error).split())
+            if denied := re.search(r"Importing '([^']+)' is not allowed", text):
+                owner = denied[1].rpartition(".")[0]
+                raise CheckpointError(
+                    f"{path} names {denied[1]}, which is not of lit_fed; if you trust it, allow it: "
+                    f"load_network(…, modules=[{owner!r}]), or pass the network to load its weights into"
+                ) from error
+            why = re.sub(r".*Errors: - (.*?) - Expected a .*", r"\1", text)[:200] or type(error).__name__
+            raise CheckpointError(
+                f"{path} cannot be rebuilt from its configuration: {why}; pass the network to load its weights into"
+            ) from error
+
+
+@contextmanager
+def _importing_only(modules: Sequence[str]) -> Iterator[None]:
+    """Let the parser import what lies in our modules and these, under whatever name it is asked for, and nothing else.
+
+    Raises:
+        ConfigError: If these are no names of modules.
+    """
+    from jsonargparse import set_parsing_settings
+    from jsonargparse._common import parsing_settings  # there is no public way back
+
+    before = dict(parsing_settings)
+    named = [modules] if isinstance(modules, str) else list(modules)
+    try:
+        try:
+            set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=[*_MODULES, *named])
+        except ValueError as error:
+            raise ConfigError(f"load_network: modules are {named}: {error}") from error
+        yield
+    finally:
+        parsing_settings.update(before)
+
+
 def _build(config: dict[str, Any]) -> tuple[LightningModule, Algorithm[Any]]:
     """The task and the method that a run's resolved configuration describes, with untrained weights."""
     from lightning.pytorch.cli import LightningArgumentParser  # what importing the package need not load
 
-    parser = LightningArgumentParser()
+    parser = LightningArgumentParser(exit_on_error=False)
     parser.add_subclass_arguments(LightningModule, "model", required=True)
     parser.add_subclass_arguments(Algorithm, "algorithm", required=True)
     model = config["model"]

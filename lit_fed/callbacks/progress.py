@@ -221,7 +221,7 @@ class Progress(Callback):
         for name in _sorted_names(self._bests):
             entry = self._bests[name]
             shown = (f"{entry.best:.6g}", str(entry.best_round)) if math.isfinite(entry.best) else ("–", "–")
-            table.add_row(name, f"{entry.last:.6g}", *shown)
+            table.add_row(Text(name), f"{entry.last:.6g}", *shown)  # a text: a name may have brackets
         return table
 
 
@@ -248,7 +248,7 @@ def print_evaluation(metrics: Mapping[str, float], subset: str, rounds: int, con
         if group and prefix != group:
             table.add_section()
         group = prefix
-        table.add_row(name, f"{metrics[name]:.6g}")
+        table.add_row(Text(name), f"{metrics[name]:.6g}")
     console.print(table)
     for prefix in dict.fromkeys(name.partition("/")[0] for name in _sorted_names(metrics)):
         if prefix in _PROTOCOLS:

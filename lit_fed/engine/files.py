@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.errors import CheckpointError
+from lit_fed.file_names import is_file_name
 
 State = dict[str, Tensor]
 
@@ -99,10 +100,14 @@ class VersionedFiles:
         """Where a version lies.
 
         Raises:
-            CheckpointError: If there is no folder.
+            CheckpointError: If there is no folder, or the name would lead out of it.
         """
         if self.directory is None:
             raise CheckpointError("clients keep state, but the run has no folder; set trainer.default_root_dir")
+        if not is_file_name(name):
+            raise CheckpointError(
+                f"a client cannot be called {name!r}: its state would lie outside of the run's folder"
+            )
         return self.directory / f"{name}.r{round_idx}.pt"
 
 
