@@ -11,6 +11,7 @@ from typing import Protocol as Interface
 from lightning import Fabric
 from lightning.pytorch.loggers import Logger
 
+from lit_fed.engine.failures import Failures
 from lit_fed.engine.federation import Federation
 from lit_fed.engine.metric_names import MetricNames
 from lit_fed.engine.protocols import EvalSubset, Protocol
@@ -75,6 +76,7 @@ class Run:
         resumed_from: The folder of the run it continues, where it is another's.
         loggers: The run's loggers, on the first process.
         names: Which metric is better which way, and which one names the best round.
+        failures: What was tolerated.
     """
 
     federation: Federation
@@ -88,6 +90,7 @@ class Run:
     resumed_from: Path | None = None
     loggers: list[Logger] = field(default_factory=list)
     names: MetricNames = field(default_factory=MetricNames)
+    failures: Failures = field(default_factory=Failures)
     _listeners: dict[str, list[Callable[..., None]]] = field(default_factory=dict)
 
     @property
