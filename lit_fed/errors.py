@@ -7,6 +7,7 @@ import sys
 import sysconfig
 import traceback
 from pathlib import Path
+from traceback import StackSummary
 
 
 class LitFedError(Exception):
@@ -33,6 +34,18 @@ class NonFiniteUpdate(LitFedError, ArithmeticError):
     """A client's loss or update holds NaN or infinity; such an update is never aggregated."""
 
 
+class ClientTimeout(LitFedError):
+    """A client was not done in time."""
+
+
+class NobodyLeft(LitFedError):
+    """So many clients failed one after the other that there is nothing to wait for."""
+
+
+class ProcessLost(LitFedError):
+    """Another process of the run has ended; nothing can be shared with it any more."""
+
+
 class ClientFailure(LitFedError):
     """A client could not finish its local work.
 
@@ -51,6 +64,14 @@ class ClientFailure(LitFedError):
         self.round_idx = round_idx
         self.cause = cause
         self.details = details
+
+
+def place_of(stack: StackSummary) -> str:
+    """Where a program stood, as ``file.py, line 7``: the innermost place that belongs to no installed package."""
+    own = [entry for entry in stack if not entry.filename.startswith((sys.prefix, sys.base_prefix, "<"))]
+    entry = (own or list(stack))[-1]
+    path = Path(entry.filename)
+    return f"{path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}, line {entry.lineno}"
 
 
 _OURS = (

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ from lit_fed.data.preprocessing import rebuild
 from lit_fed.engine.algorithm import Algorithm
 from lit_fed.engine.checkpoint import read_checkpoint
 from lit_fed.errors import CheckpointError, ConfigError
+
+_MODULES = ("lit_fed", "torch.nn", "torch.optim", "torchmetrics")  # what a checkpoint may name unasked
 
 
 class DeployedNetwork(nn.Module):
@@ -40,12 +44,16 @@ class DeployedNetwork(nn.Module):
         return self.network(self.preprocessing(stored))
 
 
-def load_network(ckpt_path: str | Path, network: nn.Module | None = None) -> DeployedNetwork:
+def load_network(
+    ckpt_path: str | Path, network: nn.Module | None = None, modules: Sequence[str] = ()
+) -> DeployedNetwork:
     """The trained global network of a checkpoint with its preprocessing, in eval mode, on the CPU.
 
     Args:
         ckpt_path: A checkpoint file, or a run folder (its ``best.ckpt``, else its ``last.ckpt``).
         network: What to load the weights into; None rebuilds it from the configuration in the checkpoint.
+        modules: Modules or packages, beside lit_fed's, torch's and torchmetrics' own, from which that configuration may
+            take classes. Importing a module runs its code: name those that you trust.
 
     Returns:
         The data's preprocessing and, as ``network``, the given one; else the task's ``network`` where it has one, else
@@ -53,7 +61,8 @@ def load_network(ckpt_path: str | Path, network: nn.Module | None = None) -> Dep
         are, and a warning says so.
 
     Raises:
-        CheckpointError: If there is no configuration to rebuild from, or the weights do not fit.
+        CheckpointError: If there is no configuration to rebuild from, it names a class that is not there or not
+            allowed, or the weights do not fit.
     """
     path = Path(ckpt_path)
     if path.is_dir():
@@ -63,7 +72,7 @@ def load_network(ckpt_path: str | Path, network: nn.Module | None = None) -> Dep
     if network is None:
         if not content["config"]:
             raise CheckpointError(f"{path} holds no configuration; pass the network to load its weights into")
-        task, algorithm = _build(yaml.safe_load(content["config"]))
+        task, algorithm = _rebuilt(content["config"], path, modules)
         algorithm.adapt(task)
         _load(task, content["state_dict"], path)
         return _deployed(algorithm.release(task), content["inputs"], path)
@@ -90,11 +99,57 @@ def _deployed(network: nn.Module, inputs: Mapping[str, Any], path: Path) -> Depl
     return DeployedNetwork(preprocessing, network, None if names is None else tuple(map(str, names))).eval()
 
 
+def _rebuilt(config: str, path: Path, modules: Sequence[str]) -> tuple[LightningModule, Algorithm[Any]]:
+    """The task and the method of a checkpoint's configuration.
+
+    Raises:
+        CheckpointError: If they cannot be made.
+        ConfigError: If `modules` are none.
+    """
+    with _importing_only(modules):
+        try:
+            return _build(yaml.safe_load(config))
+        except Exception as error:  # whatever the classes' constructors raise, beside what the parser does
+            text = " ".join(str(error).split())
+            if denied := re.search(r"Importing '([^']+)' is not allowed", text):
+                owner = denied[1].rpartition(".")[0]
+                raise CheckpointError(
+                    f"{path} names {denied[1]}, which is not of lit_fed; if you trust it, allow it: "
+                    f"load_network(…, modules=[{owner!r}]), or pass the network to load its weights into"
+                ) from error
+            why = re.sub(r".*Errors: - (.*?) - Expected a .*", r"\1", text)[:200] or type(error).__name__
+            raise CheckpointError(
+                f"{path} cannot be rebuilt from its configuration: {why}; pass the network to load its weights into"
+            ) from error
+
+
+@contextmanager
+def _importing_only(modules: Sequence[str]) -> Iterator[None]:
+    """Let the parser import what lies in our modules and these, under whatever name it is asked for, and nothing else.
+
+    Raises:
+        ConfigError: If these are no names of modules.
+    """
+    from jsonargparse import set_parsing_settings
+    from jsonargparse._common import parsing_settings  # there is no public way back
+
+    before = dict(parsing_settings)
+    named = [modules] if isinstance(modules, str) else list(modules)
+    try:
+        try:
+            set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=[*_MODULES, *named])
+        except ValueError as error:
+            raise ConfigError(f"load_network: modules are {named}: {error}") from error
+        yield
+    finally:
+        parsing_settings.update(before)
+
+
 def _build(config: dict[str, Any]) -> tuple[LightningModule, Algorithm[Any]]:
     """The task and the method that a run's resolved configuration describes, with untrained weights."""
     from lit_fed.parsing import Parser  # what importing the package need not load
 
-    parser = Parser()
+    parser = Parser(exit_on_error=False)
     parser.add_subclass_arguments(LightningModule, "model", required=True)
     parser.add_subclass_arguments(Algorithm, "algorithm", required=True)
     model = config["model"]

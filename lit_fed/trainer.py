@@ -22,6 +22,7 @@ from lit_fed.engine.checkpoint import save_checkpoint
 from lit_fed.engine.client import local_work
 from lit_fed.engine.executors import ExecutorName
 from lit_fed.engine.federation import assemble
+from lit_fed.engine.guard import Guard
 from lit_fed.engine.inference import evaluate, predict
 from lit_fed.engine.kinds import ONLY, Kinds, assign
 from lit_fed.engine.model import BufferPolicy
@@ -34,9 +35,9 @@ from lit_fed.engine.run import Run, RunSettings
 from lit_fed.engine.runs import check_loggers, open_run
 from lit_fed.engine.samplers import FullParticipation
 from lit_fed.engine.store import ClientStore
-from lit_fed.engine.strategy import build_fabric, leave_processes
+from lit_fed.engine.strategy import build_fabric, leave_processes, raise_if_lost
 from lit_fed.engine.task_loop import TaskStage
-from lit_fed.errors import ConfigError, LitFedError
+from lit_fed.errors import ConfigError, LitFedError, ProcessLost
 from lit_fed.machine import most_threads
 
 if TYPE_CHECKING:
@@ -74,7 +75,9 @@ class FederatedTrainer:
         evaluate_on: ``test``, or ``val`` to choose rounds and stop early on held-out training data.
         protocols: What to evaluate; `GlobalTest` and `ClientTest` by default.
         buffers: Policy for buffers such as batch-norm statistics: ``average``, ``local`` or ``server``.
-        on_client_failure: ``raise`` stops the run with the client's id, ``skip`` goes on without its update.
+        on_client_failure: ``raise`` stops the run with the client's id, ``skip`` goes on without its update, says each
+            cause once, and stops where nobody is left.
+        client_timeout: Seconds that a client may train in a round; one that takes longer has failed. Null for no limit.
         compile: Compile the model's networks with ``torch.compile``.
         gradient_clip_val: Clip the clients' gradients at this value.
         gradient_clip_algorithm: ``norm`` or ``value``.
@@ -114,6 +117,7 @@ class FederatedTrainer:
         protocols: list[Protocol] | None = None,
         buffers: BufferPolicy = "average",
         on_client_failure: Literal["raise", "skip"] = "raise",
+        client_timeout: float | None = None,
         compile: bool = False,
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: Literal["norm", "value"] = "norm",
@@ -157,6 +161,7 @@ class FederatedTrainer:
             logs=logs,
             logger=logger,
         )
+        self.guard = Guard(client_timeout)
         self.work = local_work(local_epochs, local_steps)
         self.gradients = GradientOptions(gradient_clip_val, gradient_clip_algorithm, accumulate_grad_batches)
         self.channel = Channel(uplink_codec, downlink_codec)
@@ -309,7 +314,7 @@ class FederatedTrainer:
         run = self._assemble(model, data, algorithm, "fit")
         if run.settings.evaluate_every:
             check_protocols(run.settings.protocols, run.federation, run.settings.evaluate_on)
-        with open_run(run, ckpt_path):
+        with self.guard.on_duty(run.workers.data_parallel), open_run(run, ckpt_path):
             if run.start_round >= run.max_rounds:
                 self.fabric.print(f"all {run.start_round} rounds are done already; raise trainer.max_rounds to go on")
             with run.federation.session.at_work("fit"):
@@ -326,8 +331,13 @@ class FederatedTrainer:
                 # A strategy that forks ends its processes with the function; the others keep them for the next call.
                 self._launched = getattr(self.fabric.strategy, "_start_method", "popen") == "popen"
                 result = self.fabric.launch(lambda _fabric: function())
+        except ProcessLost:
+            raise
         except LitFedError:  # ours are raised between collectives
             atexit.register(leave_processes)
+            raise
+        except RuntimeError as error:
+            raise_if_lost(error)
             raise
         atexit.register(leave_processes)
         return result
@@ -361,6 +371,7 @@ class FederatedTrainer:
             watchers=self.watchers,
             max_rounds=self.settings.max_rounds,
             seed=self.settings.seed,
+            guard=self.guard,
             stage=stage,
         )
         for loop in federation.loops.values():

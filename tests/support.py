@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import os
+import resource
+import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -124,6 +126,34 @@ class Unlucky(FedAvg):
         return super().objective(client, batch)
 
 
+class Ending(FedAvg):
+    """Its client 7 ends its process in round 1: ``exit``, ``_exit``, or the name of a signal."""
+
+    needs = frozenset({"loss"})
+
+    def __init__(self, how: str = "exit") -> None:
+        super().__init__()
+        self.how = how
+
+    def objective(self, client: Client, batch: Any) -> dict[str, Tensor]:
+        if client.id == 7 and client.round_idx == 1 and client.stage == "train":
+            if self.how == "exit":
+                sys.exit(3)
+            if self.how == "_exit":
+                os._exit(0)
+            os.kill(os.getpid(), signal.Signals[self.how])
+        return super().objective(client, batch)
+
+
+class SmallDisk(Callback):
+    """From round 1 on no file may grow beyond the event file's present size."""
+
+    def on_round_start(self, run: Run, round_idx: int, plan: Any) -> None:
+        if round_idx == 1:
+            (events,) = run.log_dir.glob("events*")
+            resource.setrlimit(resource.RLIMIT_FSIZE, (events.stat().st_size + 10, resource.RLIM_INFINITY))
+
+
 class Agreement(Callback):
     """Raises unless every process holds the same global model after every round."""
 
@@ -182,13 +212,23 @@ def saved_weights(run: Path) -> dict[str, Tensor]:
     return content["state_dict"]
 
 
-def start_cli(*args: str | Path, cwd: Path, program: tuple[str, ...] = (sys.executable,)) -> subprocess.Popen[str]:
+def start_cli(
+    *args: str | Path, cwd: Path, program: tuple[str, ...] = (sys.executable,), start_new_session: bool = False
+) -> subprocess.Popen[str]:
     """Start the command line as a user would, in a folder of its own."""
     env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     for key in ("OMP_NUM_THREADS", "LOCAL_RANK", "WORLD_SIZE"):
         env.pop(key, None)
     command = [*program, str(ROOT / "cli.py"), *(str(arg) for arg in args)]
-    return subprocess.Popen(command, cwd=cwd, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return subprocess.Popen(
+        command,
+        cwd=cwd,
+        env=env,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=start_new_session,
+    )
 
 
 def run_cli(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from lit_fed.data.pictures import even_subset, render
 from lit_fed.engine.callback import Callback, RoundRecord
 from lit_fed.engine.compatibility import overrides
 from lit_fed.engine.ledger import ClientRow
-from lit_fed.errors import ConfigError
+from lit_fed.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from lit_fed.engine.federation import Federation
@@ -63,20 +64,29 @@ class Dashboard(Callback):
     def on_fit_start(self, run: Run) -> None:
         """Drop what a killed process wrote; in a new run folder write what is known before the first round."""
         self._mapped_round = -1
-        writers = tensorboard_writers(run)
-        for writer in writers:
-            start_session(writer, run.start_round)
-        if writers and not _continues(run):
+        with _naming_the_file(run):
+            writers = tensorboard_writers(run)
             for writer in writers:
-                _add_hparams(writer, run.settings.config, _hparam_metrics(run))
-            if (picture := run.federation.data.picture()) is not None:
-                _add_picture(writers, "pictures/partition", picture, run.start_round)
-        _flush(run)
+                start_session(writer, run.start_round)
+            if writers and not _continues(run):
+                for writer in writers:
+                    _add_hparams(writer, run.settings.config, _hparam_metrics(run))
+                if (picture := run.federation.data.picture()) is not None:
+                    _add_picture(writers, "pictures/partition", picture, run.start_round)
+            _flush(run)
 
     def on_round_end(self, run: Run, record: RoundRecord) -> None:
-        """Write the round's metrics and histograms, and see them to the disk."""
-        if not run.fabric.is_global_zero:
-            return
+        """Write the round's metrics and histograms, and see them to the disk.
+
+        Raises:
+            CheckpointError: If they cannot be written.
+        """
+        if run.fabric.is_global_zero:
+            with _naming_the_file(run):
+                self._write(run, record)
+                _flush(run)
+
+    def _write(self, run: Run, record: RoundRecord) -> None:
         for logger in run.loggers:
             logger.log_metrics(record.metrics, step=record.round_idx)
         if writers := tensorboard_writers(run):
@@ -88,22 +98,23 @@ class Dashboard(Callback):
                     writer.add_histogram(tag, values, record.round_idx, bins)
             if self.picture_every and (record.round_idx + 1) % self.picture_every == 0:
                 self._draw(run, writers, record.round_idx)
-        _flush(run)
 
     def on_fit_end(self, run: Run) -> None:
         """Draw the participation map and sample predictions, and close the loggers."""
-        if (writers := tensorboard_writers(run)) and run.next_round:
-            last = run.next_round - 1
-            if self._mapped_round != last:
-                self._draw(run, writers, last)
-            picture = _sample_predictions(run.federation, last)
-            if picture is not None:
-                _add_picture(writers, "pictures/predictions", picture, last)
-        _close(run, "success")
+        with _naming_the_file(run):
+            if (writers := tensorboard_writers(run)) and run.next_round:
+                last = run.next_round - 1
+                if self._mapped_round != last:
+                    self._draw(run, writers, last)
+                picture = _sample_predictions(run.federation, last)
+                if picture is not None:
+                    _add_picture(writers, "pictures/predictions", picture, last)
+            _close(run, "success")
 
     def on_exception(self, run: Run, error: BaseException) -> None:
         """Close the loggers, so that nothing that was logged is lost."""
-        _close(run, "failed")
+        with suppress(OSError):  # the disk is full, which the error says
+            _close(run, "failed")
 
     def _draw(self, run: Run, writers: list[SummaryWriter], round_idx: int) -> None:
         participation = run.federation.participation
@@ -114,6 +125,20 @@ class Dashboard(Callback):
         for name, figure in run.federation.algorithm.figures(run.federation.server).items():
             _add_picture(writers, f"pictures/{name}", render(figure), round_idx)
         self._mapped_round = round_idx
+
+
+@contextmanager
+def _naming_the_file(run: Run) -> Iterator[None]:
+    """Name what cannot be written: TensorBoard's events, where there are any."""
+    try:
+        yield
+    except Exception as error:
+        full = error if isinstance(error, OSError) else error.__cause__  # Lightning's loggers blame the value
+        if not isinstance(full, OSError):
+            raise
+        events = sorted(run.log_dir.glob("events.out.tfevents.*"), key=lambda path: path.stat().st_mtime)
+        where = events[-1] if events else run.log_dir
+        raise CheckpointError(f"cannot write {where}: {full.strerror or full}") from error
 
 
 def start_session(writer: SummaryWriter, round_idx: int) -> None:

@@ -222,7 +222,7 @@ class Progress(Callback):
         for name in _sorted_names(self._bests):
             entry = self._bests[name]
             shown = (f"{entry.best:.6g}", str(entry.best_round)) if math.isfinite(entry.best) else ("–", "–")
-            table.add_row(name, f"{entry.last:.6g}", *shown)
+            table.add_row(Text(name), f"{entry.last:.6g}", *shown)  # a text: a name may have brackets
         return table
 
 
@@ -252,7 +252,7 @@ def print_evaluation(
         if group and prefix != group:
             table.add_section()
         group = prefix
-        table.add_row(name, f"{metrics[name]:.6g}")
+        table.add_row(Text(name), f"{metrics[name]:.6g}")
     console.print(table)
     console.print(f"{'model':<10} {origin}", soft_wrap=True, markup=False, highlight=False)
     for prefix in dict.fromkeys(name.partition("/")[0] for name in _sorted_names(metrics)):

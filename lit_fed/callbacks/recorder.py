@@ -106,6 +106,15 @@ class Table:
             raise self._unreadable(f"line 1 is not {','.join(columns)}")
         return len(rounds)
 
+    def rows(self) -> Iterator[dict[str, str]]:
+        """The complete rows, by the names of the columns.
+
+        Raises:
+            CheckpointError: If it has no such header, or a row is none.
+        """
+        for _, cells in self._lines():
+            yield dict(zip(self.columns, cells, strict=True))
+
     def cut(self, target: Path, columns: Sequence[str], start_round: int) -> None:
         """Write the rows before a round to a file, maybe the same, with empty cells for columns that are new."""
 

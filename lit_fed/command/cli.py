@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from math import prod
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from lightning import LightningModule, seed_everything
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
+from lit_fed.command.endings import ending_told, witness
 from lit_fed.command.explain import explain
 from lit_fed.command.kinds import check_options, models_by_kind
 from lit_fed.command.making import instantiate
@@ -174,7 +176,13 @@ class FederatedCLI(LightningCLI):
         if self._room:
             call = Call(self.config[subcommand], self._parser(subcommand), self._words)
             self.status = COMMANDS[subcommand].load().run(call)
-        else:
+            return
+        with ExitStack() as stack:
+            stack.enter_context(ending_told())
+            if _rank() == 0:
+                self.trainer.guard.tell = stack.enter_context(
+                    witness("go on with --ckpt_path last" if subcommand == "fit" else "")
+                )
             super()._run_subcommand(subcommand)
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:

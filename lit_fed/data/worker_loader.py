@@ -9,6 +9,7 @@ them prepares what.
 from __future__ import annotations
 
 import random
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -86,6 +87,7 @@ class WorkerPool:
             persistent_workers=num_workers > 0,
             pin_memory=pin_memory,
             collate_fn=collate,
+            worker_init_fn=_leave_interrupts,
             generator=torch.Generator(),  # of its own, or it would draw on the global one at every start
         )
 
@@ -111,6 +113,11 @@ class WorkerPool:
         except ConfigError as error:
             # From a worker it comes wrapped in that process's traceback; the user's line is the last one.
             raise ConfigError(str(error).strip().splitlines()[-1].split("ConfigError: ")[-1]) from error
+
+
+def _leave_interrupts(worker: int) -> None:
+    """Ctrl-C reaches every process of a terminal: workers leave it to the one that they work for, which ends them."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class _Plan(Sampler[list[Key]]):

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Iterator
 
 from lit_fed.engine.payload import ClientUpdate, is_finite
 from lit_fed.engine.session import Broadcast, Session
-from lit_fed.engine.strategy import Workers
-from lit_fed.errors import ClientFailure, LitFedError, NonFiniteUpdate
+from lit_fed.engine.strategy import Workers, raise_if_lost
+from lit_fed.errors import ClientFailure, LitFedError, NonFiniteUpdate, ProcessLost, place_of
 
 
 class Executor(ABC):
@@ -53,10 +53,15 @@ class SequentialExecutor(Executor):
     def run(self, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[ClientUpdate | ClientFailure]:
         """Train every client in turn."""
         for client_id in client_ids:
+            outcome: ClientUpdate | ClientFailure
             try:
-                yield self.run_client(client_id, broadcast)
-            except Exception as error:
-                yield failure(client_id, broadcast.round_idx, error)
+                with self.session.guard.over(client_id, broadcast.round_idx):
+                    outcome = self.run_client(client_id, broadcast)
+            except ProcessLost:
+                raise
+            except (Exception, SystemExit) as error:  # whatever a client raises is a failure with its id and round
+                outcome = failure(client_id, broadcast.round_idx, error)
+            yield outcome
 
     def run_client(self, client_id: int, broadcast: Broadcast) -> ClientUpdate:
         """One client's local work: take in state and broadcast, train, answer, put the state away.
@@ -85,9 +90,19 @@ class SequentialExecutor(Executor):
         return ClientUpdate(client_id, made.payload, weight, metrics, session.kinds[client_id])
 
 
-def failure(client_id: int, round_idx: int, error: Exception) -> ClientFailure:
-    """Whatever a client raises, with its id and round."""
-    known = isinstance(error, LitFedError)
-    cause = str(error) if known else f"{type(error).__name__}: {' '.join(str(error).split())}"
-    details = "" if known else "".join(traceback.format_exception(error))
-    return ClientFailure(client_id, round_idx, cause, details)
+def failure(client_id: int, round_idx: int, error: BaseException) -> ClientFailure:
+    """What kept a client from making an update.
+
+    Raises:
+        ProcessLost: If it was the end of another process, with which this one trains the client.
+    """
+    if isinstance(error, LitFedError):
+        return ClientFailure(client_id, round_idx, str(error))
+    if isinstance(error, SystemExit):  # a client's code may end its own work, not everybody's
+        place = place_of(traceback.extract_tb(error.__traceback__))
+        return ClientFailure(
+            client_id, round_idx, f"it called sys.exit({'' if error.code is None else error.code}) in {place}"
+        )
+    raise_if_lost(error)
+    cause = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
+    return ClientFailure(client_id, round_idx, cause, "".join(traceback.format_exception(error)))

@@ -17,6 +17,7 @@ from lit_fed.engine.client import LocalWork, Phase, Stage
 from lit_fed.engine.compatibility import check_data, check_optimization, check_participation, check_task, probe
 from lit_fed.engine.executor import Executor
 from lit_fed.engine.executors import EXECUTORS
+from lit_fed.engine.guard import Guard
 from lit_fed.engine.kinds import Kinds
 from lit_fed.engine.local import LocalLoop
 from lit_fed.engine.local_batches import map_tensors
@@ -116,6 +117,7 @@ def assemble(
     watchers: Iterable[LightningCallback],
     max_rounds: int,
     seed: int,
+    guard: Guard,
     stage: str = "fit",
 ) -> Federation:
     """Check that the parts fit, set them up in order, and join them.
@@ -154,7 +156,7 @@ def assemble(
         for kind, model in models.items()
     }
     population.server_loop = ServerLoop(fabric, loops)
-    session = Session(loops, kinds, algorithm, store, data, work, seed)
+    session = Session(loops, kinds, algorithm, store, data, work, seed, guard)
     with session.at_work():
         for kind, model in models.items():
             model.divide(algorithm.split(model, 0))

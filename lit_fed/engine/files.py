@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.errors import CheckpointError
+from lit_fed.file_names import is_file_name
 
 State = dict[str, Tensor]
 
@@ -105,12 +106,16 @@ class VersionedFiles:
         """Where a version lies.
 
         Raises:
-            CheckpointError: If there is no folder.
+            CheckpointError: If there is no folder, or the name would lead out of it.
         """
         if self.directory is None:
             raise CheckpointError(
                 "what clients keep lies in the folder of their run, and this checkpoint lies in none; use it where the "
                 "run left it"
+            )
+        if not is_file_name(name):
+            raise CheckpointError(
+                f"a client cannot be called {name!r}: its state would lie outside of the run's folder"
             )
         return self.directory / f"{name}.r{round_idx}.pt"
 

@@ -138,9 +138,7 @@ class RoundLedger:
             (f.client_id, f.round_idx, f.cause, f.details) for f in self.failures
         ]  # the error cannot be pickled
         parts = workers.gather((self.rows, failures, self.delivered, self.local_s))
-        # A late update's bytes may be another process's row than what the client logs in this round: they come last.
-        rows = (row for part in parts for row in part[0])
-        self.rows = sorted(rows, key=lambda row: (row.client_id, row.metric == "uplink_bytes"))
+        self.rows = sorted((row for part in parts for row in part[0]), key=_place)
         self.failures = [ClientFailure(*failure) for failure in sorted(f for part in parts for f in part[1])]
         self.delivered = sorted(client_id for part in parts for client_id in part[2])
         self.local_s = max(part[3] for part in parts)
@@ -166,6 +164,16 @@ class RoundLedger:
                 total[0] += row.value * num_samples(row.client_id)
                 total[1] += num_samples(row.client_id)
         return {name: total / max(count, 1e-300) for name, (total, count) in sums.items()}
+
+
+def _place(row: ClientRow) -> tuple[int, int, float]:
+    """Where a row of training stands: a client's download, what it logged, and its uploads.
+
+    A client's rows may come from several processes: who takes in a late update need not train the client now.
+    """
+    if row.metric == "uplink_bytes":
+        return row.client_id, 2, row.value
+    return row.client_id, int(row.metric != "downlink_bytes"), 0.0
 
 
 def spread(prefix: str, rows: list[ClientRow]) -> dict[str, float]:

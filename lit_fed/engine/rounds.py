@@ -55,6 +55,9 @@ def run_rounds(run: Run) -> None:
     except BaseException as error:
         run.call("on_exception", error)
         raise
+    finally:
+        if run.failures.count:
+            run.fabric.print(run.failures.summary())
     run.call("on_fit_end")
 
 
@@ -69,6 +72,8 @@ def run_round(run: Run, round_idx: int) -> None:
     ledger.merge(run.workers)
     if ledger.failures and run.settings.on_client_failure == "raise":
         raise ledger.failures[0]
+    working = [participant.client_id for participant in current.plan if participant.fate is not Fate.LOST_BEFORE]
+    run.failures.take(ledger.failures, working, len(federation.participation.seen_clients), run.fabric.print)
 
     reduced = time.perf_counter()
     aggregate = current.reducer.result(run.workers)

@@ -11,6 +11,7 @@ from typing import Protocol as Interface
 from lightning import Fabric
 from lightning.pytorch.loggers import Logger
 
+from lit_fed.engine.failures import Failures
 from lit_fed.engine.federation import Federation
 from lit_fed.engine.metric_names import MetricNames, base_name
 from lit_fed.engine.protocols import EvalSubset, Evaluation, Protocol
@@ -76,6 +77,7 @@ class Run:
         origin: Where the state that it holds comes from, in words.
         loggers: The run's loggers, on the first process.
         names: Which metric is better which way, and which one names the best round.
+        failures: What was tolerated.
     """
 
     federation: Federation
@@ -90,6 +92,7 @@ class Run:
     origin: str = ""
     loggers: list[Logger] = field(default_factory=list)
     names: MetricNames = field(default_factory=MetricNames)
+    failures: Failures = field(default_factory=Failures)
     _listeners: dict[str, list[Callable[..., None]]] = field(default_factory=dict)
     _told: set[str] = field(default_factory=set)
 

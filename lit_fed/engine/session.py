@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lit_fed.engine.algorithm import Algorithm
 from lit_fed.engine.client import Client, FineTuning, LocalWork, Pass, Phase, Stage
+from lit_fed.engine.guard import Guard
 from lit_fed.engine.kinds import Kinds
 from lit_fed.engine.local import LocalLoop
 from lit_fed.engine.meter import Meter
@@ -57,6 +58,7 @@ class Session:
         data: The clients' data.
         work: How long clients train.
         seed: The seed of the run.
+        guard: Stands beside clients that train.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Session:
         data: FederatedDataModule,
         work: LocalWork,
         seed: int,
+        guard: Guard | None = None,
     ) -> None:
         self.loops = loops
         self.kinds = kinds
@@ -76,6 +79,7 @@ class Session:
         self.data = data
         self.work = work
         self.seed = seed
+        self.guard = Guard() if guard is None else guard
         self._taken: Broadcast | None = None
 
     @contextmanager

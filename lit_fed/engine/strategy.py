@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from lit_fed.engine.payload import Payload
-from lit_fed.errors import ConfigError, LitFedError, reason
+from lit_fed.errors import ConfigError, LitFedError, ProcessLost, reason
 from lit_fed.machine import available_cores, most_processes
 
 T = TypeVar("T")
@@ -161,6 +161,21 @@ def leave_processes() -> None:
     """
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+
+
+def raise_if_lost(error: BaseException) -> None:
+    """Say in a line what an error of a collective says in fifty: another process of the run is gone.
+
+    Raises:
+        ProcessLost: If it is such an error.
+    """
+    if not torch.distributed.is_initialized() or not isinstance(error, RuntimeError):
+        return
+    if isinstance(error, torch.distributed.DistError) or "gloo" in str(error):
+        raise ProcessLost(
+            f"process {torch.distributed.get_rank()} of {torch.distributed.get_world_size()} lost the others: one was "
+            "stopped, killed, as for memory, or ended by a client's code; go on with --ckpt_path last"
+        ) from error
 
 
 class Workers:

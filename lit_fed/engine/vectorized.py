@@ -41,6 +41,8 @@ class VectorizedExecutor(Executor):
     def prepare(self, broadcast: Broadcast) -> None:
         """See `lit_fed.engine.vectorizable`."""
         try:
+            if self.session.guard.seconds is not None:
+                raise NotVectorizable("trainer.client_timeout watches one client at a time")
             for kind, group in self.groups.items():
                 refuse(group.loop)
                 group.pad_to = probe(self.session, kind, broadcast)
@@ -65,7 +67,7 @@ class VectorizedExecutor(Executor):
         for client_id in ids:
             try:
                 client = self.session.admit(client_id, broadcast, "train")
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 yield failure(client_id, broadcast.round_idx, error)
                 continue
             admitted.setdefault(_holdings(client), []).append(client)
@@ -74,7 +76,7 @@ class VectorizedExecutor(Executor):
                 trained = self.groups[kind].train(clients)
             except NotVectorizable:
                 raise
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 if len(clients) == 1:
                     yield failure(clients[0].id, broadcast.round_idx, error)
                 else:  # who was it? what each gives alone does not depend on the others
@@ -85,7 +87,7 @@ class VectorizedExecutor(Executor):
             for idx, (client, metrics, finite) in enumerate(zip(clients, trained.metrics, trained.finite, strict=True)):
                 try:
                     update = self._finish(client, metrics, finite, kind)
-                except Exception as error:
+                except (Exception, SystemExit) as error:
                     yield failure(client.id, broadcast.round_idx, error)
                     continue
                 update.metrics["time_s"] = seconds

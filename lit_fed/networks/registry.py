@@ -247,7 +247,7 @@ _KINDS: dict[Any, str] = {
 def _hints(make: Callable[..., nn.Module]) -> dict[str, Any]:
     """The types of a network's settings."""
     made: Any = make.func if isinstance(make, partial) else make
-    return get_type_hints(made.__init__ if isinstance(made, type) else made)
+    return get_type_hints(made.__init__ if isinstance(made, type) else made)  # type: ignore[misc]  # of the class itself
 
 
 def _fits(value: Any, hint: Any) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import csv
 import hashlib
 import json
 import math
@@ -18,16 +17,18 @@ from typing import Any
 import yaml
 from jsonargparse import ArgumentError, Namespace
 
+from lit_fed.callbacks.recorder import Table
 from lit_fed.command.cli import FederatedCLI, user_error
 from lit_fed.command.readable import check_files
 from lit_fed.command.values import check_values
 from lit_fed.command.words import prepared
 from lit_fed.engine.metric_names import MetricNames
-from lit_fed.errors import ConfigError
+from lit_fed.errors import CheckpointError, ConfigError
 from lit_fed.studies.promised import metric_names
 from lit_fed.studies.study import Measure, Place, Study
 
 _SEED = "{seed}"
+_RECORD = (("status", str), ("error", str), ("seconds", int | float), ("made_with", dict))
 _ANY = 1_827_364_591  # stands for any seed while a command is read; nobody writes this number
 
 
@@ -88,16 +89,24 @@ class Cell:
         return max(runs, key=lambda path: int(path.name[8:]), default=None)
 
     def rows(self) -> list[dict[str, str]]:
-        """The rows of the run's ``metrics.csv``, as far as it is written."""
-        path = self.run / "metrics.csv" if self.run is not None else None
-        if path is None or not path.is_file():
-            return []
-        with open(path, newline="", encoding="utf-8") as file:  # the last line may be half written
-            return [row for row in csv.DictReader(line for line in file if line.endswith("\n")) if None not in row]
+        """The rows of the run's ``metrics.csv``, as far as it is written.
+
+        Raises:
+            CheckpointError: If the file holds what no run wrote.
+        """
+        return [] if self.run is None else list(Table(self.run / "metrics.csv").rows())
 
     def curve(self, metric: str) -> list[tuple[int, float]]:
-        """Round and value wherever the metric was evaluated."""
-        return [(int(row["round"]), float(row[metric])) for row in self.rows() if row.get(metric)]
+        """Round and value wherever the metric was evaluated.
+
+        Raises:
+            CheckpointError: If the run's file holds what no run wrote.
+        """
+        rows = [row for row in self.rows() if row.get(metric)]
+        try:
+            return [(int(row["round"]), float(row[metric])) for row in rows]
+        except ValueError as error:
+            raise CheckpointError(f"{self.run}/metrics.csv: {metric} is no number: {error}") from error
 
     def record(self) -> dict[str, Any]:
         """What the study knows of the cell: ``status``, ``fingerprint``, ``seconds``, ….; empty where nothing is."""
@@ -105,7 +114,10 @@ class Cell:
             content = json.loads((self.folder / "cell.json").read_text(encoding="utf-8"))
         except (FileNotFoundError, ValueError):  # written at once or not at all, so this is none of ours
             return {}
-        return content if isinstance(content, dict) else {}
+        ours = isinstance(content, dict) and all(
+            isinstance(content[key], kind) for key, kind in _RECORD if key in content
+        )
+        return content if ours else {}
 
     def write_record(self, **changes: Any) -> None:
         """Change the record; a reader sees it before or after, never between."""

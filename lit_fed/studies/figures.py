@@ -51,7 +51,7 @@ def draw_bars(results: Results, path: Path) -> None:
                     color=color,
                     hatch="//" if style != "-" else "",
                     edgecolor="white",
-                    label=variant.label if row not in drawn else "_",
+                    label=_text(variant.label) if row not in drawn else "_",
                 )
                 drawn.append(row)
                 if entry.std is not None:
@@ -60,8 +60,8 @@ def draw_bars(results: Results, path: Path) -> None:
                     axes.plot(
                         [x - width * 0.42, x + width * 0.42], [entry.published[0]] * 2, color="#b00020", linewidth=2
                     )
-        axes.set_xticks(range(len(columns)), [study.columns[column].label for column in columns])
-        axes.set_ylabel(metric)
+        axes.set_xticks(range(len(columns)), [_text(study.columns[column].label) for column in columns])
+        axes.set_ylabel(_text(metric))
         _fit_bars(axes)
     _legend(figure, grid.flat, any(entry.published for entry in results.entries.values()))
     _save(figure, path)
@@ -91,15 +91,16 @@ def draw_curves(results: Results, path: Path) -> None:
                 color=color_style[0],
                 linestyle=color_style[1],
                 linewidth=1.6,
-                label=study.rows[row].label,
+                label=_text(study.rows[row].label),
                 marker="o" if len(rounds) < 3 else "",
             )
             if len(curves) > 1:
                 spread = values.std(0, ddof=1)
                 axes.fill_between(rounds, mean - spread, mean + spread, color=color_style[0], alpha=0.15, linewidth=0)
-        axes.set_title(study.columns[column].label, fontsize=10)
+        axes.set_title(_text(study.columns[column].label), fontsize=10)
         axes.set_xlabel("round")
-        axes.set_ylabel(" and ".join(dict.fromkeys(_axis(results.entries[Place(r, column)]) for r in study.rows)))
+        measured = dict.fromkeys(_axis(results.entries[Place(r, column)]) for r in study.rows)
+        axes.set_ylabel(_text(" and ".join(measured)))
         _tidy(axes)
     for axes in list(panels.flat)[len(columns) :]:
         axes.set_axis_off()
@@ -109,6 +110,11 @@ def draw_curves(results: Results, path: Path) -> None:
 
 def _axis(entry: Entry) -> str:
     return entry.measure.metric + ("" if entry.measure.scale == 1 else f" × {entry.measure.scale:g}")
+
+
+def _text(words: str) -> str:
+    """Words as they are: no formula between dollars, and no label that legends leave out for its underscore."""
+    return (" " if words.startswith("_") else "") + words.replace("$", r"\$")
 
 
 def _look(number: int) -> tuple[str, str]:

@@ -13,6 +13,7 @@ from typing import Any
 from jsonargparse import ArgumentParser
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from lit_fed.command.table import Call
 from lit_fed.errors import ConfigError
@@ -110,11 +111,11 @@ def _dry_run(grids: Sequence[Grid], todo: Sequence[tuple[Grid, Cell]], options: 
     waiting = [cell for _, cell in todo if not cell.done]
     for grid in grids:
         study = grid.study
-        table = Table(title=f"{study.name}, profile {study.profile}", title_justify="left")
+        table = Table(title=Text(f"{study.name}, profile {study.profile}"), title_justify="left")
         for heading in ("cell", "rounds", "state"):
             table.add_column(heading, overflow="fold")
         for _, cell in (pair for pair in todo if pair[0] is grid):
-            table.add_row(cell.name, str(cell.max_rounds), _state(cell))
+            table.add_row(cell.name, str(cell.max_rounds), Text(_state(cell)))
         console.print(table)
     if not waiting:
         say(console, "all cells are finished")
@@ -276,10 +277,10 @@ def _write(path: Path, text: str) -> None:
 
 def _show(results: Results, console: Console) -> None:
     study = results.grid.study
-    table = Table(title=study.title, title_justify="left")
+    table = Table(title=Text(study.title), title_justify="left")  # a text, or brackets would be taken for markup
     table.add_column("", overflow="fold")
     for column in study.columns.values():
-        table.add_column(column.label, justify="right", overflow="fold")
+        table.add_column(Text(column.label), justify="right", overflow="fold")
     for row, variant in study.rows.items():
         entries = [results.entries[Place(row, column)] for column in study.columns]
         texts = [f"[bold]{entry.ours}[/bold]" if entry.best else entry.ours for entry in entries]
@@ -287,7 +288,7 @@ def _show(results: Results, console: Console) -> None:
             f"{text}\n[dim]{entry.paper}[/dim]" if entry.paper else text
             for text, entry in zip(texts, entries, strict=True)
         ]
-        table.add_row(variant.label, *texts)
+        table.add_row(Text(variant.label), *texts)
     console.print(table)
     for name in ("table.md", "report.html"):
         say(console, f"{name:<12}{results.grid.folder / name}")
@@ -301,9 +302,9 @@ def _summarise(results: Sequence[Results], output: Path, profile: str, console: 
             table.add_column(heading, overflow="fold", justify="right" if heading == "seeds" else "left")
         for result in results:
             for claim, verdict in result.verdicts:
-                outcome = f"[{_COLORS[verdict.outcome]}]{verdict.outcome}[/]"
-                words = (result.grid.study.name, claim.text, outcome, verdict_text(verdict), str(verdict.seeds))
-                table.add_row(*words)
+                words = (result.grid.study.name, claim.text, verdict.outcome, verdict_text(verdict), str(verdict.seeds))
+                style = {2: _COLORS[verdict.outcome]}
+                table.add_row(*(Text(word, style.get(place, "")) for place, word in enumerate(words)))
         console.print(table)
         say(console, tally_text(results))
     for name, text in (

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from lit_fed.command.readable import read_settings
 from lit_fed.engine.metric_names import MetricNames
 from lit_fed.errors import ConfigError
+from lit_fed.file_names import is_file_name
 from lit_fed.studies.claims import REPORTS, WORDS, Claim, parse_claim
 
 _MEASURE = ("metric", "report", "better", "scale", "decimals")
@@ -170,6 +171,8 @@ def read_study(path: str | Path, profile: str) -> Study:
     where = _Where(str(path))
     where.check_keys(content, _STUDY)
     profiles = where.mapping(content, "profiles")
+    if not is_file_name(profile):
+        raise where.error(f"a profile cannot be called {profile!r}: it names a folder; call it as you would a file")
     if profile not in profiles:
         known = ", ".join(map(str, profiles)) or "none"
         raise where.error(f"there is no profile {profile!r}; the file has {known}")
@@ -235,10 +238,10 @@ class _Where:
 
     def name(self, name: Any) -> str:
         text = str(name)
-        if not _NAME.fullmatch(text) or text in WORDS or _is_number(text):
+        if not is_file_name(text) or not _NAME.fullmatch(text) or text in WORDS or _is_number(text):
             raise self.error(
                 f"{text!r} cannot be a name: it must be one word, no number and none of {' '.join(WORDS)}, "
-                "without / \\ < > , * ? and not beginning with . or -; put the rest into label"
+                "without / \\ < > , : * ? and not beginning with . or -; put the rest into label"
             )
         return text
 

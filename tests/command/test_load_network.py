@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from jsonargparse import ArgumentParser
 from torch import Tensor, nn
 
 from lit_fed import Classifier, load_network
 from lit_fed.callbacks import Checkpoint
 from lit_fed.command import cli
 from lit_fed.data import Digits, TensorDataModule
-from lit_fed.errors import CheckpointError
+from lit_fed.engine.checkpoint import read_checkpoint
+from lit_fed.errors import CheckpointError, ConfigError
 from lit_fed.methods import FedAvg
 from tests.engine.test_checkpoint import BEST_LR, checkpoints, judged
 from tests.support import LeastSquares, Threes, fit, rows, weights
@@ -187,3 +191,131 @@ def test_preprocessing_that_no_run_wrote_is_refused(tmp_path: Path, steps: Any) 
     torch.save(content, path)
     with pytest.raises(CheckpointError, match=r"last\.ckpt is not a lit_fed checkpoint: its preprocessing is "):
         load_network(path, nn.Linear(2, 1, bias=False))
+
+
+# ---------------------------------------------------------------------- what a checkpoint may name
+
+
+EVIL = """
+import torch
+(open(__file__ + ".imported", "w")).close()
+
+
+class Net(torch.nn.Module):
+    pass
+
+
+class Task(__import__("lightning").LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.network = torch.nn.Linear(2, 1, bias=False)
+
+
+def optimizer(parameters):
+    pass
+"""
+CLASSIFIER = "model: {class_path: lit_fed.Classifier, init_args: {num_classes: 3, input_shape: [2], network: mlp%s}}\n"
+FEDAVG = "algorithm: {class_path: lit_fed.methods.FedAvg}\n"
+
+
+@pytest.fixture
+def named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Loads a checkpoint whose configuration is this one, where a module ``evil`` could be imported."""
+    path = checkpoints(fit(tmp_path, max_rounds=1)) / "last.ckpt"
+    content = read_checkpoint(path)
+    (tmp_path / "evil.py").write_text(EVIL)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def load(config: str, **kwargs: Any) -> Any:
+        sys.modules.pop("evil", None)
+        torch.save(content | {"config": config}, path)
+        return load_network(path, **kwargs)
+
+    return load
+
+
+def imported(tmp_path: Path) -> bool:
+    return (tmp_path / "evil.py.imported").exists()
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        ("model: {class_path: evil.Task}\n" + FEDAVG, "evil.Task"),
+        ("model: {class_path: evil.Nothing}\n" + FEDAVG, "evil.Nothing"),
+        ("model: {class_path: not_there.Task}\n" + FEDAVG, "not_there.Task"),
+        (CLASSIFIER % "" + "algorithm: {class_path: evil.Method}\n", "evil.Method"),
+        (CLASSIFIER % ", optimizer: evil.optimizer" + FEDAVG, "evil.optimizer"),
+        (CLASSIFIER % ", optimizer: os.system" + FEDAVG, "os.system"),
+        (CLASSIFIER % ", optimizer: torch.hub.load" + FEDAVG, "torch.hub.load"),
+        (CLASSIFIER % ", optimizer: {class_path: subprocess.Popen}" + FEDAVG, "subprocess.Popen"),
+        (CLASSIFIER % ", optimizer: lit_fed.engine.files.os.system" + FEDAVG, "posix.system"),
+        (
+            "model: {class_path: lit_fed.Classifier, init_args: {network: {class_path: evil.Net}}}\n" + FEDAVG,
+            "evil.Net",
+        ),
+    ],
+)
+def test_a_module_that_a_checkpoint_names_is_not_imported_unasked(
+    named: Callable[..., Any], tmp_path: Path, config: str, name: str
+) -> None:
+    with pytest.raises(
+        CheckpointError, match=rf"last\.ckpt names {name}, which is not of lit_fed; if you trust"
+    ) as caught:
+        named(config)
+    assert f"load_network(…, modules=['{name.rpartition('.')[0]}'])" in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not imported(tmp_path)
+
+
+@pytest.mark.parametrize("modules", [["evil"], ("evil", "os"), "evil"])
+def test_a_module_that_is_allowed_is_imported(named: Callable[..., Any], tmp_path: Path, modules: Any) -> None:
+    loaded = named("model: {class_path: evil.Task}\n" + FEDAVG, modules=modules)
+    assert loaded.weight.shape == (1, 2)
+    assert imported(tmp_path)
+
+
+def test_what_is_allowed_once_is_not_allowed_again(named: Callable[..., Any], tmp_path: Path) -> None:
+    """Nor is anything refused elsewhere in the process."""
+    config = "model: {class_path: evil.Task}\n" + FEDAVG
+    named(config, modules=["evil"])
+    with pytest.raises(CheckpointError, match=r"names evil\.Task"):
+        named(config)
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_subclass_arguments(nn.Module, "net")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # by default the parser would warn of what it will refuse one day
+        assert type(parser.instantiate(parser.parse_object({"net": "evil.Net"})).net).__name__ == "Net"
+
+
+@pytest.mark.parametrize("modules", [["jsonargparse"], ["*"], ["a b"], [3], "../x"])
+def test_modules_that_are_none(named: Callable[..., Any], modules: Any) -> None:
+    with pytest.raises(ConfigError, match="load_network: modules are "):
+        named(CLASSIFIER % "" + FEDAVG, modules=modules)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        "model: {class_path: lit_fed.Nothing}\n" + FEDAVG,
+        "model: {class_path: 3}\n" + FEDAVG,
+        "model: 3\n" + FEDAVG,
+        "model: {class_path: torch.nn.Linear}\n" + FEDAVG,
+        CLASSIFIER % "" + "algorithm: {class_path: [1]}\n",
+        CLASSIFIER % ", hidden: 3" + FEDAVG,
+        CLASSIFIER % "",
+        CLASSIFIER % ", optimizer: 3" + FEDAVG,
+        "model: {class_path: lit_fed.Classifier, init_args: {network: no_such_network, num_classes: 3}}\n" + FEDAVG,
+        "just a text",
+        "- 1\n",
+        "a: [",
+        "a: !!python/name:os.system",
+    ],
+)
+def test_a_configuration_that_cannot_be_rebuilt_is_refused_and_does_not_end_the_program(
+    named: Callable[..., Any], capsys: pytest.CaptureFixture[str], config: str
+) -> None:
+    with pytest.raises(CheckpointError, match=r"last\.ckpt cannot be rebuilt from its configuration: \S") as caught:
+        named(config)
+    assert "\n" not in str(caught.value)
+    assert "usage" not in capsys.readouterr().err

@@ -198,6 +198,39 @@ def test_two_processes_report_what_one_does() -> None:
         assert delivered == alone.delivered == [0, 1, 2, 3]
 
 
+def test_the_order_of_rows_knows_no_processes() -> None:
+    """A client's download, work, and two uploads, each taken down by whichever process it fell to."""
+
+    def download(ledger: RoundLedger) -> None:
+        ledger.sent(5, 100)
+
+    def training(ledger: RoundLedger) -> None:
+        ledger.trained(ClientUpdate(5, {}, 1, {"train/loss": 0.5, "time_s": 1.0}), {})
+
+    def late(ledger: RoundLedger) -> None:
+        ledger.arrived(5, 30)
+
+    def own(ledger: RoundLedger) -> None:
+        ledger.arrived(5, 20)
+
+    steps = [download, training, late, own]
+    shares = [([0, 1, 2, 3], []), ([1, 3], [0, 2]), ([2], [0, 1, 3]), ([3, 1], [2, 0])]
+
+    def work(workers: Workers) -> list[list[ClientRow]]:
+        found = []
+        for share in shares:
+            ledger = RoundLedger()
+            for step in share[workers.rank]:
+                steps[step](ledger)
+            ledger.merge(workers)
+            found.append(ledger.rows)
+        return found
+
+    values = [("downlink_bytes", 100), ("train/loss", 0.5), ("time_s", 1.0), ("uplink_bytes", 20), ("uplink_bytes", 30)]
+    expected = [ClientRow(5, "train", metric, value) for metric, value in values]
+    assert in_two_processes(work) == [expected] * len(shares)
+
+
 def test_every_process_learns_of_every_failure() -> None:
     def work(workers: Workers) -> list[Any]:
         ledger = RoundLedger()

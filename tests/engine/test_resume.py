@@ -68,8 +68,10 @@ def test_killed_five_times(tmp_path: Path) -> None:
             time.sleep(0.005)
         time.sleep(chance.random() * 0.2)
         process.send_signal(signal.SIGKILL)
-        process.communicate()
+        _, said = process.communicate()
         kills.append((attempt, wanted, process.returncode))
+        assert len(said.splitlines()) <= 1, said  # none, where it had not begun to train
+        assert "ended without a word" in (said or "ended without a word")
     assert all(code == -signal.SIGKILL for _, _, code in kills), kills
     done = run_cli(*fit_args, "--ckpt_path", "last", cwd=tmp_path / "killed")
     assert done.returncode == 0, done.stderr

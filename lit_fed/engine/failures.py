@@ -1,0 +1,64 @@
+"""Failures of clients that a run goes on without: said, counted, and ended where nobody is left."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from lit_fed.errors import ClientFailure, NobodyLeft
+
+_IN_A_ROW = 10  # so many clients, or everybody, failing without one success between are no accident
+_SHOWN = 5
+
+
+class Failures:
+    """What ``on_client_failure: skip`` has passed over, in this process's rounds."""
+
+    def __init__(self) -> None:
+        self.causes: Counter[str] = Counter()
+        self.clients: set[int] = set()
+        self._in_a_row: set[int] = set()
+
+    @property
+    def count(self) -> int:
+        """How many updates there might have been."""
+        return self.causes.total()
+
+    def take(
+        self,
+        failures: Sequence[ClientFailure],
+        working: Sequence[int],
+        population: int,
+        say: Callable[[str], object],
+    ) -> None:
+        """Take down a round's failures, and say what has not been said.
+
+        Args:
+            failures: Ascending by client.
+            working: All who worked in the round.
+            population: How many there are who may work.
+            say: Prints a line.
+
+        Raises:
+            NobodyLeft: If the last ten clients, or all of them, failed without one success between.
+        """
+        failed = {failure.client_id for failure in failures}
+        for failure in failures:
+            if failure.cause not in self.causes:
+                say(f"{failure}; going on without it, and without a word about others like it")
+            self.causes[failure.cause] += 1
+        self.clients |= failed
+        self._in_a_row = self._in_a_row | failed if failed.issuperset(working) else set()
+        if len(self._in_a_row) >= min(population, _IN_A_ROW):
+            last = failures[-1]
+            raise NobodyLeft(
+                f"nobody is left: {len(self._in_a_row)} clients failed one after the other, the last of them client "
+                f"{last.client_id} in round {last.round_idx}: {last.cause}"
+            )
+
+    def summary(self) -> str:
+        """All of them in a line."""
+        clients = f"{len(self.clients)} client{'' if len(self.clients) == 1 else 's'}"
+        causes = [f"{count} × {cause}" for cause, count in self.causes.most_common(_SHOWN)]
+        more = ["…"] if len(self.causes) > _SHOWN else []
+        return f"went on without {self.count} updates of {clients}: {'; '.join([*causes, *more])}"

@@ -1,0 +1,94 @@
+"""What stands beside a client's work: a limit to its time, and a word for somebody outside about who is at work."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from lit_fed.errors import ClientTimeout, ConfigError, place_of
+
+_LONGEST_S = 1e8  # three years; the system's timer ends somewhere beyond
+
+
+class Guard:
+    """Ends a client's work after a time.
+
+    The system's timer raises in the main thread, where Python code runs: it ends sleeping, waiting for a worker or a
+    device, and loops. It does not end a single operation that never returns to Python.
+
+    Args:
+        seconds: The longest that one client may train in a round; None for as long as it takes.
+        tell: Called with who begins to work, and with nothing once they are done.
+
+    Raises:
+        ConfigError: For a time that cannot be.
+    """
+
+    def __init__(self, seconds: float | None = None, tell: Callable[[str], None] | None = None) -> None:
+        if seconds is not None and not 0 < seconds <= _LONGEST_S:
+            raise ConfigError(f"trainer.client_timeout is {seconds}; it must be above 0 seconds, or null for no limit")
+        self.seconds = seconds
+        self.tell = tell
+        self._armed = False
+
+    @contextmanager
+    def on_duty(self, data_parallel: bool) -> Iterator[None]:
+        """Be ready to end clients' work; around all of it.
+
+        Args:
+            data_parallel: Whether several processes train each client.
+
+        Raises:
+            ConfigError: If there is a limit that cannot be kept here.
+        """
+        if self.seconds is None:
+            yield
+            return
+        if data_parallel:
+            raise ConfigError("trainer.client_timeout would end a client on one process only; use strategy=clients")
+        if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+            where = "on this system" if not hasattr(signal, "setitimer") else "outside of the main thread"
+            raise ConfigError(f"trainer.client_timeout cannot be kept {where}; set it to null")
+        before = signal.signal(signal.SIGALRM, self._ring)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGALRM, before)
+
+    @contextmanager
+    def over(self, client_id: int, round_idx: int) -> Iterator[None]:
+        """One client's work.
+
+        Raises:
+            ClientTimeout: If it is not done in time.
+        """
+        if self.tell is not None:
+            self.tell(f"client {client_id} worked in round {round_idx}")
+        try:
+            if self.seconds is not None:
+                self._armed = True
+                signal.setitimer(signal.ITIMER_REAL, self.seconds)
+            yield
+        except _TimeIsUp as up:
+            raise ClientTimeout(
+                f"it was not done after trainer.client_timeout of {self.seconds:g} s; it was at {up}"
+            ) from None
+        finally:
+            self._armed = False  # from here on a late alarm says nothing
+            if self.seconds is not None:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            if self.tell is not None:
+                self.tell("")
+
+    def _ring(self, signum: int, frame: FrameType | None) -> None:
+        if self._armed:
+            self._armed = False
+            raise _TimeIsUp(place_of(traceback.extract_stack(frame)))
+
+
+class _TimeIsUp(BaseException):
+    """Not an `Exception`, which a client's own code may catch and try again."""

@@ -1,0 +1,141 @@
+"""Runs that end in the middle, as a user sees it: one line on the terminal, whatever ended them."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from lit_fed.command.endings import ending_told, witness
+from lit_fed.data import DatasetModule, Datasets
+from lit_fed.engine.checkpoint import read_checkpoint
+from tests.support import ROOT, run_cli, start_cli
+
+QUICK = ["fit", "--config", str(ROOT / "configs/quickstart.yaml"), "--trainer.max_rounds", "3"]
+QUICK += ["--trainer.participation", "FullParticipation", "--trainer.local_epochs", "1", "--trainer.accelerator", "cpu"]
+ENDING = ["--algorithm", "tests.support.Ending", "--algorithm.how"]
+LOST = "process 0 of 2 lost the others: one was stopped, killed, as for memory, or ended by a client's code"
+
+
+def test_a_process_that_can_say_nothing_is_spoken_for(tmp_path: Path) -> None:
+    """Of one that was killed, `tests/engine/test_resume.py` shows it."""
+    done = run_cli(*QUICK, *ENDING, "_exit", cwd=tmp_path)
+    assert done.returncode == 0
+    told = r"lit-fed: error: process \d+ ended without a word while client 7 worked in round 1: it was killed, as for "
+    assert re.fullmatch(rf"{told}memory, it crashed, .* os\._exit; go on with --ckpt_path last\n", done.stderr)
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGINT"])
+def test_one_of_two_processes_is_ended(tmp_path: Path, how: str) -> None:
+    done = run_cli(*QUICK, *ENDING, how, "--trainer.devices", "2", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == f"lit-fed: error: {LOST}; go on with --ckpt_path last\n"
+
+
+class Pictures(Dataset[Any]):
+    """Slow to read."""
+
+    def __len__(self) -> int:
+        return 2000
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(0.002)
+        return torch.zeros(1, 8, 8), index % 10
+
+
+class SlowPictures(DatasetModule):
+    num_classes = 10
+    input_shape = (1, 8, 8)
+
+    def build_datasets(self) -> Datasets:
+        labels = np.arange(2000) % 10
+        return Datasets(Pictures(), labels, Pictures(), labels)
+
+
+def test_ctrl_c_with_data_workers(tmp_path: Path) -> None:
+    """The terminal sends it to all processes."""
+    data = ["--data", "tests.command.test_endings.SlowPictures", "--data.num_workers", "2"]
+    args = [*QUICK, *data, "--data.num_clients", "2", "--data.max_test_samples", "100", "--trainer.max_rounds", "99"]
+    process = start_cli(*args, cwd=tmp_path, start_new_session=True)
+    log = tmp_path / "lightning_logs/version_0/metrics.csv"
+    while process.poll() is None and not (log.is_file() and len(log.read_text().splitlines()) > 1):
+        time.sleep(0.02)
+    time.sleep(0.3)  # into the next client's batches
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err == ""
+    assert re.search(r"\ninterrupted in round \d+; continue with --ckpt_path lightning_logs/version_0/\S+\n$", out)
+
+
+def test_a_full_disk_under_the_event_file(tmp_path: Path) -> None:
+    done = run_cli(*QUICK, "--trainer.callbacks", "[tests.support.SmallDisk]", cwd=tmp_path)
+    assert done.returncode == 2
+    told = r"lit-fed: error: cannot write lightning_logs/version_0/events\.out\.tfevents\.\S+: File too large\n"
+    assert re.fullmatch(told, done.stderr)
+    assert read_checkpoint(tmp_path / "lightning_logs/version_0/checkpoints/last.ckpt")["round_idx"] == 1
+
+
+# ---------------------------------------------------------------------- the witness
+
+
+def spoken_for(program: str) -> str:
+    """What is said of a small program that has a witness."""
+    lines = "import os, signal, sys, time\nfrom lit_fed.command.endings import witness\nwith witness() as tell:\n"
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", lines + program], env=env, text=True, capture_output=True, timeout=90)
+    assert done.stdout == ""
+    return done.stderr
+
+
+def test_the_witness_says_nothing_of_an_end_in_good_order() -> None:
+    said = spoken_for("    tell('client 1 worked'); raise ValueError('of its own')")
+    assert said.splitlines()[-1] == "ValueError: of its own"
+    assert "without a word" not in said
+
+
+def test_the_witness_outlives_the_signals_of_a_terminal() -> None:
+    assert "without a word:" in spoken_for(
+        "    time.sleep(1); signal.signal(15, 0); os.killpg(0, 15) if os.setsid() is None else 0"
+    )
+
+
+def test_a_child_that_outlives_the_process_keeps_nobody_waiting() -> None:
+    begun = time.monotonic()
+    said = spoken_for(
+        "    tell('client 1 worked')\n"
+        "    if os.fork() == 0:\n"
+        "        os.closerange(1, 3); time.sleep(100); os._exit(0)\n"
+        "    os._exit(0)"
+    )
+    assert "ended without a word while client 1 worked: " in said
+    assert time.monotonic() - begun < 55
+
+
+def test_a_witness_that_was_killed_is_not_missed() -> None:
+    with witness() as tell:
+        (child,) = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+        os.kill(int(child), signal.SIGKILL)
+        time.sleep(0.1)
+        tell("client 1 worked")
+
+
+def test_sys_exit_outside_of_clients_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", said)
+    with pytest.raises(SystemExit), ending_told():
+        sys.exit(4)
+    assert re.fullmatch(
+        r"lit-fed: the run was ended by sys\.exit\(4\) in \S*test_endings\.py, line \d+\n", said.getvalue()
+    )
