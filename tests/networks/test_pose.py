@@ -12,7 +12,7 @@ from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from lit_fed.errors import ConfigError
-from lit_fed.networks import build_network, classifier
+from lit_fed.networks import POSE_NETWORKS, build_network, classifier
 from lit_fed.networks.pose import DeconvolutionHead, GlobalPositions, LocalAttention, PoseViT
 from lit_fed.networks.pose.embeddings import LocalBlock, sin_cos_map
 
@@ -58,6 +58,19 @@ def test_the_other_networks_have_as_many_parameters_as_they_say() -> None:
     # 3·32·9 + 32, norm 64; 32·64·9 + 64, norm 128; four blocks of two 64·64·9 + 64 and norms of 128; head 64·224 + 224
     cnn = 3 * 32 * 9 + 32 + 64 + 32 * 64 * 9 + 64 + 128 + 8 * (64 * 64 * 9 + 64 + 128) + 64 * 224 + 224
     assert count(build_network("pose_cnn", 14, 3, (3, 64, 48))) == cnn == 330_592
+
+
+@pytest.mark.parametrize("name", POSE_NETWORKS)
+def test_without_memory_there_are_as_many(name: str) -> None:
+    known = count(build_network(name, 14, 3, (3, 64, 64)))
+    with torch.device("meta"):  # as `cost` counts
+        assert count(build_network(name, 14, 3, (3, 64, 64))) == known
+
+
+def test_blocks_are_left_out_ever_more_often() -> None:
+    network: Any = build_network("pose_vit_small", 16, 3, (3, 256, 192), embed_dim=16, num_heads=2, depth=3)
+    rates = [getattr(block.drop_path1, "drop_prob", 0.0) for block in network.blocks]
+    assert rates == pytest.approx([0.0, 0.05, 0.1])
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ class PoseViT(nn.Module):
         self.pos_embed = None if by_conv else nn.Parameter(torch.zeros(1, places, embed_dim))
         make_block: Any = LocalBlock if by_conv else Block
         norm_layer = partial(nn.LayerNorm, eps=1e-6)
-        rates = torch.linspace(0, drop_path, depth).tolist()
+        rates = [drop_path * block / max(depth - 1, 1) for block in range(depth)]
         self.blocks = nn.ModuleList(
             make_block(embed_dim, num_heads, mlp_ratio=mlp_ratio, qkv_bias=True, drop_path=rate, norm_layer=norm_layer)
             for rate in rates
