@@ -151,7 +151,10 @@ def test_frozen_parameters_travel_once_to_whoever_comes_late(tmp_path: Path) -> 
         ({"local_epochs": float("nan")}, r"trainer\.local_epochs is nan"),
         ({"local_epochs": float("inf")}, r"trainer\.local_epochs is inf"),
         ({"local_steps": -1}, r"trainer\.local_steps is -1; it must be at least 1"),
-        ({"local_epochs": None}, r"give trainer\.local_epochs or trainer\.local_steps"),
+        (
+            {"local_epochs": 2, "local_steps": 3},
+            r"trainer\.local_epochs is 2 and local_steps is 3; set one of them to null",
+        ),
     ],
 )
 def test_local_work_needs_a_length(tmp_path: Path, lengths: dict[str, Any], message: str) -> None:

@@ -325,7 +325,7 @@ def test_adopting_what_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_no_folder() -> None:
-    with pytest.raises(CheckpointError, match="the run has no folder"):
+    with pytest.raises(CheckpointError, match="and this checkpoint lies in none"):
         ClientStore().put(1, state(1.0))
 
 
