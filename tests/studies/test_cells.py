@@ -211,6 +211,17 @@ def test_a_callback_may_add_metrics(tmp_path):
     assert asked
 
 
+def test_views_add_metrics(tmp_path):
+    puppets = [f"{CONFIGS}/papers/raf/runs/puppets.yaml"]
+    grid = grid_of(tmp_path, configs=puppets, set={}, metric="global/pck_80x60", columns={"x": {}})
+    told = ["round", "global/pck", "global/pck_80x60"]
+    check_metrics(grid, grid.cells, lambda cell: told)
+    grid = grid_of(tmp_path, configs=puppets, set={}, metric="global/pck_90x60", columns={"x": {}})
+    assert "reports no metric 'global/pck_90x60'; did you mean global/pck_80x60?" in error(
+        check_metrics, grid, grid.cells, lambda cell: told
+    )
+
+
 def test_what_only_the_code_knows_is_asked_once_for_each_kind_of_run(tmp_path):
     grid = grid_of(tmp_path, metric="server/step", columns={"x": {}, "y": {"set": {"trainer.max_rounds": 3}}})
     asked = []
