@@ -63,7 +63,9 @@ _OURS = (
 def reason(error: BaseException) -> str:
     """What an error of another package says, in a line."""
     text = " ".join(str(error).split())
-    if isinstance(error, ImportError) and (missing := re.search(r"Requirement '([^']+)' not met|named '([^']+)'", text)):
+    if isinstance(error, ImportError) and (
+        missing := re.search(r"Requirement '([^']+)' not met|named '([^']+)'", text)
+    ):
         package = missing.group(1) or missing.group(2).partition(".")[0]
         return f"it needs {package}, which is not installed; pip install '{package}'"
     if isinstance(error, MemoryError) or "can't allocate memory" in text or "out of memory" in text:

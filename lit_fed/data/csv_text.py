@@ -133,7 +133,9 @@ class CSVText(TensorDataModule):
         except ValueError:
             label = -_MOST
         if abs(label) >= _MOST:
-            raise ConfigError(f"{where}: the label is {text!r:.40}, which is no whole number below 2**31: correct the row")
+            raise ConfigError(
+                f"{where}: the label is {text!r:.40}, which is no whole number below 2**31: correct the row"
+            )
         return label
 
 

@@ -195,8 +195,8 @@ def _check_held_out(whole: CSR, train: CSR, settings: Settings) -> None:
     if len(bare):
         raise ConfigError(
             f"data.val_fraction {settings.val_fraction} and algorithm.calibration_fraction "
-            f"{settings.calibration_fraction} leave client {bare[0]} none of its {whole.sizes[bare[0]]} samples to train "
-            "on: lower them"
+            f"{settings.calibration_fraction} leave client {bare[0]} none of its {whole.sizes[bare[0]]} samples to "
+            "train on: lower them"
         )
 
 

@@ -108,8 +108,8 @@ def check_loggers(choice: bool | Logger | list[Logger], logs: Path) -> None:
             others = [other.log_dir for other in given if other is not logger and other.log_dir]
             if Path(logger.root_dir).resolve() == logs.resolve() or logger.log_dir in others:
                 raise ConfigError(
-                    f"trainer.logger CSVLogger would write its metrics.csv over a run's own in {logger.log_dir}; give it "
-                    "a name of its own, or leave it out: every run has metrics.csv without it"
+                    f"trainer.logger CSVLogger would write its metrics.csv over a run's own in {logger.log_dir}; give "
+                    "it a name of its own, or leave it out: every run has metrics.csv without it"
                 )
 
 

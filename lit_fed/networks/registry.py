@@ -182,9 +182,7 @@ def _weights_at_hand(name: str, kwargs: Mapping[str, Any]) -> Iterator[None]:
     """
     from huggingface_hub import constants, get_session
 
-    hint = (
-        "name a file of them in network_args.pretrained_cfg_overlay.file, or set network_args.pretrained to false"
-    )
+    hint = "name a file of them in network_args.pretrained_cfg_overlay.file, or set network_args.pretrained to false"
     overlay = kwargs.get("pretrained_cfg_overlay")
     file = overlay.get("file") if isinstance(overlay, Mapping) else None
     if file is not None and not Path(file).is_file():
