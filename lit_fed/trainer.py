@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -90,6 +91,7 @@ class FederatedTrainer:
         enable_checkpointing: Write ``last.ckpt`` and ``best.ckpt``.
         num_threads: CPU threads of each process, null for torch's choice. Kernels sum in another order with another
             number of threads; set it to get bit-identical weights with another number of processes.
+        deterministic: Let torch refuse (or with ``warn`` name) operations on a GPU that differ from run to run.
 
     Raises:
         ConfigError: For settings that contradict each other or cannot work.
@@ -128,6 +130,7 @@ class FederatedTrainer:
         enable_progress_bar: bool = True,
         enable_checkpointing: bool = True,
         num_threads: int | None = None,
+        deterministic: bool | Literal["warn"] = False,
     ) -> None:
         for key, value, least in (
             ("max_rounds", max_rounds, 1),
@@ -171,7 +174,7 @@ class FederatedTrainer:
         self.buffers: BufferPolicy = buffers
         self.compile = compile
         self.client_store: Literal["memory", "disk"] = client_store
-        self.num_threads = num_threads
+        self.num_threads, self.deterministic = num_threads, deterministic
         self._run: Run | None = None
         self._parts: tuple[Any, Any, Any] | None = None
         self._launched = False
@@ -350,6 +353,9 @@ class FederatedTrainer:
             return self._run
         if self.num_threads is not None:
             torch.set_num_threads(self.num_threads)
+        if self.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS is refused altogether
+            torch.use_deterministic_algorithms(True, warn_only=self.deterministic == "warn")
         tasks = dict(model) if isinstance(model, Mapping) else {ONLY: model}
         for name, task in tasks.items():
             if not isinstance(task, LightningModule):

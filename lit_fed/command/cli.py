@@ -254,14 +254,12 @@ def check_tokens(init_args: Namespace, vocab_size: int | None) -> None:
         return
     if name not in TEXT_NETWORKS:
         raise ConfigError(
-            f"model.network {name} reads numbers, and the data are rows of token ids; choose "
-            f"{join_or([*TEXT_NETWORKS])}"
+            f"model.network {name} reads numbers, and the data are token ids; choose {join_or([*TEXT_NETWORKS])}"
         )
     known = (init_args.get("network_args") or {}).get("vocab_size", _parameter(NETWORKS[name], "vocab_size"))
     if isinstance(known, int) and known < vocab_size:
         raise ConfigError(
-            f"model.network {name} knows {known} tokens, but the data have {vocab_size}; set network_args.vocab_size "
-            f"to {vocab_size}"
+            f"model.network {name} knows {known} tokens, but the data have {vocab_size}; set network_args.vocab_size"
         )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jsonargparse import ArgumentParser
 
@@ -35,14 +35,16 @@ _PHRASES = (
     ("wanted", r"Expected an? (.+)"),
     ("reason", r"(.*)"),
 )
-# What a whole report says that is no tree, and who answers it.
-_FLAT = (
-    (r"(?:Subcommand|Group) '.+' does not accept option '([^']+)'", suggest.key),
-    (r"Option '[^']+' is not accepted before subcommand '([^']+)'", lambda name: _too_early(name)),
-    (r"Option '([^']+)' is not accepted$", suggest.key),
-    (r"the following arguments are required: (.+)", lambda names: missing(names.split(", "))),
-    (r"expected \"subcommand\" to be one of", lambda _: _no_command()),
-    (r"argument subcommand: invalid choice: '([^']*)'", lambda word: _wrong_command(word)),
+# What a whole report says that is no tree, and who answers it, told the command line.
+_FLAT: tuple[tuple[str, Callable[[str, Sequence[str]], str]], ...] = (
+    (r"unrecognized arguments: (.+)", lambda words, args: suggest.option(words.split(), *_asked_for(args))),
+    (r"(?:Subcommand|Group) '.+' does not accept option '([^']+)'", lambda name, args: _no_key(name, args)),
+    (r"Option '[^']+' is not accepted before subcommand '([^']+)'", lambda name, _: _too_early(name)),
+    (r"Option '([^']+)' is not accepted$", lambda name, args: _no_key(name, args)),
+    (r"argument (\S+): expected (?:one|at least one) argument", lambda option, args: _no_value(option, args)),
+    (r"the following arguments are required: (.+)", lambda names, _: missing(names.split(", "))),
+    (r"expected \"subcommand\" to be one of", lambda *_: _no_command()),
+    (r"argument subcommand: invalid choice: '([^']*)'", lambda word, _: _wrong_command(word)),
 )
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "list": "a list", "str": "a text"}
 _KINDS |= {"dict": "a mapping", "tuple": "a list"}
@@ -55,11 +57,9 @@ def explain(message: str, args: Sequence[str] = ()) -> str:
         message: What the parser said.
         args: The command line that it was said about.
     """
-    if match := re.match(r"unrecognized arguments: (.+)", message):
-        return suggest.option(match.group(1).split(), _own_options(args))
     for pattern, answer in _FLAT:
         if match := re.match(pattern, message, re.DOTALL):
-            return answer(match.group(match.lastindex or 0))
+            return answer(match.group(match.lastindex or 0), args)
     if message.startswith(("Problems parsing config", "Unexpected config")):
         return " ".join(message.split())
     return _tell(_read(message))
@@ -141,14 +141,35 @@ def missing(names: Sequence[str]) -> str:
     return f"{join_and(keys)} missing; name a class with --{keys[0]} or in a file given with --config"
 
 
+def _no_key(name: str, args: Sequence[str]) -> str:
+    return suggest.key(name, *_asked_for(args))
+
+
+def _asked_for(args: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The command, and its options where it does not take those of a run."""
+    return asked(args), _own_options(args)
+
+
 def _own_options(args: Sequence[str]) -> list[str]:
-    """The options of a command that is not the trainer's."""
+    """The options of a command that does not take those of a run."""
     command = asked(args)
     if command is None or not COMMANDS[command].room:
         return []
     parser = ArgumentParser()
     COMMANDS[command].load().add_arguments(parser)
-    return list(parser.get_defaults().keys())
+    names = list(parser.get_defaults().keys())
+    return [] if "trainer.max_rounds" in names else names
+
+
+def _no_value(option: str, args: Sequence[str]) -> str:
+    """What to say about an option without a value; the parser names no more than its first part."""
+    name = option.rpartition("/")[2]
+    for word, following in zip(args, (*args[1:], ""), strict=False):
+        if word.startswith((name, option.partition("/")[0])) and "=" not in word and following[:1] in ("", "-"):
+            is_value = following and not following.startswith("--")
+            hint = f"; write {word}={following}, since it begins with -" if is_value else ""
+            return f"{word} needs a value{hint}"
+    return f"{name} needs a value"
 
 
 def _no_command() -> str:

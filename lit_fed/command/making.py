@@ -25,7 +25,7 @@ def instantiate(parser: ArgumentParser, settings: Namespace, max_rounds: int | N
             that is neither ours nor installed.
     """
     failures: list[LitFedError] = []
-    makers: list[tuple[Any, type[Any], bool]] = [(partial(_make, failures), object, True)]
+    makers: list[tuple[Any, type, bool]] = [(partial(_make, failures), object, True)]
     if max_rounds is not None:
         makers.insert(0, (partial(_make_schedule, max_rounds, failures), LRScheduler, True))
     try:

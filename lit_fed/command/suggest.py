@@ -12,6 +12,32 @@ from functools import cache
 from typing import Any
 
 _MOST = 16  # names in a list that is still read
+LIGHTNING = {
+    "max_epochs": "trainer.max_rounds, and trainer.local_epochs within a round",
+    "min_epochs": "trainer.max_rounds",
+    "max_steps": "trainer.local_steps, batches a client trains on in a round",
+    "min_steps": "trainer.local_steps, batches a client trains on in a round",
+    "max_time": "trainer.max_rounds; time limits belong to whoever starts the run",
+    "fast_dev_run": "--trainer.max_rounds 1 --trainer.local_epochs null --trainer.local_steps 1",
+    "limit_train_batches": "trainer.local_steps, or data.max_train_samples",
+    "limit_val_batches": "data.val_fraction",
+    "limit_test_batches": "data.max_test_samples",
+    "limit_predict_batches": "data.max_test_samples",
+    "overfit_batches": "data.max_train_samples",
+    "val_check_interval": "trainer.evaluate_every, in rounds",
+    "check_val_every_n_epoch": "trainer.evaluate_every, in rounds",
+    "num_sanity_val_steps": "nothing: a step is tried before the first round anyway",
+    "log_every_n_steps": "nothing: every round is logged",
+    "benchmark": "torch.backends.cudnn.benchmark, in the module's own code",
+    "inference_mode": "nothing: evaluation keeps no gradients",
+    "use_distributed_sampler": "trainer.strategy: clients are spread over the devices",
+    "profiler": "python -m cProfile cli.py fit …",
+    "detect_anomaly": "torch.autograd.set_detect_anomaly, in the module's own code",
+    "plugins": "trainer.precision and trainer.strategy",
+    "sync_batchnorm": "trainer.buffers",
+    "enable_model_summary": "lit-fed cost, which counts parameters",
+}
+"""What the settings of Lightning's trainer that this one does not have are called here."""
 _INNER = ("lightning.pytorch.demos", "lit_fed.engine.objective")  # classes that nobody names
 
 
@@ -47,26 +73,33 @@ def are_parts(keys: Sequence[str]) -> bool:
 # ---------------------------------------------------------------------- keys
 
 
-def option(words: Sequence[str], known: Sequence[str] = ()) -> str:
-    """About words that are no options; `known` are those of a command that is not the trainer's."""
+def option(words: Sequence[str], command: str | None = None, known: Sequence[str] = ()) -> str:
+    """About words that are no options.
+
+    Args:
+        words: Those words.
+        command: The command.
+        known: Its options, where it does not take those of a run.
+    """
     options = [word for word in words if word.startswith("-")]
     if not options:
         return f"unexpected word {words[0]!r}; settings are given as --key value"
     name = options[0].partition("=")[0]
-    meant = close(name.lstrip("-"), known)
-    return f"unknown option {name}; " + (f"did you mean --{meant}?" if meant else _hint(name.lstrip("-"), "--"))
+    return f"unknown option {name}; {_hint(name.lstrip('-'), command, known, '--')}"
 
 
-def key(name: str) -> str:
-    """About a key that is none."""
-    return f"unknown key {name}; {_hint(name)}"
+def key(name: str, command: str | None = None, known: Sequence[str] = ()) -> str:
+    """About a key that is none; of which command and options, see `option`."""
+    return f"unknown key {name}; {_hint(name, command, known)}"
 
 
 def setting(name: str, owner: str) -> str:
     """About a key that is no setting of the class whose settings stand there."""
     last, cls = name.rpartition(".")[2], _import(owner)
     known = _settings(cls) if cls else []
-    if homes := [home for home in _homes().get(last, []) if home != name]:
+    if others := _owners(name):
+        hint = f"it is one of {join_or(others[:3])}"
+    elif homes := _homes().get(last, []):
         hint = f"did you mean {join_or(homes[:3])}?"
     elif meant := close(last, known):
         hint = f"did you mean {meant}?"
@@ -89,15 +122,32 @@ def beside_class_path(name: str, given: str | None) -> str:
     return f"{name}: {which} cannot stand beside class_path; {hint}"
 
 
-def _hint(name: str, dashes: str = "") -> str:
+def _hint(name: str, command: str | None, known: Sequence[str], dashes: str = "") -> str:
     from lit_fed.command.roots import PARTS
 
+    if known:  # a command that does not run what it is told
+        meant = close(name, known)
+        return f"did you mean --{meant}?" if meant else f"lit-fed {command} takes --{', --'.join(known)}"
     homes = _homes()
     full = [home for places in homes.values() for home in places]
-    begun = [home for home in full if home.startswith(name)]
+    begun = [home for home in full if name and home.startswith(name)]
     sections = ["trainer", *PARTS, "ckpt_path", "config"]
-    found = homes.get(name.rpartition(".")[2]) or begun or get_close_matches(name, [*full, *sections], n=1)
-    return f"did you mean {join_or([dashes + home for home in found[:3]])}?" if found else "see lit-fed fit --help"
+    last = name.rpartition(".")[2]
+    found = homes.get(last) or begun or get_close_matches(name, [*full, *sections], n=1)
+    found = [home for home in found if home != name]
+    if last in LIGHTNING and not found:
+        return f"here it is {LIGHTNING[last]}"
+    return (
+        f"did you mean {join_or([dashes + home for home in found[:3]])}?" if found else f"see lit-fed {command} --help"
+    )
+
+
+def _owners(name: str) -> list[str]:
+    """The classes with a setting of this name at this place."""
+    from lit_fed.command.roots import PLACES
+
+    place, _, last = name.rpartition(".")
+    return [cls.__name__ for cls in _every_class(PLACES.get(place, ())) if last in _settings(cls)]
 
 
 @cache

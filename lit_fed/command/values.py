@@ -16,7 +16,7 @@ from lit_fed.errors import ConfigError
 _LARGEST = 2**63 - 1  # what tensors, arrays and loops count with
 
 
-def check_values(settings: Any, key: str = "") -> None:
+def check_values(settings: Any, key: str = "", where: str = "") -> None:
     """Refuse NaN, infinity, whole numbers beyond 64 bits and texts with NUL, wherever they stand.
 
     A class may have such a value by default: what is left at its default is the class's own business.
@@ -24,23 +24,24 @@ def check_values(settings: Any, key: str = "") -> None:
     Args:
         settings: A configuration, or a part of one.
         key: Where it stands, dotted.
+        where: The file, where it is no configuration of a command.
 
     Raises:
         ConfigError: For the first such value, with its key.
     """
     if isinstance(settings, list | tuple | set):
         for value in settings:
-            check_values(value, key)
+            check_values(value, key, where)
         return
     settings = vars(settings) if isinstance(settings, Namespace) else settings
     if not isinstance(settings, Mapping):
         if wrong := _wrong(settings):
-            raise ConfigError(f"{key.replace('.init_args.', '.')} is {wrong}")
+            raise ConfigError(f"{where}{key.replace('.init_args.', '.')} is {wrong}")
         return
     for name, value in settings.items():
         if name == "init_args" and isinstance(settings.get("class_path"), str):
             value = _set_anew(value, settings["class_path"])
-        check_values(value, f"{key}.{name}" if key else str(name))
+        check_values(value, f"{key}.{name}" if key else str(name), where)
 
 
 def _set_anew(init_args: Any, class_path: str) -> Any:

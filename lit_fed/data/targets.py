@@ -29,7 +29,7 @@ def count_classes(labels: NDArray[Any], what: str) -> int:
     largest, occurring = int(labels.max(initial=0)), len(np.unique(labels))
     if largest >= max(_MANY_CLASSES, 10 * occurring):
         raise ConfigError(
-            f"{what}: training labels go up to {largest}, but only {occurring} occur: number the classes from 0 "
+            f"{what}: training labels go up to {largest}, but only {occurring} occur: number the classes from 0 on, "
             "without gaps, or set data.num_classes"
         )
     return 1 + largest
@@ -62,13 +62,11 @@ def check_finite(inputs: Tensor, what: str) -> None:
     Raises:
         ConfigError: For the first such sample.
     """
-    if (
-        not inputs.is_floating_point()
-        or inputs.numel() == 0
-        or bool(torch.isfinite(torch.stack(inputs.aminmax())).all())
-    ):
+    if not inputs.is_floating_point() or inputs.numel() == 0:
         return
-    wrong = int((~torch.isfinite(inputs.flatten(1) if inputs.ndim > 1 else inputs[:, None])).any(dim=1).nonzero()[0])
+    if bool(torch.isfinite(torch.stack(inputs.aminmax()).float()).all()):  # networks see 32 bits at most
+        return
+    wrong = int((~torch.isfinite(inputs.reshape(len(inputs), -1).float())).any(dim=1).nonzero()[0])
     raise ConfigError(f"{what}: sample {wrong} holds NaN or infinity: correct or remove it")
 
 
@@ -96,10 +94,12 @@ def checked_targets(targets: NDArray[Any], output_shape: tuple[int, ...], what: 
         raise ConfigError(
             f"{what} have shape {array.shape}, but output_shape is {tuple(output_shape)}: it must be {array.shape[1:]}"
         )
-    wrong = np.flatnonzero(~np.isfinite(array.reshape(len(array), -1)).all(axis=1))
+    with np.errstate(over="ignore"):
+        found = array.astype(np.float32)
+    wrong = np.flatnonzero(~np.isfinite(found.reshape(len(found), -1)).all(axis=1))
     if len(wrong):
         raise ConfigError(f"{what}: that of sample {wrong[0]} is not finite: correct or remove the sample")
-    return array.astype(np.float32)
+    return found
 
 
 def quantile_strata(train: NDArray[Any], test: NDArray[Any], num_strata: int) -> tuple[IntArray, IntArray]:

@@ -71,9 +71,9 @@ def check_protocols(protocols: Sequence[Protocol], federation: Federation, subse
         ConfigError: If one cannot, or there is no validation data to run them on.
     """
     if subset == "val" and not federation.data.has_val:
+        least = f"{federation.data.val_fraction:g}"
         raise ConfigError(
-            f"there is no validation data; set data.init_args.val_fraction above {federation.data.val_fraction:g}, or "
-            "use the test data"
+            f"there is no validation data; set data.init_args.val_fraction above {least}, or use the test data"
         )
     for protocol in protocols:
         protocol.check(federation)

@@ -104,8 +104,8 @@ def _check_memory(loop: LocalLoop) -> None:
     free = free_memory() if loop.fabric.device.type == "cpu" else None
     if free is not None and needed > free:
         raise ConfigError(
-            f"model {task_name(loop.objective)} needs about {needed / 2**30:.1f} GiB of memory, and {free / 2**30:.1f} "
-            "GiB are free; make it smaller"
+            f"model {task_name(loop.objective)} needs about {needed / 2**30:.1f} GiB of memory, and "
+            f"{free / 2**30:.1f} GiB are free; make it smaller"
         )
 
 
@@ -151,7 +151,7 @@ def _run_schedules(loop: LocalLoop, max_rounds: int) -> None:
     if not loop.objective.automatic_optimization:
         return
     optimizers, by_round, by_step = loop.optimizers.make()
-    first = _rates(optimizers)
+    first, name = _rates(optimizers), task_name(loop.objective)
     steps = loop.trainer.estimated_stepping_batches
     for entries, count, what in ((by_round, max_rounds - 1, "round"), (by_step, steps, "step")):
         for step in range(1, min(max(count, 1), _MOST_ROUNDS) + 1 if entries else 1):
@@ -159,10 +159,7 @@ def _run_schedules(loop: LocalLoop, max_rounds: int) -> None:
                 _advance(loop, entry, step - 1, f"in {what} {step}")
             for rate, begun in zip(_rates(optimizers), first, strict=True):
                 if not math.isfinite(rate) or rate < -1e-6 * abs(begun):
-                    raise ConfigError(
-                        f"model {task_name(loop.objective)}: its schedule gives a learning rate of {rate} in {what} "
-                        f"{step}"
-                    )
+                    raise ConfigError(f"model {name}: its schedule gives a learning rate of {rate} in {what} {step}")
 
 
 def _advance(loop: LocalLoop, entry: Schedule, epoch: int, where: str) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lit_fed.command.readable import read_settings
+from lit_fed.command.values import check_values
 from lit_fed.engine.metric_names import MetricNames
 from lit_fed.errors import ConfigError
 from lit_fed.file_names import is_file_name
@@ -149,7 +150,7 @@ class Study:
             report=report or keys.get("report", "last"),
             lower=names.direction(keys["metric"]) == "min" if better == "auto" else better == "lower",
             scale=scale,
-            decimals=keys.get("decimals", max(0, 4 - round(log10(scale)))),
+            decimals=keys.get("decimals", min(12, max(0, 4 - round(log10(scale))))),
         )
 
 
@@ -168,6 +169,7 @@ def read_study(path: str | Path, profile: str) -> Study:
     """
     path = Path(path)
     content = read_settings(path, "study file", "holds no study; write keys such as rows:, columns: and metric:")
+    check_values(content, where=f"{path}: ")
     where = _Where(str(path))
     where.check_keys(content, _STUDY)
     profiles = where.mapping(content, "profiles")

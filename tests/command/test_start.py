@@ -1,0 +1,52 @@
+"""What is on the screen before the imports have ended, and how Ctrl-C ends them."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+
+from tests.support import ROOT
+
+PATIENCE_S = 5.0  # the line is there after a tenth of a second; a busy machine starts an interpreter more slowly
+
+
+def read_until(terminal: int, text: str, deadline: float) -> str:
+    seen = ""
+    while text not in seen and (left := deadline - time.monotonic()) > 0:
+        if select.select([terminal], [], [], left)[0]:
+            seen += os.read(terminal, 1000).decode()
+    return seen
+
+
+def test_a_line_is_on_the_terminal_at_once_and_an_interrupted_import_ends_in_130():
+    terminal, theirs = pty.openpty()
+    command = [sys.executable, str(ROOT / "cli.py"), "fit"]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=theirs) as process:
+        seen = read_until(terminal, "…", time.monotonic() + PATIENCE_S)
+        assert seen.startswith("lit-fed: loading"), seen
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+    os.close(theirs)
+    assert "Traceback" not in read_until(terminal, "Traceback", time.monotonic() + 0.2)
+    os.close(terminal)
+
+
+def test_where_nobody_watches_nothing_but_the_error_is_written():
+    done = subprocess.run([sys.executable, "-m", "lit_fed", "fitt"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == "lit-fed: error: there is no command 'fitt'; did you mean fit?\n"
+
+
+def test_the_package_gives_its_names_and_only_those_without_importing_them_first():
+    program = (
+        "import sys, lit_fed; assert 'torch' not in sys.modules;"
+        "from lit_fed import *; assert Classifier is lit_fed.tasks.Classifier; assert 'FederatedTrainer' in dir(lit_fed);"
+        "print(hasattr(lit_fed, 'Nobody'))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr
