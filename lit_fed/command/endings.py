@@ -12,6 +12,8 @@ from contextlib import contextmanager, suppress
 
 from lit_fed.errors import place_of
 
+_PATIENCE_S = 10  # with a witness that was itself stopped
+
 # Reads what the run says until it says no more. Signals that end the run must not end it first.
 _WITNESS = """
 import signal, sys
@@ -21,10 +23,11 @@ for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT"):
 last = ""
 for line in sys.stdin:
     last = line.strip()
-if last != "ended":
-    what = " while " + last if last else ""
-    print(f"lit-fed: error: process {sys.argv[1]} ended without a word{what}: it was killed, as for memory, it"
-          f" crashed, or code of its own called os._exit{sys.argv[2]}", file=sys.stderr)
+    if last == "ended":
+        sys.exit()
+what = " while " + last if last else ""
+print(f"lit-fed: error: process {sys.argv[1]} ended without a word{what}: it was killed, as for memory, it crashed, or"
+      f" code of its own called os._exit{sys.argv[2]}", file=sys.stderr)
 """
 
 
@@ -61,7 +64,8 @@ def witness(advice: str = "") -> Iterator[Callable[[str], None]]:
         tell("ended")
         with suppress(OSError):
             pipe.close()
-        process.wait()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_PATIENCE_S)
 
 
 def _close(descriptor: int) -> None:

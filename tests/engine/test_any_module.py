@@ -213,7 +213,8 @@ def interrupted(run_round: Any, at: int) -> Any:
 
 
 def client_states(folder: Path) -> dict[str, Any]:
-    return {path.name: torch.load(path, weights_only=True) for path in sorted(folder.glob("checkpoints/clients/*.pt"))}
+    files = sorted(folder.glob("checkpoints/clients/*.pt"))
+    return {path.name: torch.load(path, weights_only=True)["state"] for path in files}
 
 
 @pytest.mark.parametrize(

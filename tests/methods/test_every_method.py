@@ -50,7 +50,8 @@ def spread(chosen: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def client_states(run: Path) -> dict[str, Any]:
-    return {path.name: torch.load(path, weights_only=True) for path in sorted(run.glob("checkpoints/clients/*.pt"))}
+    files = sorted(run.glob("checkpoints/clients/*.pt"))
+    return {path.name: torch.load(path, weights_only=True)["state"] for path in files}
 
 
 def assert_same_run(one: Path, other: Path) -> None:
