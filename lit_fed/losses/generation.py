@@ -59,3 +59,15 @@ def disagreement(teacher: Tensor, student: Tensor) -> Tensor:
     log_teacher, log_student = F.log_softmax(teacher, dim=1), F.log_softmax(student, dim=1)
     divergence = F.kl_div(log_student, log_teacher, reduction="none", log_target=True).sum(1)
     return -(divergence * (teacher.argmax(1) != student.argmax(1))).mean()
+
+
+def gated_cross_entropy(logits: Tensor, targets: Tensor, gates: Tensor) -> Tensor:
+    r"""How far a network is from the ensemble where that is sure: the mean of :math:`g_b\,\mathrm{CE}(p_b, f(x_b))`.
+
+    Args:
+        logits: f (B, C).
+        targets: p (B, C), probabilities.
+        gates: g (B,).
+    """
+    each = F.cross_entropy(logits, targets.to(logits.dtype), reduction="none")
+    return (gates.to(logits.dtype) * each).mean()

@@ -145,6 +145,11 @@ class DataFree(Algorithm[AggregateT]):
         counts = torch.from_numpy(client.population.class_counts(client.id)).to(client.device)
         return Update({**super().finish(client).payload, COUNTS: counts})
 
+    def decoder_of(self, client: Client) -> Decoder:
+        """The classifier of the client's kind of network."""
+        own = client.model.task
+        return next(self.decoders[kind] for kind, model in self.models.items() if model.task is own)
+
     # ------------------------------------------------------------------ server
 
     def broadcast(self, server: Server, round_idx: int, kind: str, stage: Stage = "train") -> Payload:
@@ -206,4 +211,3 @@ def at_least(name: str, value: float, least: float) -> None:
     """
     if not value >= least:
         raise ConfigError(f"algorithm.{name} is {value}; it must be at least {least}")
-

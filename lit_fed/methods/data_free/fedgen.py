@@ -19,7 +19,7 @@ from lit_fed.engine.payload import ClientUpdate, Payload, add_prefix, split_pref
 from lit_fed.engine.reducers import Gather, Reducer
 from lit_fed.engine.strategy import Workers
 from lit_fed.losses import diversity, ensemble_cross_entropy, knowledge_distillation
-from lit_fed.methods.data_free.averaging import Decoder, SlotMean
+from lit_fed.methods.data_free.averaging import SlotMean
 from lit_fed.methods.data_free.base import COUNTS, DataFree, at_least, counts_of, named
 from lit_fed.methods.data_free.display import latents_picture
 from lit_fed.methods.data_free.weighting import entropy, label_prior, label_shares
@@ -129,8 +129,7 @@ class FedGen(DataFree[Arrived]):
         if not generator or client.stage != "train" or client.run(batch).loss is None:
             return terms
         weight = self.decay**client.round_idx
-        decoder = self.decoder_of(client)
-        labels = client.targets(batch)
+        decoder, labels = self.decoder_of(client), client.targets(batch)
         if self.alpha:
             drawn = torch.multinomial(rest[PRIOR], len(labels), replacement=True)
             made = self.pseudo.make(generator, self.pseudo.noise_like(drawn, generator), drawn)
@@ -143,10 +142,6 @@ class FedGen(DataFree[Arrived]):
             target = decoder.logits(client.parameters, made)
             terms["latent"] = self.beta * weight * knowledge_distillation(own, target)
         return terms
-
-    def decoder_of(self, client: Client) -> Decoder:
-        """The classifier of the client's kind of network."""
-        return next(self.decoders[kind] for kind, model in self.models.items() if model is client.model)
 
     # ------------------------------------------------------------------ server
 

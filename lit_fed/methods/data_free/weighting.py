@@ -108,3 +108,13 @@ def label_shares(weights: Tensor, counts: Tensor) -> Tensor:
     weighed = weights.double().unsqueeze(1) * counts.double()
     total = weighed.sum(0)
     return torch.where(total > 0, weighed / total.clamp_min(torch.finfo(total.dtype).tiny), 0.0)
+
+
+def mixture(logits: Tensor, shares: Tensor) -> Tensor:
+    r"""The ensemble's probabilities :math:`\sum_i \omega_{ib}\,\sigma(f_i(x_b))` (B, C).
+
+    Args:
+        logits: (M, B, C).
+        shares: ω (M, B), which sum to 1 over the clients.
+    """
+    return torch.einsum("mb,mbc->bc", shares, logits.softmax(2))
