@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
@@ -17,14 +17,20 @@ from lit_fed.engine.payload import ClientUpdate, Payload
 from lit_fed.engine.population import Population, ServerTraining
 from lit_fed.errors import ConfigError
 from lit_fed.methods.data_free.averaging import Decoder, SlotMean, slots
+from lit_fed.methods.data_free.display import generated_picture
 from lit_fed.methods.data_free.generator import PseudoSamples
 from lit_fed.networks.generators import Generator
 from lit_fed.seeding import derive_seed
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 AggregateT = TypeVar("AggregateT")
 
 COUNTS = "labels/counts"
 """In a client's answer: its training samples by class (C,)."""
+
+_SHOWN = 8  # samples of a class in a picture
 
 
 class DataFree(Algorithm[AggregateT]):
@@ -186,6 +192,16 @@ class DataFree(Algorithm[AggregateT]):
         """What trains on the server."""
         assert self.population.server_loop is not None, "it is only in forecasts that nothing is run"
         return self.population.server_loop
+
+    def figures(self, server: Server) -> dict[str, Figure]:
+        """What the generator makes of each class, from the same noise every time: images, or the mean features."""
+        if not server["learnt"]:
+            return {}
+        labels = torch.arange(self.num_classes, device=self.pseudo.device).repeat_interleave(_SHOWN)
+        noise, _ = next(self.pseudo.batches(server["prior"], 1, len(labels), (self.population.seed, "figures")))
+        with torch.no_grad():
+            made = self.pseudo.make(server["generator"], noise, labels).float().cpu()
+        return {"generated": generated_picture(made.unflatten(0, (self.num_classes, _SHOWN)).numpy())}
 
     def head_logits(self, kind: str, held: Payload, features: Tensor) -> Tensor:
         """The logits of a kind's classifier, in evaluation mode, with tensors that are given."""

@@ -16,6 +16,15 @@ _MOST_CLASSES = 20
 _MOST_FEATURES = 256
 
 
+def generated_picture(samples: NDArray[np.float32]) -> Figure:
+    """Images, a row for each class, or the mean features of each.
+
+    Args:
+        samples: By class and number: (C, n, channels, height, width) or (C, n, d).
+    """
+    return samples_picture(samples) if samples.ndim == 5 else latents_picture(samples.mean(axis=1))
+
+
 def latents_picture(means: NDArray[np.float32]) -> Figure:
     """What the generated features of each class are like.
 

@@ -6,7 +6,7 @@ Zhu, Hong, Zhou: "Data-Free Knowledge Distillation for Heterogeneous Federated L
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -21,12 +21,8 @@ from lit_fed.engine.strategy import Workers
 from lit_fed.losses import diversity, ensemble_cross_entropy, knowledge_distillation
 from lit_fed.methods.data_free.averaging import SlotMean
 from lit_fed.methods.data_free.base import COUNTS, DataFree, at_least, counts_of, named
-from lit_fed.methods.data_free.display import latents_picture
 from lit_fed.methods.data_free.weighting import entropy, label_prior, label_shares
 from lit_fed.networks.generators import Generator, LatentGenerator
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 GENERATOR = "generator/"  # in the broadcast: the generator's weights
 PRIOR = "labels/prior"  # in the broadcast: the distribution of labels (C,)
@@ -192,18 +188,6 @@ class FedGen(DataFree[Arrived]):
         )
         server["learnt"] = True
         return {**named(found), "server/label_entropy": entropy(prior)}
-
-    def figures(self, server: Server) -> dict[str, Figure]:
-        """The mean features that are generated for each class."""
-        if not server["learnt"]:
-            return {}
-        labels = torch.arange(self.num_classes, device=self.pseudo.device).repeat_interleave(_SHOWN)
-        noise = next(self.pseudo.batches(server["prior"], 1, len(labels), (self.population.seed, "figures")))[0]
-        made = self.pseudo.make(server["generator"], noise, labels)
-        return {"generated": latents_picture(made.view(self.num_classes, _SHOWN, -1).mean(1).float().cpu().numpy())}
-
-
-_SHOWN = 16  # samples of a class that a picture is the mean of
 
 
 class _Arrivals(Reducer[Arrived]):

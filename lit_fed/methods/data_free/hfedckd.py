@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
@@ -25,7 +25,6 @@ from lit_fed.errors import ConfigError
 from lit_fed.losses import disagreement, diversity, ensemble_cross_entropy, gated_cross_entropy
 from lit_fed.methods.data_free.base import DataFree, at_least, counts_of, named
 from lit_fed.methods.data_free.contrast import TwoWayContrast, history
-from lit_fed.methods.data_free.display import latents_picture, samples_picture
 from lit_fed.methods.data_free.weighting import (
     divergences_from_mean,
     effective_size,
@@ -40,12 +39,8 @@ from lit_fed.methods.data_free.weighting import (
 from lit_fed.methods.server import positive
 from lit_fed.networks.generators import Generator, ImageGenerator, LatentGenerator
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 FIRST = "first"  # in a client's answer: whether it had no history
 SAMPLES, TARGETS, GATES = "pseudo/samples", "pseudo/targets", "pseudo/gates"  # in the broadcast
-_SHOWN = 8  # samples of a class in a picture
 
 
 class HFedCKD(DataFree[list[ClientUpdate]]):
@@ -387,15 +382,3 @@ class HFedCKD(DataFree[list[ClientUpdate]]):
             if name in learnt:
                 server["models"][kind][name].copy_(learnt[name])
         return mean
-
-    def figures(self, server: Server) -> dict[str, Figure]:
-        """Images that are generated for each class, or the mean features."""
-        if not server["learnt"]:
-            return {}
-        labels = torch.arange(self.num_classes, device=self.pseudo.device).repeat_interleave(_SHOWN)
-        noise = next(self.pseudo.batches(server["prior"], 1, len(labels), (self.population.seed, "figures")))[0]
-        with torch.no_grad():
-            made = self.pseudo.make(server["generator"], noise, labels).unflatten(0, (self.num_classes, _SHOWN)).float()
-        if self.generator == "features":
-            return {"generated": latents_picture(made.mean(1).cpu().numpy())}
-        return {"generated": samples_picture(made.cpu().numpy())}
