@@ -118,7 +118,7 @@ def test_a_class_that_the_round_lacks_is_not_drawn(tmp_path: Path) -> None:
 def test_wrong_settings() -> None:
     for name, value in (("alpha", -1.0), ("beta", -1.0), ("decay", -0.1), ("generator_steps", -1), ("diversity", -1.0)):
         with pytest.raises(ConfigError, match=rf"algorithm\.{name} is {value}; it must be at least 0"):
-            FedGen(**{name: value})
+            FedGen(**{name: value})  # type: ignore[arg-type]  # one of the settings that are numbers
     with pytest.raises(ConfigError, match=r"algorithm\.generator_batch_size is 1; it must be at least 2"):
         FedGen(generator_batch_size=1)
     with pytest.raises(ConfigError, match=r"algorithm\.label_prior is \[0.0, 0.0\]; give a weight of 0 or more"):

@@ -24,7 +24,8 @@ OFF = {"ipwd": False, "contrast": False, "generator_steps": 0}
 
 
 def cosine(one: Tensor, other: Tensor) -> Tensor:
-    return (one * other).sum(1) / (one.norm(dim=1) * other.norm(dim=1))
+    lengths: Tensor = torch.linalg.vector_norm(one, dim=1) * torch.linalg.vector_norm(other, dim=1)
+    return (one * other).sum(1) / lengths
 
 
 def contrast_by_hand(own: Tensor, near: Tensor, far: Tensor, temperature: float) -> float:
@@ -171,13 +172,15 @@ def test_pictures_of_what_is_generated(tmp_path: Path) -> None:
     run = fit(tmp_path, Halves(), Points(), HFedCKD(**SMALL), max_rounds=1).run
     figure = run.federation.algorithm.figures(run.federation.server)["generated"]
     (image,) = figure.axes[0].images
-    assert image.get_array().shape == (5, 2)  # the mean of 2 features in each of 5 classes
+    shown = image.get_array()
+    assert shown is not None
+    assert shown.shape == (5, 2)  # the mean of 2 features in each of 5 classes
 
 
 def test_wrong_settings(tmp_path: Path) -> None:
     for name in ("exponent", "divergence_weight", "gate_slope", "encoder_weight", "decoder_weight"):
         with pytest.raises(ConfigError, match=rf"algorithm\.{name} is -1.0; it must be at least 0"):
-            HFedCKD(**{name: -1.0})
+            HFedCKD(**{name: -1.0})  # type: ignore[arg-type]  # one of the settings that are numbers
     with pytest.raises(ConfigError, match=r"algorithm\.temperature is 0"):
         HFedCKD(temperature=0.0)
     with pytest.raises(ConfigError, match=r"algorithm\.generator is 'x'"):
