@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -34,6 +34,21 @@ class ServerTraining(Protocol):
         optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
     ) -> tuple[dict[str, Tensor], float]:
         """Train a kind's network from given tensors; its copies, and the last epoch's mean loss."""
+
+    def learn(
+        self,
+        network: nn.Module,
+        begin: Payload,
+        loader: Iterable[Any],
+        terms: Callable[[Any], Mapping[str, Tensor]],
+        *,
+        seed: tuple[Any, ...],
+        optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
+    ) -> tuple[dict[str, Tensor], dict[str, float]]:
+        """Train a network that is no client's from given tensors; its copies, and each term's mean."""
+
+    def forward(self, kind: str, tensors: Payload, x: Any) -> Tensor:
+        """What a kind's network gives for inputs, differentiable in them and in its tensors."""
 
     def predict(self, kind: str, tensors: Payload, loader: Iterable[Any]) -> Tensor:
         """What a kind's network gives for the inputs of a loader."""

@@ -1,6 +1,7 @@
 """Training on the server, seeded: for methods that distil or learn a generator there, and for references to compare to.
 
-A kind's task is lent for it and comes back as it was: tensors, modes of its submodules, which parameters train.
+A kind's task is lent for it and comes back as it was: tensors, modes of its submodules, which parameters train. A
+network of the method's own, such as a generator, is written over.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from lightning import Fabric
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.optim import Optimizer
 
 from lit_fed.engine.local import LocalLoop
@@ -66,28 +68,90 @@ class ServerLoop:
         Raises:
             ConfigError: If the task's own optimizer is wanted, and it has several.
         """
-        loop, mean = self.loops[kind], 0.0
+        loop = self.loops[kind]
         model, objective = loop.model, loop.objective
         with _lent(loop):
             model.load(begin)
             model.set_trainable(None)
             objective.train()
             made = _own_optimizer(objective) if optimizer is None else optimizer(_trainable(objective))
-            seed_device(derive_seed(*seed), self.fabric.device)
-            loop.reset_scaler()
-            for _ in range(epochs):
-                total, samples = torch.zeros((), device=self.fabric.device), 0
-                for batch in loop.batches(loader):
-                    with loop.autocast():
-                        term = loss(objective, batch)
-                    made.zero_grad()
-                    self.fabric.backward(term)
-                    self.fabric.strategy.optimizer_step(made)
-                    size = batch_size_of(batch)
-                    total += term.detach() * size
-                    samples += size
-                mean = float(total) / max(samples, 1)
-            return model.copy(begin), mean
+            passes = (loop.batches(loader) for _ in range(epochs))
+            means = self._optimise(loop, made, passes, lambda batch: {"loss": loss(objective, batch)}, seed)
+            return model.copy(begin), means.get("loss", 0.0)
+
+    def learn(
+        self,
+        network: nn.Module,
+        begin: Payload,
+        loader: Iterable[Any],
+        terms: Callable[[Any], Mapping[str, Tensor]],
+        *,
+        seed: tuple[Any, ...],
+        optimizer: OptimizerMaker,
+    ) -> tuple[dict[str, Tensor], dict[str, float]]:
+        """Train a network that is no client's, in training mode, by one pass over a loader.
+
+        Args:
+            network: The network, on the device; what it holds is written over.
+            begin: All its parameters and buffers by name.
+            loader: Batches.
+            terms: What is minimised on a batch, by name, with this network; the gradient is that of their sum.
+            seed: What dropout and the like are drawn from.
+            optimizer: Made anew, over the network's parameters.
+
+        Returns:
+            Copies of the trained tensors, and each term's mean over samples.
+        """
+        network.load_state_dict(begin)
+        network.train()
+        loop = next(iter(self.loops.values()))
+        once = [map(self.fabric.to_device, loader)]
+        means = self._optimise(loop, optimizer(network.parameters()), once, terms, seed)
+        return {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}, means
+
+    def forward(self, kind: str, tensors: Payload, x: Any) -> Tensor:
+        """What a kind's network gives for inputs, differentiable in them and in its tensors.
+
+        In evaluation mode.
+
+        Args:
+            kind: Whose network.
+            tensors: Its parameters and buffers by name; what is not named is as the task has it.
+            x: A batch of inputs.
+        """
+        loop = self.loops[kind]
+        with loop.model.evaluating(), loop.objective.muted():
+            found: Tensor = functional_call(loop.objective, dict(tensors), (x,))
+        return found
+
+    def _optimise(
+        self,
+        loop: LocalLoop,
+        made: Optimizer,
+        passes: Iterable[Iterable[Any]],
+        terms: Callable[[Any], Mapping[str, Tensor]],
+        seed: tuple[Any, ...],
+    ) -> dict[str, float]:
+        """Step along the gradient of the sum of terms; returns the last pass's mean of each over samples."""
+        seed_device(derive_seed(*seed), self.fabric.device)
+        loop.reset_scaler()
+        means: dict[str, float] = {}
+        for batches in passes:
+            totals: dict[str, Tensor] = {}
+            samples = 0
+            for batch in batches:
+                with loop.autocast():
+                    found = terms(batch)
+                made.zero_grad()
+                self.fabric.backward(_sum(found.values()))
+                self.fabric.strategy.optimizer_step(made)
+                size = batch_size_of(batch)
+                for name, term in found.items():
+                    weighed = term.detach() * size
+                    totals[name] = totals[name] + weighed if name in totals else weighed
+                samples += size
+            means = {name: float(total) / max(samples, 1) for name, total in totals.items()}
+        return means
 
     @torch.no_grad()
     def predict(self, kind: str, tensors: Payload, loader: Iterable[Any]) -> Tensor:
@@ -116,6 +180,14 @@ def _lent(loop: LocalLoop) -> Iterator[None]:
             yield
     finally:
         state.muted = muted
+
+
+def _sum(terms: Iterable[Tensor]) -> Tensor:
+    """The sum of one term or more."""
+    first, *rest = terms
+    for term in rest:
+        first = first + term
+    return first
 
 
 def _trainable(objective: Objective) -> list[nn.Parameter]:

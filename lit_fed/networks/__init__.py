@@ -8,6 +8,7 @@ from lit_fed.networks.etf import (
     orthonormal_classes,
     simplex_etf,
 )
+from lit_fed.networks.generators import Generator, ImageGenerator, LatentGenerator
 from lit_fed.networks.mcmahan import McMahanCNN
 from lit_fed.networks.mobilenet import MobileNet
 from lit_fed.networks.registry import NETWORKS, POSE_NETWORKS, TEXT_NETWORKS, build_network, classifier, features
@@ -25,6 +26,9 @@ __all__ = [
     "ClassificationNetwork",
     "CosineHead",
     "EmbeddingBag",
+    "Generator",
+    "ImageGenerator",
+    "LatentGenerator",
     "Logistic",
     "McMahanCNN",
     "MobileNet",

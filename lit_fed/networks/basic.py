@@ -53,7 +53,8 @@ class SmallCNN(ClassificationNetwork):
     """Two 3×3 convolutions, each with ReLU and 2×2 max pooling, then a linear head; for images of 8×8 to 32×32.
 
     The second convolution has ``2 * width`` channels; the features are its flattened map, so
-    ``d = 2 * width * (H // 4) * (W // 4)``.
+    ``d = 2 * width * (H // 4) * (W // 4)``, or with `num_features` what a linear layer with ReLU makes of it, so that
+    networks of different width have features of one length.
 
     Args:
         num_classes: Length of the output.
@@ -61,6 +62,7 @@ class SmallCNN(ClassificationNetwork):
         width: Channels of the first convolution.
         input_shape: Channels, height and width of the images; height and width at least 4 pixels.
         head_bias: Whether the head has a bias.
+        num_features: d; None for the flattened map.
 
     Raises:
         ConfigError: If the image is too small or its channels are not `in_channels`.
@@ -73,11 +75,13 @@ class SmallCNN(ClassificationNetwork):
         width: int = 16,
         input_shape: Sequence[int] = (1, 8, 8),
         head_bias: bool = True,
+        num_features: int | None = None,
     ) -> None:
         pixels = image_size(type(self).__name__, in_channels, input_shape, smallest=4)
         if width < 1:
             raise ConfigError(f"network SmallCNN: width is {width}; give at least 1")
-        super().__init__(2 * width * (pixels[0] // 4) * (pixels[1] // 4), num_classes, head_bias)
+        flat = 2 * width * (pixels[0] // 4) * (pixels[1] // 4)
+        super().__init__(flat if num_features is None else num_features, num_classes, head_bias)
         self.body = nn.Sequential(
             nn.Conv2d(in_channels, width, kernel_size=3, padding=1),
             nn.ReLU(),
@@ -86,6 +90,7 @@ class SmallCNN(ClassificationNetwork):
             nn.ReLU(),
             nn.MaxPool2d(2),
             nn.Flatten(),
+            *([] if num_features is None else [nn.Linear(flat, num_features), nn.ReLU()]),
         )
 
     def forward_features(self, x: Tensor) -> Tensor:

@@ -29,12 +29,21 @@ SCHEDULE = "--model.init_args.lr_scheduler"
         (["--trainer.logger", "MLFlowLogger"], r"MLFlowLogger cannot be made: it needs mlflow\S*, which is not"),
         (["--trainer.logger", "CometLogger"], r"CometLogger cannot be made: it needs comet-ml\S*, which is not"),
         (["--trainer.accelerator", "tpu"], r"trainer.accelerator tpu, precision 32-true: it needs torch_xla\S*, which"),
-        (["--trainer.precision", "transformer-engine"], r"precision transformer-engine: it needs transformer_engine\S*,"),
+        (
+            ["--trainer.precision", "transformer-engine"],
+            r"precision transformer-engine: it needs transformer_engine\S*,",
+        ),
         (["--model.optimizer", "Muon"], r"Muon cannot be made: ValueError: Muon only supports 2D parameters"),
-        (["--model.optimizer", "Adam", "--model.optimizer.betas", "[2, 3]"], r"Adam cannot be made: ValueError: Invalid"),
+        (
+            ["--model.optimizer", "Adam", "--model.optimizer.betas", "[2, 3]"],
+            r"Adam cannot be made: ValueError: Invalid",
+        ),
         ([SCHEDULE, "ConstantLR", f"{SCHEDULE}.factor", "3"], r"ConstantLR cannot be made: ValueError: Constant"),
         ([f"{SCHEDULE}.T_max", "-1"], r"lr_scheduler.T_max is -1; give a number of rounds, or null for all rounds"),
-        (["--model.network_args", "{width: 100000000}"], r"network 'small_cnn' cannot be built: there is not enough me"),
+        (
+            ["--model.network_args", "{width: 100000000}"],
+            r"network 'small_cnn' cannot be built: there is not enough me",
+        ),
     ],
 )
 def test_what_cannot_be_made_is_named_in_a_line(args, expected, capsys):
@@ -60,9 +69,7 @@ def test_where_the_users_own_class_is_broken_its_place_is_shown(tmp_path, monkey
     printed = capsys.readouterr().err
     assert stop.value.code == 2
     assert 'broken_of_test_making.py", line 7' in printed
-    assert printed.splitlines()[-1] == (
-        "lit-fed: error: Broken cannot be made: IndexError: list index out of range"
-    )
+    assert printed.splitlines()[-1] == ("lit-fed: error: Broken cannot be made: IndexError: list index out of range")
 
 
 def test_a_schedule_without_a_length_takes_all_rounds_and_the_learning_rate_is_logged():

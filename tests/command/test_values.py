@@ -28,8 +28,14 @@ HUGE = str(10**30)
         (["--model.network_args", "{width: .nan}"], "model.network_args.width is nan"),
         (["--trainer.kinds", "{a: {network_args: {hidden: [.nan]}}}"], "trainer.kinds.a.network_args.hidden is nan"),
         (["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.min_delta", ".inf"], "callbacks.min_delta is inf"),
-        (["--trainer.max_rounds", HUGE], "trainer.max_rounds is 100000… (31 digits); whole numbers must be below 2**63"),
-        (["--data.batch_size", str(2**63)], "data.batch_size is 9223372036854775808; whole numbers must be below 2**63"),
+        (
+            ["--trainer.max_rounds", HUGE],
+            "trainer.max_rounds is 100000… (31 digits); whole numbers must be below 2**63",
+        ),
+        (
+            ["--data.batch_size", str(2**63)],
+            "data.batch_size is 9223372036854775808; whole numbers must be below 2**63",
+        ),
         (["--data.seed", HUGE], "data.seed is 100000… (31 digits)"),
         (["--data.partition", "Shards", "--data.partition.shards_per_client", HUGE], "shards_per_client is 100000…"),
         (["--trainer.num_threads", HUGE], "trainer.num_threads is 100000…"),

@@ -131,3 +131,36 @@ def test_which_of_several_optimizers_is_not_guessed(tmp_path: Path) -> None:
     message = "model TwoOptimizers has 2 optimizers, and training on the server needs one"
     with server(tmp_path, TwoOptimizers()) as loop, pytest.raises(ConfigError, match=message):
         train(loop)
+
+
+def test_a_network_of_the_servers_own_learns_by_hand(tmp_path: Path) -> None:
+    # g(x) = a·x from a = 1, terms ½(g − 2)² and a of a batch: at x = 1 gradients −1 and 1, at x = 2 by a = 1 0 and 1.
+    # SGD with rate ¼: a = 1, then 1 − ¼·(2·(2 − 2) + 1) = ¾. Means over 1 + 1 samples: ½·(½ + 0) = ¼ and ½·(1 + 1).
+    own = nn.Linear(1, 1, bias=False)
+
+    def terms(x: Tensor) -> dict[str, Tensor]:
+        return {"far": 0.5 * (own(x) - 2).square().mean(), "size": own.weight.sum()}
+
+    begin = {"weight": torch.ones(1, 1)}
+    with server(tmp_path) as loop:
+        before = {kind: one.model.copy() for kind, one in loop.loops.items()}
+        learnt, means = loop.learn(
+            own, begin, [torch.ones(1, 1), 2 * torch.ones(1, 1)], terms, seed=(0, "test"),
+            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.25),
+        )  # fmt: skip
+        for kind, one in loop.loops.items():
+            assert_same(one.model.copy(), before[kind])
+    assert learnt["weight"].tolist() == [[0.75]]
+    assert begin["weight"].tolist() == [[1.0]]
+    assert means == {"far": 0.25, "size": 1.0}
+
+
+def test_a_kinds_network_is_differentiable_in_what_it_sees_and_stays_as_it_is(tmp_path: Path) -> None:
+    # f(x) = 3x₁ − x₂
+    x = torch.tensor([[1.0, 2.0]], requires_grad=True)
+    with server(tmp_path) as loop:
+        before = loop.loops["model"].model.copy()
+        found = loop.forward("model", {"network.weight": torch.tensor([[3.0, -1.0]])}, x)
+        assert_same(loop.loops["model"].model.copy(), before)
+    assert found.item() == 1.0
+    assert torch.autograd.grad(found.sum(), x)[0].tolist() == [[3.0, -1.0]]

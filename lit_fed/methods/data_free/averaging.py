@@ -1,0 +1,152 @@
+"""The mean of networks of several kinds: what has equal names and shapes is averaged, and always the classifiers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from lit_fed.engine.model import Model
+from lit_fed.engine.objective import head_of, task_name
+from lit_fed.engine.payload import ClientUpdate, Payload
+from lit_fed.engine.reducers import Reducer
+from lit_fed.engine.strategy import Workers
+from lit_fed.errors import ConfigError
+
+
+class Decoder:
+    """The classifier of a kind of network: features (B, d) to logits (B, C).
+
+    Args:
+        kind: Whose.
+        model: The kind's network.
+        name: The submodule (``algorithm.head``); None for the task's own.
+        method: The method's name, for errors.
+
+    Raises:
+        ConfigError: If no linear layer says how long the features are.
+    """
+
+    def __init__(self, kind: str, model: Model, name: str | None, method: str) -> None:
+        found = head_of(model.task, name)
+        assert found is not None, "declared in `needs`, so it is there"
+        self.kind, self.module = kind, found
+        own = {id(tensor): key for key, tensor in found.state_dict(keep_vars=True).items()}
+        held = {**model.parameters, **{key: getattr(*place) for key, place in model.buffers.items()}}
+        self.names = {key: own[id(tensor)] for key, tensor in held.items() if id(tensor) in own}
+        """The classifier's own name of a tensor, by the model's."""
+        layer = next((module for module in found.modules() if isinstance(module, nn.Linear)), None)
+        if layer is None:
+            raise ConfigError(
+                f"algorithm {method} splits each network into an encoder and a classifier, and the head "
+                f"{type(found).__name__} of model {task_name(model.task)} has no linear layer that tells the features' "
+                "length; name another submodule as algorithm.head"
+            )
+        self.num_features = layer.in_features
+
+    def tensors(self, held: Payload) -> dict[str, Tensor]:
+        """The classifier's tensors among a network's, by the network's names."""
+        return {name: held[name] for name in self.names if name in held}
+
+    def logits(self, held: Mapping[str, Tensor], features: Tensor) -> Tensor:
+        """The logits (B, C) of features (B, d), with the classifier's tensors among those held."""
+        own = {self.names[name]: tensor for name, tensor in held.items() if name in self.names}
+        found: Tensor = functional_call(self.module, own, (features,))
+        return found
+
+
+class Slot(NamedTuple):
+    """What is averaged with what: tensors of one name and shape, whatever the kind of network.
+
+    Args:
+        name: The tensor's name; of a classifier its name within the classifier.
+        in_head: Whether it is a classifier's.
+        shape: Its shape.
+        dtype: Its type.
+    """
+
+    name: str
+    in_head: bool
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def slots(models: Mapping[str, Model], decoders: Mapping[str, Decoder]) -> dict[str, dict[str, Slot]]:
+    """The slot of every tensor of every kind, by its name."""
+    found: dict[str, dict[str, Slot]] = {}
+    for kind, model in models.items():
+        inside = decoders[kind].names
+        found[kind] = {
+            name: Slot(inside.get(name, name), name in inside, tuple(tensor.shape), tensor.dtype)
+            for name, tensor in model.tensors().items()
+        }
+    return found
+
+
+class SlotMean(Reducer[dict[str, dict[str, Tensor]]]):
+    r"""The weighted mean :math:`\sum_k w_k x_k / \sum_k w_k` in every slot, over the clients that hold one.
+
+    Sums run in float64 with unnormalised weights, as in `lit_fed.engine.reducers.WeightedMean`; where all clients have
+    the same network it gives the same bits. The result is by kind and by name; a slot to which nobody sent is missing.
+
+    Args:
+        by_kind: `slots` of every kind.
+        uniform: Weigh every client 1 instead of by ``update.weight``.
+
+    Note:
+        Published forms of averaging networks of different width differ; here a tensor that is narrower is none of the
+        wider one's, so that networks meet in what has the same shape, and always in the classifier.
+    """
+
+    def __init__(self, by_kind: Mapping[str, Mapping[str, Slot]], uniform: bool = False) -> None:
+        self.by_kind = by_kind
+        self.uniform = uniform
+        self._sums: dict[Slot, Tensor] = {}
+        self._totals: dict[Slot, float] = {}
+
+    def add(self, update: ClientUpdate) -> None:
+        """Add ``weight * tensor`` for every tensor of the network; other tensors of the payload are left out."""
+        self.add_weighed(update, 1.0 if self.uniform else float(update.weight))
+
+    def add_weighed(self, update: ClientUpdate, weight: float) -> None:
+        """The same with a weight that is given."""
+        for name, slot in self.by_kind[update.kind].items():
+            if name in update.payload:
+                tensor = update.payload[name].detach()
+                if slot not in self._sums:
+                    self._sums[slot] = torch.zeros_like(tensor, dtype=torch.float64)
+                    self._totals[slot] = 0.0
+                self._sums[slot].add_(tensor, alpha=weight)
+                self._totals[slot] += weight
+
+    def result(self, workers: Workers) -> dict[str, dict[str, Tensor]] | None:
+        """The means over all processes; None where no update arrived."""
+        if workers.world_size > 1:
+            self._merge(workers)
+        return self.means() or None
+
+    def means(self) -> dict[str, dict[str, Tensor]]:
+        """The means of what was added here, by kind."""
+        found = {slot: self._mean(slot) for slot, total in self._totals.items() if total > 0}
+        by_kind = {
+            kind: {name: found[slot] for name, slot in own.items() if slot in found}
+            for kind, own in self.by_kind.items()
+        }
+        return {kind: own for kind, own in by_kind.items() if own}
+
+    def _mean(self, slot: Slot) -> Tensor:
+        mean = self._sums[slot] / self._totals[slot]
+        return mean.to(slot.dtype) if slot.dtype.is_floating_point else mean.round().to(slot.dtype)
+
+    def _merge(self, workers: Workers) -> None:
+        every = sorted({slot for own in self.by_kind.values() for slot in own.values()}, key=str)
+        sums = [self._sums[slot] if slot in self._sums else workers.zeros(slot.shape) for slot in every]
+        totals = torch.tensor([self._totals.get(slot, 0.0) for slot in every], dtype=torch.float64)
+        totals = totals.to(sums[0].device)
+        merged = workers.all_reduce(torch.cat([*(one.flatten() for one in sums), totals]))
+        *parts, last = torch.split(merged, [*(one.numel() for one in sums), len(every)])
+        self._sums = {slot: part.view(slot.shape) for slot, part in zip(every, parts, strict=True)}
+        self._totals = dict(zip(every, last.tolist(), strict=True))

@@ -1,0 +1,229 @@
+"""What the data-free methods share: networks of several kinds with one feature size, and a generator on the server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import torch
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor
+
+from lit_fed.engine.algorithm import Algorithm, Server
+from lit_fed.engine.client import Client, Stage, Update
+from lit_fed.engine.model import Model
+from lit_fed.engine.objective import task_name
+from lit_fed.engine.payload import ClientUpdate, Payload
+from lit_fed.engine.population import Population, ServerTraining
+from lit_fed.errors import ConfigError
+from lit_fed.methods.data_free.averaging import Decoder, SlotMean, slots
+from lit_fed.methods.data_free.display import generated_picture
+from lit_fed.methods.data_free.generator import PseudoSamples
+from lit_fed.networks.generators import Generator
+from lit_fed.seeding import derive_seed
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+AggregateT = TypeVar("AggregateT")
+
+COUNTS = "labels/counts"
+"""In a client's answer: its training samples by class (C,)."""
+
+_SHOWN = 8  # samples of a class in a picture
+
+
+class DataFree(Algorithm[AggregateT]):
+    """Clients send their networks and label counts; a generator on the server makes samples of no client's data.
+
+    Every kind of network has a global model, `lit_fed.methods.data_free.averaging.SlotMean` of the clients'. Encoders
+    may differ; every classifier (``algorithm.head``) reads features of one size.
+
+    Args:
+        noise_size: Length of the generator's noise.
+        generator_steps: Steps of the generator a round; 0 for no generator.
+        generator_batch_size: Samples of a step, at least 2.
+        generator_optimizer: Made anew each round.
+        diversity: Weight of `lit_fed.losses.diversity`.
+        label_prior: The generator's distribution of labels, one weight a class; null for the label counts of the
+            round's clients.
+        weighting: Of the mean networks: by ``samples``, or ``uniform``.
+        kwargs: The settings of every method: `lit_fed.engine.algorithm.Algorithm`.
+
+    Raises:
+        ConfigError: For settings that cannot be; and when the parts are put together, for kinds with features of
+            different length, or a prior that asks for a class which no client has.
+    """
+
+    def __init__(
+        self,
+        noise_size: int,
+        generator_steps: int,
+        generator_batch_size: int,
+        generator_optimizer: OptimizerCallable,
+        diversity: float,
+        label_prior: list[float] | None,
+        weighting: Literal["samples", "uniform"],
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        at_least("generator_steps", generator_steps, 0)
+        at_least("generator_batch_size", generator_batch_size, 2)  # a generator has batch norm
+        at_least("diversity", diversity, 0)
+        if weighting not in ("samples", "uniform"):
+            raise ConfigError(f"algorithm.weighting is {weighting!r}; it must be 'samples' or 'uniform'")
+        if label_prior is not None and (min(label_prior, default=-1) < 0 or sum(label_prior) <= 0):
+            raise ConfigError(f"algorithm.label_prior is {label_prior}; give a weight of 0 or more for each class")
+        self.noise_size = noise_size
+        self.generator_steps = generator_steps
+        self.generator_batch_size = generator_batch_size
+        self.generator_optimizer = generator_optimizer
+        self.diversity = diversity
+        self.label_prior = label_prior
+        self.weighting = weighting
+
+    # ------------------------------------------------------------------ the whole
+
+    def setup(self, models: Mapping[str, Model], population: Population) -> Server:
+        """Take each kind's weights as its first global model, and make the generator."""
+        self.population, self.models, self.num_classes = population, models, population.num_classes
+        name = type(self).__name__
+        self.decoders = {kind: Decoder(kind, model, self.head, name) for kind, model in models.items()}
+        self._check_decoders()
+        self._check_label_prior()
+        self.slots = slots(models, self.decoders)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(derive_seed(population.seed, name, "generator"))
+            network = self.make_generator()
+        device = next(iter(next(iter(models.values())).parameters.values())).device
+        self.pseudo = PseudoSamples(network.to(device))
+        return {
+            "models": {kind: model.copy() for kind, model in models.items()},
+            "generator": {key: tensor.clone() for key, tensor in network.state_dict().items()},
+            "prior": torch.full((self.num_classes,), 1 / self.num_classes, dtype=torch.float64),
+            "learnt": False,
+        }
+
+    def make_generator(self) -> Generator:
+        """The generator, with weights from torch's global random numbers."""
+        raise NotImplementedError
+
+    def _check_decoders(self) -> None:
+        first = next(iter(self.decoders.values()))
+        for kind, decoder in self.decoders.items():
+            if decoder.num_features != first.num_features:
+                raise ConfigError(
+                    f"algorithm {type(self).__name__} joins networks by their features, and those of trainer.kinds "
+                    f"{first.kind!r} and {kind!r} have {first.num_features} and {decoder.num_features}; give them one "
+                    "length (small_cnn: num_features; mlp: the last of hidden)"
+                )
+            model = self.models[kind]
+            with torch.no_grad(), model.evaluating():
+                like = next(iter(model.parameters.values()))
+                logits = decoder.logits({}, like.new_zeros(2, decoder.num_features))
+            if logits.ndim != 2 or logits.shape[1] != self.num_classes:
+                raise ConfigError(
+                    f"algorithm {type(self).__name__} needs logits (B, {self.num_classes}) for the data's "
+                    f"{self.num_classes} classes, and the head of model {task_name(model.task)} gives "
+                    f"{tuple(logits.shape)}; name another submodule as algorithm.head"
+                )
+
+    def _check_label_prior(self) -> None:
+        if self.label_prior is None:
+            return
+        if len(self.label_prior) != self.num_classes:
+            raise ConfigError(
+                f"algorithm.label_prior has {len(self.label_prior)} weights, and the data have {self.num_classes} "
+                "classes; give one for each"
+            )
+        have = self.population.data.class_histogram().sum(0)
+        absent = [label for label, weight in enumerate(self.label_prior) if weight and not have[label]]
+        if absent:
+            raise ConfigError(
+                f"algorithm.label_prior is {self.label_prior[absent[0]]} for class {absent[0]}, of which no client has "
+                "a training sample; set it to 0, or leave label_prior null"
+            )
+
+    # ------------------------------------------------------------------ client
+
+    def finish(self, client: Client) -> Update:
+        """The network and the label counts (C,)."""
+        counts = torch.from_numpy(client.population.class_counts(client.id)).to(client.device)
+        return Update({**super().finish(client).payload, COUNTS: counts})
+
+    def decoder_of(self, client: Client) -> Decoder:
+        """The classifier of the client's kind of network."""
+        own = client.model.task
+        return next(self.decoders[kind] for kind, model in self.models.items() if model.task is own)
+
+    # ------------------------------------------------------------------ server
+
+    def broadcast(self, server: Server, round_idx: int, kind: str, stage: Stage = "train") -> Payload:
+        """The kind's global model."""
+        return {name: server["models"][kind][name] for name in self.models[kind].shared_names("down")}
+
+    def means(self) -> SlotMean:
+        """A new mean of the clients' networks."""
+        return SlotMean(self.slots, uniform=self.weighting == "uniform")
+
+    def take(self, server: Server, means: Mapping[str, Payload]) -> None:
+        """Move the global models to the means."""
+        for kind, mean in means.items():
+            for name, tensor in mean.items():
+                server["models"][kind][name].copy_(tensor)
+
+    def prior(self, counted: Tensor, counts: Tensor) -> Tensor | None:
+        """The labels' distribution (C,) for a round: the one that is set, over the classes that are there.
+
+        Args:
+            counted: The distribution by counts (C,).
+            counts: Samples by client and class (M, C).
+
+        Returns:
+            None where none of the classes that are asked for is there.
+        """
+        if self.label_prior is None:
+            return counted
+        asked = torch.tensor(self.label_prior, dtype=torch.float64, device=counted.device) * (counts.sum(0) > 0)
+        return asked / asked.sum() if asked.sum() > 0 else None
+
+    @property
+    def server_loop(self) -> ServerTraining:
+        """What trains on the server."""
+        assert self.population.server_loop is not None, "it is only in forecasts that nothing is run"
+        return self.population.server_loop
+
+    def figures(self, server: Server) -> dict[str, Figure]:
+        """What the generator makes of each class, from the same noise every time: images, or the mean features."""
+        if not server["learnt"]:
+            return {}
+        labels = torch.arange(self.num_classes, device=self.pseudo.device).repeat_interleave(_SHOWN)
+        noise, _ = next(self.pseudo.batches(server["prior"], 1, len(labels), (self.population.seed, "figures")))
+        with torch.no_grad():
+            made = self.pseudo.make(server["generator"], noise, labels).float().cpu()
+        return {"generated": generated_picture(made.unflatten(0, (self.num_classes, _SHOWN)).numpy())}
+
+    def head_logits(self, kind: str, held: Payload, features: Tensor) -> Tensor:
+        """The logits of a kind's classifier, in evaluation mode, with tensors that are given."""
+        with self.models[kind].evaluating():
+            return self.decoders[kind].logits(held, features)
+
+
+def counts_of(updates: Sequence[ClientUpdate]) -> Tensor:
+    """Samples by client and class (M, C)."""
+    return torch.stack([update.payload[COUNTS] for update in updates])
+
+
+def named(metrics: Mapping[str, float]) -> dict[str, float]:
+    """A generator's terms as the server's metrics."""
+    return {f"server/generator_{name}": value for name, value in metrics.items()}
+
+
+def at_least(name: str, value: float, least: float) -> None:
+    """Refuse a setting that is too small.
+
+    Raises:
+        ConfigError: It names the setting.
+    """
+    if not value >= least:
+        raise ConfigError(f"algorithm.{name} is {value}; it must be at least {least}")

@@ -1,0 +1,60 @@
+"""The two-way contrast of HFedCKD: encoders to the global one, classifiers to the client's own history."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from lit_fed.engine.algorithm import Terms
+from lit_fed.engine.client import Client, Outputs, Tensors
+from lit_fed.engine.payload import Payload, add_prefix, split_prefix
+from lit_fed.losses import model_contrast
+
+PREVIOUS = "previous."  # in a client's state: its network as it last left it
+
+
+class TwoWayContrast:
+    r"""Two terms of MOON's form, see `lit_fed.losses.model_contrast`.
+
+    - ``encoder``: the features z of a batch are drawn to the global network's, away from the client's previous one's;
+    - ``decoder``: its outputs f are drawn to the previous network's, away from the global one's.
+
+    Both networks see the batch in evaluation mode. Where all three agree each term is ln 2.
+
+    Args:
+        encoder_weight: Weight of the first; 0 leaves it out.
+        decoder_weight: Weight of the second; 0 leaves it out.
+        temperature: τ.
+    """
+
+    def __init__(self, encoder_weight: float, decoder_weight: float, temperature: float) -> None:
+        self.encoder_weight = encoder_weight
+        self.decoder_weight = decoder_weight
+        self.temperature = temperature
+
+    def terms(self, client: Client, batch: Any) -> Terms:
+        """Both terms with their weights; none where the client has no history or received nothing."""
+        previous = split_prefix(PREVIOUS, client.state)[0]
+        if not previous or not client.begun:
+            return {}
+        (z, f), (z_global, f_global) = _halves(client.run(batch)), _halves(client.teach(batch))
+        z_before, f_before = _halves(client.teach(batch, previous))
+        found = {}
+        if self.encoder_weight:
+            found["encoder"] = self.encoder_weight * model_contrast(z, z_global, z_before, self.temperature)
+        if self.decoder_weight:
+            found["decoder"] = self.decoder_weight * model_contrast(f, f_before, f_global, self.temperature)
+        return found
+
+
+def _halves(outputs: Outputs) -> tuple[Tensor, Tensor]:
+    """What the encoder gives (B, d), and the classifier (B, C)."""
+    assert outputs.features is not None, "declared in `needs`, so they are there"
+    assert outputs.logits is not None, "declared in `needs`, so they are there"
+    return outputs.features, outputs.logits
+
+
+def history(network: Payload) -> Tensors:
+    """A network as a client's state."""
+    return add_prefix(PREVIOUS, network)

@@ -1,0 +1,208 @@
+"""FedGen.
+
+Zhu, Hong, Zhou: "Data-Free Knowledge Distillation for Heterogeneous Federated Learning", ICML 2021, Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor
+
+from lit_fed.engine.algorithm import Cohort, Server, Terms
+from lit_fed.engine.client import Client, Stage
+from lit_fed.engine.payload import ClientUpdate, Payload, add_prefix, split_prefix
+from lit_fed.engine.reducers import Gather, Reducer
+from lit_fed.engine.strategy import Workers
+from lit_fed.losses import diversity, ensemble_cross_entropy, knowledge_distillation
+from lit_fed.methods.data_free.averaging import SlotMean
+from lit_fed.methods.data_free.base import COUNTS, DataFree, at_least, counts_of, named
+from lit_fed.methods.data_free.weighting import entropy, label_prior, label_shares
+from lit_fed.networks.generators import Generator, LatentGenerator
+
+GENERATOR = "generator/"  # in the broadcast: the generator's weights
+PRIOR = "labels/prior"  # in the broadcast: the distribution of labels (C,)
+
+
+class Arrived(NamedTuple):
+    """What the server makes of a cohort.
+
+    Args:
+        means: The mean networks by kind.
+        answers: Each client's classifier and label counts.
+    """
+
+    means: Mapping[str, Payload]
+    answers: Sequence[ClientUpdate]
+
+
+class FedGen(DataFree[Arrived]):
+    r"""The server learns a generator of features that the clients' classifiers agree on; clients learn from it too.
+
+    Clients send their networks and their label counts :math:`c_{iy}`. The server averages, then moves the generator G,
+    of noise ε uniform from 0 to 1 and labels :math:`y \sim \hat p(y)`, along
+
+    .. math:: \sum_i \omega_{iy}\,\mathrm{CE}(h_i(G(\varepsilon, y)), y) + \eta\,\mathrm{diversity}
+
+    with :math:`h_i` a client's classifier, :math:`\omega_{iy} = c_{iy} / \sum_j c_{jy}` and
+    `lit_fed.losses.diversity`. In the next round t a client minimises, with its own classifier h,
+
+    .. math:: \ell + \alpha_t\,\mathrm{CE}(h(G(\varepsilon, y')), y')
+              + \beta_t\,\mathrm{KL}(\sigma(h(G(\varepsilon, y)))\,\|\,\sigma(f(x)))
+
+    with y the batch's labels, y' drawn from :math:`\hat p` and :math:`\alpha_t = \alpha\,\gamma^t`, likewise β.
+    Networks may be of several kinds with one length of features. Logs ``server/generator_cross_entropy``,
+    ``server/generator_diversity`` (with its weight) and ``server/label_entropy``.
+
+    Args:
+        alpha: α.
+        beta: β; where both are 0 nothing but the networks is sent down, and it is FedAvg.
+        decay: γ.
+        noise_size: Length of ε.
+        hidden: Units of the generator's hidden layer.
+        generator_steps: Steps of the generator a round.
+        generator_batch_size: Samples of such a step.
+        generator_optimizer: Made anew each round.
+        diversity: η.
+        label_prior: :math:`\hat p`, one weight a class; null for the label counts of the round's clients.
+        weighting: Of the mean networks: by ``samples``, or ``uniform``.
+        kwargs: The settings of every method: `lit_fed.engine.algorithm.Algorithm`.
+
+    Raises:
+        ConfigError: For settings that cannot be, see `lit_fed.methods.data_free.base.DataFree`.
+
+    Note:
+        Until the generator has first learnt, clients minimise ℓ alone. The KL's target has no gradient. Classes that no
+        client of the round has are not drawn. A round's generator is learnt from this round's classifiers; what it
+        learnt before stays in its weights, its optimizer starts anew. A classifier with batch norm or dropout is in
+        evaluation mode on the server.
+    """
+
+    needs = frozenset({"loss", "logits", "head", "targets", "classes"})
+
+    def __init__(
+        self,
+        alpha: float = 10.0,
+        beta: float = 10.0,
+        decay: float = 0.98,
+        noise_size: int = 32,
+        hidden: int = 128,
+        generator_steps: int = 100,
+        generator_batch_size: int = 64,
+        generator_optimizer: OptimizerCallable = lambda p: torch.optim.Adam(p, lr=1e-3),
+        diversity: float = 1.0,
+        label_prior: list[float] | None = None,
+        weighting: Literal["samples", "uniform"] = "samples",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            noise_size, generator_steps, generator_batch_size, generator_optimizer, diversity, label_prior, weighting,
+            **kwargs,
+        )  # fmt: skip
+        at_least("alpha", alpha, 0)
+        at_least("beta", beta, 0)
+        at_least("decay", decay, 0)
+        self.alpha = alpha
+        self.beta = beta
+        self.decay = decay
+        self.hidden = hidden
+
+    def make_generator(self) -> Generator:
+        """A generator of features."""
+        features = next(iter(self.decoders.values())).num_features
+        return LatentGenerator(features, self.num_classes, self.noise_size, self.hidden)
+
+    # ------------------------------------------------------------------ client
+
+    def objective(self, client: Client, batch: Any) -> Terms:
+        """The task's loss and, where a generator was received, what it says about labels and about this batch."""
+        terms = super().objective(client, batch)
+        generator, rest = split_prefix(GENERATOR, client.received)
+        if not generator or client.stage != "train" or client.run(batch).loss is None:
+            return terms
+        weight = self.decay**client.round_idx
+        decoder, labels = self.decoder_of(client), client.targets(batch)
+        if self.alpha:
+            drawn = torch.multinomial(rest[PRIOR], len(labels), replacement=True)
+            made = self.pseudo.make(generator, self.pseudo.noise_like(drawn, generator), drawn)
+            seen = decoder.logits(client.parameters, made)
+            terms["pseudo"] = self.alpha * weight * F.cross_entropy(seen, drawn)
+        if self.beta:
+            made = self.pseudo.make(generator, self.pseudo.noise_like(labels, generator), labels)
+            own = client.run(batch).logits
+            assert own is not None, "declared in `needs`, so they are there"
+            target = decoder.logits(client.parameters, made)
+            terms["latent"] = self.beta * weight * knowledge_distillation(own, target)
+        return terms
+
+    # ------------------------------------------------------------------ server
+
+    def broadcast(self, server: Server, round_idx: int, kind: str, stage: Stage = "train") -> Payload:
+        """The kind's global model and, for training, the generator and the distribution of labels."""
+        sent = super().broadcast(server, round_idx, kind, stage)
+        if stage != "train" or not server["learnt"]:
+            return sent
+        return {**sent, **self._lesson(server)}
+
+    def forecast(self, server: Server, round_idx: int, kind: str) -> Payload:
+        """A broadcast as it is once the generator has learnt."""
+        return {**self.broadcast(server, round_idx, kind), **self._lesson(server)}
+
+    def _lesson(self, server: Server) -> Payload:
+        if not (self.generator_steps and (self.alpha or self.beta)):
+            return {}
+        return {**add_prefix(GENERATOR, server["generator"]), PRIOR: server["prior"].float()}
+
+    def reducer(self, server: Server) -> Reducer[Arrived]:
+        """The mean of the networks, and each client's classifier and label counts."""
+        return _Arrivals(self.means(), {kind: decoder.names for kind, decoder in self.decoders.items()})
+
+    def step(self, server: Server, aggregate: Arrived, cohort: Cohort) -> dict[str, float]:
+        """Average, then teach the generator."""
+        self.take(server, aggregate.means)
+        counts = counts_of(aggregate.answers)
+        alike = torch.ones(len(counts), device=counts.device)
+        prior = self.prior(label_prior(alike, counts), counts)
+        if not self.generator_steps or prior is None:
+            return {}
+        server["prior"].copy_(prior)
+        shares = label_shares(alike, counts)
+
+        def terms(batch: tuple[Tensor, Tensor]) -> Terms:
+            noise, labels = batch
+            made = self.pseudo.network(noise, labels)
+            logits = torch.stack([self.head_logits(one.kind, one.payload, made) for one in aggregate.answers])
+            return {
+                "cross_entropy": ensemble_cross_entropy(logits, labels, shares[:, labels].to(logits.dtype)),
+                "diversity": self.diversity * diversity(noise, made),
+            }
+
+        seed = self.population.seed, "fedgen", cohort.round_idx
+        draws = self.pseudo.batches(prior, self.generator_steps, self.generator_batch_size, (*seed, "draws"))
+        server["generator"], found = self.server_loop.learn(
+            self.pseudo.network, server["generator"], draws, terms, seed=seed, optimizer=self.generator_optimizer
+        )
+        server["learnt"] = True
+        return {**named(found), "server/label_entropy": entropy(prior)}
+
+
+class _Arrivals(Reducer[Arrived]):
+    """The mean of the networks, and what is needed of each client by itself."""
+
+    def __init__(self, means: SlotMean, kept: Mapping[str, Mapping[str, str]]) -> None:
+        self._means, self._answers, self._kept = means, Gather(), kept
+
+    def add(self, update: ClientUpdate) -> None:
+        """Sum up the network; keep the classifier and the label counts."""
+        self._means.add(update)
+        kept = {name: tensor for name, tensor in update.payload.items() if name in self._kept[update.kind]}
+        self._answers.add(update.with_payload({**kept, COUNTS: update.payload[COUNTS]}))
+
+    def result(self, workers: Workers) -> Arrived | None:
+        """Both, over all processes."""
+        means, answers = self._means.result(workers), self._answers.result(workers)
+        return None if means is None or answers is None else Arrived(means, answers)
