@@ -41,7 +41,7 @@ from tests.support import ROOT, rows
         (["--model.init_args.network_args", "{widht: 3}"], "'widht'; its settings are"),
         (
             ["--model.network", "mlp", "--model.network_args", "{hidden: 17}"],
-            "network_args {hidden: 17}: Value after *",
+            "network 'mlp': hidden is 17; it must be a list of whole numbers",
         ),
         (["--algorithm", "FedProx", "--algorithm.init_args.mu", "-1"], "algorithm.mu is -1.0"),
         (["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.patience", "0"], "EarlyStopping.patience is 0"),

@@ -42,7 +42,7 @@ SCHEDULE = "--model.init_args.lr_scheduler"
         ([f"{SCHEDULE}.T_max", "-1"], r"lr_scheduler.T_max is -1; give a number of rounds, or null for all rounds"),
         (
             ["--model.network_args", "{width: 100000000}"],
-            r"network 'small_cnn' cannot be built: there is not enough me",
+            r"network 'small_cnn' cannot be built with .*: there is not enough memory for",
         ),
     ],
 )

@@ -72,7 +72,7 @@ def test_what_a_class_has_by_default_is_its_own_business():
         return Namespace(a=Namespace(class_path=f"{__name__}.Unlimited", init_args=Namespace(**init_args)))
 
     check_values(given(limit=float("inf"), rate=1.0))
-    with pytest.raises(ConfigError, match="a.rate is inf"):
+    with pytest.raises(ConfigError, match=r"a\.rate is inf"):
         check_values(given(limit=float("inf"), rate=float("inf")))
-    with pytest.raises(ConfigError, match="a.limit is nan"):
+    with pytest.raises(ConfigError, match=r"a\.limit is nan"):
         check_values(given(limit=float("nan"), rate=1.0))

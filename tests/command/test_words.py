@@ -97,7 +97,7 @@ def test_another_schedule_begins_with_its_own_settings(capsys: Any) -> None:
 def test_a_learning_rate_that_nobody_asked_for_is_said(capsys: Any) -> None:
     def said(*args: str) -> list[str]:
         capsys.readouterr()
-        main(command("fit", "--trainer.max_rounds", "1", "--trainer.local_steps", "1", *args))
+        main(command("fit", "--trainer.max_rounds", "1", *args))
         return [line for line in capsys.readouterr().out.splitlines() if line.startswith("optimizer ")]
 
     line = "optimizer AdamW takes its own learning rate, 0.001; set model.optimizer.lr for another"
