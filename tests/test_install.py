@@ -29,12 +29,12 @@ def test_one_version() -> None:
 
 
 def test_the_script_and_the_file_are_one_program() -> None:
-    assert PROJECT["scripts"] == {"lit-fed": "lit_fed.command.cli:main"}
-    assert "from lit_fed.command.cli import main" in (ROOT / "cli.py").read_text()
+    assert PROJECT["scripts"] == {"lit-fed": "lit_fed.command.start:main"}
+    assert "from lit_fed.command.start import main" in (ROOT / "cli.py").read_text()
     installed = [script.value for script in entry_points(group="console_scripts") if script.name == "lit-fed"]
     if not installed:
         pytest.skip("lit-fed is not installed in this environment")
-    assert installed[0] == "lit_fed.command.cli:main"
+    assert installed[0] == "lit_fed.command.start:main"
 
 
 def test_the_tested_versions_lie_in_the_declared_ranges() -> None:

@@ -97,9 +97,9 @@ def setting(name: str, owner: str) -> str:
     """About a key that is no setting of the class whose settings stand there."""
     last, cls = name.rpartition(".")[2], _import(owner)
     known = _settings(cls) if cls else []
-    if others := _owners(name):
+    if others := [owner.__name__ for owner in _owners(name) if owner.__module__.startswith("lit_fed.")]:
         hint = f"it is one of {join_or(others[:3])}"
-    elif homes := _homes().get(last, []):
+    elif homes := [home for home in _homes().get(last, []) if home != name]:
         hint = f"did you mean {join_or(homes[:3])}?"
     elif meant := close(last, known):
         hint = f"did you mean {meant}?"
@@ -142,12 +142,12 @@ def _hint(name: str, command: str | None, known: Sequence[str], dashes: str = ""
     )
 
 
-def _owners(name: str) -> list[str]:
+def _owners(name: str) -> list[type]:
     """The classes with a setting of this name at this place."""
     from lit_fed.command.roots import PLACES
 
     place, _, last = name.rpartition(".")
-    return [cls.__name__ for cls in _every_class(PLACES.get(place, ())) if last in _settings(cls)]
+    return [cls for cls in _every_class(PLACES.get(place, ())) if last in _settings(cls)]
 
 
 @cache

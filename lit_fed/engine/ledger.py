@@ -105,12 +105,14 @@ class RoundLedger:
 
     Args:
         drift: How far clients move; None where they have different networks, between which there is no angle.
+        rates: The learning rate that the round began with, by the name of its metric.
     """
 
     drift: DriftMeter | None = field(default_factory=DriftMeter)
     rows: list[ClientRow] = field(default_factory=list)
     failures: list[ClientFailure] = field(default_factory=list)
     delivered: list[int] = field(default_factory=list)
+    rates: dict[str, float] = field(default_factory=dict)
     local_s: float = 0.0
 
     def sent(self, client_id: int, downlink_bytes: int) -> None:
@@ -137,16 +139,17 @@ class RoundLedger:
         failures = [
             (f.client_id, f.round_idx, f.cause, f.details) for f in self.failures
         ]  # the error cannot be pickled
-        parts = workers.gather((self.rows, failures, self.delivered, self.local_s))
+        parts = workers.gather((self.rows, failures, self.delivered, self.local_s, self.rates))
         self.rows = sorted((row for part in parts for row in part[0]), key=_place)
         self.failures = [ClientFailure(*failure) for failure in sorted(f for part in parts for f in part[1])]
         self.delivered = sorted(client_id for part in parts for client_id in part[2])
         self.local_s = max(part[3] for part in parts)
+        self.rates = {name: rate for part in reversed(parts) for name, rate in part[4].items()}
 
     def metrics(self, num_samples: Callable[[int], int], workers: Workers) -> dict[str, float]:
-        """Round metrics: sample-weighted means of what clients logged, bytes, drift, counts."""
+        """Round metrics: sample-weighted means of what clients logged, learning rates, bytes, drift, counts."""
         down, up = self._total("downlink_bytes"), self._total("uplink_bytes")
-        metrics = self._training_means(num_samples)
+        metrics = self.rates | self._training_means(num_samples)
         metrics |= {"comm/uplink_bytes": up, "comm/downlink_bytes": down, "comm/total_bytes": up + down}
         if self.drift is not None:
             metrics |= self.drift.result(workers)

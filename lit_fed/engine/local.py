@@ -96,8 +96,6 @@ class LocalLoop(TaskLoop):
         self.state.public = phase.public
         steps = self.expect(phase)
         optimizers, schedulers = self._make_optimizers(phase, client, lr)
-        if phase.moves and not phase.public:
-            meter.add("train/lr", optimizers[0].param_groups[0].get("lr", 0.0))
         automatic = objective.automatic_optimization
         gradient = _MeanGradient() if not phase.moves else None
         remaining = steps

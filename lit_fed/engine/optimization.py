@@ -58,6 +58,14 @@ class _Kept:
                 group.update(settings)
 
 
+def same_for_all(method: Callable[..., Any]) -> bool:
+    """Whether a task says of its method, by an attribute of this name, that it treats everybody alike.
+
+    It then depends on its arguments, parameters and generators only, and leaves nothing behind.
+    """
+    return getattr(method, "same_for_all", False) is True
+
+
 class OptimizerFactory:
     """Makes a client's optimizers, at the learning rate of the round.
 
@@ -72,17 +80,29 @@ class OptimizerFactory:
 
     def __init__(self, task: LightningModule) -> None:
         self.task = task
-        self._same_for_all = getattr(type(task).configure_optimizers, "same_for_all", False)
+        self._same_for_all = same_for_all(task.configure_optimizers)
         self._parameters = list(task.parameters()) if self._same_for_all else []
         self._kept: dict[str, _Kept] = {}
         self._steps_itself = has_own_scheduler_step(task)
         self._templates: dict[str, tuple[list[Optimizer], list[Schedule], int]] = {}
+        self._first_rate: tuple[int, float | None] = (-1, None)
 
     def build(self, phase: str, round_idx: int) -> tuple[list[Optimizer], list[Schedule]]:
         """Fresh optimizers for one phase, and those schedulers that step with every batch.
 
         Where the task optimises by hand, these are all its schedulers.
         """
+        optimizers, schedules = self._build(phase, round_idx)
+        if self._first_rate[0] != round_idx:
+            rate = optimizers[0].param_groups[0].get("lr")
+            self._first_rate = (round_idx, None if rate is None else float(rate))
+        return optimizers, schedules
+
+    def rate_of(self, round_idx: int) -> float | None:
+        """The learning rate that a round began with, of the first optimizer; None where nothing was trained in it."""
+        return self._first_rate[1] if self._first_rate[0] == round_idx else None
+
+    def _build(self, phase: str, round_idx: int) -> tuple[list[Optimizer], list[Schedule]]:
         trained = [id(parameter) for parameter in self._parameters if parameter.requires_grad]
         by_step: list[Schedule] = []
         kept = self._kept.get(phase)

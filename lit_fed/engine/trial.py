@@ -21,7 +21,7 @@ from lit_fed.engine.kinds import Kinds
 from lit_fed.engine.local import LocalLoop
 from lit_fed.engine.local_batches import batch_size_of, first_samples
 from lit_fed.engine.objective import task_name
-from lit_fed.engine.optimization import Schedule
+from lit_fed.engine.optimization import Schedule, same_for_all
 from lit_fed.errors import ConfigError, own_traceback, reason
 from lit_fed.machine import free_memory
 
@@ -71,8 +71,9 @@ def extremes(data: FederatedDataModule, kinds: Kinds, kind: str, work: LocalWork
 def try_out(loop: LocalLoop, data: FederatedDataModule, found: Extremes, work: LocalWork, max_rounds: int) -> None:
     """Take one training step on the smallest batch, and step the schedules through all rounds.
 
-    A task that prepares itself for a batch in hooks, or steps its optimizers itself, is only asked for its schedules:
-    the hooks are told of clients alone.
+    Only a task that says by `same_for_all`, at its ``training_step`` and its ``configure_optimizers``, that these leave
+    nothing behind is tried; of any other one only the size is looked at. A task that prepares itself for a batch in
+    hooks is only asked for its schedules: the hooks are told of clients alone.
 
     Args:
         loop: The task's, at work.
@@ -86,6 +87,8 @@ def try_out(loop: LocalLoop, data: FederatedDataModule, found: Extremes, work: L
     """
     task = loop.model.task
     _check_memory(loop)
+    if not (same_for_all(loop.state.step) and same_for_all(task.configure_optimizers)):
+        return
     if task.automatic_optimization and not any(overrides(task, hook) for hook in _BEFORE):
         batch = next(loop.batches(_loader(data, found.client_id)), None)
         if batch is not None:
@@ -153,12 +156,16 @@ def _run_schedules(loop: LocalLoop, max_rounds: int) -> None:
     optimizers, by_round, by_step = loop.optimizers.make()
     first, name = _rates(optimizers), task_name(loop.objective)
     steps = loop.trainer.estimated_stepping_batches
-    for entries, count, what in ((by_round, max_rounds - 1, "round"), (by_step, steps, "step")):
+    # A schedule also steps after a client's last batch, to a rate that nobody uses.
+    for entries, count, used, what in (
+        (by_round, max_rounds - 1, max_rounds, "round"),
+        (by_step, steps, steps, "step"),
+    ):
         for step in range(1, min(max(count, 1), _MOST_ROUNDS) + 1 if entries else 1):
             for entry in (one for one in entries if step % one.frequency == 0):
                 _advance(loop, entry, step - 1, f"in {what} {step}")
             for rate, begun in zip(_rates(optimizers), first, strict=True):
-                if not math.isfinite(rate) or rate < -1e-6 * abs(begun):
+                if step < used and (not math.isfinite(rate) or rate < -1e-6 * abs(begun)):
                     raise ConfigError(f"model {name}: its schedule gives a learning rate of {rate} in {what} {step}")
 
 

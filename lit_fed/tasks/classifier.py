@@ -56,6 +56,8 @@ class Classifier(OnNetwork):
         self.log("train/loss", loss, prog_bar=True)
         return loss
 
+    training_step.same_for_all = True  # type: ignore[attr-defined]  # it leaves nothing behind
+
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         """Loss and accuracy on validation data."""
         self._evaluate(batch, "val")

@@ -59,6 +59,8 @@ class Regressor(OnNetwork):
         self.log("train/loss", loss, prog_bar=True)
         return loss
 
+    training_step.same_for_all = True  # type: ignore[attr-defined]  # it leaves nothing behind
+
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         """Errors on validation data."""
         self._evaluate(batch, "val")

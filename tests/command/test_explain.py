@@ -140,7 +140,7 @@ def test_a_bad_config_file_is_named_with_what_was_meant(text, expected, capsys):
         (["-c", str(QUICKSTART), "fit"], "settings come after the command: lit-fed fit --config my.yaml"),
         (["fit", "-c", "nowhere.yaml"], "config file nowhere.yaml does not exist"),
         (["fit", "-c", "."], "config file . is a folder"),
-        (["fit", "-c"], "argument -c/--config: expected one argument"),
+        (["fit", "-c"], "-c needs a value"),
         (["fit"], "model, data and algorithm are missing; name a class with --model or in a file given with --config"),
         (["fit", "--data", "Digits"], "model and algorithm are missing; name a class with --model"),
         (["fit", "--model", "Classifier", "--data", "Digits"], "algorithm is missing; name a class with --algorithm"),

@@ -33,7 +33,10 @@ SCHEDULE = "--model.init_args.lr_scheduler"
             ["--trainer.precision", "transformer-engine"],
             r"precision transformer-engine: it needs transformer_engine\S*,",
         ),
-        (["--model.optimizer", "Muon"], r"Muon cannot be made: ValueError: Muon only supports 2D parameters"),
+        (
+            ["--model.optimizer", "torch.optim.Muon"],
+            r"Muon cannot be made: ValueError: Muon only supports 2D parameters",
+        ),
         (
             ["--model.optimizer", "Adam", "--model.optimizer.betas", "[2, 3]"],
             r"Adam cannot be made: ValueError: Invalid",

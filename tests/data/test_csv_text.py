@@ -66,8 +66,8 @@ def test_yahoo_answers_has_no_header_counts_from_1_and_spreads_its_text(tmp_path
     ("rows", "settings", "message"),
     [
         (ROWS, {"label_column": "topic"}, "no column 'topic' \\(label, text\\)"),
-        (["one,text"], {}, "line 2: invalid literal"),
-        (["1"], {}, "line 2: list index out of range"),
+        (["one,text"], {}, "line 2: the label is 'one', which is no whole number"),
+        (["1"], {}, "line 2 has 1 columns"),
         ([], {}, "holds no texts"),
         (ROWS, {"length": 0}, "data.length is 0"),
         (ROWS, {"vocab_size": 1}, "data.vocab_size is 1"),

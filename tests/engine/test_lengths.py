@@ -49,7 +49,6 @@ def singles(count: int) -> Points:
         (3, {"local_epochs": 2.0}, [3, 3]),
         (3, {"local_steps": 2}, [2]),
         (3, {"local_steps": 7}, [3, 3, 1]),
-        (3, {"local_epochs": 5, "local_steps": 2}, [2]),  # steps in place of epochs
         (100, {"local_epochs": 0.55}, [55]),  # 0.55·100 is 55.000000000000007 in floating point
     ],
 )

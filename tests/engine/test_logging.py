@@ -56,7 +56,7 @@ def test_names_in_the_record(tmp_path: Path) -> None:
     one, two = 0.5 * 1.75**2, 0.5 * 2.5**2
     found = logged(made)
     training = {"loss": 6.5, "size": 2.5, "double": 13.0, "deep/name": 1.0, "pair.a": 1.0, "pair.b": 6.5}
-    training |= {"often": 6.0, "epochs": 1.0}
+    training |= {"often": 6.0, "epochs": 1.0, "lr": 0.5}
     expected = {f"train/{name}": value for name, value in training.items()}
     tested = {"loss": (one + 3 * two) / 4, "size": 4.0, "odd": 7.0, "tested": 1.0, "ends": 3.0}
     expected |= {f"global/{name}": value for name, value in tested.items()}

@@ -123,7 +123,7 @@ def test_a_cohort_smaller_than_the_processes(tmp_path: Path) -> None:
 def test_one_process_learns_of_the_others_failing_client(tmp_path: Path) -> None:
     everybody = ("--trainer.participation", "FullParticipation", "--algorithm", "tests.support.Unlucky")
     done = run_cli(*QUICK, "--trainer.devices", "2", *everybody, cwd=tmp_path)
-    assert done.returncode == 2
+    assert done.returncode == 1  # the run failed, not its input
     assert done.stderr.rstrip().endswith("client 7 failed in round 0: OSError: its camera broke")
     untouched = torch.load(tmp_path / "lightning_logs/version_0/checkpoints/last.ckpt", weights_only=True)
     assert untouched["round_idx"] == 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -85,6 +85,10 @@ class Puppets(PoseDataModule):
             self._canvases[subset] = torch.from_numpy(canvases).to(self._device)
             self._people[subset] = people[subset].tensors()
         return self._strata_of(people["train"], people["test"])
+
+    def read_contents(self) -> Iterator[NDArray[Any]]:
+        """Where all joints are; see `DescribedPopulation.read_contents`."""
+        yield from (self._people[subset]["keypoints"].numpy() for subset in ("train", "test"))
 
     def keep(self, train: IntArray, test: IntArray) -> None:
         """Forget all other figures, so that they take no memory."""

@@ -1,0 +1,37 @@
+"""Every kind of case in turn."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tests.bad_inputs import files, options
+from tests.bad_inputs.judge import Case
+
+KINDS: dict[str, Callable[[random.Random], Iterator[Case]]] = {
+    "wrong value": options.wrong_values,
+    "edge": options.edge_values,
+    "wrong word": options.wrong_words,
+    "own option": options.own_options,
+    "configuration": files.broken_configurations,
+    "arrays": files.broken_arrays,
+    "texts": files.broken_texts,
+    "images": files.broken_folders,
+    "study": files.broken_studies,
+}
+
+
+def draw_cases(draw: random.Random, run: Path, kind: str = "") -> Iterator[tuple[str, Case]]:
+    """Cases without end, a kind after the other, of which options have two.
+
+    Args:
+        draw: What they follow from.
+        run: A folder with a run, of which copies are damaged.
+        kind: Only the kinds whose names have this text.
+    """
+    makers = KINDS | {"run": files.broken_runs(run), "wrong value again": options.wrong_values}
+    streams = {name: make(random.Random(draw.random())) for name, make in makers.items() if kind in name}
+    while True:
+        for name, stream in streams.items():
+            yield name.removesuffix(" again"), next(stream)
