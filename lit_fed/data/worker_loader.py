@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import random
 import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -118,6 +120,13 @@ class WorkerPool:
 def _leave_interrupts(worker: int) -> None:
     """Ctrl-C reaches every process of a terminal: workers leave it to the one that they work for, which ends them."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.excepthook = _tell_unless_nobody_reads
+
+
+def _tell_unless_nobody_reads(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """A thread of multiprocessing's hands tensors over, and says so when the process that trains has gone."""
+    if not isinstance(error, ConnectionError | EOFError):
+        sys.__excepthook__(kind, error, trace)
 
 
 class _Plan(Sampler[list[Key]]):

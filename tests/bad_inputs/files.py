@@ -326,6 +326,17 @@ def broken_folders(draw: random.Random) -> Iterator[Case]:
 # ---------------------------------------------------------------------- runs and their checkpoints
 
 
+CHANGES = (
+    "--trainer.seed=5",
+    "--data.num_clients=10",
+    "--data.partition=IID",
+    "--data.seed=3",
+    "--data=Diabetes",
+    "--model.network=mlp",
+    "--model.network_args={width: 3}",
+    "--algorithm=FedAvg",
+)
+"""What makes it another run."""
 RUN = fit("--trainer.max_rounds=2", "--algorithm=Scaffold")
 """A run of two rounds whose clients keep something."""
 
@@ -352,17 +363,14 @@ def broken_runs(run: Path) -> Callable[[random.Random], Iterator[Case]]:
                 command, place = "fit", Path("lightning_logs/version_0")
                 place /= "config.yaml" if chosen == "config" else draw.choice(["metrics.csv", "clients.csv"])
                 damages |= _encodings()
-                for harmless in ("missing", "torn", "overwritten", "empty"):
+                for harmless in ("missing", "torn", "overwritten", "empty", "a loop of links"):
                     del damages[harmless]  # rows may be lost, and are said to be
                 if chosen == "config":
                     damages = {"random bytes": damages["random bytes"], "utf-16": damages["utf-16"]}
                 kind, damage = draw.choice([*damages.items()])
             else:
                 command, place, kind = "fit", Path("x"), "another run's"
-                change = draw.choice(
-                    ["--trainer.seed=5", "--data.num_clients=10", "--data.partition=IID", "--model.network=mlp"]
-                    + ["--algorithm=FedAvg", "--data.seed=3", "--model.network_args={width: 3}", "--data=Diabetes"]
-                )
+                change = draw.choice(CHANGES)
                 name = draw.choice(["fit", "test", "predict", "validate"])
                 again = fit("--trainer.max_rounds=3", change, name=name)
                 again += [] if "algorithm" in change else ["--algorithm=Scaffold"]
@@ -377,6 +385,7 @@ def broken_runs(run: Path) -> Callable[[random.Random], Iterator[Case]]:
                 f"{command} with {place.name} that is {kind}",
                 [*args, f"--ckpt_path={target}"],
                 _copied(run, place, damage),
+                status=(2, 1) if chosen == "state" else (2,),  # read when its client's turn has come
             )
 
     return cases
