@@ -36,7 +36,7 @@ from lit_fed.engine.run import Run, RunSettings
 from lit_fed.engine.runs import check_loggers, open_run
 from lit_fed.engine.samplers import FullParticipation
 from lit_fed.engine.store import ClientStore
-from lit_fed.engine.strategy import build_fabric, leave_processes, raise_if_lost
+from lit_fed.engine.strategy import build_fabric, launch, leave_processes, raise_if_lost
 from lit_fed.engine.task_loop import TaskStage
 from lit_fed.errors import ConfigError, LitFedError, ProcessLost
 from lit_fed.machine import most_threads
@@ -333,7 +333,7 @@ class FederatedTrainer:
             else:
                 # A strategy that forks ends its processes with the function; the others keep them for the next call.
                 self._launched = getattr(self.fabric.strategy, "_start_method", "popen") == "popen"
-                result = self.fabric.launch(lambda _fabric: function())
+                result = launch(self.fabric, function)
         except ProcessLost:
             raise
         except LitFedError:  # ours are raised between collectives

@@ -133,10 +133,10 @@ def _hint(name: str, command: str | None, known: Sequence[str], dashes: str = ""
     begun = [home for home in full if name and home.startswith(name)]
     sections = ["trainer", *PARTS, "ckpt_path", "config"]
     last = name.rpartition(".")[2]
+    if last in LIGHTNING and last not in homes:
+        return f"here it is {LIGHTNING[last]}"
     found = homes.get(last) or begun or get_close_matches(name, [*full, *sections], n=1)
     found = [home for home in found if home != name]
-    if last in LIGHTNING and not found:
-        return f"here it is {LIGHTNING[last]}"
     return (
         f"did you mean {join_or([dashes + home for home in found[:3]])}?" if found else f"see lit-fed {command} --help"
     )

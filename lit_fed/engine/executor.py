@@ -85,6 +85,8 @@ class SequentialExecutor(Executor):
             raise NonFiniteUpdate(f"{', '.join(bad) or 'the update'} is not finite; try a smaller learning rate")
         if state := session.kept(client, made.state):
             session.store.put(client_id, state)
+        if (rate := loop.optimizers.rate_of(client.round_idx)) is not None:
+            metrics["lr"] = rate
         weight = client.num_samples if made.weight is None else made.weight
         metrics["time_s"] = time.perf_counter() - started
         return ClientUpdate(client_id, made.payload, weight, metrics, session.kinds[client_id])

@@ -89,12 +89,6 @@ class Federation:
             frozen[kind] = {name: held[name] for name in names if name in held}
         return Broadcast(round_idx, payloads, frozen, num_bytes)
 
-    def learning_rates(self, round_idx: int) -> dict[str, float]:
-        """The learning rates that this process's clients began a round with, as ``train/lr`` or ``train/lr_<kind>``."""
-        rates = {kind: loop.optimizers.rate_of(round_idx) for kind, loop in self.loops.items()}
-        several = len(self.kinds.names) > 1
-        return {f"train/lr_{kind}" if several else "train/lr": r for kind, r in rates.items() if r is not None}
-
     def global_model(self, round_idx: int, kind: str | None = None) -> dict[str, Tensor]:
         """The global model of a kind, or of the first one; empty for methods without one."""
         return global_model(self.algorithm, self.server, round_idx, kind or self.kinds.names[0])

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lit_fed.engine.kinds import ONLY
 from lit_fed.engine.payload import ClientUpdate, Payload
 from lit_fed.engine.strategy import Workers
 from lit_fed.errors import ClientFailure
@@ -105,14 +106,14 @@ class RoundLedger:
 
     Args:
         drift: How far clients move; None where they have different networks, between which there is no angle.
-        rates: The learning rate that the round began with, by the name of its metric.
+        rates: By kind of network, the client with the lowest id and the learning rate that it began with.
     """
 
     drift: DriftMeter | None = field(default_factory=DriftMeter)
     rows: list[ClientRow] = field(default_factory=list)
     failures: list[ClientFailure] = field(default_factory=list)
     delivered: list[int] = field(default_factory=list)
-    rates: dict[str, float] = field(default_factory=dict)
+    rates: dict[str, tuple[int, float]] = field(default_factory=dict)
     local_s: float = 0.0
 
     def sent(self, client_id: int, downlink_bytes: int) -> None:
@@ -121,9 +122,14 @@ class RoundLedger:
 
     def trained(self, update: ClientUpdate, broadcast: Payload) -> None:
         """A client finished its local work."""
+        if (rate := update.metrics.pop("lr", None)) is not None:
+            self._begun(update.kind, (update.client_id, rate))
         self.rows += [ClientRow(update.client_id, "train", name, value) for name, value in update.metrics.items()]
         if self.drift is not None:
             self.drift.add(update, broadcast)
+
+    def _begun(self, kind: str, found: tuple[int, float]) -> None:
+        self.rates[kind] = min(self.rates.get(kind, found), found)
 
     def arrived(self, client_id: int, uplink_bytes: int) -> None:
         """A client's update reached the server."""
@@ -144,12 +150,15 @@ class RoundLedger:
         self.failures = [ClientFailure(*failure) for failure in sorted(f for part in parts for f in part[1])]
         self.delivered = sorted(client_id for part in parts for client_id in part[2])
         self.local_s = max(part[3] for part in parts)
-        self.rates = {name: rate for part in reversed(parts) for name, rate in part[4].items()}
+        for part in parts:
+            for kind, found in part[4].items():
+                self._begun(kind, found)
 
     def metrics(self, num_samples: Callable[[int], int], workers: Workers) -> dict[str, float]:
         """Round metrics: sample-weighted means of what clients logged, learning rates, bytes, drift, counts."""
         down, up = self._total("downlink_bytes"), self._total("uplink_bytes")
-        metrics = self.rates | self._training_means(num_samples)
+        metrics = {"train/lr" if kind == ONLY else f"train/lr_{kind}": rate for kind, (_, rate) in self.rates.items()}
+        metrics |= self._training_means(num_samples)
         metrics |= {"comm/uplink_bytes": up, "comm/downlink_bytes": down, "comm/total_bytes": up + down}
         if self.drift is not None:
             metrics |= self.drift.result(workers)

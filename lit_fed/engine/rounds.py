@@ -69,7 +69,6 @@ def run_round(run: Run, round_idx: int) -> None:
     _train_cohort(run, current)
     ledger = current.ledger
     ledger.local_s = time.perf_counter() - current.started
-    ledger.rates = federation.learning_rates(round_idx)
     ledger.merge(run.workers)
     if ledger.failures and run.settings.on_client_failure == "raise":
         raise ledger.failures[0]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import torch
 import torch.distributed
@@ -134,6 +134,31 @@ def _check_devices(devices: list[int] | str | int, num_nodes: int, starter: _Sta
             f"trainer.num_nodes is {num_nodes}, but this process was not started as one of several machines'; start it "
             "by torchrun or SLURM"
         )
+
+
+def launch(fabric: Fabric, function: Callable[[], T]) -> T:
+    """Call a function on all processes, which are started for it where they are not there yet.
+
+    Note:
+        Fabric changes PyTorch's `DataLoader` for that time, and changes it back only where nothing is raised: an error
+        is carried around it.
+    """
+    if getattr(fabric.strategy, "_start_method", "popen") != "popen":
+        forked: T = fabric.launch(lambda _fabric: function())  # in processes that end with it
+        return forked
+    errors: list[BaseException] = []
+
+    def guarded(_fabric: Fabric) -> T | None:
+        try:
+            return function()
+        except BaseException as error:
+            errors.append(error)
+            return None
+
+    result = fabric.launch(guarded)
+    if errors:
+        raise errors.pop()
+    return cast(T, result)
 
 
 def on_first_process(fabric: Fabric, function: Callable[[], T]) -> T:

@@ -87,7 +87,7 @@ def try_out(loop: LocalLoop, data: FederatedDataModule, found: Extremes, work: L
     """
     task = loop.model.task
     _check_memory(loop)
-    if not (same_for_all(loop.state.step) and same_for_all(task.configure_optimizers)):
+    if not (same_for_all(task.training_step) and same_for_all(task.configure_optimizers)):
         return
     if task.automatic_optimization and not any(overrides(task, hook) for hook in _BEFORE):
         batch = next(loop.batches(_loader(data, found.client_id)), None)

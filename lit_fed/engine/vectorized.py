@@ -106,6 +106,8 @@ class VectorizedExecutor(Executor):
             raise NonFiniteUpdate(f"{', '.join(bad) or 'the update'} is not finite; try a smaller learning rate")
         if state := session.kept(client, made.state):
             session.store.put(client.id, state)
+        if (rate := session.loops[kind].optimizers.rate_of(client.round_idx)) is not None:
+            metrics["lr"] = rate
         weight = client.num_samples if made.weight is None else made.weight
         return ClientUpdate(client.id, made.payload, weight, metrics, kind)
 

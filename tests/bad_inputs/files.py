@@ -190,8 +190,10 @@ def _arrays() -> dict[str, dict[str, Any]]:
 
 def broken_arrays(draw: random.Random) -> Iterator[Case]:
     """A file of arrays with wrong contents, or damaged."""
-    args = fit("--data=ArrayFile", "--data.path=my.npz", "--data.num_clients=4", "--data.partition=IID")
+    args = fit("--data=ArrayFile", "--data.path=my.npz", "--data.num_clients=5", "--data.partition=IID")
     args += ["--model.network=mlp"]
+    good = {"x_train": _X, "y_train": _Y, "x_test": _X, "y_test": _Y}
+    yield Case("arrays that are good", args, lambda folder: np.savez(folder / "my.npz", **good), status=(0,))
     while True:
         if draw.random() < 0.75:
             name, arrays = draw.choice([*_arrays().items()])
@@ -244,9 +246,15 @@ _TEXTS = {
 
 def broken_texts(draw: random.Random) -> Iterator[Case]:
     """A file of texts."""
-    args = fit("--data=CSVText", "--data.train_file=train.csv", "--data.test_file=test.csv", "--data.num_clients=2")
-    args += ["--data.partition=IID", "--model.network=text_transformer"]
+    args = fit("--data=CSVText", "--data.train_file=train.csv", "--data.test_file=test.csv", "--data.num_clients=5")
+    args += ["--data.partition=IID", "--model.network=embedding_bag"]
     encodings = {name: damage for name, damage in _encodings().items() if name != "latin-1"}
+
+    def good(folder: Path) -> None:
+        for file in ("train.csv", "test.csv"):
+            (folder / file).write_text(_ROWS)
+
+    yield Case("texts that are good", args, good, status=(0,))
     while True:
         where = draw.choice(["train.csv", "test.csv"])
         if draw.random() < 0.6:
@@ -263,8 +271,7 @@ def broken_texts(draw: random.Random) -> Iterator[Case]:
         kind, damage = draw.choice([*damages.items()])
 
         def prepare(folder: Path, where: str = where, damage: Damage = damage) -> None:
-            for file in ("train.csv", "test.csv"):
-                (folder / file).write_text(_ROWS)
+            good(folder)
             damage(folder / where)
 
         yield Case(f"{where} that is {kind}", args, prepare)
@@ -279,7 +286,7 @@ def broken_folders(draw: random.Random) -> Iterator[Case]:
     args += ["--model.network=mlp"]
 
     def good(folder: Path) -> Path:
-        for client in "ab":
+        for client in "abcde":
             for label in "xy":
                 place = folder / "images" / client / label
                 place.mkdir(parents=True)
@@ -303,6 +310,7 @@ def broken_folders(draw: random.Random) -> Iterator[Case]:
         for path in root.rglob("*.png"):
             path.rename(path.with_suffix(".txt"))
 
+    yield Case("images that are good", args, good, status=(0,))
     whole: dict[str, Damage] = {"a client without classes": no_classes, "nothing": empty, "files": only_files}
     whole |= {"texts": no_images, "no folder": shutil.rmtree}
     while True:
@@ -345,6 +353,8 @@ def broken_runs(run: Path) -> Callable[[random.Random], Iterator[Case]]:
     """Cases on copies of a folder in which `RUN` was run."""
 
     def cases(draw: random.Random) -> Iterator[Case]:
+        again = [*RUN, "--trainer.max_rounds=3", "--ckpt_path=lightning_logs/version_0/checkpoints/last.ckpt"]
+        yield Case("a run that is good", again, _copied(run), status=(0,))
         files = sorted(path.relative_to(run) for path in run.rglob("*") if path.is_file())
         kept = [path for path in files if path.suffix == ".pt"]
         while True:
@@ -459,6 +469,11 @@ _IN_STUDY: dict[str, Any] = {
 def broken_studies(draw: random.Random) -> Iterator[Case]:
     """A study with a wrong value, or a damaged file."""
     args = ["study", "-c", "study.yaml", "--dry_run"]
+
+    def good(folder: Path) -> None:
+        (folder / "study.yaml").write_text(yaml.safe_dump(_STUDY, sort_keys=False))
+
+    yield Case("a study that is good", args[:3], good, status=(0,))
     while True:
         if draw.random() < 0.8:
             key = draw.choice([*_IN_STUDY])
@@ -475,7 +490,7 @@ def broken_studies(draw: random.Random) -> Iterator[Case]:
         kind, damage = draw.choice([*damages.items()])
 
         def prepare(folder: Path, damage: Damage = damage) -> None:
-            (folder / "study.yaml").write_text(yaml.safe_dump(_STUDY, sort_keys=False))
+            good(folder)
             damage(folder / "study.yaml")
 
         yield Case(f"study that is {kind}", args, prepare)

@@ -28,7 +28,8 @@ class Case:
         name: What is wrong with it.
         args: The command line.
         prepare: Writes the files it needs into the working directory.
-        status: How it may end: 2, the input is refused; 1, a run or a cell failed.
+        status: How it may end: 2, the input is refused; 1, a run or a cell failed. (0,) is for what must work, so that
+            the others are known to be refused for what is wrong with them.
     """
 
     name: str
@@ -63,6 +64,8 @@ def judge(case: Case, folder: Path) -> Verdict:
         verdict.faults.append(f"killed by {signal.Signals(-status).name}")
     elif status not in case.status:
         verdict.faults.append(f"exit status {status}")
+    elif status == 0:
+        return verdict
     elif len(lines) != 1:
         verdict.faults.append(f"{len(lines)} lines")
     elif not lines[0].startswith("lit-fed: error: "):

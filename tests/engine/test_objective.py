@@ -21,6 +21,7 @@ from tests.support import LeastSquares, Points, assert_same, fit, trainer, weigh
 
 X = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
 Y = torch.tensor([2.0, 4.0, 4.0])
+INIT = DataLoader.__init__
 
 
 def plainly(folder: Path, task: LightningModule, epochs: int = 3, batch_size: int = 2) -> dict[str, Tensor]:
@@ -152,6 +153,7 @@ def test_a_federation_that_ends_in_an_error_leaves_nothing_either(tmp_path: Path
     with pytest.raises(ClientFailure, match="no battery"):
         fit(tmp_path, task, Points(sizes=(2, 3)), FedAvg(regularizer=NTD()))
     assert plainness(task) == before
+    assert DataLoader.__init__ is INIT, "Fabric leaves it changed where an error passes through its launch"
 
 
 def test_one_that_is_refused_leaves_nothing_either(tmp_path: Path) -> None:
