@@ -7,7 +7,7 @@ Two bases build on it: `TensorDataModule` for data that fit into memory, `Datase
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from operator import index
 from typing import Any, Literal
 
@@ -157,6 +157,10 @@ class FederatedDataModule(DescribedPopulation):
 
     def views(self) -> Mapping[str, View]:
         """The views that an evaluation may ask for, by name; in the order in which to evaluate them."""
+        return {}
+
+    def pictured(self) -> Mapping[str, Sequence[str]]:
+        """Which of `views` a run draws beside each other at its end, by the picture's name."""
         return {}
 
     def keep(self, train: IntArray, test: IntArray) -> None:
