@@ -101,6 +101,11 @@ class FederatedDataModule(DescribedPopulation):
         """The shape of one input as the model sees it, such as (channels, height, width); known without `setup`."""
 
     @property
+    def input_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of all inputs that a model may see, in training and in evaluations; known without `setup`."""
+        return (self.input_shape,)
+
+    @property
     def output_shape(self) -> tuple[int, ...]:
         """The shape of what a model puts out for one sample: (num_classes,), or without classes () or (k,).
 

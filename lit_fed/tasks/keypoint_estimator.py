@@ -149,6 +149,17 @@ class KeypointEstimator(OnNetwork):
         """A batch at its lower resolutions, in descending order; empty at the lowest."""
         return list(batch.get("levels", ()))
 
+    def check_shape(self, shape: Sequence[int]) -> None:
+        """Refuse images of a shape (channels, height, width), before any are made.
+
+        Raises:
+            ConfigError: If the network does not take them, or they have no heatmaps.
+        """
+        check: Any = getattr(self.network, "check_shape", None)
+        if check is not None:
+            check(shape)
+        self.codec.heatmap_size(shape[1:])
+
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """The loss of a batch, and as ``logits`` the heatmaps (B, K, h, w), 0 for joints that are not visible."""
         heatmaps = self(batch["image"])

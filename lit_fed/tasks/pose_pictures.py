@@ -62,6 +62,9 @@ def poses_figure(
     from matplotlib.lines import Line2D
 
     people = len(rows[0].images)
+    # One scale for all that was found, so that heatmaps that blur are seen to; the truth has its own, 0 to 1.
+    peak = max(float(shown.heatmaps.max()) for shown in rows)
+    peak = peak if peak > 0 else 1.0
     height, width = rows[0].images.shape[2:]
     wide = _TALL * width / height
     layout = ConstrainedLayoutEngine(w_pad=0.01, h_pad=0.01, wspace=0.02, hspace=0.02)
@@ -72,10 +75,10 @@ def poses_figure(
             joints, found, true = row[3 * person : 3 * person + 3]
             joints.imshow(_pixels(shown.images[person]), interpolation="nearest")
             seen = shown.visible[person] > 0
-            _skeleton(joints, shown.keypoints[person], seen, edges, ["white"] * len(seen), 2.6)
-            _skeleton(joints, shown.found[person], seen, edges, _colors(len(seen), flip_pairs), 1.3)
-            for axes, maps in ((found, shown.heatmaps[person]), (true, shown.targets[person])):
-                axes.imshow(maps.max(axis=0), cmap="magma", vmin=0, vmax=1, interpolation="nearest")
+            _skeleton(joints, shown.keypoints[person], seen, edges, ["white"] * len(seen), 2.2)
+            _skeleton(joints, shown.found[person], seen, edges, _colors(len(seen), flip_pairs), 1.4)
+            for axes, maps, top in ((found, shown.heatmaps[person], peak), (true, shown.targets[person], 1.0)):
+                axes.imshow(maps.max(axis=0), cmap="magma", vmin=0, vmax=top, interpolation="nearest")
             for axes in (joints, found, true):
                 axes.set_xticks([])
                 axes.set_yticks([])
@@ -83,10 +86,10 @@ def poses_figure(
         score = "" if np.isnan(shown.score) else f"\nPCK {shown.score:.0f} %"
         row[0].set_ylabel(readable(shown.name) + score, fontsize=8, rotation=0, ha="right", va="center", labelpad=6)
     for person in range(people):
-        for place, title in enumerate(("joints", "heatmaps", "their truth")):
+        for place, title in enumerate(("joints", f"heatmaps, 0–{peak:.2g}", "their truth, 0–1")):
             panels[0][3 * person + place].set_title(title, fontsize=7.5)
-    kinds = (("true", "white"), ("one side", _SIDES[0]), ("the other", _SIDES[1]), ("middle", _MIDDLE))
-    handles = [Line2D([], [], color=color, linewidth=2.5, label=label) for label, color in kinds]
+    kinds = (("true", "white"), ("found: one side", _SIDES[0]), ("the other", _SIDES[1]), ("middle", _MIDDLE))
+    handles = [Line2D([], [], color=color, linewidth=2.2, label=label) for label, color in kinds]
     figure.legend(
         handles=handles, loc="outside lower center", ncols=4, fontsize=8, facecolor="#8a8a8a", labelcolor="white",
         edgecolor="#8a8a8a",

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 from matplotlib.figure import Figure
+from PIL import Image
+from torch import nn
 
+from examples.pose_or_class import Facing, draw
 from lit_fed.tasks.pose_pictures import Shown, features_figure, poses_figure, readable
 from tests.tasks.test_keypoint_estimator import JOINTS, drawn, oracle
 
@@ -34,7 +40,7 @@ def test_a_row_a_resolution_with_what_is_found_beside_what_is_true() -> None:
     figure = poses_figure([shown("16x12"), shown("8x6", score=float("nan"))], EDGES, PAIRS)
     panels = np.array(figure.axes).reshape(2, 6)
     assert [axes.get_ylabel() for axes in panels[:, 0]] == ["16×12\nPCK 50 %", "8×6"]
-    assert [axes.get_title() for axes in panels[0]] == ["joints", "heatmaps", "their truth"] * 2
+    assert [axes.get_title() for axes in panels[0]] == ["joints", "heatmaps, 0–0.5", "their truth, 0–1"] * 2
     first, second = panels[0, 0], panels[0, 3]
     # The truth in white, then what was found, a pixel to the right; the first joint's side, then the other joint's.
     lines = [(line.get_color(), *np.array(line.get_xydata()).ravel().tolist()) for line in first.lines]
@@ -48,7 +54,8 @@ def test_a_row_a_resolution_with_what_is_found_beside_what_is_true() -> None:
     found, true = (axes.images[0].get_array() for axes in panels[0, 1:3])
     assert (found.shape, found.max(), true.max()) == ((8, 6), 0.5, 1.0)
     assert found[4, 2] == 0.5
-    assert panels[0, 1].images[0].get_clim() == panels[0, 2].images[0].get_clim() == (0, 1), "one scale for both"
+    scales = [[axes.images[0].get_clim() for axes in row[1:3]] for row in panels]
+    assert scales == [[(0, 0.5), (0, 1)]] * 2, "one for all that was found"
 
 
 def test_joints_of_unknown_bones_are_dots() -> None:
@@ -90,3 +97,23 @@ def test_a_task_draws_what_it_finds() -> None:
     true, found = (np.asarray(line.get_xydata()) for line in axes[0].lines)
     np.testing.assert_allclose(true, JOINTS[0].numpy())
     np.testing.assert_allclose(found, true, atol=0.01)
+
+
+def test_classification_beside_regression(tmp_path: Path) -> None:
+    paths = draw(tmp_path, epochs=1, samples=16, shown=8)
+    assert [path.name for path in paths] == ["regression.png", "classification.png"]
+    assert all(Image.open(path).size == (750, 570) for path in paths)
+
+
+def test_who_is_seen_from_the_front_has_the_right_shoulder_on_the_left() -> None:
+    network = nn.Module()
+    network.forward_features = lambda image: image  # type: ignore[assignment]  # the picture is the map
+    task = Facing(network, channels=1)
+    nn.init.ones_(task.head.weight)
+    nn.init.zeros_(task.head.bias)
+    joints = torch.zeros(2, 14, 2)
+    joints[0, 8, 0], joints[1, 9, 0] = -1, -1  # from the front, from behind
+    # Logits 2 and −3: ln(1 + e^−2) and ln(1 + e^−3), their mean.
+    batch = {"image": torch.tensor([2.0, -3.0]).reshape(2, 1, 1, 1).expand(2, 1, 4, 4), "keypoints": joints}
+    expected = (math.log(1 + math.exp(-2)) + math.log(1 + math.exp(-3))) / 2
+    assert task.training_step(batch, 0).item() == pytest.approx(expected)

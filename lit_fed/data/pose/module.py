@@ -152,6 +152,11 @@ class PoseDataModule(FederatedDataModule):
         return (3, *self.resolutions[0])
 
     @property
+    def input_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of all levels and all test resolutions."""
+        return tuple((3, *size) for size in dict.fromkeys((*self.resolutions, *self.test_resolutions)))
+
+    @property
     def output_shape(self) -> tuple[int, ...]:
         """A point for each joint: (K, 2)."""
         return (self.num_joints, 2)
