@@ -7,7 +7,7 @@ Two bases build on it: `TensorDataModule` for data that fit into memory, `Datase
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from operator import index
 from typing import Any, Literal
 
@@ -96,16 +96,6 @@ class FederatedDataModule(DescribedPopulation):
     # What a data set tells about itself.
 
     @property
-    @abstractmethod
-    def input_shape(self) -> tuple[int, ...]:
-        """The shape of one input as the model sees it, such as (channels, height, width); known without `setup`."""
-
-    @property
-    def input_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """The shapes of all inputs that a model may see, in training and in evaluations; known without `setup`."""
-        return (self.input_shape,)
-
-    @property
     def output_shape(self) -> tuple[int, ...]:
         """The shape of what a model puts out for one sample: (num_classes,), or without classes () or (k,).
 
@@ -162,10 +152,6 @@ class FederatedDataModule(DescribedPopulation):
 
     def views(self) -> Mapping[str, View]:
         """The views that an evaluation may ask for, by name; in the order in which to evaluate them."""
-        return {}
-
-    def pictured(self) -> Mapping[str, Sequence[str]]:
-        """Which of `views` a run draws beside each other at its end, by the picture's name."""
         return {}
 
     def keep(self, train: IntArray, test: IntArray) -> None:

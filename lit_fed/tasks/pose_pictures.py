@@ -86,7 +86,7 @@ def poses_figure(
         score = "" if np.isnan(shown.score) else f"\nPCK {shown.score:.0f} %"
         row[0].set_ylabel(readable(shown.name) + score, fontsize=8, rotation=0, ha="right", va="center", labelpad=6)
     for person in range(people):
-        for place, title in enumerate(("joints", f"heatmaps, 0–{peak:.2g}", "their truth, 0–1")):
+        for place, title in enumerate(("joints", f"found, 0–{peak:.2g}", "true, 0–1")):
             panels[0][3 * person + place].set_title(title, fontsize=7.5)
     kinds = (("true", "white"), ("found: one side", _SIDES[0]), ("the other", _SIDES[1]), ("middle", _MIDDLE))
     handles = [Line2D([], [], color=color, linewidth=2.2, label=label) for label, color in kinds]

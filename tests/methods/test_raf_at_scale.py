@@ -14,11 +14,12 @@ import yaml
 from lit_fed import KeypointEstimator, objective_of
 from lit_fed.command.cli import main
 from lit_fed.methods import FedRAF
+from lit_fed.networks import build_network
 from lit_fed.studies.cells import lay_out
 from lit_fed.studies.study import Place, Study, read_study
 from tests.data.pose.support import mpii_files, mpii_row
 from tests.methods.raf_support import estimator, puppets
-from tests.support import ROOT, rows
+from tests.support import ROOT, assert_same, rows, saved_weights
 
 RAF = ROOT / "configs" / "papers" / "raf"
 MPII = RAF / "runs" / "mpii.yaml"
@@ -87,6 +88,31 @@ def test_one_step_of_the_papers_run_on_files_in_mpiis_format(
     assert float(row["drift/update_norm_mean"]) > 0
 
 
+def test_leeds_sports_pose_starts_from_what_drawn_figures_taught(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = {
+        "data.init_args.samples_per_client": 2,
+        "data.init_args.test_samples": 2,
+        "data.init_args.test_resolutions": "[[64, 48]]",
+        "trainer.max_rounds": 1,
+        "trainer.logger": "false",
+        "trainer.enable_progress_bar": "false",
+        "trainer.default_root_dir": tmp_path / "pretrained",
+    }
+    start = RAF / "runs" / "puppets_large.yaml"
+    main(["fit", "-c", str(start), *(word for key, value in changes.items() for word in (f"--{key}", str(value)))])
+    assert capsys.readouterr().err == ""
+    settings = yaml.safe_load((RAF / "runs" / "lspet.yaml").read_text("utf-8"))["model"]["init_args"]
+    place = settings["network_args"]["weights"]
+    assert place == "pretrained/lightning_logs/version_0/checkpoints/last.ckpt"
+    made = build_network(
+        settings["network"], 14, 3, (3, 128, 96), **settings["network_args"] | {"weights": tmp_path / place}
+    )
+    saved = saved_weights(tmp_path / "pretrained" / "lightning_logs" / "version_0")
+    assert_same({f"network.{name}": tensor for name, tensor in made.state_dict().items()}, saved)
+
+
 def test_cl_and_cl_with_distillation_under_a_plain_trainer(tmp_path: Path) -> None:
     data = puppets(num_clients=None, clients_per_level=[1, 0])
 
@@ -113,6 +139,19 @@ def test_cl_and_cl_with_distillation_under_a_plain_trainer(tmp_path: Path) -> No
 
 
 # ---------------------------------------------------------------------- studies
+
+
+def test_a_dry_run_lists_a_table_and_says_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    monkeypatch.chdir(tmp_path)  # where there is no data/
+    path = "configs/papers/raf/studies/raf_table1.yaml"
+    main(["study", "-c", path, "--profile", "paper", "--dry_run"])
+    out = capsys.readouterr().out
+    assert all(f"{row}/low/{seed} " in out for row in ("lll", "llm", "lmm", "llh", "lmh", "lhh") for seed in range(3))
+    assert "18 cells to run; they cannot yet: " in out
+    assert "data/mae_pretrain_vit_small.pth" in out
 
 
 def test_table_1_has_the_papers_triplets_and_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

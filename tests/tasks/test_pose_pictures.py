@@ -40,7 +40,7 @@ def test_a_row_a_resolution_with_what_is_found_beside_what_is_true() -> None:
     figure = poses_figure([shown("16x12"), shown("8x6", score=float("nan"))], EDGES, PAIRS)
     panels = np.array(figure.axes).reshape(2, 6)
     assert [axes.get_ylabel() for axes in panels[:, 0]] == ["16×12\nPCK 50 %", "8×6"]
-    assert [axes.get_title() for axes in panels[0]] == ["joints", "heatmaps, 0–0.5", "their truth, 0–1"] * 2
+    assert [axes.get_title() for axes in panels[0]] == ["joints", "found, 0–0.5", "true, 0–1"] * 2
     first, second = panels[0, 0], panels[0, 3]
     # The truth in white, then what was found, a pixel to the right; the first joint's side, then the other joint's.
     lines = [(line.get_color(), *np.array(line.get_xydata()).ravel().tolist()) for line in first.lines]
