@@ -151,6 +151,24 @@ def test_over_fedprox_by_hand(tmp_path: Path) -> None:
     assert weight_of(made) == pytest.approx(9 / 32 - (9 * 23 - 16 * 23) / 32 / 32)
 
 
+def test_over_scaffold_by_hand(tmp_path: Path) -> None:
+    # Three clients whose gradients at w are 23·w, (25 − 8)·w and 16·w: 21 + 2 with two lower resolutions, one, and none
+    # (`tests.methods.raf_support`). Two steps of 1/32 a round. Nothing is corrected in the first: they end at (9/32)²,
+    # (15/32)² and (16/32)². Then c_i is (1 − w_i)/(2/32), and c their mean.
+    ends = [(9 / 32) ** 2, (15 / 32) ** 2, (16 / 32) ** 2]
+    controls = [16 * (1 - end) for end in ends]
+    begun, mean = sum(ends) / 3, sum(controls) / 3
+    second = []
+    for slope, control in zip((23, 17, 16), controls, strict=True):
+        w = begun
+        for _ in range(2):
+            w -= (slope * w - control + mean) / 32
+        second.append(w)
+    made = fit(tmp_path, Scaling(), Zooms(), Scaffold(regularizer=RAF()), local_epochs=2, max_rounds=2)
+    assert weight_of(made) == pytest.approx(sum(second) / 3, rel=1e-5)
+    assert sum(second) / 3 != pytest.approx(begun**2, rel=1e-2), "what FedAvg makes of it"
+
+
 def test_a_regularizer_over_it_costs_no_further_pass(tmp_path: Path) -> None:
     # One pass a resolution and step; the global model, which `LD` asks, one more.
     for regularizer, runs in ((None, 3), (Prox(), 3), (LD(), 4)):
