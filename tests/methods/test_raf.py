@@ -244,9 +244,11 @@ def test_any_list_of_resolutions_in_one_evaluation(tmp_path: Path) -> None:
     }
     # What is tested without a view is the highest resolution.
     assert row["global/pck"] == row["global/pck_64x48"] != ""
-    data = puppets(val_fraction=0.34, test_resolutions=[(16, 16), (128, 96), (256, 192)], interpolations=["area"])
+    ways: list[Any] = ["bilinear", "area", "bicubic"]
+    data = puppets(val_fraction=0.34, test_resolutions=[(16, 16), (128, 96), (256, 192)], interpolations=ways)
     found = made.validate(estimator(), data, FedRAF(), "last")
-    sizes = ["16x16", "128x96", "256x192", "32x24_as_128x96_area", "32x24_as_256x192_area"]
+    scaled = [f"32x24_as_{size}_{way}" for size in ("128x96", "256x192") for way in ways]
+    sizes = ["16x16", "128x96", "256x192", *scaled]
     assert [name for name in found if name.startswith("global/pck_") and "strict" not in name] == [
         *(f"global/pck_{size}" for size in sizes)
     ]
