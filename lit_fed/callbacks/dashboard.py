@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
-from lit_fed.callbacks.pictures import participation_map, predictions_picture
+from lit_fed.callbacks.pictures import participation_map, predictions_picture, views_picture
 from lit_fed.data.pictures import even_subset, render
 from lit_fed.engine.callback import Callback, RoundRecord
 from lit_fed.engine.compatibility import overrides
@@ -25,6 +25,8 @@ from lit_fed.engine.ledger import ClientRow
 from lit_fed.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from lit_fed.engine.federation import Federation
     from lit_fed.engine.run import Run
 
@@ -60,10 +62,11 @@ class Dashboard(Callback):
             raise ConfigError(f"Dashboard.picture_every is {picture_every}; give a number of rounds, or 0 for the end")
         self.picture_every = picture_every
         self._mapped_round = -1
+        self._of_views: dict[str, float] = {}
 
     def on_fit_start(self, run: Run) -> None:
         """Drop what a killed process wrote; in a new run folder write what is known before the first round."""
-        self._mapped_round = -1
+        self._mapped_round, self._of_views = -1, {}
         with _naming_the_file(run):
             writers = tensorboard_writers(run)
             for writer in writers:
@@ -87,6 +90,9 @@ class Dashboard(Callback):
                 _flush(run)
 
     def _write(self, run: Run, record: RoundRecord) -> None:
+        best = run.names.monitor
+        found = {view: record.metrics.get(f"{best}_{view}") for view in run.federation.data.views()}
+        self._of_views = {view: value for view, value in found.items() if value is not None} or self._of_views
         for logger in run.loggers:
             logger.log_metrics(record.metrics, step=record.round_idx)
         if writers := tensorboard_writers(run):
@@ -100,7 +106,7 @@ class Dashboard(Callback):
                 self._draw(run, writers, record.round_idx)
 
     def on_fit_end(self, run: Run) -> None:
-        """Draw the participation map and sample predictions, and close the loggers."""
+        """Draw the participation map, sample predictions and what the task draws, and close the loggers."""
         with _naming_the_file(run):
             if (writers := tensorboard_writers(run)) and run.next_round:
                 last = run.next_round - 1
@@ -109,6 +115,11 @@ class Dashboard(Callback):
                 picture = _sample_predictions(run.federation, last)
                 if picture is not None:
                     _add_picture(writers, "pictures/predictions", picture, last)
+                if self._of_views and run.names.monitor:
+                    figure = views_picture(self._of_views, run.names.monitor)
+                    _add_picture(writers, "pictures/views", render(figure), last)
+                for name, figure in _test_figures(run.federation, last):
+                    _add_picture(writers, f"pictures/{name}", render(figure), last)
             _close(run, "success")
 
     def on_exception(self, run: Run, error: BaseException) -> None:
@@ -268,6 +279,23 @@ def _sample_predictions(federation: Federation, round_idx: int) -> NDArray[np.ui
     if classes is None:
         return None
     return render(predictions_picture(images.float().cpu().numpy(), classes, labels.tolist()))
+
+
+def _test_figures(federation: Federation, round_idx: int) -> Iterator[tuple[str, Figure]]:
+    """What the task draws of the global model on test data, for each group of views that the data name."""
+    data, models = federation.data, federation.global_models(round_idx)
+    if not models:
+        return
+    kind, state = next(iter(models.items()))
+    loop = federation.loops[kind]
+    if loop.model.split.personal:  # nobody trained the server's part of that
+        return
+    with loop.model.preserved():
+        loop.model.load(state)
+        for group, views in data.pictured().items():
+            figures = loop.figures({view: data.test_loader(view=view) for view in views})
+            for name, figure in figures.items():
+                yield f"{group}_{name}", figure
 
 
 def _classes(output: Any, count: int, num_classes: int) -> list[int] | None:

@@ -141,6 +141,28 @@ def predictions_picture(images: NDArray[np.float32], predicted: Sequence[int], t
     return figure
 
 
+def views_picture(values: Mapping[str, float], metric: str) -> Figure:
+    """What the global model reaches on test data that are shown in several ways.
+
+    Args:
+        values: By the view, in the order in which to draw them.
+        metric: What they are of.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 0.27 * len(values) + 1.1), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    bars = axes.barh(list(values), list(values.values()), height=0.7, color="#2a7fba")
+    axes.bar_label(bars, fmt="{:.3g}", padding=3, fontsize=8)
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    axes.tick_params(axis="y", labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_xlabel(metric)
+    axes.set_title("The global model, by what it is shown")
+    return figure
+
+
 def curves_picture(rounds: Sequence[int], panels: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
     """Curves over rounds, a panel for every title, in four columns; the legend fills a place that is left.
 

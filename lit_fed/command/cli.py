@@ -215,7 +215,10 @@ def set_seed(trainer: Any) -> None:
     seed_everything(trainer.seed, verbose=False)
 
 
-_FROM_DATA = ("num_classes", "in_channels", "input_shape", "num_outputs", "num_joints", "flip_pairs", "unscored_joints")
+_FROM_DATA = (
+    *("num_classes", "in_channels", "input_shape", "num_outputs", "num_joints", "flip_pairs", "skeleton_edges"),
+    "unscored_joints",
+)
 """What a model may leave open for the data to say."""
 
 

@@ -96,11 +96,6 @@ class FederatedDataModule(DescribedPopulation):
     # What a data set tells about itself.
 
     @property
-    @abstractmethod
-    def input_shape(self) -> tuple[int, ...]:
-        """The shape of one input as the model sees it, such as (channels, height, width); known without `setup`."""
-
-    @property
     def output_shape(self) -> tuple[int, ...]:
         """The shape of what a model puts out for one sample: (num_classes,), or without classes () or (k,).
 

@@ -5,8 +5,8 @@ It is what a server may know of clients whose data it does not have.
 
 from __future__ import annotations
 
-from abc import ABC
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,6 +35,16 @@ class DescribedPopulation(LightningDataModule, ABC):
         self._contents: Contents | None = None
 
     # What a data set tells about itself.
+
+    @property
+    @abstractmethod
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one input as the model sees it, such as (channels, height, width); known without `setup`."""
+
+    @property
+    def input_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of all inputs that a model may see, in training and in evaluations; known without `setup`."""
+        return (self.input_shape,)
 
     @property
     def num_classes(self) -> int | None:
@@ -183,6 +193,10 @@ class DescribedPopulation(LightningDataModule, ABC):
         """What `figure` draws, as pixels, shape (height, width, 3)."""
         figure = self.figure()
         return None if figure is None else render(figure)
+
+    def pictured(self) -> Mapping[str, Sequence[str]]:
+        """Which of `FederatedDataModule.views` a run draws beside each other at its end, by the picture's name."""
+        return {}
 
     @property
     def _ready(self) -> Cut:

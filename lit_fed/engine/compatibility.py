@@ -77,11 +77,14 @@ def check_participation(algorithm: Algorithm[Any], participation: Participation)
 
 
 def check_data(task: LightningModule, algorithm: Algorithm[Any], data: FederatedDataModule) -> None:
-    """Refuse data that lack what a method needs.
+    """Refuse data that lack what a method needs, or that a task says it cannot take (``check_shape``).
 
     Raises:
         ConfigError: In one line that names what is missing.
     """
+    if (check := getattr(task, "check_shape", None)) is not None:
+        for shape in data.input_shapes:
+            check(shape)
     needs = algorithm.all_needs
     if "targets" in needs and data.num_classes is None:
         raise _missing(task, algorithm, "targets")

@@ -6,10 +6,10 @@ What `lit_fed.engine.local.LocalLoop` adds is training.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import AbstractContextManager, contextmanager
 from itertools import islice
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from lightning import Callback, Fabric, LightningModule
@@ -29,6 +29,9 @@ from lit_fed.engine.surface import plain_name
 from lit_fed.engine.task_trainer import TaskTrainer
 from lit_fed.errors import ConfigError
 from lit_fed.seeding import derive_seed
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 TaskStage = Literal["fit", "validate", "test", "predict"]
 _EVALUATION_SEED = derive_seed(0, "evaluation")
@@ -255,6 +258,19 @@ class TaskLoop:
                 yield batch, output
             self.call("on_predict_epoch_end")
             self.call("on_predict_end")
+
+    @torch.no_grad()
+    def figures(self, loaders: Mapping[str, Iterable[Any]]) -> dict[str, Figure]:
+        """What the task draws of the first batch of each loader: ``test_figures``, where it has that."""
+        draw = getattr(self.model.task, "test_figures", None)
+        if draw is None:
+            return {}
+        batches = {name: batch for name, loader in loaders.items() for batch in islice(self.batches(loader), 1)}
+        if not batches:
+            return {}
+        with self._mode("predict"), self.autocast():
+            found: dict[str, Figure] = draw(batches)
+        return found
 
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Every batch of a loader, on the device and in the model's precision."""

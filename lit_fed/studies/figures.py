@@ -1,15 +1,15 @@
-"""Pictures of a study: its bars and its curves, drawn without a display."""
+"""Pictures of a study: its bars, its curves and its lines, drawn without a display."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lit_fed.studies.results import Entry, Results
-from lit_fed.studies.study import Place
+from lit_fed.studies.study import Place, Study, Variant
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -106,6 +106,51 @@ def draw_curves(results: Results, path: Path) -> None:
         axes.set_axis_off()
     _legend(figure, panels.flat, False)
     _save(figure, path)
+
+
+def has_lines(study: Study) -> bool:
+    """Whether all columns, or all rows, have a place on an axis."""
+    return any(_all_placed(variants) for variants in (study.columns, study.rows))
+
+
+def draw_lines(results: Results, path: Path) -> None:
+    """The table over the places of its columns on an axis, a line a row; or over those of its rows, a line a column.
+
+    Means with standard deviations over seeds; the paper's values are dashed.
+    """
+    study = results.grid.study
+    along_columns = _all_placed(study.columns)
+    along, lines = (study.columns, study.rows) if along_columns else (study.rows, study.columns)
+    figure = _figure(6.4, 3.8)
+    axes = figure.subplots()
+    for number, (line, variant) in enumerate(lines.items()):
+        color, style = _look(number)
+        entries = {
+            where.x: results.entries[Place(line, name) if along_columns else Place(name, line)]
+            for name, where in sorted(along.items(), key=lambda item: item[1].x or 0.0)
+        }
+        found = [(x, entry.mean, entry.std or 0.0) for x, entry in entries.items() if entry.mean is not None]
+        if found:
+            xs, means, spreads = zip(*found, strict=True)
+            axes.errorbar(
+                xs, means, spreads, color=color, linestyle=style, linewidth=1.6, marker="o", markersize=4, capsize=2,
+                label=_text(variant.label),
+            )  # fmt: skip
+        published = [(x, entry.published[0]) for x, entry in entries.items() if entry.published is not None]
+        if published:
+            axes.plot(*zip(*published, strict=True), color=color, linestyle="--", linewidth=1, marker="_")
+    axes.set_xticks([where.x for where in along.values() if where.x is not None])
+    axes.set_xlabel(_text(study.x_label))
+    metrics = list(dict.fromkeys(_axis(entry) for entry in results.entries.values() if entry.seeds))
+    # Of metrics of several views, such as pck_32x24 and pck_64x48, what comes before the view.
+    axes.set_ylabel(_text(metrics[0] if len(metrics) == 1 else metrics[0].rpartition("_")[0] or metrics[0]))
+    _tidy(axes)
+    _legend(figure, [axes], any(entry.published for entry in results.entries.values()))
+    _save(figure, path)
+
+
+def _all_placed(variants: Mapping[str, Variant]) -> bool:
+    return all(variant.x is not None for variant in variants.values())
 
 
 def _axis(entry: Entry) -> str:

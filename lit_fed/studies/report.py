@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from lit_fed.studies.cells import Cell, Grid
 from lit_fed.studies.results import OUTCOMES, Entry, Results, caption, count_verdicts, tally_text, verdict_text
+from lit_fed.studies.run_pictures import pictures_of
 from lit_fed.studies.study import Place
 
 _STYLE = """
@@ -46,7 +47,8 @@ def report_html(results: Results, pictures: Iterable[Path], failures: Sequence[t
         _claims(results),
         _failures(failures),
         "<h2>Pictures</h2>",
-        *(_picture(path) for path in pictures),
+        *(_picture(path.read_bytes(), path.stem) for path in pictures),
+        _pictures_of_runs(grid),
         _made_with(done),
         _cells(grid),
         _files(grid),
@@ -136,9 +138,23 @@ def _failures(failures: Sequence[tuple[Cell, str]]) -> str:
     return f"<h2>Cells that failed</h2><ul>{rows}</ul>"
 
 
-def _picture(path: Path) -> str:
-    data = base64.b64encode(path.read_bytes()).decode("ascii")
-    return f"<p><img alt={escape(path.stem)!r} src='data:image/png;base64,{data}'></p>"
+def _picture(png: bytes, name: str) -> str:
+    data = base64.b64encode(png).decode("ascii")
+    return f"<p><img alt='{escape(name)}' src='data:image/png;base64,{data}'></p>"
+
+
+def _pictures_of_runs(grid: Grid) -> str:
+    """What the first seed's runs drew of what the study asks for, name by name."""
+    study, parts = grid.study, []
+    first = [cell for cell in grid.cells if cell.seed == study.seeds[0] and cell.done]
+    drawn = [(cell, pictures_of(cell)) for cell in first] if study.pictures else []
+    for name in study.pictures:
+        for cell, pictures in drawn:
+            if name in pictures:
+                title = f"{escape(study.rows[cell.row].label)}, <code>{escape(name)}</code>"
+                parts.append(f"<h3>{title} <small class=quiet>{escape(cell.name)}</small></h3>")
+                parts.append(_picture(pictures[name], f"{name} of {cell.name}"))
+    return "<h2>Pictures of the runs</h2>\n" + "\n".join(parts) if parts else ""
 
 
 def _made_with(done: Sequence[Cell]) -> str:

@@ -20,7 +20,7 @@ from lit_fed.errors import ConfigError
 from lit_fed.studies.cells import Cell, Grid, chosen, lay_out
 from lit_fed.studies.display import Display, duration, estimate, plain_console, say
 from lit_fed.studies.environment import describe
-from lit_fed.studies.figures import draw_bars, draw_curves
+from lit_fed.studies.figures import draw_bars, draw_curves, draw_lines, has_lines
 from lit_fed.studies.jobs import Job, Slots, locked, one_round, run_jobs, share_machine
 from lit_fed.studies.metric_check import check_metrics
 from lit_fed.studies.parts import check_parts
@@ -259,6 +259,9 @@ def _write_all(results: Results, failures: Sequence[tuple[Cell, str]]) -> None:
         pictures = [folder / "bars.png", folder / "curves.png"]
         draw_bars(results, pictures[0])
         draw_curves(results, pictures[1])
+        if has_lines(results.grid.study):
+            pictures.insert(0, folder / "lines.png")
+            draw_lines(results, pictures[0])
     for name, text in (
         ("table.md", table_markdown(results)),
         ("table.csv", table_csv(results)),

@@ -18,10 +18,10 @@ from lit_fed.file_names import is_file_name
 from lit_fed.studies.claims import REPORTS, WORDS, Claim, parse_claim
 
 _MEASURE = ("metric", "report", "better", "scale", "decimals")
-_VARIANT = ("label", "configs", "set", *_MEASURE)
+_VARIANT = ("label", "x", "configs", "set", *_MEASURE)
 _STUDY = (
     *("title", "source", "about", "configs", "set", *_MEASURE, "seeds", "rows", "columns", "skip", "published"),
-    *("claims", "profiles"),
+    *("claims", "x_label", "pictures", "profiles"),
 )
 _NAME = re.compile(r"[^\s/\\<>,*?\[\]{}.-][^\s/\\<>,*?\[\]{}]*")
 
@@ -71,6 +71,7 @@ class Variant:
         configs: Configuration files, merged after those before.
         set: Single settings by dotted key.
         measure: Keys of the study's measure that are another one here.
+        x: Where it stands on the axis of a picture with lines; None where it stands nowhere.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Variant:
     configs: tuple[str, ...] = ()
     set: Mapping[str, Any] = field(default_factory=dict)
     measure: Mapping[str, Any] = field(default_factory=dict)
+    x: float | None = None
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,8 @@ class Study:
         published: The paper's value by place, and its standard deviation or None.
         claims: What the paper says.
         measure: What is read from a run where neither row nor column says otherwise.
+        x_label: What the places of rows or columns on an axis (`Variant.x`) are.
+        pictures: Pictures of the runs that the report shows, by their names in TensorBoard.
     """
 
     name: str
@@ -117,6 +121,8 @@ class Study:
     published: Mapping[Place, tuple[float, float | None]]
     claims: tuple[Claim, ...]
     measure: Mapping[str, Any]
+    x_label: str = ""
+    pictures: tuple[str, ...] = ()
 
     @property
     def places(self) -> list[Place]:
@@ -247,6 +253,12 @@ class _Where:
             )
         return text
 
+    def number(self, content: Mapping[str, Any], key: str) -> float | None:
+        value = content.get(key)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise self.at(key).error(f"expected a number, not {value!r}")
+        return value
+
     def choice(self, content: Mapping[str, Any], key: str, choices: Sequence[str]) -> None:
         if key in content and content[key] not in choices:
             raise self.at(key).error(f"expected {' or '.join(choices)}, not {content[key]!r}")
@@ -284,6 +296,8 @@ def _build(path: Path, profile: str, content: dict[str, Any], where: _Where) -> 
             for number, claim in enumerate(claims, 1)
         ),
         measure=measure,
+        x_label=where.text(content, "x_label"),
+        pictures=where.texts(content, "pictures"),
     )
     if not study.places:
         raise where.error("every place of the table is skipped")
@@ -303,6 +317,7 @@ def _variants(where: _Where, content: Mapping[Any, Any]) -> dict[str, Variant]:
             configs=here.texts(settings, "configs"),
             set=here.mapping(settings, "set"),
             measure=_measure(here, settings),
+            x=here.number(settings, "x"),
         )
     return variants
 

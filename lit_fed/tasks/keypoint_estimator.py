@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -16,8 +19,13 @@ from lit_fed.losses import UDP, HeatmapCodec
 from lit_fed.tasks.coco_metrics import KeypointAP
 from lit_fed.tasks.on_network import OnNetwork
 from lit_fed.tasks.pose_metrics import PCK
+from lit_fed.tasks.pose_pictures import Shown, features_figure, poses_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Batch = Mapping[str, Any]
+_PEOPLE_DRAWN = 3
 
 
 class KeypointEstimator(OnNetwork):
@@ -42,6 +50,7 @@ class KeypointEstimator(OnNetwork):
         network_args: Further arguments for a network given by name.
         codec: Between points and heatmaps; null for UDP with DARK and the network's stride.
         flip_pairs: Joints that change places in a mirror; taken from the data where null.
+        skeleton_edges: Joints to connect in pictures; taken from the data where null.
         unscored_joints: Joints that do not count, such as MPII's pelvis and thorax; taken from the data where null.
         flip_test: Evaluate and predict by the mean of the heatmaps of an image and of its mirror image.
         threshold: Of ``pck``.
@@ -74,6 +83,7 @@ class KeypointEstimator(OnNetwork):
         network_args: dict[str, Any] | None = None,
         codec: HeatmapCodec | None = None,
         flip_pairs: Sequence[Sequence[int]] | None = None,
+        skeleton_edges: Sequence[Sequence[int]] | None = None,
         unscored_joints: Sequence[int] | None = None,
         flip_test: bool = True,
         threshold: float = 0.5,
@@ -93,7 +103,13 @@ class KeypointEstimator(OnNetwork):
                 f"of stride {stride}; set the codec's stride, or leave the codec out"
             )
         self.flip_test, self.layer_decay = flip_test, layer_decay
-        self.flip_pairs = self._checked(flip_pairs)
+        if flip_pairs is None and flip_test:
+            raise ConfigError(
+                "model.flip_test mirrors images, and needs model.flip_pairs, the joints that change places then; give "
+                "them, or set model.flip_test to false"
+            )
+        self.flip_pairs = self._checked("flip_pairs", flip_pairs)
+        self.skeleton_edges = self._checked("skeleton_edges", skeleton_edges)
         if layer_decay is not None and not (0 < layer_decay <= 1 and hasattr(self.network, "group_matcher")):
             raise ConfigError(
                 f"model.layer_decay is {layer_decay}; it must be above 0 and at most 1, and needs a network that tells "
@@ -103,18 +119,13 @@ class KeypointEstimator(OnNetwork):
         self.pck_strict = PCK(strict_threshold, unscored_joints or ())
         self.ap = KeypointAP(num_joints, oks_sigmas) if coco_ap else None
 
-    def _checked(self, flip_pairs: Sequence[Sequence[int]] | None) -> list[tuple[int, int]]:
-        if flip_pairs is None and self.flip_test:
-            raise ConfigError(
-                "model.flip_test mirrors images, and needs model.flip_pairs, the joints that change places then; give "
-                "them, or set model.flip_test to false"
-            )
-        for pair in flip_pairs or ():
+    def _checked(self, setting: str, pairs: Sequence[Sequence[int]] | None) -> list[tuple[int, int]]:
+        for pair in pairs or ():
             if len(pair) != 2 or not all(0 <= joint < self.num_joints for joint in pair):
                 raise ConfigError(
-                    f"model.flip_pairs has {list(pair)}; give pairs of the joints 0 … {self.num_joints - 1}"
+                    f"model.{setting} has {list(pair)}; give pairs of the joints 0 … {self.num_joints - 1}"
                 )
-        return [(left, right) for left, right in flip_pairs or ()]
+        return [(first, second) for first, second in pairs or ()]
 
     def make_optimizer(self) -> Optimizer:
         """A fresh optimizer, where asked for with a learning rate for each layer."""
@@ -137,6 +148,17 @@ class KeypointEstimator(OnNetwork):
     def levels(self, batch: Batch) -> list[Batch]:
         """A batch at its lower resolutions, in descending order; empty at the lowest."""
         return list(batch.get("levels", ()))
+
+    def check_shape(self, shape: Sequence[int]) -> None:
+        """Refuse images of a shape (channels, height, width), before any are made.
+
+        Raises:
+            ConfigError: If the network does not take them, or they have no heatmaps.
+        """
+        check: Any = getattr(self.network, "check_shape", None)
+        if check is not None:
+            check(shape)
+        self.codec.heatmap_size(shape[1:])
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """The loss of a batch, and as ``logits`` the heatmaps (B, K, h, w), 0 for joints that are not visible."""
@@ -176,6 +198,46 @@ class KeypointEstimator(OnNetwork):
         images = batch["image"] if isinstance(batch, Mapping) else batch if isinstance(batch, Tensor) else batch[0]
         keypoints, score = self.codec.decode(self.heatmaps(images), images.shape[2:])
         return {"keypoints": keypoints, "score": score}
+
+    def test_figures(self, batches: Mapping[str, Batch]) -> dict[str, Figure]:
+        """Pictures of a batch of test data that is shown in several ways, such as at several resolutions.
+
+        Args:
+            batches: By the name of the way.
+
+        Returns:
+            ``poses``: some persons' joints and heatmaps beside the truth, a row a way. ``features``: the means over
+            all places of the feature map, by t-SNE, where the network has a ``forward_features`` that makes one.
+        """
+        figures = {"poses": poses_figure(
+            [self._shown(name, batch) for name, batch in batches.items()], self.skeleton_edges, self.flip_pairs
+        )}  # fmt: skip
+        make: Any = getattr(self.network, "forward_features", None)
+        if make is not None:
+            maps = {name: make(batch["image"]) for name, batch in batches.items()}
+            means = {name: _numbers(found.mean(dim=(2, 3))) for name, found in maps.items() if found.ndim == 4}
+            if (drawn := features_figure(means)) is not None:
+                figures["features"] = drawn
+        return figures
+
+    def _shown(self, name: str, batch: Batch) -> Shown:
+        size = batch["image"].shape[2:]
+        heatmaps = self.heatmaps(batch["image"])
+        found, _ = self.codec.decode(heatmaps, size)
+        pck = PCK(self.pck.threshold, self.pck.excluded).to(heatmaps.device)
+        pck.update(found, batch["keypoints"], batch["visible"], batch["head_size"])
+        targets = self.codec.encode(batch["keypoints"], batch["visible"], size)
+        first = slice(_PEOPLE_DRAWN)
+        return Shown(
+            name=name,
+            images=_numbers(batch["image"][first]),
+            keypoints=_numbers(batch["keypoints"][first]),
+            visible=_numbers(batch["visible"][first]),
+            found=_numbers(found[first]),
+            heatmaps=_numbers(heatmaps[first]),
+            targets=_numbers(targets[first]),
+            score=float(pck.compute()) if pck.total > 0 else math.nan,
+        )
 
     def heatmaps(self, images: Tensor) -> Tensor:
         """The heatmaps (B, K, h, w) that joints are read from: with the flip test where that is on."""
@@ -217,6 +279,10 @@ class KeypointEstimator(OnNetwork):
             self.log(f"{stage}/pck_strict", self.pck_strict)
         if self.ap is not None and self.ap.count:
             self.log(f"{stage}/ap", self.ap)
+
+
+def _numbers(tensor: Tensor) -> NDArray[np.float32]:
+    return tensor.detach().float().cpu().numpy()
 
 
 def _in_image(points: Tensor, batch: Batch) -> Tensor:

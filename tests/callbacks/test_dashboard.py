@@ -27,9 +27,10 @@ from lit_fed.engine.metric_names import MetricNames
 from lit_fed.engine.model import Model
 from lit_fed.engine.samplers import UniformParticipation
 from lit_fed.errors import ConfigError
-from lit_fed.methods import FedAvg
+from lit_fed.methods import FedAvg, FedRAF
 from lit_fed.tasks import Classifier, Regressor
-from tests.support import LeastSquares, fit
+from tests.methods.raf_support import estimator, puppets
+from tests.support import LeastSquares, assert_same, fit, weights
 
 CONFIG = """
 model: {class_path: lit_fed.FedAvg, init_args: {lr: 0.1, nesterov: true, milestones: [1, 2], name: null}}
@@ -55,6 +56,12 @@ class Data:
 
     def picture(self) -> Any:
         return render(partition_picture(np.arange(40).reshape(4, 10)))
+
+    def views(self) -> dict[str, Any]:
+        return {}
+
+    def pictured(self) -> dict[str, Any]:
+        return {}
 
     def test_loader(self) -> list[Any]:
         labels = torch.arange(100) % 10
@@ -362,3 +369,17 @@ def test_in_a_real_run_everything_is_there(tmp_path: Path) -> None:
     regression = fit(tmp_path / "regression", task, Diabetes(num_clients=4), FedAvg(), logger=True)
     events = read(regression.log_dir)
     assert sorted(events.Tags()["images"]) == ["pictures/participation", "pictures/partition"]
+
+
+def test_what_is_shown_in_several_ways_is_drawn_in_all_of_them(tmp_path: Path) -> None:
+    views = {"test_resolutions": [(32, 24), (64, 48)], "interpolations": ["area", "bicubic"]}
+    made = fit(tmp_path, estimator(drop_path=0.0), puppets(**views, test_samples=12), FedRAF(), logger=True)
+    events = read(made.log_dir)
+    drawn = ["resolutions_poses", "resolutions_features", "interpolated_poses", "interpolated_features", "views"]
+    tags = {f"pictures/{name}" for name in (*drawn, "partition", "participation")}
+    assert {tag: steps(events.Images(tag)) for tag in events.Tags()["images"]} == {
+        tag: [0 if tag == "pictures/partition" else 1] for tag in tags
+    }
+    before = fit(tmp_path / "undrawn", estimator(drop_path=0.0), puppets(**views, test_samples=12), FedRAF())
+    assert before.metrics["global/pck"] == made.metrics["global/pck"]
+    assert_same(weights(before), weights(made))

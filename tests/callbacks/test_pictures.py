@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lit_fed.callbacks.pictures import participation_map, predictions_picture
+from lit_fed.callbacks.pictures import participation_map, predictions_picture, views_picture
 from lit_fed.data.pictures import render
 from lit_fed.engine.participation import Fate, Participant
 
@@ -61,3 +61,11 @@ def test_pictures_leave_pyplot_alone_and_render_to_pixels() -> None:
     assert pixels.dtype == np.uint8
     assert pixels.shape[2] == 3
     assert pixels.min() < 100 < pixels.max()
+
+
+def test_bars_of_views_are_in_the_order_in_which_they_are_named() -> None:
+    axes = views_picture({"32x24": 20.0, "16x12": 10.0}, "global/pck").axes[0]
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["32x24", "16x12"]
+    assert [bar.get_width() for bar in axes.patches] == [20.0, 10.0]  # type: ignore[attr-defined]  # they are bars
+    assert axes.yaxis_inverted()
+    assert axes.get_xlabel() == "global/pck"

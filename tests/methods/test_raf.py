@@ -151,6 +151,24 @@ def test_over_fedprox_by_hand(tmp_path: Path) -> None:
     assert weight_of(made) == pytest.approx(9 / 32 - (9 * 23 - 16 * 23) / 32 / 32)
 
 
+def test_over_scaffold_by_hand(tmp_path: Path) -> None:
+    # Three clients whose gradients at w are 23·w, (25 − 8)·w and 16·w: 21 + 2 with two lower resolutions, one, and none
+    # (`tests.methods.raf_support`). Two steps of 1/32 a round. Nothing is corrected in the first: they end at (9/32)²,
+    # (15/32)² and (16/32)². Then c_i is (1 − w_i)/(2/32), and c their mean.
+    ends = [(9 / 32) ** 2, (15 / 32) ** 2, (16 / 32) ** 2]
+    controls = [16 * (1 - end) for end in ends]
+    begun, mean = sum(ends) / 3, sum(controls) / 3
+    second = []
+    for slope, control in zip((23, 17, 16), controls, strict=True):
+        w = begun
+        for _ in range(2):
+            w -= (slope * w - control + mean) / 32
+        second.append(w)
+    made = fit(tmp_path, Scaling(), Zooms(), Scaffold(regularizer=RAF()), local_epochs=2, max_rounds=2)
+    assert weight_of(made) == pytest.approx(sum(second) / 3, rel=1e-5)
+    assert sum(second) / 3 != pytest.approx(begun**2, rel=1e-2), "what FedAvg makes of it"
+
+
 def test_a_regularizer_over_it_costs_no_further_pass(tmp_path: Path) -> None:
     # One pass a resolution and step; the global model, which `LD` asks, one more.
     for regularizer, runs in ((None, 3), (Prox(), 3), (LD(), 4)):
@@ -226,9 +244,11 @@ def test_any_list_of_resolutions_in_one_evaluation(tmp_path: Path) -> None:
     }
     # What is tested without a view is the highest resolution.
     assert row["global/pck"] == row["global/pck_64x48"] != ""
-    data = puppets(val_fraction=0.34, test_resolutions=[(16, 16), (128, 96), (256, 192)], interpolations=["area"])
+    ways: list[Any] = ["bilinear", "area", "bicubic"]
+    data = puppets(val_fraction=0.34, test_resolutions=[(16, 16), (128, 96), (256, 192)], interpolations=ways)
     found = made.validate(estimator(), data, FedRAF(), "last")
-    sizes = ["16x16", "128x96", "256x192", "32x24_as_128x96_area", "32x24_as_256x192_area"]
+    scaled = [f"32x24_as_{size}_{way}" for size in ("128x96", "256x192") for way in ways]
+    sizes = ["16x16", "128x96", "256x192", *scaled]
     assert [name for name in found if name.startswith("global/pck_") and "strict" not in name] == [
         *(f"global/pck_{size}" for size in sizes)
     ]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import io
 
+import numpy as np
 import pytest
+from matplotlib.figure import Figure
+from PIL import Image
+from torch.utils.tensorboard import SummaryWriter
 
 from lit_fed.studies.display import duration, estimate
-from lit_fed.studies.figures import draw_bars, draw_curves
+from lit_fed.studies.figures import draw_bars, draw_curves, draw_lines, has_lines
 from lit_fed.studies.report import index_html, report_html
 from lit_fed.studies.results import claims_markdown, collect, table_csv, table_markdown, tally_text
 from lit_fed.studies.study import Place
@@ -128,3 +133,60 @@ def test_the_time_is_estimated_from_the_row_or_from_a_round(grid):
     assert estimate(left, [], (2.0, 4.0)) == 4 + 3 * 2
     assert estimate(left, [], None) is None
     assert [duration(s) for s in (40, 200, 5 * 3600, 90000, 86400 * 5)] == ["40 s", "3 min", "5.0 h", "25 h", "5 days"]
+
+
+def test_lines_stand_where_their_columns_do_and_the_papers_are_dashed(tmp_path, monkeypatch):
+    columns = {"b": {"x": 10, "metric": "global/pck_10x8"}, "a": {"x": 5, "metric": "global/pck_5x4"}}
+    changes = {"seeds": [0, 1], "columns": columns, "x_label": "height", "published": {"prox": {"a": 3, "b": 7}}}
+    grid = grid_of(tmp_path, metric="", **changes)
+    for seed in (0, 1):
+        for row in ("fedavg", "prox"):
+            metrics = f"round,global/pck_5x4,global/pck_10x8\n0,{1 + seed},{4 + seed}\n"
+            finish(grid, row, "b", seed, metrics)
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_args, **_kwargs: figures.append(figure))
+    assert has_lines(grid.study)
+    draw_lines(collect(grid), tmp_path / "lines.png")
+    axes = figures[0].axes[0]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("height", "global/pck")
+    drawn = [(line.get_linestyle(), line.get_xydata().tolist()) for line in axes.lines if line.get_marker() in "o_"]
+    # Means of 1 and 2 at 5, and of 4 and 5 at 10, of both rows; the paper's values beside the second.
+    ours = ("-", [[5.0, 1.5], [10.0, 4.5]])
+    assert [line for line in drawn if len(line[1]) == 2 and line[0] in ("-", "--")] == [
+        ours,
+        ours,
+        ("--", [[5.0, 3.0], [10.0, 7.0]]),
+    ]
+
+
+def test_rows_on_an_axis_make_a_line_of_every_column(tmp_path, monkeypatch):
+    rows = {name: {**TINY["rows"][name], "x": x} for name, x in (("fedavg", 0), ("prox", 1))}
+    grid = grid_of(tmp_path, rows=rows)
+    for row, value in (("fedavg", 0.25), ("prox", 0.75)):
+        finish(grid, row, "iid", 0, f"round,global/acc\n0,{value}\n")
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_args, **_kwargs: figures.append(figure))
+    draw_lines(collect(grid), tmp_path / "lines.png")
+    assert [line.get_xydata().tolist() for line in figures[0].axes[0].lines if line.get_marker() == "o"] == [
+        [[0.0, 0.25], [1.0, 0.75]]
+    ]
+    assert not has_lines(grid_of(tmp_path).study)
+
+
+def test_the_report_shows_what_the_first_seeds_runs_drew(tmp_path):
+    grid = grid_of(tmp_path, seeds=[0, 1], pictures=["poses", "absent"])
+    for row in ("fedavg", "prox"):
+        for seed in (0, 1):
+            finish(grid, row, "iid", seed, "round,global/acc\n0,0.5\n")
+    run = next(cell for cell in grid.cells if (cell.row, cell.seed) == ("prox", 0)).run
+    with SummaryWriter(str(run)) as writer:
+        for step, shade in enumerate((10, 20)):  # the last counts
+            writer.add_image("pictures/poses", np.full((4, 5, 3), shade, np.uint8), step, dataformats="HWC")
+        writer.add_image("pictures/partition", np.zeros((2, 2, 3), np.uint8), 0, dataformats="HWC")
+    report = report_html(collect(grid), [], [])
+    part = report.partition("<h2>Pictures of the runs</h2>")[2].partition("<h2>")[0]
+    assert part.count("<img") == 1
+    assert "prox/iid/0" in part
+    png = base64.b64decode(part.partition("base64,")[2].partition("'")[0])
+    assert np.asarray(Image.open(io.BytesIO(png))).tolist() == [[[20] * 3] * 5] * 4
+    assert "Pictures of the runs" not in report_html(collect(grid_of(tmp_path, seeds=[0, 1])), [], [])

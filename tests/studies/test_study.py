@@ -81,6 +81,9 @@ def test_skipped_places_stay_empty(tmp_path):
     [
         ({"colums": {}}, "unknown key 'colums'; did you mean columns?"),
         ({"rows": {"a": {"config": []}}}, "rows.a: unknown key 'config'; did you mean configs?"),
+        ({"rows": {"a": {"x": "far"}}}, "rows.a.x: expected a number, not 'far'"),
+        ({"rows": {"a": {"x": True}}}, "rows.a.x: expected a number, not True"),
+        ({"pictures": "poses"}, "pictures: expected a list of texts, not 'poses'"),
         ({"rows": {"a": ["x.yaml"]}}, "rows.a: expected a mapping, not ['x.yaml']"),
         ({"rows": None, "claims": [], "published": None}, "rows are missing; name at least one"),
         ({"rows": {"a b": {}}}, "rows: 'a b' cannot be a name"),

@@ -216,6 +216,10 @@ def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], words: st
         ),
         (["--data.init_args.resolutions", "[[62, 48]]"], "an image of 62×48 pixels cannot be cut into patches of 4"),
         (["--data.init_args.resolutions", "[[3, 2]]"], "an image of 3×2 pixels is smaller than a patch of 4"),
+        (["--data.init_args.resolutions", "[[64, 48], [50, 38]]"], "an image of 50×38 pixels cannot be cut into"),
+        (["--data.init_args.test_resolutions", "[[50, 38]]"], "an image of 50×38 pixels cannot be cut into patches"),
+        (["--data.init_args.test_resolutions", "[[3, 2]]"], "an image of 3×2 pixels is smaller than a patch of 4"),
+        (["--model.init_args.skeleton_edges", "[[0, 14]]"], "model.skeleton_edges has [0, 14]; give pairs of the"),
     ],
 )
 def test_the_command_line_says_what_does_not_fit(
@@ -229,6 +233,14 @@ def test_the_command_line_says_what_does_not_fit(
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("lit-fed: error: ")
     assert words in line
+    assert not any(tmp_path.rglob("metrics.csv")), "it is said before any training"
+
+
+def test_images_without_heatmaps_are_refused() -> None:
+    task = KeypointEstimator(Oracle(4), num_joints=2, flip_test=False)
+    task.check_shape((3, 12, 16))
+    with pytest.raises(ConfigError, match="a picture of 8×16 pixels has no heatmaps of stride 4: both sides must be"):
+        task.check_shape((3, 8, 16))
 
 
 def test_another_number_of_joints_is_refused() -> None:

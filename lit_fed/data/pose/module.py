@@ -152,6 +152,11 @@ class PoseDataModule(FederatedDataModule):
         return (3, *self.resolutions[0])
 
     @property
+    def input_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Of all levels and all test resolutions."""
+        return tuple((3, *size) for size in dict.fromkeys((*self.resolutions, *self.test_resolutions)))
+
+    @property
     def output_shape(self) -> tuple[int, ...]:
         """A point for each joint: (K, 2)."""
         return (self.num_joints, 2)
@@ -179,6 +184,13 @@ class PoseDataModule(FederatedDataModule):
                 for way in self.interpolations:
                     found[f"{named_size(lowest)}_as_{named_size(size)}_{way}"] = self.view_of(lowest, size, way)
         return found
+
+    def pictured(self) -> Mapping[str, Sequence[str]]:
+        """``resolutions``, and ``interpolated``: the lowest level as it is, and scaled to the highest level."""
+        low, high = named_size(self.resolutions[-1]), named_size(self.resolutions[0])
+        scaled = [name for name in self.views() if name.startswith(f"{low}_as_{high}_")]
+        sizes = [named_size(size) for size in self.test_resolutions]
+        return {"resolutions": sizes} | ({"interpolated": [low, *scaled]} if scaled and low in sizes else {})
 
     def view_of(self, size: Size, shown_as: Size | None = None, interpolation: Interpolation = "bilinear") -> PoseView:
         """How an evaluation at some resolution shows batches.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import timm
+import torch
 from torch import Tensor, nn
 
 from lit_fed.errors import ConfigError
@@ -18,6 +19,14 @@ class _Convolutional(nn.Module):
     head: nn.Module
     in_channels: int
     cell: int
+
+    def check_shape(self, shape: Sequence[int]) -> None:
+        """Refuse images of a shape (channels, height, width).
+
+        Raises:
+            ConfigError: If it has other channels, or a side is no multiple of what the network needs.
+        """
+        check_grid(type(self).__name__, torch.empty(0, *shape), self.in_channels, self.cell)
 
     def forward_features(self, x: Tensor) -> Tensor:
         """The feature map: (B, in_channels, H, W) to (B, C, h, w).

@@ -81,7 +81,7 @@ class PoseViT(nn.Module):
         _check(patch_size, padding, embed_dim, num_heads, upsample, positions)
         self.in_channels, self.patch_size, self.stride = in_channels, patch_size, patch_size // upsample
         shape = tuple(input_shape)
-        check_grid("PoseViT", torch.empty(0, *shape), in_channels, patch_size)
+        self.check_shape(shape)
         self.grid = (shape[1] // patch_size, shape[2] // patch_size)
         self.patch_embed = nn.Conv2d(in_channels, embed_dim, patch_size, patch_size, padding)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim)) if class_token else None
@@ -111,6 +111,14 @@ class PoseViT(nn.Module):
             if isinstance(module, nn.Linear):
                 nn.init.trunc_normal_(module.weight, std=0.02)
                 nn.init.zeros_(module.bias)
+
+    def check_shape(self, shape: Sequence[int]) -> None:
+        """Refuse images of a shape (channels, height, width).
+
+        Raises:
+            ConfigError: If it has other channels, or the patch does not divide the height or the width.
+        """
+        check_grid("PoseViT", torch.empty(0, *shape), self.in_channels, self.patch_size)
 
     def forward_features(self, x: Tensor) -> Tensor:
         """The last block's tokens in their grid: (B, in_channels, H, W) to (B, embed_dim, H/patch, W/patch).

@@ -16,18 +16,10 @@ from lit_fed.data import CocoKeypoints, Mpii, PoseAugmentation
 from lit_fed.data.pose import LSP, MPII, Skeleton
 from lit_fed.data.pose.skeleton import pairs_by_name
 from lit_fed.errors import ConfigError
-from tests.data.pose.support import STILL, generator, same
+from tests.data.pose.support import POINTS, STILL, generator, image, mpii_files, mpii_row, same
 
 NAMES = ["nose", "left_hand", "right_hand", "left_knee", "right_knee"]
 SIZES = {1: (40, 30), 2: (64, 80), 3: (50, 50)}  # height and width of images
-
-
-def image(folder: Path, name: str, size: tuple[int, int], seed: int) -> np.ndarray:
-    """Noise, as a file without losses."""
-    pixels = np.random.default_rng(seed).integers(0, 256, (*size, 3), dtype=np.uint8)
-    folder.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(pixels).save(folder / name)
-    return pixels
 
 
 def annotation(number: int, image_id: int, **changes: Any) -> dict[str, Any]:
@@ -241,22 +233,8 @@ def test_the_skeletons_that_are_built_in():
 # ---------------------------------------------------------------------- MPII
 
 
-POINTS = np.array([[20.0 + joint, 30.0 + 2 * joint] for joint in range(16)])
-
-
-def mpii_row(**changes: Any) -> dict[str, Any]:
-    """A person of scale .2, 40 pixels tall, whose right ankle cannot be seen."""
-    joints = POINTS.tolist()
-    joints[0] = [-1.0, -1.0]
-    row = {"image": "a.png", "center": [31.0, 41.0], "scale": 0.2, "joints": joints, "joints_vis": [0] + [1] * 15}
-    return row | changes
-
-
 def mpii(root: Path, rows: list[dict[str, Any]], **kwargs: Any) -> Mpii:
-    image(root / "images", "a.png", (80, 60), 0)
-    (root / "annot").mkdir(exist_ok=True)
-    for name in ("train", "valid"):
-        (root / "annot" / f"{name}.json").write_text(json.dumps(rows))
+    mpii_files(root, rows)
     return Mpii(root=str(root), num_clients=1, resolutions=[(32, 24)], **kwargs)
 
 

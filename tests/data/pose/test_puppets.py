@@ -198,6 +198,19 @@ def test_an_evaluation_asks_for_any_resolution_by_its_name():
 # ---------------------------------------------------------------------- the population
 
 
+def test_what_is_drawn_beside_each_other_and_how_large_it_is():
+    data = Puppets(test_resolutions=[(32, 24), (64, 48), (80, 60)], interpolations=["area", "bicubic"])
+    assert data.pictured() == {
+        "resolutions": ["32x24", "64x48", "80x60"],
+        "interpolated": ["32x24", "32x24_as_64x48_area", "32x24_as_64x48_bicubic"],
+    }
+    assert data.input_shapes == ((3, 64, 48), (3, 48, 36), (3, 32, 24), (3, 80, 60))
+    assert Puppets().pictured() == {"resolutions": ["64x48", "48x36", "32x24"]}
+    # Nothing of the lowest level is scaled to the highest where that is not tested at, or it is not tested itself.
+    for sizes in ([(32, 24), (80, 60)], [(64, 48)]):
+        assert list(Puppets(test_resolutions=sizes, interpolations=["area"]).pictured()) == ["resolutions"]
+
+
 def test_clients_are_spread_over_levels_or_counted():
     assert [puppets(num_clients=5).level(client_id) for client_id in range(5)] == [0, 0, 1, 1, 2]
     one_high = puppets(clients_per_level=[1, 0, 4])

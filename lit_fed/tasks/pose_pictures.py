@@ -1,0 +1,178 @@
+"""Pictures of key points: what is found beside what is true, at several resolutions, and what features know of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Floats = NDArray[np.float32]
+
+_SIDES = ("#33a1ff", "#ff9b21")  # of a person: the first and the second of each flip pair
+_MIDDLE = "#2fd158"
+_TALL = 1.15  # height of a panel in inches
+_FEWEST = 20  # points that a map of features is drawn of
+
+
+@dataclass(frozen=True)
+class Shown:
+    """Persons at one resolution, and what a network makes of them.
+
+    Args:
+        name: Of the resolution.
+        images: As the network sees them, shape (n, channels, H, W), any scale.
+        keypoints: Where joints are, (x, y) in pixels, shape (n, K, 2).
+        visible: Above 0 where that is known, shape (n, K).
+        found: Where they are said to be, shape (n, K, 2).
+        heatmaps: What that is read from, shape (n, K, h, w).
+        targets: What the heatmaps should be, shape (n, K, h, w).
+        score: PCK of all that were looked at, in percent; NaN where it is not known.
+    """
+
+    name: str
+    images: Floats
+    keypoints: Floats
+    visible: Floats
+    found: Floats
+    heatmaps: Floats
+    targets: Floats
+    score: float
+
+
+def poses_figure(
+    rows: Sequence[Shown], edges: Sequence[tuple[int, int]], flip_pairs: Sequence[tuple[int, int]]
+) -> Figure:
+    """A row a resolution; of each person the joints, the heatmaps that were found, and those that are true.
+
+    Args:
+        rows: The same persons at each resolution.
+        edges: Joints to connect; none given shows joints as dots.
+        flip_pairs: Joints that are each other's mirror image, for the colours.
+    """
+    from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+    from matplotlib.lines import Line2D
+
+    people = len(rows[0].images)
+    # One scale for all that was found, so that heatmaps that blur are seen to; the truth has its own, 0 to 1.
+    peak = max(float(shown.heatmaps.max()) for shown in rows)
+    peak = peak if peak > 0 else 1.0
+    height, width = rows[0].images.shape[2:]
+    wide = _TALL * width / height
+    layout = ConstrainedLayoutEngine(w_pad=0.01, h_pad=0.01, wspace=0.02, hspace=0.02)
+    figure = Figure(figsize=(3 * people * wide + 1.1, _TALL * len(rows) + 0.75), dpi=150, layout=layout)
+    panels = figure.subplots(len(rows), 3 * people, squeeze=False)
+    for row, shown in zip(panels, rows, strict=True):
+        for person in range(people):
+            joints, found, true = row[3 * person : 3 * person + 3]
+            joints.imshow(_pixels(shown.images[person]), interpolation="nearest")
+            seen = shown.visible[person] > 0
+            _skeleton(joints, shown.keypoints[person], seen, edges, ["white"] * len(seen), 2.2)
+            _skeleton(joints, shown.found[person], seen, edges, _colors(len(seen), flip_pairs), 1.4)
+            for axes, maps, top in ((found, shown.heatmaps[person], peak), (true, shown.targets[person], 1.0)):
+                axes.imshow(maps.max(axis=0), cmap="magma", vmin=0, vmax=top, interpolation="nearest")
+            for axes in (joints, found, true):
+                axes.set_xticks([])
+                axes.set_yticks([])
+                axes.spines[:].set_visible(False)
+        score = "" if np.isnan(shown.score) else f"\nPCK {shown.score:.0f} %"
+        row[0].set_ylabel(readable(shown.name) + score, fontsize=8, rotation=0, ha="right", va="center", labelpad=6)
+    for person in range(people):
+        for place, title in enumerate(("joints", f"found, 0–{peak:.2g}", "true, 0–1")):
+            panels[0][3 * person + place].set_title(title, fontsize=7.5)
+    kinds = (("true", "white"), ("found: one side", _SIDES[0]), ("the other", _SIDES[1]), ("middle", _MIDDLE))
+    handles = [Line2D([], [], color=color, linewidth=2.2, label=label) for label, color in kinds]
+    figure.legend(
+        handles=handles, loc="outside lower center", ncols=4, fontsize=8, facecolor="#8a8a8a", labelcolor="white",
+        edgecolor="#8a8a8a",
+    )  # fmt: skip
+    return figure
+
+
+def features_figure(features: Mapping[str, Floats]) -> Figure | None:
+    """Features of pictures on a plane by t-SNE, coloured by the resolution they were shown at; None of too few.
+
+    The title has the mean silhouette of the resolutions among the features: 1 for clusters far apart, 0 where they
+    touch, below 0 where they mix.
+
+    Args:
+        features: By the resolution's name, shape (n, d).
+    """
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+    from sklearn.manifold import TSNE
+    from sklearn.metrics import silhouette_score
+
+    counts = [len(part) for part in features.values()]
+    if len(counts) < 2 or sum(counts) < _FEWEST:
+        return None
+    points, which = (
+        np.concatenate(list(features.values())).astype(np.float64),
+        np.repeat(np.arange(len(counts)), counts),
+    )
+    if not np.isfinite(points).all() or not points.std(axis=0).any():
+        return None
+    # Starts from the two main directions, so that a run draws the same picture again.
+    placed = TSNE(perplexity=min(30.0, (len(points) - 1) / 3), init="pca", random_state=0).fit_transform(points)
+    figure = Figure(figsize=(5, 3.8), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    colors = colormaps["viridis"](np.linspace(0, 0.92, len(features)))
+    for number, name in enumerate(features):
+        chosen = placed[which == number]
+        axes.scatter(chosen[:, 0], chosen[:, 1], s=11, color=colors[number], linewidths=0, label=readable(name))
+    axes.set_xticks([])
+    axes.set_yticks([])
+    apart = f"{silhouette_score(points, which):.2f}".replace("-", "−")
+    axes.set_title(f"Features of the last block (silhouette {apart})", fontsize=10)
+    figure.legend(loc="outside right center", fontsize=8, frameon=False, title="shown at", title_fontsize=8)
+    return figure
+
+
+def readable(name: str) -> str:
+    """A view's name as people write it: ``32x24_as_64x48_area`` is 32×24 as 64×48, area."""
+    sizes = re.sub(r"(?<=\d)x(?=\d)", "×", name)
+    return re.sub(r"^(\S+?)_as_(\S+?)_(\w+)$", r"\1 as\n\2,\n\3", sizes)
+
+
+def _pixels(image: Floats) -> Floats:
+    """An image (channels, H, W) from its darkest to its lightest, as matplotlib takes it."""
+    low, high = float(image.min()), float(image.max())
+    shown = ((image - low) / max(high - low, 1e-6)).transpose(1, 2, 0)
+    return shown if shown.shape[2] == 3 else np.repeat(shown[:, :, :1], 3, axis=2)
+
+
+def _skeleton(
+    axes: Axes,
+    points: Floats,
+    seen: NDArray[np.bool_],
+    edges: Sequence[tuple[int, int]],
+    colors: Sequence[str],
+    width: float,
+) -> None:
+    """Lines between joints, in the colour of the joint that is of a side; dots where nothing is to be connected."""
+    limits = axes.get_xlim(), axes.get_ylim()
+    for first, second in edges:
+        if seen[first] and seen[second]:
+            color = colors[first] if colors[first] != _MIDDLE else colors[second]
+            axes.plot(*points[[first, second]].T, color=color, linewidth=width, solid_capstyle="round", alpha=0.9)
+    if not edges:
+        shown = [color for color, there in zip(colors, seen, strict=True) if there]
+        axes.scatter(points[seen, 0], points[seen, 1], s=6 * width, color=shown)
+    axes.set_xlim(*limits[0])
+    axes.set_ylim(*limits[1])
+
+
+def _colors(num_joints: int, flip_pairs: Sequence[tuple[int, int]]) -> list[str]:
+    colors = [_MIDDLE] * num_joints
+    for pair in flip_pairs:
+        for joint, color in zip(pair, _SIDES, strict=True):
+            colors[joint] = color
+    return colors

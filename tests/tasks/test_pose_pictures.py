@@ -1,0 +1,119 @@
+"""Pictures of key points: what stands where, and in which colour."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from matplotlib.figure import Figure
+from PIL import Image
+from torch import nn
+
+from examples.pose_or_class import Facing, draw
+from lit_fed.tasks.pose_pictures import Shown, features_figure, poses_figure, readable
+from tests.tasks.test_keypoint_estimator import JOINTS, drawn, oracle
+
+EDGES, PAIRS = [(0, 1), (1, 2)], [(0, 2)]
+
+
+def shown(name: str, size: tuple[int, int] = (16, 12), score: float = 50.0) -> Shown:
+    """Two persons of three joints, the last of which is not to be seen; all are found a pixel to the right."""
+    points = np.array([[[2, 3], [5, 8], [9, 12]], [[1, 1], [4, 4], [0, 0]]], dtype=np.float32)
+    maps = np.zeros((2, 3, 8, 6), dtype=np.float32)
+    maps[:, 1, 4, 2] = 1
+    return Shown(
+        name=name,
+        images=np.zeros((2, 3, *size), dtype=np.float32),
+        keypoints=points,
+        visible=np.array([[1, 1, 1], [1, 1, 0]], dtype=np.float32),
+        found=points + np.array([1, 0], dtype=np.float32),
+        heatmaps=0.5 * maps,
+        targets=maps,
+        score=score,
+    )
+
+
+def test_a_row_a_resolution_with_what_is_found_beside_what_is_true() -> None:
+    figure = poses_figure([shown("16x12"), shown("8x6", score=float("nan"))], EDGES, PAIRS)
+    panels = np.array(figure.axes).reshape(2, 6)
+    assert [axes.get_ylabel() for axes in panels[:, 0]] == ["16×12\nPCK 50 %", "8×6"]
+    assert [axes.get_title() for axes in panels[0]] == ["joints", "found, 0–0.5", "true, 0–1"] * 2
+    first, second = panels[0, 0], panels[0, 3]
+    # The truth in white, then what was found, a pixel to the right; the first joint's side, then the other joint's.
+    lines = [(line.get_color(), *np.array(line.get_xydata()).ravel().tolist()) for line in first.lines]
+    assert lines == [
+        ("white", 2, 3, 5, 8),
+        ("white", 5, 8, 9, 12),
+        ("#33a1ff", 3, 3, 6, 8),
+        ("#ff9b21", 6, 8, 10, 12),
+    ]
+    assert len(second.lines) == 2, "joints that are not to be seen are connected to nothing"
+    found, true = (axes.images[0].get_array() for axes in panels[0, 1:3])
+    assert (found.shape, found.max(), true.max()) == ((8, 6), 0.5, 1.0)
+    assert found[4, 2] == 0.5
+    scales = [[axes.images[0].get_clim() for axes in row[1:3]] for row in panels]
+    assert scales == [[(0, 0.5), (0, 1)]] * 2, "one for all that was found"
+
+
+def test_joints_of_unknown_bones_are_dots() -> None:
+    axes = poses_figure([shown("16x12")], (), PAIRS).axes[0]
+    assert len(axes.lines) == 0
+    assert [len(dots.get_offsets()) for dots in axes.collections] == [3, 3]
+
+
+def test_features_say_how_far_the_resolutions_are_apart() -> None:
+    rng = np.random.default_rng(0)
+    near, far = rng.normal(size=(2, 15, 4)).astype(np.float32), rng.normal(size=(15, 4)).astype(np.float32)
+    figure = features_figure({"8x6": near[0], "16x12": near[1], "32x24": far + 1000})
+    assert isinstance(figure, Figure)
+    points = [dots.get_offsets() for dots in figure.axes[0].collections]
+    assert [np.shape(part) for part in points] == [(15, 2)] * 3
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["8×6", "16×12", "32×24"]
+    # One cluster is by itself, silhouette 1; the others lie in one another, 0: a third, within what chance gives.
+    title = figure.axes[0].get_title()
+    assert float(title.partition("silhouette ")[2].rstrip(")").replace("−", "-")) == pytest.approx(1 / 3, abs=0.05)
+    assert features_figure({"8x6": near[0]}) is None
+    assert features_figure({"8x6": near[0, :5], "16x12": near[1, :5]}) is None
+    assert features_figure({"8x6": near[0], "16x12": near[1] * np.nan}) is None
+    assert features_figure({"8x6": 0 * near[0], "16x12": 0 * near[1]}) is None
+
+
+def test_views_are_called_as_people_write_them() -> None:
+    assert readable("256x192") == "256×192"
+    assert readable("128x96_as_256x192_area") == "128×96 as\n256×192,\narea"
+
+
+def test_a_task_draws_what_it_finds() -> None:
+    batch = drawn(JOINTS)
+    batch["image"] = batch["image"].repeat(1, 1, 1, 1)
+    with torch.no_grad():
+        figures = oracle(skeleton_edges=[[0, 1]]).test_figures({"32x24": batch})
+    assert list(figures) == ["poses"], "this network makes no features"
+    axes = figures["poses"].axes
+    assert axes[0].get_ylabel() == "32×24\nPCK 100 %"
+    true, found = (np.asarray(line.get_xydata()) for line in axes[0].lines)
+    np.testing.assert_allclose(true, JOINTS[0].numpy())
+    np.testing.assert_allclose(found, true, atol=0.01)
+
+
+def test_classification_beside_regression(tmp_path: Path) -> None:
+    paths = draw(tmp_path, epochs=1, samples=16, shown=8)
+    assert [path.name for path in paths] == ["regression.png", "classification.png"]
+    assert all(Image.open(path).size == (750, 570) for path in paths)
+
+
+def test_who_is_seen_from_the_front_has_the_right_shoulder_on_the_left() -> None:
+    network = nn.Module()
+    network.forward_features = lambda image: image  # type: ignore[assignment]  # the picture is the map
+    task = Facing(network, channels=1)
+    nn.init.ones_(task.head.weight)
+    nn.init.zeros_(task.head.bias)
+    joints = torch.zeros(2, 14, 2)
+    joints[0, 8, 0], joints[1, 9, 0] = -1, -1  # from the front, from behind
+    # Logits 2 and −3: ln(1 + e^−2) and ln(1 + e^−3), their mean.
+    batch = {"image": torch.tensor([2.0, -3.0]).reshape(2, 1, 1, 1).expand(2, 1, 4, 4), "keypoints": joints}
+    expected = (math.log(1 + math.exp(-2)) + math.log(1 + math.exp(-3))) / 2
+    assert task.training_step(batch, 0).item() == pytest.approx(expected)
