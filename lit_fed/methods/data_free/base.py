@@ -70,7 +70,7 @@ class DataFree(Algorithm[AggregateT]):
         diversity: float,
         label_prior: list[float] | None,
         weighting: Literal["samples", "uniform"],
-        collapse_below: float = 0.0001,
+        collapse_below: float = 1e-5,
         explosion_above: float = 100.0,
         **kwargs: Any,
     ) -> None:

@@ -94,11 +94,12 @@ def test_a_resumed_run_does_not_warn_again(tmp_path: Path) -> None:
 
 
 def test_the_published_weights_at_ten_times_the_published_rate_are_told_of(tmp_path: Path) -> None:
-    # α = β = 10 are published beside a learning rate of 0.01; this run has 0.1.
+    # α = β = 10 are published beside a learning rate of 0.01; this run has 0.1, and a generator without weight decay.
     options = {
         "trainer.max_rounds": "4", "trainer.evaluate_every": "0", "trainer.logger": "false",
         "trainer.enable_progress_bar": "false", "trainer.default_root_dir": str(tmp_path),
         "algorithm.init_args.alpha": "10", "algorithm.init_args.beta": "10",
+        "algorithm.init_args.generator_optimizer": "{class_path: torch.optim.Adam, init_args: {lr: 0.001}}",
     }  # fmt: skip
     run = CONFIGS / "papers" / "hfedckd" / "runs" / "digits_three_widths.yaml"
     files = ["-c", str(run), "-c", str(CONFIGS / "method" / "fedgen.yaml")]
