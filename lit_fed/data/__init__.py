@@ -13,8 +13,10 @@ from lit_fed.data.in_memory import Arrays, ImageDataModule, TensorDataModule
 from lit_fed.data.label_skew import ClassesPerClient, Dirichlet, Shards
 from lit_fed.data.partition import IID, Natural, Partition, Quantity, Samples
 from lit_fed.data.pose import CocoKeypoints, Mpii, PhotoPose, PoseAugmentation, PoseDataModule, Puppets, Skeleton
+from lit_fed.data.sensors import PAMAP2, UCIHAR
 from lit_fed.data.targets import quantile_strata
 from lit_fed.data.tensor_loader import Loader, TensorLoader
+from lit_fed.data.tiny_imagenet import TinyImageNet
 from lit_fed.data.torchvision_sets import CIFAR10, CIFAR100, FashionMNIST
 from lit_fed.data.transforms import (
     Augmentation,
@@ -31,6 +33,8 @@ __all__ = [
     "CIFAR100",
     "CSR",
     "IID",
+    "PAMAP2",
+    "UCIHAR",
     "ArrayFile",
     "Arrays",
     "Augmentation",
@@ -68,6 +72,7 @@ __all__ = [
     "Subset",
     "TensorDataModule",
     "TensorLoader",
+    "TinyImageNet",
     "View",
     "quantile_strata",
 ]

@@ -9,7 +9,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_fed.data.csr import CSR
+from lit_fed.data.csr import held_out
 from lit_fed.data.in_memory import Arrays, ImageDataModule, channels_first
 from lit_fed.data.targets import count_classes
 from lit_fed.errors import ConfigError
@@ -176,9 +176,9 @@ class ArrayFile(ImageDataModule):
         joined = {kind: np.concatenate([arrays[f"{kind}_train"], arrays[f"{kind}_test"]]) for kind in kinds}
         together = joined["y"] if self.num_classes is not None else np.zeros(len(joined["y"]))  # one group of all
         _, groups = np.unique(joined.get("client", together), return_inverse=True)
-        rows = CSR.from_owners(np.arange(len(groups)), groups, int(groups.max()) + 1)
-        test, train = rows.hold_out((self.test_fraction or 0.0,), numpy_generator(self.seed, "array-file", "test"))
-        chosen = {"train": np.sort(train.indices), "test": np.sort(test.indices)}
+        generator = numpy_generator(self.seed, "array-file", "test")
+        test = held_out(groups, int(groups.max()) + 1, self.test_fraction or 0.0, generator)
+        chosen = {"train": ~test, "test": test}
         return {f"{kind}_{split}": joined[kind][at] for kind in kinds for split, at in chosen.items()}
 
     @property

@@ -6,17 +6,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from PIL import Image
-from torch import Tensor
-from torch.utils.data import Dataset
-from torchvision.transforms.v2 import functional
 
-from lit_fed.data.csr import CSR, IntArray
+from lit_fed.data.csr import IntArray, held_out
 from lit_fed.data.dataset_module import DatasetModule, Datasets
+from lit_fed.data.image_files import ImageFiles
 from lit_fed.data.in_memory import image_augmentation
 from lit_fed.data.partition import Natural, Partition
-from lit_fed.data.transforms import Augmentation, Normalize, Step
+from lit_fed.data.transforms import Normalize, Step
 from lit_fed.errors import ConfigError
 from lit_fed.seeding import numpy_generator
 
@@ -123,7 +119,7 @@ class ClientFolders(DatasetModule):
         ):
             positions = np.flatnonzero(chosen).tolist()
             paths, labels = [scan.paths[i] for i in positions], scan.labels[chosen].tolist()
-            parts[name] = _ImageFiles(paths, labels, self._side, self.grayscale, augmentation)
+            parts[name] = ImageFiles(paths, labels, self._side, self.grayscale, augmentation)
         for name, chosen, remedy in (
             ("training", ~is_test, "lower data.test_fraction"),
             ("test", is_test, "raise data.test_fraction"),
@@ -148,38 +144,8 @@ class ClientFolders(DatasetModule):
         return self._scan_result
 
     def _draw_test(self, scan: _Scan) -> Any:
-        everything = CSR.from_owners(np.arange(len(scan.labels)), scan.owners, len(scan.clients))
         generator = numpy_generator(self.seed, "client-folders", "test")
-        test, _ = everything.hold_out((self.test_fraction,), generator)
-        is_test = np.zeros(len(scan.labels), dtype=bool)
-        is_test[test.indices] = True
-        return is_test
-
-
-class _ImageFiles(Dataset[tuple[Tensor, int]]):
-    """Decoded images and their labels."""
-
-    def __init__(
-        self, paths: list[str], labels: list[int], side: int, grayscale: bool, augmentation: Augmentation | None
-    ) -> None:
-        self._paths, self._labels, self._side, self._grayscale = paths, labels, side, grayscale
-        self._augmentation = augmentation
-
-    def __len__(self) -> int:
-        return len(self._paths)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        path = self._paths[index]
-        try:
-            with Image.open(path) as file:
-                image = functional.pil_to_tensor(file.convert("L" if self._grayscale else "RGB"))
-        except (OSError, ValueError, Image.DecompressionBombError) as error:
-            raise ConfigError(f"{path} cannot be decoded: remove or replace it") from error
-        image = functional.resize(image, [self._side, self._side], antialias=True)
-        if self._augmentation is not None:
-            draws = self._augmentation.draw(1, torch.default_generator)  # seeded for this very sample
-            image = self._augmentation.apply(image.unsqueeze(0), draws).squeeze(0)
-        return image, self._labels[index]
+        return held_out(scan.owners, len(scan.clients), self.test_fraction, generator)
 
 
 def _scan(root: Path) -> _Scan:

@@ -142,6 +142,22 @@ class CSR:
         return parts
 
 
+def held_out(owners: IntArray, count: int, fraction: float, generator: np.random.Generator) -> NDArray[np.bool_]:
+    """Which samples are among a random share of each owner's, shape (n,).
+
+    Args:
+        owners: The owner of each sample, counted from 0, shape (n,).
+        count: How many owners there are.
+        fraction: The share; an owner with n samples gives ⌊fraction·n⌋ of them.
+        generator: The source of the random choice.
+    """
+    everything = CSR.from_owners(np.arange(len(owners)), owners, count)
+    chosen, _ = everything.hold_out((fraction,), generator)
+    found = np.zeros(len(owners), dtype=bool)
+    found[chosen.indices] = True
+    return found
+
+
 def offsets_of(sizes: IntArray) -> IntArray:
     """Row starts from row sizes: (n,) to (n + 1,)."""
     offsets = np.zeros(len(sizes) + 1, dtype=np.int64)

@@ -110,6 +110,8 @@ class Participation(ABC):
         dropout_before: Probability, per selected client and round, of dropping out before the local work.
         dropout_after: Probability of dropping out after the local work, for those that began it.
         stragglers: Simulated speeds and a deadline; without it nobody is late.
+        every: Only clients 0, `every`, 2 · `every`, … are ever selected, the others are unseen: where clients take k
+            kinds of network in turn, k leaves those of the first kind.
     """
 
     def __init__(
@@ -118,11 +120,13 @@ class Participation(ABC):
         dropout_before: float = 0.0,
         dropout_after: float = 0.0,
         stragglers: Stragglers | None = None,
+        every: int = 1,
     ) -> None:
         self.unseen_fraction = unseen_fraction
         self.dropout_before = dropout_before
         self.dropout_after = dropout_after
         self.stragglers = stragglers
+        self.every = every
         self._num_clients: int | None = None
         # None stands for "everybody", so that a large population without unseen clients costs no memory.
         self._seen: NDArray[np.int64] | None = None
@@ -148,8 +152,10 @@ class Participation(ABC):
                 raise ConfigError(f"participation.{name} is {value}; give a probability from 0 to 1")
         if self.stragglers is not None:
             self.stragglers.validate()
+        if self.every < 1:
+            raise ConfigError(f"participation.every is {self.every}; give at least 1")
         self._num_clients, self._num_samples, self._seed = num_clients, num_samples, seed
-        self._seen = None
+        self._seen = None if self.every == 1 else np.arange(0, num_clients, self.every, dtype=np.int64)
         if self.unseen_fraction > 0:
             num_unseen = max(1, round(self.unseen_fraction * num_clients))
             if num_unseen >= num_clients:
@@ -158,7 +164,13 @@ class Participation(ABC):
                     "clients to train on; lower it"
                 )
             order = numpy_generator(seed, "unseen").permutation(num_clients)
-            self._seen = np.sort(order[num_unseen:]).astype(np.int64)
+            seen = np.sort(order[num_unseen:]).astype(np.int64)
+            self._seen = seen[seen % self.every == 0]
+            if not len(self._seen):
+                raise ConfigError(
+                    f"participation.unseen_fraction {self.unseen_fraction} and every {self.every} leave none of the "
+                    f"{num_clients} clients to train on; lower one"
+                )
 
     @property
     def num_clients(self) -> int:

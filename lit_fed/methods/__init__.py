@@ -1,7 +1,7 @@
 """Methods, a paper each: both halves in one file."""
 
 from lit_fed.methods.attention_freezing import FedFrozen
-from lit_fed.methods.data_free import FedGen, HFedCKD
+from lit_fed.methods.data_free import FedGen, HFedCKD, PseudoMap, PseudoTest
 from lit_fed.methods.distillation import UWA, FedDF, FederatedDistillation, FedMD, TeacherError
 from lit_fed.methods.ditto import Ditto
 from lit_fed.methods.fedavg import FedAvg
@@ -58,6 +58,6 @@ __all__ = [
     "Scaffold",
     "ServerOptimizer",
 ]
-__all__ += ["FedGen", "HFedCKD"]
+__all__ += ["FedGen", "HFedCKD", "PseudoMap", "PseudoTest"]
 __all__ += ["UWA", "FedDF", "FedMD", "FederatedDistillation", "TeacherError"]
 __all__ += ["Alignment", "CalibratedTest", "DotRegression", "FedBABU", "FedDrPlus", "FedETF", "FedFrozen", "SphereFed"]

@@ -1,6 +1,6 @@
 """Networks by name: a few of our own, and everything timm has."""
 
-from lit_fed.networks.basic import MLP, ClassificationNetwork, Logistic, SmallCNN
+from lit_fed.networks.basic import MLP, ClassificationNetwork, Logistic, SmallCNN, WindowCNN
 from lit_fed.networks.etf import (
     CosineHead,
     ProjectedETFHead,
@@ -11,7 +11,15 @@ from lit_fed.networks.etf import (
 from lit_fed.networks.generators import Generator, ImageGenerator, LatentGenerator
 from lit_fed.networks.mcmahan import McMahanCNN
 from lit_fed.networks.mobilenet import MobileNet
-from lit_fed.networks.registry import NETWORKS, POSE_NETWORKS, TEXT_NETWORKS, build_network, classifier, features
+from lit_fed.networks.registry import (
+    NETWORKS,
+    POSE_NETWORKS,
+    TEXT_NETWORKS,
+    WINDOW_NETWORKS,
+    build_network,
+    classifier,
+    features,
+)
 from lit_fed.networks.resnet import ResNet18Cifar
 from lit_fed.networks.text import BertTiny, EmbeddingBag
 from lit_fed.networks.vgg import VGG11
@@ -22,6 +30,7 @@ __all__ = [
     "POSE_NETWORKS",
     "TEXT_NETWORKS",
     "VGG11",
+    "WINDOW_NETWORKS",
     "BertTiny",
     "ClassificationNetwork",
     "CosineHead",
@@ -35,6 +44,7 @@ __all__ = [
     "ProjectedETFHead",
     "ResNet18Cifar",
     "SmallCNN",
+    "WindowCNN",
     "build_network",
     "class_cosines",
     "classifier",

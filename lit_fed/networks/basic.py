@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from lit_fed.errors import ConfigError
 from lit_fed.networks.images import image_size
 
+_MOST_BLOCKS = 8  # with which an image is at least 256 pixels wide
+
 
 class ClassificationNetwork(nn.Module, ABC):
     """A body that yields flat features and a linear head.
@@ -50,19 +52,20 @@ class ClassificationNetwork(nn.Module, ABC):
 
 
 class SmallCNN(ClassificationNetwork):
-    """Two 3×3 convolutions, each with ReLU and 2×2 max pooling, then a linear head; for images of 8×8 to 32×32.
+    """Blocks of a 3×3 convolution, ReLU and 2×2 max pooling, then a linear head; for images of 8×8 to 64×64.
 
-    The second convolution has ``2 * width`` channels; the features are its flattened map, so
-    ``d = 2 * width * (H // 4) * (W // 4)``, or with `num_features` what a linear layer with ReLU makes of it, so that
-    networks of different width have features of one length.
+    The convolutions have ``width``, ``2 * width``, ``4 * width``, … channels. The features are the last flattened map,
+    with two blocks ``d = 2 * width * (H // 4) * (W // 4)``, or with `num_features` what a linear layer with ReLU makes
+    of it, so that networks of different width have features of one length.
 
     Args:
         num_classes: Length of the output.
         in_channels: Channels of the images.
         width: Channels of the first convolution.
-        input_shape: Channels, height and width of the images; height and width at least 4 pixels.
+        input_shape: Channels, height and width of the images; height and width at least ``2 ** blocks`` pixels.
         head_bias: Whether the head has a bias.
         num_features: d; None for the flattened map.
+        blocks: Convolutions; each halves height and width, so that a third suits images of 64×64.
 
     Raises:
         ConfigError: If the image is too small or its channels are not `in_channels`.
@@ -76,25 +79,82 @@ class SmallCNN(ClassificationNetwork):
         input_shape: Sequence[int] = (1, 8, 8),
         head_bias: bool = True,
         num_features: int | None = None,
+        blocks: int = 2,
     ) -> None:
-        pixels = image_size(type(self).__name__, in_channels, input_shape, smallest=4)
-        if width < 1:
-            raise ConfigError(f"network SmallCNN: width is {width}; give at least 1")
-        flat = 2 * width * (pixels[0] // 4) * (pixels[1] // 4)
+        if width < 1 or not 1 <= blocks <= _MOST_BLOCKS:
+            raise ConfigError(
+                f"network SmallCNN: width is {width} and blocks is {blocks}; give a width of at least 1 and 1 to "
+                f"{_MOST_BLOCKS} blocks"
+            )
+        pixels = image_size(type(self).__name__, in_channels, input_shape, smallest=2**blocks)
+        channels = [in_channels, *(width * 2**block for block in range(blocks))]
+        flat = channels[-1] * (pixels[0] // 2**blocks) * (pixels[1] // 2**blocks)
         super().__init__(flat if num_features is None else num_features, num_classes, head_bias)
-        self.body = nn.Sequential(
-            nn.Conv2d(in_channels, width, kernel_size=3, padding=1),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(width, 2 * width, kernel_size=3, padding=1),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Flatten(),
-            *([] if num_features is None else [nn.Linear(flat, num_features), nn.ReLU()]),
-        )
+        layers: list[nn.Module] = []
+        for before, after in pairwise(channels):
+            layers += [nn.Conv2d(before, after, kernel_size=3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
+        layers += [nn.Flatten(), *projection(flat, num_features)]
+        self.body = nn.Sequential(*layers)
 
     def forward_features(self, x: Tensor) -> Tensor:
         """The features of a batch: (B, in_channels, H, W) to (B, d)."""
+        flat: Tensor = self.body(x)
+        return flat
+
+
+class WindowCNN(ClassificationNetwork):
+    """Blocks of a convolution along time, ReLU and max pooling by 2, then a linear head; for windows of sensors.
+
+    The convolutions have ``width``, ``2 * width``, … channels. The features are the last map's means over time, so
+    ``d = 2 ** (blocks - 1) * width``, or with `num_features` what a linear layer with ReLU makes of them, so that
+    networks of different width have features of one length.
+
+    Args:
+        num_classes: Length of the output.
+        in_channels: Channels of the windows, one a sensor's axis.
+        input_shape: Channels and time steps of a window; at least ``2 ** blocks`` steps.
+        width: Channels of the first convolution.
+        kernel_size: Steps that a convolution sees, an odd number.
+        blocks: Convolutions.
+        head_bias: Whether the head has a bias.
+        num_features: d; None for the means.
+
+    Raises:
+        ConfigError: If the input is no window, too short, or its channels are not `in_channels`.
+    """
+
+    def __init__(
+        self,
+        num_classes: int,
+        in_channels: int,
+        input_shape: Sequence[int],
+        width: int = 16,
+        kernel_size: int = 5,
+        blocks: int = 3,
+        head_bias: bool = True,
+        num_features: int | None = None,
+    ) -> None:
+        shape = tuple(input_shape)
+        if width < 1 or kernel_size < 1 or kernel_size % 2 == 0 or not 1 <= blocks <= _MOST_BLOCKS:
+            raise ConfigError(
+                f"network WindowCNN: width is {width}, kernel_size is {kernel_size} and blocks is {blocks}; give a "
+                f"width of at least 1, an odd kernel_size and 1 to {_MOST_BLOCKS} blocks"
+            )
+        if len(shape) != 2 or shape[0] != in_channels or shape[0] < 1 or shape[1] < 2**blocks:
+            raise ConfigError(
+                f"network WindowCNN: input_shape is {shape} and in_channels is {in_channels}; give (channels, steps) "
+                f"with as many channels, and at least {2**blocks} steps for {blocks} blocks"
+            )
+        channels = [in_channels, *(width * 2**block for block in range(blocks))]
+        super().__init__(channels[-1] if num_features is None else num_features, num_classes, head_bias)
+        layers: list[nn.Module] = []
+        for before, after in pairwise(channels):
+            layers += [nn.Conv1d(before, after, kernel_size, padding=kernel_size // 2), nn.ReLU(), nn.MaxPool1d(2)]
+        layers += [nn.AdaptiveAvgPool1d(1), nn.Flatten(), *projection(channels[-1], num_features)]
+        self.body = nn.Sequential(*layers)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """The features of a batch: (B, in_channels, steps) to (B, d)."""
         flat: Tensor = self.body(x)
         return flat
 
@@ -159,6 +219,11 @@ class Logistic(ClassificationNetwork):
     def forward_features(self, x: Tensor) -> Tensor:
         """The features of a batch: (B, *input_shape) to (B, d)."""
         return x.flatten(1)
+
+
+def projection(size: int, num_features: int | None) -> list[nn.Module]:
+    """The layers from a flat map to features of a given length; none where that is None."""
+    return [] if num_features is None else [nn.Linear(size, num_features), nn.ReLU()]
 
 
 def _flat_size(network: str, in_channels: int, input_shape: Sequence[int]) -> int:

@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 from torch import Tensor, nn
 
 from lit_fed.errors import ConfigError, reason
-from lit_fed.networks.basic import MLP, Logistic, SmallCNN
+from lit_fed.networks.basic import MLP, Logistic, SmallCNN, WindowCNN
 from lit_fed.networks.mcmahan import McMahanCNN
 from lit_fed.networks.mobilenet import MobileNet
 from lit_fed.networks.resnet import ResNet18Cifar
@@ -24,6 +24,7 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "small_cnn": SmallCNN,
     "mlp": MLP,
     "logistic": Logistic,
+    "window_cnn": WindowCNN,
     "mcmahan_cnn": McMahanCNN,
     "vgg11": VGG11,
     "mobilenet": MobileNet,
@@ -36,7 +37,10 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
 _PATIENCE_S = 5.0  # for a server of weights
 
 TEXT_NETWORKS = ("embedding_bag", "bert_tiny")
-"""Those of them that read rows of token ids; all others read images."""
+"""Those of them that read rows of token ids."""
+
+WINDOW_NETWORKS = ("window_cnn",)
+"""Those that read windows of sensors, (channels, steps); all others read images."""
 
 POSE_NETWORKS = ("pose_vit_small", "pose_vit_tiny", "pose_cnn", "pose_resnet")
 """Our networks that put out heatmaps by name, for `lit_fed.tasks.KeypointEstimator`; num_classes is their joints."""

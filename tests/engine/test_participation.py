@@ -96,6 +96,22 @@ def test_unseen_clients_are_never_selected_and_do_not_depend_on_the_sampler() ->
     assert len(ready(FullParticipation(unseen_fraction=0.001)).unseen_clients) == 1
 
 
+def test_only_every_third_client_is_selected_and_the_rest_are_unseen() -> None:
+    third = ready(UniformParticipation(count=3, every=3))  # of 20
+    assert third.seen_clients.tolist() == [0, 3, 6, 9, 12, 15, 18]
+    assert {client for round_idx in range(50) for client in third.select(round_idx)} == {0, 3, 6, 9, 12, 15, 18}
+    assert (third.probability(3), third.probability(4)) == (3 / 7, 0.0)
+    both = ready(FullParticipation(every=3, unseen_fraction=0.25), seed=3)
+    without = ready(FullParticipation(unseen_fraction=0.25), seed=3).seen_clients
+    assert both.seen_clients.tolist() == [client for client in without if client % 3 == 0]
+    with pytest.raises(ConfigError, match=r"participation\.every is 0; give at least 1"):
+        ready(FullParticipation(every=0))
+    with pytest.raises(ConfigError, match=r"count is 8, but there are 7 clients .* \(the others are unseen\)"):
+        ready(UniformParticipation(count=8, every=3))
+    with pytest.raises(ConfigError, match=r"unseen_fraction 0.95 and every 19 leave none of the 20"):
+        ready(FullParticipation(every=19, unseen_fraction=0.95), seed=0)
+
+
 def test_full_participation_is_everybody_in_order() -> None:
     full = ready(FullParticipation(), num_clients=7)
     assert full.select(0) == full.select(9) == list(range(7))

@@ -14,7 +14,18 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from lit_fed.errors import ConfigError
-from lit_fed.networks import MLP, NETWORKS, TEXT_NETWORKS, Logistic, SmallCNN, build_network, classifier, features
+from lit_fed.networks import (
+    MLP,
+    NETWORKS,
+    TEXT_NETWORKS,
+    WINDOW_NETWORKS,
+    Logistic,
+    SmallCNN,
+    WindowCNN,
+    build_network,
+    classifier,
+    features,
+)
 
 
 def num_parameters(network: nn.Module) -> int:
@@ -33,6 +44,12 @@ def num_parameters(network: nn.Module) -> int:
         (SmallCNN(num_classes=5, in_channels=3, width=8, input_shape=(3, 32, 32)), 224 + 1168 + 5125),
         # 28 -> 14 -> 7: head 32·7·7·10+10 = 15,690
         (SmallCNN(input_shape=(1, 28, 28)), 160 + 4640 + 15690),
+        # 3·16·9+16 = 448; 4,640; 32·64·9+64 = 18,496; 64 -> 32 -> 16 -> 8: 64·8·8·64+64 = 262,208; head 64·200+200
+        (SmallCNN(200, 3, 16, (3, 64, 64), num_features=64, blocks=3), 448 + 4640 + 18496 + 262208 + 13000),
+        # conv 9·16·5+16 = 736; 16·32·5+32 = 2,592; 32·64·5+64 = 10,304; head 64·6+6 = 390
+        (WindowCNN(6, 9, (9, 128)), 736 + 2592 + 10304 + 390),
+        # conv 9·4·3+4 = 112; 4·8·3+8 = 104; 8·64+64 = 576; head 390
+        (WindowCNN(6, 9, (9, 128), width=4, kernel_size=3, blocks=2, num_features=64), 112 + 104 + 576 + 390),
         # 64·64+64 = 4,160; head 64·10+10 = 650
         (MLP(10, 1, (1, 8, 8)), 4160 + 650),
         # 1,152 inputs (9 sensors × 128 steps): 1152·20+20 = 23,060; 20·30+30 = 630; head 30·6+6 = 186
@@ -48,7 +65,7 @@ def test_parameter_counts(network: nn.Module, expected: int) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(
-    name=st.sampled_from(sorted(NETWORKS.keys() - TEXT_NETWORKS)),
+    name=st.sampled_from(sorted(NETWORKS.keys() - {*TEXT_NETWORKS, *WINDOW_NETWORKS})),
     num_classes=st.integers(1, 12),
     channels=st.integers(1, 3),
     height=st.integers(4, 33),
@@ -67,6 +84,23 @@ def test_own_networks_are_a_head_on_flat_features(
     assert classifier(network) is network.head
     assert torch.equal(features(network, x), flat)
     assert torch.equal(network(x), network.head(flat))
+
+
+@pytest.mark.parametrize("steps", [8, 9, 128, 200])
+def test_windows_are_a_head_on_flat_features(steps: int) -> None:
+    network, x = build_network("window_cnn", 6, 9, (9, steps), num_features=7), torch.randn(3, 9, steps)
+    flat = features(network, x)
+    assert flat.shape == (3, 7)
+    assert torch.equal(network(x), classifier(network)(flat))
+
+
+def test_a_window_cnn_averages_over_time() -> None:
+    # One block of kernel 1 with weights 1 and bias 0: the sum of both channels, 1+1, 2+0, −3+1, 4+0 → ReLU 2 2 0 4,
+    # in pairs the larger 2 and 4, their mean 3.
+    network = WindowCNN(1, 2, (2, 4), width=1, kernel_size=1, blocks=1)
+    torch.nn.init.ones_(network.body[0].weight)
+    torch.nn.init.zeros_(network.body[0].bias)
+    assert network.forward_features(torch.tensor([[[1.0, 2, -3, 4], [1, 0, 1, 0]]])).tolist() == [[3.0]]
 
 
 def test_logistic_is_the_affine_map() -> None:
@@ -153,6 +187,13 @@ def test_importing_the_networks_does_not_import_timm() -> None:
         (("small_cnn", 10, 1, (1, 3, 8)), {}, r"input_shape is \(1, 3, 8\); give .* at least 4×4"),
         (("small_cnn", 10, 1, (64,)), {}, r"input_shape is \(64,\)"),
         (("small_cnn", 10, 1, (1, 8, 8)), {"width": 0}, r"width is 0"),
+        (("small_cnn", 10, 1, (1, 8, 8)), {"blocks": 0}, r"blocks is 0; give .* 1 to 8 blocks"),
+        (("small_cnn", 10, 1, (1, 8, 8)), {"blocks": 4}, r"input_shape is \(1, 8, 8\); give .* at least 16×16"),
+        (("window_cnn", 6, 1, (1, 8, 8)), {}, r"input_shape is \(1, 8, 8\) .*; give \(channels, steps\)"),
+        (("window_cnn", 6, 9, (9, 7)), {}, r"at least 8 steps for 3 blocks"),
+        (("window_cnn", 6, 3, (9, 128)), {}, r"in_channels is 3; give \(channels, steps\) with as many channels"),
+        (("window_cnn", 6, 9, (9, 128)), {"kernel_size": 4}, r"kernel_size is 4 .*; give .* an odd kernel_size"),
+        (("window_cnn", 6, 9, (9, 128)), {"num_features": 0}, r"the features number 0"),
         (("small_cnn", 0, 1, (1, 8, 8)), {}, r"num_classes is 0"),
         (("mlp", 10, 1), {}, r"'mlp': missing a required argument: 'input_shape'; its settings are num_classes"),
         (("mlp", 10, 1, (1, 8, 8)), {"width": 3}, r"unexpected keyword argument 'width'; its settings are"),

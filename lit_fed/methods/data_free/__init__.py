@@ -2,5 +2,6 @@
 
 from lit_fed.methods.data_free.fedgen import FedGen
 from lit_fed.methods.data_free.hfedckd import HFedCKD
+from lit_fed.methods.data_free.realism import PseudoMap, PseudoTest
 
-__all__ = ["FedGen", "HFedCKD"]
+__all__ = ["FedGen", "HFedCKD", "PseudoMap", "PseudoTest"]

@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
+from lit_fed.data.pictures import even_subset
 from lit_fed.engine.algorithm import Algorithm, Server
 from lit_fed.engine.client import Client, Stage, Update
 from lit_fed.engine.model import Model
@@ -19,6 +20,8 @@ from lit_fed.errors import ConfigError
 from lit_fed.methods.data_free.averaging import Decoder, SlotMean, slots
 from lit_fed.methods.data_free.display import generated_picture
 from lit_fed.methods.data_free.generator import PseudoSamples
+from lit_fed.methods.data_free.health import WARNED, class_variances, warn_of_collapse, warn_of_explosion
+from lit_fed.methods.data_free.weighting import entropy
 from lit_fed.networks.generators import Generator
 from lit_fed.seeding import derive_seed
 
@@ -31,6 +34,7 @@ COUNTS = "labels/counts"
 """In a client's answer: its training samples by class (C,)."""
 
 _SHOWN = 8  # samples of a class in a picture
+_MOST_WATCHED = 20  # classes whose variance is looked at in a round
 
 
 class DataFree(Algorithm[AggregateT]):
@@ -48,6 +52,8 @@ class DataFree(Algorithm[AggregateT]):
         label_prior: The generator's distribution of labels, one weight a class; null for the label counts of the
             round's clients.
         weighting: Of the mean networks: by ``samples``, or ``uniform``.
+        collapse_below: Warn, once, where `lit_fed.methods.data_free.health.class_variances` has less for some class.
+        explosion_above: Warn, once, where the generator's mean cross-entropy of a round is more, in nats.
         kwargs: The settings of every method: `lit_fed.engine.algorithm.Algorithm`.
 
     Raises:
@@ -64,12 +70,17 @@ class DataFree(Algorithm[AggregateT]):
         diversity: float,
         label_prior: list[float] | None,
         weighting: Literal["samples", "uniform"],
+        collapse_below: float = 1e-5,
+        explosion_above: float = 100.0,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         at_least("generator_steps", generator_steps, 0)
         at_least("generator_batch_size", generator_batch_size, 2)  # a generator has batch norm
-        at_least("diversity", diversity, 0)
+        for name, value in (
+            ("diversity", diversity), ("collapse_below", collapse_below), ("explosion_above", explosion_above),
+        ):  # fmt: skip
+            at_least(name, value, 0)
         if weighting not in ("samples", "uniform"):
             raise ConfigError(f"algorithm.weighting is {weighting!r}; it must be 'samples' or 'uniform'")
         if label_prior is not None and (min(label_prior, default=-1) < 0 or sum(label_prior) <= 0):
@@ -81,6 +92,8 @@ class DataFree(Algorithm[AggregateT]):
         self.diversity = diversity
         self.label_prior = label_prior
         self.weighting = weighting
+        self.collapse_below = collapse_below
+        self.explosion_above = explosion_above
 
     # ------------------------------------------------------------------ the whole
 
@@ -102,6 +115,7 @@ class DataFree(Algorithm[AggregateT]):
             "generator": {key: tensor.clone() for key, tensor in network.state_dict().items()},
             "prior": torch.full((self.num_classes,), 1 / self.num_classes, dtype=torch.float64),
             "learnt": False,
+            WARNED: [],
         }
 
     def make_generator(self) -> Generator:
@@ -187,6 +201,33 @@ class DataFree(Algorithm[AggregateT]):
         asked = torch.tensor(self.label_prior, dtype=torch.float64, device=counted.device) * (counts.sum(0) > 0)
         return asked / asked.sum() if asked.sum() > 0 else None
 
+    def report(self, server: Server, found: Mapping[str, float], round_idx: int) -> dict[str, float]:
+        """A round of the generator as metrics, with a warning where it collapsed or its loss exploded.
+
+        Args:
+            server: The server's state, with the generator that was just learnt.
+            found: The mean of each term over the round, one of them the ``cross_entropy``.
+            round_idx: The round, counted from 0.
+        """
+        warn_of_explosion(server, round_idx, found["cross_entropy"], self.explosion_above)
+        there = torch.nonzero(server["prior"]).flatten().tolist()
+        classes = [there[at] for at in even_subset(len(there), _MOST_WATCHED)]
+        variances = class_variances(self.samples_of(server, classes))
+        warn_of_collapse(server, round_idx, classes, variances, self.collapse_below)
+        return {
+            **{f"server/generator_{name}": value for name, value in found.items()},
+            "server/generator_variance": float(variances.min()),
+            "server/label_entropy": entropy(server["prior"]),
+        }
+
+    @torch.no_grad()
+    def samples_of(self, server: Server, classes: Sequence[int], count: int = _SHOWN) -> Tensor:
+        """What the generator makes of each class, (classes, count, …), from the same noise every time."""
+        labels = torch.tensor(classes, device=self.pseudo.device).repeat_interleave(count)
+        noise, _ = next(self.pseudo.batches(server["prior"], 1, len(labels), (self.population.seed, "figures")))
+        made = self.pseudo.make(server["generator"], noise, labels)
+        return made.view(len(classes), count, *made.shape[1:])
+
     @property
     def server_loop(self) -> ServerTraining:
         """What trains on the server."""
@@ -197,11 +238,8 @@ class DataFree(Algorithm[AggregateT]):
         """What the generator makes of each class, from the same noise every time: images, or the mean features."""
         if not server["learnt"]:
             return {}
-        labels = torch.arange(self.num_classes, device=self.pseudo.device).repeat_interleave(_SHOWN)
-        noise, _ = next(self.pseudo.batches(server["prior"], 1, len(labels), (self.population.seed, "figures")))
-        with torch.no_grad():
-            made = self.pseudo.make(server["generator"], noise, labels).float().cpu()
-        return {"generated": generated_picture(made.unflatten(0, (self.num_classes, _SHOWN)).numpy())}
+        made = self.samples_of(server, range(self.num_classes)).float().cpu()
+        return {"generated": generated_picture(made.numpy())}
 
     def head_logits(self, kind: str, held: Payload, features: Tensor) -> Tensor:
         """The logits of a kind's classifier, in evaluation mode, with tensors that are given."""
@@ -212,11 +250,6 @@ class DataFree(Algorithm[AggregateT]):
 def counts_of(updates: Sequence[ClientUpdate]) -> Tensor:
     """Samples by client and class (M, C)."""
     return torch.stack([update.payload[COUNTS] for update in updates])
-
-
-def named(metrics: Mapping[str, float]) -> dict[str, float]:
-    """A generator's terms as the server's metrics."""
-    return {f"server/generator_{name}": value for name, value in metrics.items()}
 
 
 def at_least(name: str, value: float, least: float) -> None:

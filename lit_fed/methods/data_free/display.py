@@ -61,3 +61,32 @@ def samples_picture(samples: NDArray[np.float32]) -> Figure:
     axes.set_ylabel("class")
     axes.set_title("What is generated for each class")
     return figure
+
+
+def map_picture(places: NDArray[np.float32], classes: NDArray[np.int64], num_real: int) -> Figure:
+    """Where samples lie in a plane: real ones as dots, pseudo-samples as crosses, a colour a class.
+
+    Args:
+        places: Coordinates (n, 2), real samples first.
+        classes: (n,).
+        num_real: How many are real.
+    """
+    figure, axes = new_figure()
+    for part, marker, name in ((slice(num_real), "o", "real"), (slice(num_real, None), "x", "pseudo")):
+        axes.scatter(
+            places[part, 0],
+            places[part, 1],
+            c=classes[part],
+            cmap="tab10",
+            vmin=0,
+            vmax=9,
+            s=14,
+            marker=marker,
+            label=name,
+            linewidths=0.8,
+        )
+    axes.legend()
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.set_title("Real and pseudo-samples: t-SNE of their features")
+    return figure

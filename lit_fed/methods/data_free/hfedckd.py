@@ -23,7 +23,7 @@ from lit_fed.engine.population import Population
 from lit_fed.engine.reducers import Gather, Reducer
 from lit_fed.errors import ConfigError
 from lit_fed.losses import disagreement, diversity, ensemble_cross_entropy, gated_cross_entropy
-from lit_fed.methods.data_free.base import DataFree, at_least, counts_of, named
+from lit_fed.methods.data_free.base import DataFree, at_least, counts_of
 from lit_fed.methods.data_free.contrast import TwoWayContrast, history
 from lit_fed.methods.data_free.weighting import (
     divergences_from_mean,
@@ -92,7 +92,8 @@ class HFedCKD(DataFree[list[ClientUpdate]]):
         diversity: η.
         label_prior: :math:`\hat p`, one weight a class; null for the label counts.
         weighting: What a client weighs besides: ``uniform``, or its ``samples``.
-        kwargs: The settings of every method: `lit_fed.engine.algorithm.Algorithm`.
+        kwargs: When to warn, ``collapse_below`` and ``explosion_above`` of `lit_fed.methods.data_free.base.DataFree`,
+            and the settings of every method: `lit_fed.engine.algorithm.Algorithm`.
 
     Raises:
         ConfigError: For settings that cannot be, see `lit_fed.methods.data_free.base.DataFree`; for images of data that
@@ -331,7 +332,7 @@ class HFedCKD(DataFree[list[ClientUpdate]]):
             self.pseudo.network, server["generator"], draws, terms, seed=seed, optimizer=self.generator_optimizer
         )
         server["learnt"] = True
-        return {**named(found), "server/label_entropy": entropy(server["prior"])}
+        return self.report(server, found, cohort.round_idx)
 
     @torch.no_grad()
     def _lesson(

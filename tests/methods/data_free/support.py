@@ -46,6 +46,24 @@ def three_widths() -> dict[str, LightningModule]:
     return found
 
 
+def three_architectures() -> dict[str, LightningModule]:
+    """A hidden layer, a linear map, and a convolution along the input; nothing but the classifier has equal names."""
+    found: dict[str, LightningModule] = {}
+    encoders: dict[str, nn.Module] = {
+        "hidden": nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2)),
+        "linear": nn.Linear(2, 2),
+        "convolution": nn.Sequential(
+            nn.Unflatten(1, (1, 2)), nn.Conv1d(1, 2, 3, padding=1), nn.Flatten(), nn.Linear(4, 2)
+        ),
+    }
+    for seed, (kind, encoder) in enumerate(encoders.items()):
+        torch.manual_seed(seed)
+        made = Halves()
+        made.body = encoder
+        found[kind] = made
+    return found
+
+
 class Listen(Callback):
     """Keeps what clients sent in the last round."""
 

@@ -1,4 +1,4 @@
-"""Runs methods on three widths, one after the other in one process: ``run_widths.py FOLDER ROUNDS DEVICES NAME …``.
+"""Runs methods on three kinds of network, one after the other: ``run_kinds.py FOLDER ROUNDS DEVICES NAME …``.
 
 Started by torchrun, the processes share each run. Interrupted runs in the folder are continued.
 """
@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 CONFIGS = Path(__file__).parents[3] / "configs"
-METHODS = {"hfedckd": [], "fedgen": ["-c", str(CONFIGS / "method" / "fedgen.yaml")]}
+FILES = {"hfedckd": [], "fedgen": ["-c", str(CONFIGS / "method" / "fedgen.yaml")]}
+METHODS = [f"{method}_{kinds}" for method in FILES for kinds in ("widths", "architectures")]
 SMALL = {
     "trainer.local_epochs": "1",
     "trainer.evaluate_every": "2",
@@ -20,19 +21,20 @@ SMALL = {
 }
 
 
-def run_widths(name: str, folder: Path, rounds: int, devices: int = 1) -> Path:
-    """Run a method for some rounds on nine clients of three widths, four a round; returns the run's folder."""
+def run_kinds(name: str, folder: Path, rounds: int, devices: int = 1) -> Path:
+    """Run a method for some rounds on nine clients of three kinds, four a round; returns the run's folder."""
     from lit_fed.command.cli import main
 
     root = folder / name
     options = SMALL | {"trainer.max_rounds": str(rounds), "trainer.devices": str(devices)}
     words = [word for key, value in options.items() for word in (f"--{key}", value)]
-    run = CONFIGS / "papers" / "hfedckd" / "runs" / "digits_three_widths.yaml"
-    files = ["-c", str(run), *METHODS[name]]
+    method, _, kinds = name.partition("_")
+    run = CONFIGS / "papers" / "hfedckd" / "runs" / f"digits_three_{kinds}.yaml"
+    files = ["-c", str(run), *FILES[method]]
     main(["fit", *files, *words, "--trainer.default_root_dir", str(root), "--ckpt_path", "last"])
     return root / "lightning_logs" / "version_0"
 
 
 if __name__ == "__main__":
     for method in sys.argv[4:]:
-        run_widths(method, Path(sys.argv[1]), rounds=int(sys.argv[2]), devices=int(sys.argv[3]))
+        run_kinds(method, Path(sys.argv[1]), rounds=int(sys.argv[2]), devices=int(sys.argv[3]))

@@ -1,0 +1,196 @@
+"""How far pseudo-samples are from the real classes: for show, since nothing learns from it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lit_fed.engine.callback import Callback
+from lit_fed.engine.federation import Federation
+from lit_fed.engine.payload import Payload
+from lit_fed.engine.protocols import EvalSubset, Evaluation, Protocol
+from lit_fed.engine.run import Run
+from lit_fed.errors import ConfigError
+from lit_fed.methods.data_free.base import DataFree
+from lit_fed.methods.data_free.display import map_picture
+from lit_fed.networks.generators import LatentGenerator
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_MOST_CLASSES = 10  # of a map
+_NEIGHBOURS = 30.0  # t-SNE's perplexity
+
+
+class PseudoTest(Protocol):
+    """What the generator makes against the shared test set, through the global model's encoder, for every kind.
+
+    - ``pseudo/divergence``: the mean of `class_divergences` over classes;
+    - ``pseudo/acc``: how many pseudo-samples the global model takes for the class they were made for.
+
+    With kinds of networks ``pseudo_<kind>/…``. Nothing before the generator has learnt.
+
+    Args:
+        samples_per_class: Pseudo-samples of each class, at least 2.
+
+    Raises:
+        ConfigError: For fewer samples, and before training for a method without a generator.
+
+    Note:
+        The server of a real federation has no such test set: this is to see whether a generator works, as HFedCKD's
+        paper leaves open. The measure is ours.
+    """
+
+    name = "pseudo"
+
+    def __init__(self, samples_per_class: int = 32) -> None:
+        if samples_per_class < 2:
+            raise ConfigError(f"PseudoTest.samples_per_class is {samples_per_class}; it must be at least 2")
+        self.samples_per_class = samples_per_class
+
+    def check(self, federation: Federation) -> None:
+        """Refuse a method without a generator."""
+        _method(federation, "protocol PseudoTest")
+
+    def run(self, federation: Federation, round_idx: int, subset: EvalSubset) -> Evaluation:
+        """Compare; every process does the same."""
+        method, found = _method(federation, "protocol PseudoTest"), Evaluation()
+        if not federation.server["learnt"]:
+            found.absent[self.name] = "the generator has not learnt yet"
+            return found
+        loader = federation.data.test_loader() if subset == "test" else federation.data.val_loader()
+        for kind, state in federation.global_models(round_idx).items():
+            real, labels = _real(method, federation, kind, state, loader)
+            made, logits, wanted = _made(method, federation, kind, state, self.samples_per_class)
+            name = self.name if len(federation.kinds.names) == 1 else f"{self.name}_{kind}"
+            divergences = class_divergences(made, wanted, real, labels, method.num_classes)
+            found.metrics[f"{name}/divergence"] = float(divergences.mean())
+            found.metrics[f"{name}/acc"] = float((logits.argmax(1) == wanted).double().mean())
+        return found
+
+
+class PseudoMap(Callback):
+    """Draws ``pseudo_map.png`` into the run's folder at its end: a t-SNE of real and pseudo-samples' features.
+
+    They are those of the first kind's global model, of the shared test set and of as many pseudo-samples, ten classes
+    at most.
+
+    Args:
+        samples_per_class: Of either sort, at most.
+
+    Raises:
+        ConfigError: For fewer than 2 samples, and before training for a method without a generator.
+    """
+
+    def __init__(self, samples_per_class: int = 30) -> None:
+        if samples_per_class < 2:
+            raise ConfigError(f"PseudoMap.samples_per_class is {samples_per_class}; it must be at least 2")
+        self.samples_per_class = samples_per_class
+
+    def on_fit_start(self, run: Run) -> None:
+        """Refuse a method without a generator."""
+        _method(run.federation, "callback PseudoMap")
+
+    def on_fit_end(self, run: Run) -> None:
+        """Draw, on the first process."""
+        if run.next_round and run.fabric.is_global_zero and run.federation.server["learnt"]:
+            self.draw(run.federation, run.next_round - 1).savefig(run.log_dir / "pseudo_map.png")
+
+    def draw(self, federation: Federation, round_idx: int) -> Figure:
+        """The picture after a round."""
+        from sklearn.manifold import TSNE  # takes a second
+
+        method, kind = _method(federation, "callback PseudoMap"), federation.kinds.names[0]
+        state = federation.global_models(round_idx)[kind]
+        real, labels = _real(method, federation, kind, state, federation.data.test_loader())
+        made, _, wanted = _made(method, federation, kind, state, self.samples_per_class)
+        kept = torch.cat([
+            torch.nonzero(labels == label).flatten()[: self.samples_per_class]
+            for label in range(min(method.num_classes, _MOST_CLASSES))
+        ])  # fmt: skip
+        shown = wanted < _MOST_CLASSES
+        points = torch.cat([real[kept], made[shown]]).float().cpu().numpy()
+        neighbours = min(_NEIGHBOURS, (len(points) - 1) / 3)
+        places = TSNE(perplexity=neighbours, init="pca", random_state=0).fit_transform(points)
+        classes = torch.cat([labels[kept], wanted[shown]]).cpu().numpy()
+        return map_picture(places, classes, len(kept))
+
+
+def class_divergences(made: Tensor, wanted: Tensor, real: Tensor, labels: Tensor, num_classes: int) -> Tensor:
+    r"""How far pseudo-samples are from the real ones of their class, in units of the real samples' variance.
+
+    .. math:: D_y = \frac{\|m_y - \mu_y\|^2 + \|s_y - \sigma_y\|^2}{\sum_d \mathrm{Var}(z_d)}
+
+    with mean m and standard deviation s of the pseudo-samples' features of a class, μ and σ of the real ones', and the
+    variance of all real features together: Fréchet's distance of normal distributions without correlations.
+
+    Args:
+        made: Features of pseudo-samples (n, d).
+        wanted: Their classes (n,).
+        real: Features of real samples (m, d).
+        labels: Their classes (m,).
+        num_classes: C.
+
+    Returns:
+        One value for each class that has samples of either sort: 0 where both are distributed alike, and the mean over
+        classes is near 1 where pseudo-samples are anywhere else among the real ones.
+    """
+    made, real = made.double(), real.double()
+    scale = real.var(dim=0, correction=0).sum().clamp_min(torch.finfo(real.dtype).tiny)
+    found = []
+    for label in range(num_classes):
+        own, other = made[wanted == label], real[labels == label]
+        if len(own) and len(other):
+            means = (own.mean(0) - other.mean(0)).square().sum()
+            spreads = (own.std(0, correction=0) - other.std(0, correction=0)).square().sum()
+            found.append((means + spreads) / scale)
+    return torch.stack(found)
+
+
+@torch.no_grad()
+def _real(
+    method: DataFree[Any], federation: Federation, kind: str, state: Payload, loader: Any
+) -> tuple[Tensor, Tensor]:
+    """Features and classes of a loader's samples."""
+    pairs = [(_encode(method, kind, state, x)[0], y) for x, y in federation.loops[kind].batches(loader)]
+    return torch.cat([features for features, _ in pairs]), torch.cat([labels for _, labels in pairs])
+
+
+@torch.no_grad()
+def _made(
+    method: DataFree[Any], federation: Federation, kind: str, state: Payload, count: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Features, logits and classes of pseudo-samples, in order of classes."""
+    samples = method.samples_of(federation.server, range(method.num_classes), count).flatten(0, 1)
+    wanted = torch.arange(method.num_classes, device=samples.device).repeat_interleave(count)
+    if isinstance(method.pseudo.network, LatentGenerator):
+        return samples, method.head_logits(kind, state, samples), wanted
+    features, logits = _encode(method, kind, state, samples)
+    return features, logits, wanted
+
+
+def _encode(method: DataFree[Any], kind: str, state: Payload, x: Tensor) -> tuple[Tensor, Tensor]:
+    """What the encoder gives, and the logits."""
+    seen: list[Tensor] = []
+    handle = method.decoders[kind].module.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
+    try:
+        logits = method.server_loop.forward(kind, state, x)
+    finally:
+        handle.remove()
+    return seen[-1], logits
+
+
+def _method(federation: Federation, who: str) -> DataFree[Any]:
+    """The method with the generator.
+
+    Raises:
+        ConfigError: If it has none.
+    """
+    method = federation.algorithm
+    if not isinstance(method, DataFree):
+        raise ConfigError(
+            f"{who} needs a method with a generator, FedGen or HFedCKD; algorithm is {type(method).__name__}"
+        )
+    return method
