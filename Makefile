@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test lint types check bench studies-pocket board clean
+.PHONY: help setup quickstart test test-all bad-inputs lint types check bench studies-pocket board clean
 
 help:  ## Show what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -23,8 +23,14 @@ $(STAMP): pyproject.toml constraints.txt
 quickstart: $(STAMP)  ## Train a federation on real digits in under a minute
 	$(BIN)/python cli.py fit --config configs/quickstart.yaml
 
-test: $(STAMP)  ## Run all tests
-	$(BIN)/python -m pytest --numprocesses auto --dist loadscope
+test: $(STAMP)  ## Run the tests, in some minutes
+	$(BIN)/python -m pytest --numprocesses auto --dist loadscope -m "not long"
+
+test-all: test  ## Run also those that take longer: several processes, kills, every documented command
+	$(BIN)/python -m pytest --numprocesses auto --dist load -m long
+
+bad-inputs: $(STAMP)  ## Draw 500 bad inputs over all options and files; none may end in more than a line
+	$(BIN)/python -m tests.bad_inputs --seed 1 --cases 500
 
 lint: $(STAMP)  ## Check style, formatting and which room imports which
 	$(BIN)/ruff check .
@@ -34,7 +40,7 @@ lint: $(STAMP)  ## Check style, formatting and which room imports which
 types: $(STAMP)  ## Check types
 	$(BIN)/mypy
 
-check: lint types test  ## Everything that must pass before a change lands
+check: lint types test-all  ## Everything that must pass before a change lands
 
 bench: $(STAMP)  ## Measure the loop's overhead and what a large population costs
 	$(BIN)/python benchmarks/overhead.py

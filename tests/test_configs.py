@@ -218,6 +218,7 @@ def test_settings_of_fedfrozens_table_5(data, method, capsys):
         assert settings == (1e-3, 0.9, 0.99, 1e-3)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("path", "profile"), PROFILES, ids=lambda part: part if isinstance(part, str) else name(part))
 def test_all_cells_of_a_study_parse(path, profile, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)  # the files that it names are relative to the working directory

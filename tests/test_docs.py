@@ -149,6 +149,7 @@ def test_commands_are_found() -> None:
     assert {command[0] for command in COMMANDS} == {"fit", "validate", "test", "predict", "study", "cost", "simulate"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_commands_parse(command: tuple[str, ...], at_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if command[0] == "study":
@@ -184,6 +185,7 @@ def test_mistakes_are_told_as_the_docs_say(at_root: Path, capsys: pytest.Capture
         assert capsys.readouterr().err.strip() == message
 
 
+@pytest.mark.long
 def test_commands_of_the_first_screen_train(at_root: Path) -> None:
     """Every command with a module or a method of one's own, for one round."""
     own = [c for c in COMMANDS if c[0] == "fit" and {"--model", "examples/"} & {w[:9] for w in c} and "-c" in c]
@@ -194,6 +196,7 @@ def test_commands_of_the_first_screen_train(at_root: Path) -> None:
         assert rows(at_root / f"lightning_logs/version_{number}/metrics.csv")
 
 
+@pytest.mark.long
 def test_checkpoint_commands_of_the_readme_work(at_root: Path) -> None:
     short = ["--trainer.local_epochs", "1", *QUICK]
     main(["fit", "-c", "configs/quickstart.yaml", "--trainer.max_rounds", "2", *short])

@@ -246,7 +246,13 @@ _TEXTS = {
 
 def broken_texts(draw: random.Random) -> Iterator[Case]:
     """A file of texts."""
-    args = fit("--data=CSVText", "--data.train_file=train.csv", "--data.test_file=test.csv", "--data.num_clients=5")
+    args = fit(
+        "--data=CSVText",
+        "--data.root=.",
+        "--data.train_file=train.csv",
+        "--data.test_file=test.csv",
+        "--data.num_clients=5",
+    )
     args += ["--data.partition=IID", "--model.network=embedding_bag"]
     encodings = {name: damage for name, damage in _encodings().items() if name != "latin-1"}
 
@@ -282,7 +288,7 @@ def broken_texts(draw: random.Random) -> Iterator[Case]:
 
 def broken_folders(draw: random.Random) -> Iterator[Case]:
     """Clients' folders of images."""
-    args = fit("--data=ClientFolders", "--data.root=images", "--data.partition=Natural", "--data.image_size=8")
+    args = fit("--data=ClientFolders", "--data.root=images", "--data.num_clients=5", "--data.image_size=8")
     args += ["--model.network=mlp"]
 
     def good(folder: Path) -> Path:

@@ -74,7 +74,7 @@ def judge(case: Case, folder: Path) -> Verdict:
         verdict.faults.append(f"{len(lines[0])} characters")
     if found := _CODE.search(said):
         verdict.faults.append(f"shows code: {found.group()}")
-    if status != 1 and (new := _made(folder) - before):
+    if case.status == (2,) and (new := _made(folder) - before):
         verdict.faults.append(f"left {sorted(new)[0]}")
     if verdict.faults and len(lines) > 1:
         verdict.line = " ⏎ ".join(lines[-4:])

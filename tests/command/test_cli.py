@@ -220,6 +220,7 @@ def test_a_client_whose_loss_turns_nan_stops_the_run_and_nothing_of_the_round_is
     assert torch.load(last, weights_only=True)["round_idx"] == 3
 
 
+@pytest.mark.long
 def test_a_full_disk_stops_the_run_and_the_previous_checkpoint_survives():
     main(command("fit", "--trainer.max_rounds", "2"))
     last = Path("lightning_logs/version_0/checkpoints/last.ckpt").resolve()

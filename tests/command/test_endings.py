@@ -22,6 +22,8 @@ from lit_fed.data import DatasetModule, Datasets
 from lit_fed.engine.checkpoint import read_checkpoint
 from tests.support import ROOT, run_cli, start_cli
 
+pytestmark = pytest.mark.long
+
 QUICK = ["fit", "--config", str(ROOT / "configs/quickstart.yaml"), "--trainer.max_rounds", "3"]
 QUICK += ["--trainer.participation", "FullParticipation", "--trainer.local_epochs", "1", "--trainer.accelerator", "cpu"]
 ENDING = ["--algorithm", "tests.support.Ending", "--algorithm.how"]

@@ -188,6 +188,7 @@ print([tensor.double().sum().item() for tensor in module.state_dict().values()])
 """
 
 
+@pytest.mark.long
 def test_a_plain_trainer_gives_the_same_without_us_and_after_us(cwd: Path) -> None:
     outputs = []
     for mode in ("without", "after"):

@@ -46,6 +46,7 @@ def _watched(update: Any, scaler: Any, scales: list[float]) -> Any:
     return watch
 
 
+@pytest.mark.long
 def test_two_processes_are_one(cwd: Path) -> None:
     """Also for metric objects, of which the global test's are merged, and where one process has no batch to test."""
     runs = []
@@ -66,6 +67,7 @@ def test_two_processes_are_one(cwd: Path) -> None:
                 assert float(one[key]) == pytest.approx(float(other[key]), rel=1e-5, abs=1e-7), key
 
 
+@pytest.mark.long
 def test_ddp_within_a_client_is_one_process(cwd: Path) -> None:
     """Batches of 16 are cut into two parts of 8, whose gradients' mean is the whole batch's, up to the last bits."""
     runs = []

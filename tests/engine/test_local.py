@@ -267,6 +267,7 @@ def test_the_same_module_trains_under_a_plain_lightning_trainer(tmp_path: Path) 
     assert plain.test(module, data, verbose=False)[0]["test/acc"] > 0.8
 
 
+@pytest.mark.long
 @pytest.mark.skipif(shutil.which("gcc") is None and shutil.which("cc") is None, reason="torch.compile needs a compiler")
 def test_compiled_networks_give_the_same(tmp_path: Path) -> None:
     made = fit(tmp_path, compile=True)

@@ -11,6 +11,8 @@ from lit_fed import Regressor
 from lit_fed.engine.strategy import Workers
 from tests.support import ROOT, assert_same, rows, run_cli, saved_weights
 
+pytestmark = pytest.mark.long
+
 QUICK = ["fit", "--config", str(ROOT / "configs/quickstart.yaml"), "--trainer.max_rounds", "3"]
 # Everything at once: clients that drop out, arrive late, keep state; fine-tuned evaluation; unequal shares.
 HARD = [

@@ -51,6 +51,7 @@ def untimed(path: Path) -> list[dict[str, str]]:
     ]
 
 
+@pytest.mark.long
 def test_killed_five_times(tmp_path: Path) -> None:
     (tmp_path / "whole").mkdir()
     (tmp_path / "killed").mkdir()
@@ -164,6 +165,7 @@ def test_resuming_with_other_data_is_refused(tmp_path: Path) -> None:
         fit(tmp_path, data=Points(sizes=(2, 2)), max_rounds=2, ckpt_path="last")
 
 
+@pytest.mark.long
 def test_resuming_with_other_settings_says_so_and_keeps_both(tmp_path: Path) -> None:
     fit_args = ["fit", "--config", str(ROOT / "configs/quickstart.yaml"), "--trainer.max_rounds"]
     assert run_cli(*fit_args, "1", cwd=tmp_path).returncode == 0

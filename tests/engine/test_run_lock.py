@@ -82,6 +82,7 @@ def test_a_new_run_beside_one_under_way_gets_a_folder_of_its_own(tmp_path: Path)
     first.join(60)
 
 
+@pytest.mark.long
 def test_a_killed_writer_holds_nothing_nor_does_a_child_that_outlives_it(tmp_path: Path) -> None:
     first = writing(tmp_path, tmp_path / "gate")
     os.kill(first.pid, signal.SIGKILL)

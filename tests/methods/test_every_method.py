@@ -85,6 +85,7 @@ def test_resumed_is_uninterrupted(method: str, whole: Path, tmp_path: Path) -> N
     assert_same_run(whole / method / "lightning_logs/version_0", resumed)
 
 
+@pytest.mark.long
 @EACH
 def test_two_processes_are_one(method: str, whole: Path, spread: Path) -> None:
     assert_same_run(*(folder / method / "lightning_logs/version_0" for folder in (whole, spread)))

@@ -10,10 +10,14 @@ import sys
 import time
 from contextlib import suppress
 
+import pytest
+
 from lit_fed.studies.cell_process import CellProcess
 from lit_fed.studies.jobs import Slots
 from tests.studies.support import CONFIGS
 from tests.support import ROOT
+
+pytestmark = pytest.mark.long
 
 LONG = ["fit", "-c", str(CONFIGS / "quickstart.yaml"), "--trainer.max_rounds=5000", "--trainer.logger=false"]
 ENV = Slots(jobs=1, threads=1).env(0)

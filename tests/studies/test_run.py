@@ -111,6 +111,7 @@ def test_a_failed_cell_is_listed_and_stops_no_other(finished):
     assert "is not finite" in (folder / "report.html").read_text()
 
 
+@pytest.mark.long
 def test_killed_and_started_again_gives_the_same_tables(finished, tmp_path, capsys):
     study = write_study(tmp_path, **THREE)
     process = start_cli("study", "-c", study, "--jobs", "1", cwd=tmp_path)
@@ -152,6 +153,7 @@ def test_a_dry_run_lists_cells_and_tells_the_time(finished, tmp_path, capsys):
     assert {path: path.stat().st_mtime_ns for path in Path("studies_out").rglob("*")} == before
 
 
+@pytest.mark.long
 def test_ctrl_c_stops_the_cells_and_says_how_to_go_on(tmp_path):
     study = write_study(tmp_path, set=TINY["set"] | {"trainer.max_rounds": 500})
     process = start_cli("study", "-c", study, "--only", "fedavg", cwd=tmp_path)

@@ -127,6 +127,7 @@ def run(folder: Path, *options: str) -> Path:
     return folder / "lightning_logs" / "version_0"
 
 
+@pytest.mark.long
 def test_two_processes_freeze_the_same_bits_which_load_as_the_network_was_built(tmp_path: Path) -> None:
     early = saved_weights(run(tmp_path / "early", "--trainer.max_rounds=2", "--trainer.devices=2"))
     folder = run(tmp_path / "late", "--trainer.max_rounds=3", "--trainer.devices=2")

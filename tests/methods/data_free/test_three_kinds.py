@@ -28,6 +28,7 @@ def test_resumed_is_uninterrupted(method: str, whole: dict[str, Path], tmp_path:
     assert_same_run(whole[method], resumed)
 
 
+@pytest.mark.long
 def test_two_processes_are_one(whole: dict[str, Path], tmp_path: Path) -> None:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*torchrun, "-m", "tests.methods.data_free.run_kinds", str(tmp_path), str(ROUNDS), "2", *METHODS]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.methods.test_every_method import assert_same_run, client_states
 from tests.support import ROOT, run_cli
+
+pytestmark = pytest.mark.long
 
 CONFIG = ROOT / "configs/papers/uwa/runs/suwa_three_architectures.yaml"
 

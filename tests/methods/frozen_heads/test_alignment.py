@@ -138,6 +138,7 @@ def test_curves_go_on_after_a_resume_and_end_in_a_picture(tmp_path: Path) -> Non
     assert [event.value for event in events.Scalars("alignment/observed")] == pytest.approx(whole.curves[NAMES[0]])
 
 
+@pytest.mark.long
 def test_two_processes_find_what_one_does(tmp_path: Path) -> None:
     words = ["-c", str(ROOT / "configs/quickstart.yaml"), "-c", str(ROOT / "configs/method/feddr_plus.yaml")]
     words += ["-c", str(ROOT / "configs/papers/feddr_plus/tuned/quickstart_feddr_plus.yaml")]

@@ -207,6 +207,7 @@ def test_calibration_leaves_the_run_as_it_is(tmp_path: Path) -> None:
     assert with_it.metrics["global/loss"] == without.metrics["global/loss"]
 
 
+@pytest.mark.long
 def test_calibration_on_two_processes(tmp_path: Path) -> None:
     config = ["configs/quickstart.yaml", "configs/method/spherefed.yaml"]
     words = [word for path in config for word in ("-c", str(Path(__file__).parents[3] / path))]

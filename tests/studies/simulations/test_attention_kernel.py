@@ -184,6 +184,7 @@ def test_attended_tokens_times_values_are_the_output() -> None:
     torch.testing.assert_close(residual.view(2, 3).mean(1), evaluate(data, data.weights))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", FIGURE_FILES, ids=lambda path: path.stem)
 def test_a_tiny_version_of_every_figure(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = read(path)
