@@ -81,10 +81,10 @@ class FedGen(DataFree[Arrived]):
         Published are :math:`\alpha = 10` with :math:`\beta = 10` (MNIST) or 1 (EMNIST), decayed by .98 a round, beside
         SGD with a learning rate of .01 and 20 local steps. Both terms lengthen a client's step, β's through the whole
         network, so that a rate ten times as large asks for weights a tenth as large: at .1, the rate of our other
-        configurations, α = β = 10 stay at chance on the digits (three widths, 20 rounds) and at .01 they learn best. Our
-        defaults are 1. The diversity has no largest value, so features grow for as long as the generator's optimizer
-        lets them: with the published one, Adam at .0003 with weight decay .01 and η = 1, they stay; at .001 without
-        decay they grew until training diverged. With either, samples of one class come to be alike.
+        configurations, α = β = 10 stay at chance on the digits (three widths, 20 rounds), and at .01 they learn best.
+        Our defaults are 1. The diversity has no largest value, so features grow for as long as the generator's
+        optimizer lets them: with the published one, Adam at .0003 with weight decay .01 and η = 1, they stay; at .001
+        without decay they grew until training diverged. With either, samples of one class come to be alike.
 
         Until the generator has first learnt, clients minimise ℓ alone. The KL's target has no gradient. Classes that no
         client of the round has are not drawn. A round's generator is learnt from this round's classifiers; what it
