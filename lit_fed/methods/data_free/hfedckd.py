@@ -18,7 +18,7 @@ from lit_fed.engine.algorithm import Cohort, Server, Terms
 from lit_fed.engine.client import Client, Stage, Tensors, Update
 from lit_fed.engine.model import Model
 from lit_fed.engine.objective import Objective
-from lit_fed.engine.payload import ClientUpdate, Payload
+from lit_fed.engine.payload import ClientUpdate, Payload, num_bytes
 from lit_fed.engine.population import Population
 from lit_fed.engine.reducers import Gather, Reducer
 from lit_fed.errors import ConfigError
@@ -62,7 +62,8 @@ class HFedCKD(DataFree[list[ClientUpdate]]):
     A client minimises :math:`\ell + \kappa\,g(u)\,\mathrm{CE}(p, f)` on pseudo-samples that it received, and the two
     terms of `lit_fed.methods.data_free.contrast.TwoWayContrast`; these need its previous network, so that they are left
     out where it takes part for the first time. Logs ``server/ipwd_effective_size``, ``server/ipwd_entropy``,
-    ``server/ipwd_largest``, ``server/divergence``, ``server/first_participations``, ``server/gate``,
+    ``server/ipwd_largest``, ``server/divergence``, ``server/first_participations``, ``server/history_bytes`` (what a
+    client keeps for the contrasts, in the mean), ``server/clients_seen`` (who has taken part so far), ``server/gate``,
     ``server/generator_…``, ``server/label_entropy``, ``server/distillation``.
 
     Args:
@@ -257,6 +258,9 @@ class HFedCKD(DataFree[list[ClientUpdate]]):
         self.take(server, mean.means())
         if self.contrast is not None:
             metrics["server/first_participations"] = sum(int(update.payload[FIRST]) for update in aggregate)
+            kept = [num_bytes(self.models[update.kind].tensors()) for update in aggregate]
+            metrics["server/history_bytes"] = sum(kept) / len(kept)
+        metrics["server/clients_seen"] = int((server["participations"] > 0).sum())
         prior = self.prior(label_prior(weights, counts), counts)
         if self.generator_steps and prior is not None:
             server["prior"].copy_(prior)

@@ -81,6 +81,9 @@ def test_who_takes_part_for_the_first_time_has_no_contrast_and_is_counted(tmp_pa
     made = fit(tmp_path, Halves(), Points(), method, max_rounds=3, participation=Rota())  # clients 0, 1, 0
     found = rows(tmp_path / "lightning_logs/version_0/metrics.csv")
     assert [float(row["server/first_participations"]) for row in found] == [1, 1, 0]
+    assert [float(row["server/clients_seen"]) for row in found] == [1, 2, 2]
+    # 2·4 + 4, 4·2 + 2 and 2·5 + 5 numbers of four bytes
+    assert [float(row["server/history_bytes"]) for row in found] == [148.0] * 3
     assert [bool(row.get("train/encoder")) for row in found] == [False, False, True]
     assert kept(made, 0).keys() == {f"state/previous.{name}" for name in Halves().state_dict()}
 
