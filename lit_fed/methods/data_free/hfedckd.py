@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -41,6 +41,10 @@ from lit_fed.networks.generators import Generator, ImageGenerator, LatentGenerat
 
 FIRST = "first"  # in a client's answer: whether it had no history
 SAMPLES, TARGETS, GATES = "pseudo/samples", "pseudo/targets", "pseudo/gates"  # in the broadcast
+
+
+def _adam_of_dcgan(parameters: Iterable[Any]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=1e-3, betas=(0.5, 0.999))
 
 
 class HFedCKD(DataFree[list[ClientUpdate]]):
@@ -89,7 +93,7 @@ class HFedCKD(DataFree[list[ClientUpdate]]):
         width: Of the generator: channels with images, units of the hidden layer with features.
         generator_steps: Steps of the generator a round; 0 for none, and then nothing is distilled.
         generator_batch_size: Samples of such a step.
-        generator_optimizer: Made anew each round.
+        generator_optimizer: Made anew each round; none given means Adam with DCGAN's betas, (.5, .999), at .001.
         diversity: η.
         label_prior: :math:`\hat p`, one weight a class; null for the label counts.
         weighting: What a client weighs besides: ``uniform``, or its ``samples``.
@@ -130,15 +134,15 @@ class HFedCKD(DataFree[list[ClientUpdate]]):
         width: int = 32,
         generator_steps: int = 30,
         generator_batch_size: int = 64,
-        generator_optimizer: OptimizerCallable = lambda p: torch.optim.Adam(p, lr=1e-3, betas=(0.5, 0.999)),
+        generator_optimizer: OptimizerCallable | None = None,
         diversity: float = 1.0,
         label_prior: list[float] | None = None,
         weighting: Literal["samples", "uniform"] = "uniform",
         **kwargs: Any,
     ) -> None:
         super().__init__(
-            noise_size, generator_steps, generator_batch_size, generator_optimizer, diversity, label_prior, weighting,
-            **kwargs,
+            noise_size, generator_steps, generator_batch_size, generator_optimizer or _adam_of_dcgan, diversity,
+            label_prior, weighting, **kwargs,
         )  # fmt: skip
         if generator not in ("images", "features"):
             raise ConfigError(f"algorithm.generator is {generator!r}; it must be 'images' or 'features'")
