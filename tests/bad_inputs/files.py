@@ -135,8 +135,7 @@ def broken_configurations(draw: random.Random) -> Iterator[Case]:
             damage(folder / "mine.yaml")
 
         command = draw.choice(["fit", "validate", "cost", "study", "simulate"])
-        status = (2,)
-        yield Case(f"{command} with a configuration that is {kind}", [command, "-c", "mine.yaml"], prepare, status)
+        yield Case(f"{command} with a configuration that is {kind}", [command, "-c", "mine.yaml"], prepare)
 
 
 # ---------------------------------------------------------------------- arrays
