@@ -234,7 +234,6 @@ _TEXTS = {
     "a negative label": _ROWS + '-3,"a","b"\n',
     "an open quote": _ROWS + '1,"a,b\n' + _ROWS,
     "too few columns": _ROWS + "1\n",
-    "NUL": _ROWS + '1,"a\0","b"\n',
     "one column": "text\n" * 20,
     "another separator": _ROWS.replace(",", ";"),
     "no rows": "",
@@ -252,7 +251,8 @@ def broken_texts(draw: random.Random) -> Iterator[Case]:
         "--data.test_file=test.csv",
         "--data.num_clients=5",
     )
-    args += ["--data.partition=IID", "--model.network=embedding_bag"]
+    args += ["--data.partition=IID", "--model.network=embedding_bag", "--data.header=false", "--data.label_column=0"]
+    args += ["--data.text_columns=[1, 2]", "--data.first_label=1"]
     encodings = {name: damage for name, damage in _encodings().items() if name != "latin-1"}
 
     def good(folder: Path) -> None:
@@ -287,8 +287,14 @@ def broken_texts(draw: random.Random) -> Iterator[Case]:
 
 def broken_folders(draw: random.Random) -> Iterator[Case]:
     """Clients' folders of images."""
-    args = fit("--data=ClientFolders", "--data.root=images", "--data.num_clients=5", "--data.image_size=8")
-    args += ["--model.network=mlp"]
+    args = fit(
+        "--trainer.local_epochs=1",
+        "--data=ClientFolders",
+        "--data.root=images",
+        "--data.num_clients=5",
+        "--data.partition=Natural",
+    )
+    args += ["--model.network=mlp", "--data.image_size=8", "--trainer.participation=FullParticipation"]
 
     def good(folder: Path) -> Path:
         for client in "abcde":

@@ -108,29 +108,29 @@ def edge_values(draw: random.Random) -> Iterator[Case]:
 
 
 _SIZE = re.compile(r"size$|width$|hidden$|^num_|count$|length$|samples|shards|strata$")
-MEANINGFUL = {
-    (name, "0")
-    for name in [
-        "alpha",
-        "beta",
-        "calibration_fraction",
-        "crop_padding",
-        "dropout_after",
-        "dropout_before",
-        "evaluate_every",
-        "figure_seed",
-        "gamma",
-        "lam",
-        "min_delta",
-        "mu",
-        "num_workers",
-        "public_size",
-        "seed",
-        "unseen_fraction",
-        "val_fraction",
-        "weight",
-    ]
-}
+_ZEROS = (
+    "alpha",
+    "alternations",
+    "beta",
+    "calibration_fraction",
+    "crop_padding",
+    "divergence_weight",
+    "dropout_after",
+    "dropout_before",
+    "evaluate_every",
+    "figure_seed",
+    "gamma",
+    "lam",
+    "min_delta",
+    "mu",
+    "num_workers",
+    "public_size",
+    "seed",
+    "unseen_fraction",
+    "val_fraction",
+    "weight",
+)
+MEANINGFUL = {(name, "0") for name in _ZEROS}
 """Zeros that switch something off, and seeds."""
 
 
