@@ -12,6 +12,7 @@ from lit_fed.parsing import compose
 
 _PARTS = ("model", "data", "algorithm")  # the keys of `lit_fed.command.roots.PARTS`, without importing their classes
 _NULL, _TEXT = "tag:yaml.org,2002:null", "tag:yaml.org,2002:str"
+_NO_SETTINGS = {f"tag:yaml.org,2002:{name}": name for name in ("set", "omap", "pairs", "binary")}
 
 
 def check_value(option: str, text: str) -> None:
@@ -40,8 +41,21 @@ def check_config(path: Path) -> None:
         root = compose(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
         return
-    for key, wrong in _odd_sections(root):
+    for key, wrong in (*_odd_tags(root), *_odd_sections(root)):
         raise ConfigError(f"config file {path}, line {key.start_mark.line + 1}: {wrong}")
+
+
+def _odd_tags(node: yaml.Node | None) -> Iterator[tuple[yaml.Node, str]]:
+    """Values of YAML's that no setting has."""
+    if node is not None and node.tag in _NO_SETTINGS:
+        yield (
+            node,
+            f"!!{_NO_SETTINGS[node.tag]} is nothing that a setting can be; write a number, text, list or mapping",
+        )
+    for _, value in _entries(node):
+        yield from _odd_tags(value)
+    for item in node.value if isinstance(node, yaml.SequenceNode) else ():
+        yield from _odd_tags(item)
 
 
 def _odd_sections(root: yaml.Node | None) -> Iterator[tuple[yaml.ScalarNode, str]]:

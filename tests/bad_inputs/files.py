@@ -294,7 +294,12 @@ def broken_folders(draw: random.Random) -> Iterator[Case]:
         "--data.num_clients=5",
         "--data.partition=Natural",
     )
-    args += ["--model.network=mlp", "--data.image_size=8", "--trainer.participation=FullParticipation"]
+    args += [
+        "--model.network=mlp",
+        "--data.image_size=8",
+        "--data.val_fraction=0",
+        "--trainer.participation=FullParticipation",
+    ]
 
     def good(folder: Path) -> Path:
         for client in "abcde":

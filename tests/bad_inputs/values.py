@@ -11,7 +11,7 @@ TEXTS = ("x", "é²½", "1 2", "--", "None", "nul\tl", "１２x", "'", "a" * 300
 SHAPES = ("[[1], {a: 2}]", "{nobody: 1}", "[x, y]", "[", "{a", "!!python/object/apply:os.getcwd []", "&a [*a]")
 NOT_FINITE = (".nan", ".inf", "-.inf", "1e400", "nan")
 WRONG: dict[str, tuple[str, ...]] = {
-    "int": (*TEXTS, *SHAPES, *NOT_FINITE, HUGE, f"-{HUGE}", str(2**63), "1.5", "1e-3", "true", "0x1g", "1_", ""),
+    "int": (*TEXTS, *SHAPES, *NOT_FINITE, HUGE, f"-{HUGE}", str(2**63), "1.5", "1e-3", "true", "0x1g", ""),
     "float": (*TEXTS, *SHAPES, *NOT_FINITE, "true", "1,5", ""),
     "bool": (*TEXTS, *SHAPES, *NOT_FINITE, "2", "-1", "1.5", "yess", ""),
     "choice": (*TEXTS, *SHAPES, "-1", "1.5", ""),

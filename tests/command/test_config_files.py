@@ -51,6 +51,8 @@ def written(text: str, path: str = "bad.yaml") -> str:
             "model:\n  init_args:\n",
             "line 2: model.init_args is null; it must hold settings of the class, or be left out",
         ),
+        ("trainer: !!set {max_rounds}\n", "line 1: !!set is nothing that a setting can be; write a number, text,"),
+        ("trainer:\n  seed: !!binary aGk=\n", "line 2: !!binary is nothing that a setting can be"),
         ("data: {init_args: []}\n", "line 1: data.init_args is a list; it must hold settings of the class"),
         (
             "trainer:\n  callbacks:\n  - class_path: EarlyStopping\n    init_args: null\n",

@@ -53,6 +53,12 @@ def test_every_command_looks(name, capsys):
     assert error_of(command(name, LR, ".nan"), capsys) == "model.optimizer.lr is nan; it must be a finite number"
 
 
+def test_a_simulation_needs_a_process(capsys):
+    Path("f.yaml").write_text("simulate: {class_path: lit_fed.studies.simulations.attention_kernel.Figure2}\n")
+    message = error_of(["simulate", "-c", "f.yaml", "--processes", "0"], capsys)
+    assert message == "processes is 0; it must be at least 1"
+
+
 @pytest.mark.parametrize("option", ["--jobs", "--processes"])
 def test_so_do_commands_with_options_of_their_own(option, capsys):
     file = Path("f.yaml")

@@ -13,6 +13,7 @@ from jsonargparse import ArgumentParser
 
 from lit_fed.command.making import instantiate
 from lit_fed.command.table import Call
+from lit_fed.errors import ConfigError
 from lit_fed.studies.results import verdict_text
 from lit_fed.studies.simulations.simulation import Point, Simulation, verdicts
 
@@ -32,6 +33,8 @@ def run(call: Call) -> int:
         call: Its settings.
     """
     options = call.settings
+    if options.processes < 1:
+        raise ConfigError(f"processes is {options.processes}; it must be at least 1")
     simulation: Simulation = instantiate(call.parser, options).simulate
     folder = options.output or Path("simulations") / simulation.name
     points = simulation.points(options.processes)
