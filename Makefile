@@ -27,7 +27,7 @@ test: $(STAMP)  ## Run the tests, in some minutes
 	$(BIN)/python -m pytest --numprocesses auto --dist loadscope -m "not long"
 
 test-all: test  ## Run also those that take longer: several processes, kills, every documented command
-	$(BIN)/python -m pytest --numprocesses auto --dist load -m long
+	$(BIN)/python -m pytest --numprocesses auto --dist loadscope -m long
 
 bad-inputs: $(STAMP)  ## Draw 500 bad inputs over all options and files; none may end in more than a line
 	$(BIN)/python -m tests.bad_inputs --seed 1 --cases 500
