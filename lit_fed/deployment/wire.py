@@ -10,11 +10,12 @@ import json
 import math
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_args
 
 import safetensors.torch
+import torch
 from torch import Tensor
 
 from lit_fed.engine.payload import Layout, Payload, is_finite
@@ -64,7 +65,9 @@ class Message:
             value = float(value)
         if type(value) is not kind:
             what = "is missing" if name not in self.fields else f"is of type {type(value).__name__}"
-            raise WireError(f"the field {name!r} of a message {self.word!r} {what}; both ends must run the same lit_fed")
+            raise WireError(
+                f"the field {name!r} of a message {self.word!r} {what}; both ends must run the same lit_fed"
+            )
         return value
 
 
@@ -90,7 +93,9 @@ def decode(blob: bytes, limit: int = MOST_BYTES) -> Message:
         WireError: If they are no message, or too many.
     """
     if len(blob) > limit:
-        raise WireError(f"a message of {len(blob):,} bytes is over the limit of {limit:,}; raise the limit on this side")
+        raise WireError(
+            f"a message of {len(blob):,} bytes is over the limit of {limit:,}; raise the limit on this side"
+        )
     if len(blob) < _START.size:
         raise WireError(f"{len(blob)} bytes are no message; both ends must run the same lit_fed")
     magic, length = _START.unpack_from(blob)
@@ -115,13 +120,14 @@ def decode(blob: bytes, limit: int = MOST_BYTES) -> Message:
 # ---------------------------------------------------------------------- what an answer must look like
 
 
-def check_payload(payload: Payload, layout: Layout, who: str) -> None:
+def check_payload(payload: Payload, layout: Layout, who: str, varying: Collection[str] = ()) -> None:
     """Refuse tensors that are not what was asked for.
 
     Args:
         payload: What came.
         layout: What it must look like.
         who: Whose it is, for the message.
+        varying: Those whose first dimension may be smaller, by the same in all of them.
 
     Raises:
         WireError: For a name, a type, a shape or a value that cannot be.
@@ -129,8 +135,10 @@ def check_payload(payload: Payload, layout: Layout, who: str) -> None:
     if odd := sorted(payload.keys() ^ layout.keys()):
         how = "holds" if odd[0] in payload else "lacks"
         raise WireError(f"the answer of {who} {how} {odd[0][:200]!r}; its node runs another model or method")
-    for name, (dtype, shape) in layout.items():
+    rows = min((payload[name].shape[:1] for name in varying if name in layout), default=torch.Size())
+    for name, (dtype, most) in layout.items():
         tensor = payload[name]
+        shape = rows + most[1:] if name in varying and rows <= most[:1] else most
         if tensor.dtype != dtype or tensor.shape != shape:
             raise WireError(
                 f"{name!r} in the answer of {who} is {_name(tensor.dtype)} of shape {tuple(tensor.shape)}, where "
@@ -155,7 +163,9 @@ def check_metrics(metrics: Mapping[str, Any], who: str, finite: bool) -> dict[st
         raise WireError(f"{who} sent {len(metrics):,} metrics, which are more than {_MOST_METRICS:,}")
     for name, value in metrics.items():
         if not _METRIC.fullmatch(name):
-            raise WireError(f"{who} sent a metric of the name {name[:50]!r}; names are of letters, digits and ./_@+=()-")
+            raise WireError(
+                f"{who} sent a metric of the name {name[:50]!r}; names are of letters, digits and ./_@+=()-"
+            )
         if type(value) not in (int, float) or (finite and not math.isfinite(value)):
             raise WireError(f"{who} sent {str(value)[:50]} as {name}, which is no finite number")
     return dict(metrics)

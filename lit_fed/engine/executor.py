@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from lit_fed.engine.payload import ClientUpdate, is_finite
+from lit_fed.engine.payload import ClientUpdate, Layout, is_finite
 from lit_fed.engine.session import Broadcast, Session
 from lit_fed.engine.strategy import Workers, raise_if_lost
 from lit_fed.errors import ClientFailure, LitFedError, NonFiniteUpdate, ProcessLost, place_of
@@ -27,11 +27,13 @@ class Question:
         protocol: The name of the protocol that asks; whoever works elsewhere knows it by that.
         subset: On which data.
         answer: Answers for a client of this process; None where the client has nothing to say.
+        layout: The tensors that an answer holds.
     """
 
     protocol: str
     subset: Literal["val", "test"]
     answer: Callable[[int, Broadcast], ClientUpdate | None]
+    layout: Layout
 
 
 class Executor(ABC):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,6 @@ from lit_fed.engine.algorithm import Algorithm, Server, global_model
 from lit_fed.engine.client import LocalWork, Phase, Stage
 from lit_fed.engine.compatibility import check_data, check_optimization, check_participation, check_task, probe
 from lit_fed.engine.executor import Executor
-from lit_fed.engine.executors import EXECUTORS
 from lit_fed.engine.guard import Guard
 from lit_fed.engine.kinds import Kinds
 from lit_fed.engine.local import LocalLoop
@@ -111,7 +110,7 @@ def assemble(
     gradients: GradientOptions,
     channel: Channel,
     store: ClientStore,
-    executor: str,
+    executor: Callable[[Session], Executor],
     buffers: BufferPolicy,
     compile_network: bool,
     watchers: Iterable[LightningCallback],
@@ -175,7 +174,7 @@ def assemble(
         server = map_tensors(algorithm.setup(models, population), lambda tensor: tensor.to(fabric.device))
     federation = Federation(
         fabric, workers, algorithm, server, data, participation, kinds, channel, store, session,
-        EXECUTORS[executor](session), seed,
+        executor(session), seed,
     )  # fmt: skip
     if stage == "fit":
         with session.at_work():

@@ -22,6 +22,9 @@ def untrained_answer(client: Client, algorithm: Algorithm[Any]) -> Payload:
     for one in algorithm.phases(client):
         if isinstance(one, Pass):
             client.results[one.name] = dict(one.example)
-        elif not one.moves:
+            continue
+        if one.begin is not None:
+            client.left = client.model.copy()
+        if not one.moves:
             client.results[one.name] = zeros_like(client.model.parameters)
     return algorithm.finish(client).payload

@@ -56,9 +56,11 @@ class Protocol(ABC):
 
     def question(self, federation: Federation, subset: EvalSubset) -> Question:
         """What it asks of clients, for `lit_fed.engine.executor.Executor.ask`."""
-        return Question(
-            self.name, subset, lambda client_id, broadcast: self.answer(federation, client_id, broadcast, subset)
-        )
+
+        def answer(client_id: int, broadcast: Broadcast) -> ClientUpdate | None:
+            return self.answer(federation, client_id, broadcast, subset)
+
+        return Question(self.name, subset, answer, self.layout(federation))
 
     def answer(
         self, federation: Federation, client_id: int, broadcast: Broadcast, subset: EvalSubset
@@ -178,9 +180,7 @@ class ClientTest(Protocol):
         """Whom to test: all that may be sampled."""
         return federation.participation.seen_clients
 
-    def answer(
-        self, federation: Federation, client_id: int, broadcast: Broadcast, subset: EvalSubset
-    ) -> ClientUpdate:
+    def answer(self, federation: Federation, client_id: int, broadcast: Broadcast, subset: EvalSubset) -> ClientUpdate:
         """One client's metrics."""
         metrics = self.test_client(federation, client_id, broadcast, subset)
         return ClientUpdate(client_id, {}, metrics=metrics, kind=federation.kinds[client_id])
