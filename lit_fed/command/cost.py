@@ -29,7 +29,7 @@ from lit_fed.engine.forecast import untrained_answer
 from lit_fed.engine.kinds import ONLY
 from lit_fed.engine.model import Model, Split
 from lit_fed.engine.participation import Fate
-from lit_fed.engine.payload import Channel, Payload, num_bytes
+from lit_fed.engine.payload import Channel, num_bytes
 from lit_fed.engine.population import Population
 from lit_fed.errors import ConfigError
 from lit_fed.trainer import FederatedTrainer, Tasks

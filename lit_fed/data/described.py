@@ -14,10 +14,10 @@ import numpy as np
 from lightning import LightningDataModule
 from numpy.typing import NDArray
 
+from lit_fed.data.client_report import ClientReport
 from lit_fed.data.contents import Contents, contents_of
 from lit_fed.data.csr import IntArray
 from lit_fed.data.cut import Cut
-from lit_fed.data.client_report import ClientReport
 from lit_fed.data.pictures import partition_picture, render, sizes_picture, target_picture
 from lit_fed.data.targets import quantiles
 from lit_fed.data.transforms import Step

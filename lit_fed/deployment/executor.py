@@ -22,7 +22,7 @@ from lit_fed.errors import ClientFailure, ConfigError, NobodyLeft, WireError
 
 _PAUSE_S = (0.005, 0.25)  # between two looks for answers: from the shortest to the longest
 _LOOK_S = 3.0  # between two looks who is there
-_AT_ONCE = 4  # messages a node may have before it: it need not wait for the next, and memory stays bounded
+_AT_ONCE = {"train": 4, "ask": 64}  # messages a node may have before it, so that answers take bounded memory
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ class GridExecutor(Executor):
                 self.roster.refresh()
             elif home is None:
                 yield self._failure(client_id, work, "its node is not there; start it again")
-            elif work.busy.get(home.node, 0) >= _AT_ONCE:
+            elif work.busy.get(home.node, 0) >= _AT_ONCE[work.word]:
                 work.queue.append(client_id)
             else:
                 blob = encode(self._message(client_id, home, work))
@@ -287,6 +287,7 @@ class GridExecutor(Executor):
         for message_id, sent in list(work.sent.items()):
             if sent.node not in self.roster.homes:
                 del work.sent[message_id]
+                work.busy[sent.node] -= 1
                 yield self._failure(sent.client_id, work, "its node has left while it was at work")
 
     def _give_up(self, work: _Work) -> Iterator[ClientFailure]:

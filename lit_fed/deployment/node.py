@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lit_fed.deployment.agreed import agreed, difference
-from lit_fed.deployment.wire import MOST_BYTES, PROTOCOL, Message, decode, encode
+from lit_fed.deployment.wire import MOST_BYTES, PROTOCOL, Message, check_payload, decode, encode
 from lit_fed.engine.executor import failure
 from lit_fed.engine.files import Version, VersionedFiles
-from lit_fed.engine.payload import ClientUpdate, Payload, decoded, encoded
+from lit_fed.engine.payload import ClientUpdate, Payload, decoded, encoded, layout_of
 from lit_fed.engine.samplers import FullParticipation
 from lit_fed.engine.session import Broadcast
 from lit_fed.errors import ClientFailure, ConfigError, WireError
@@ -146,7 +146,7 @@ class Node:
     def _take_in(self, message: Message, client_id: int, round_idx: int) -> Broadcast:
         """What the server sent, and the client's state as the server knows it; forget what it needs no more."""
         federation, store = self.federation, self.federation.store
-        if round_idx < 0:
+        if not 0 <= round_idx < self.run.max_rounds:
             raise WireError(f"{round_idx} is no round; both ends must run the same lit_fed")
         self._open(message)
         for dropped in message.get("drop", list):
@@ -160,7 +160,16 @@ class Node:
             for group in ("payload", "frozen")
         }
         payload: Payload = decoded(received["payload"], federation.channel.downlink)
+        if message.word == "train":
+            self._check(payload, round_idx, kind)
         return Broadcast(round_idx, {kind: payload}, {kind: received["frozen"]})
+
+    def _check(self, payload: Payload, round_idx: int, kind: str) -> None:
+        """Refuse to train on less than a first broadcast of the round holds; a later one may hold more."""
+        federation = self.federation
+        federation.session.divide(round_idx)
+        layout = layout_of(federation.algorithm.broadcast(federation.server, round_idx, kind))
+        check_payload({name: payload[name] for name in layout if name in payload}, layout, "the server")
 
     def _train(self, client_id: int, broadcast: Broadcast) -> ClientUpdate | ClientFailure:
         (outcome,) = self.federation.executor.run([client_id], broadcast)

@@ -10,7 +10,7 @@ import json
 import math
 import re
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, get_args
 
@@ -117,6 +117,35 @@ def decode(blob: bytes, limit: int = MOST_BYTES) -> Message:
     return Message(word, fields, tensors)
 
 
+def join(blobs: Sequence[bytes]) -> bytes:
+    """Several messages as one blob."""
+    lengths = struct.pack(f"<I{len(blobs)}Q", len(blobs), *map(len, blobs))
+    return b"".join([lengths, *blobs])
+
+
+def split(blob: bytes, most: int) -> list[bytes]:
+    """The messages of a blob.
+
+    Args:
+        blob: The blob, from anybody.
+        most: How many there may be.
+
+    Raises:
+        WireError: If it is none, or there are more.
+    """
+    count = struct.unpack_from("<I", blob)[0] if len(blob) >= 4 else 0
+    if not 0 < count <= most or len(blob) < 4 + 8 * count:
+        raise WireError(f"{len(blob)} bytes are no messages; both ends must run the same lit_fed")
+    lengths = struct.unpack_from(f"<{count}Q", blob, 4)
+    begin, found = 4 + 8 * count, []
+    if sum(lengths) != len(blob) - begin:
+        raise WireError(f"{len(blob)} bytes are part of some messages; both ends must run the same lit_fed")
+    for length in lengths:
+        found.append(blob[begin : begin + length])
+        begin += length
+    return found
+
+
 # ---------------------------------------------------------------------- what an answer must look like
 
 
@@ -134,18 +163,18 @@ def check_payload(payload: Payload, layout: Layout, who: str, varying: Collectio
     """
     if odd := sorted(payload.keys() ^ layout.keys()):
         how = "holds" if odd[0] in payload else "lacks"
-        raise WireError(f"the answer of {who} {how} {odd[0][:200]!r}; its node runs another model or method")
+        raise WireError(f"what {who} sent {how} {odd[0][:200]!r}; its node runs another model or method")
     rows = min((payload[name].shape[:1] for name in varying if name in layout), default=torch.Size())
     for name, (dtype, most) in layout.items():
         tensor = payload[name]
         shape = rows + most[1:] if name in varying and rows <= most[:1] else most
         if tensor.dtype != dtype or tensor.shape != shape:
             raise WireError(
-                f"{name!r} in the answer of {who} is {_name(tensor.dtype)} of shape {tuple(tensor.shape)}, where "
+                f"{name!r} in what {who} sent is {_name(tensor.dtype)} of shape {tuple(tensor.shape)}, where "
                 f"{_name(dtype)} of shape {tuple(shape)} is due; its node runs another model or method"
             )
     if not is_finite(payload):
-        raise WireError(f"the answer of {who} is not finite; it is left out")
+        raise WireError(f"what {who} sent is not finite; it is left out")
 
 
 def check_metrics(metrics: Mapping[str, Any], who: str, finite: bool) -> dict[str, float]:

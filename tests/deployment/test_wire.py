@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lit_fed.deployment.wire import Message, check_metrics, check_payload, check_weight, decode, encode
+from lit_fed.deployment.wire import Message, check_metrics, check_payload, check_weight, decode, encode, join, split
 from lit_fed.engine.payload import layout_of
 from lit_fed.errors import WireError
 
@@ -79,6 +79,9 @@ def test_damaged_bytes_are_refused_or_are_a_message(place: int, written: bytes, 
     assert found is None or all(isinstance(one, Tensor) for part in found.tensors.values() for one in part.values())
 
 
+LENGTH = struct.pack("<Q", 66)
+
+
 def blob_of(header: Any, body: bytes | None = None) -> bytes:
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     body = struct.pack("<Q", 2) + b"{}" if body is None else body
@@ -96,12 +99,12 @@ def blob_of(header: Any, body: bytes | None = None) -> bytes:
         pytest.param(blob_of({"word": "exec", "groups": [], "names": [], "fields": {}}), id="an unknown word"),
         pytest.param(blob_of({"word": ["train"], "groups": [], "names": [], "fields": {}}), id="a list as word"),
         pytest.param(blob_of({"word": "train", "groups": [], "names": [], "fields": []}), id="no fields"),
-        pytest.param(blob_of({"word": "train", "groups": ["a"], "names": [["a", "w"]], "fields": {}}), id="no tensor"),
+        pytest.param(blob_of({"word": "ask", "groups": ["a"], "names": [["a", "w"]], "fields": {}}), id="no tensor"),
         pytest.param(blob_of({"word": "train", "groups": [[]], "names": [], "fields": {}}), id="a list as group"),
         pytest.param(
             blob_of(
-                {"word": "train", "groups": ["a"], "names": [["a", "w"]], "fields": {}},
-                struct.pack("<Q", 66) + b'{"0":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,8]}}' + bytes(8),
+                {"word": "ask", "groups": ["a"], "names": [["a", "w"]], "fields": {}},
+                LENGTH + b'{"0":{"dtype":"F32","shape":[1099511627776],"data_offsets":[0,8]}}' + b"\0" * 8,
             ),
             id="a shape beyond its bytes",
         ),
@@ -129,6 +132,19 @@ def test_a_field_has_the_type_that_is_asked_for() -> None:
         message.get("kind", str)
 
 
+@given(st.lists(st.binary(max_size=30), min_size=1, max_size=5))
+def test_messages_travel_together(blobs: list[bytes]) -> None:
+    assert split(join(blobs), len(blobs)) == blobs
+
+
+@pytest.mark.parametrize(
+    "blob", [b"", b"abc", join([b"a", b"b"])[:-1], join([b"a", b"b"]) + b"c", join([b""] * 6), bytes(99)]
+)
+def test_what_is_no_parcel_is_refused(blob: bytes) -> None:
+    with pytest.raises(WireError, match=f"{len(blob)} bytes are"):
+        split(blob, most=5)
+
+
 WANTED = layout_of({"w": torch.zeros(2, 3), "n": torch.zeros((), dtype=torch.int64)})
 RIGHT = {"w": torch.ones(2, 3), "n": torch.tensor(4)}
 
@@ -138,7 +154,7 @@ RIGHT = {"w": torch.ones(2, 3), "n": torch.tensor(4)}
     [
         ({"w": torch.ones(2, 3)}, "lacks 'n'"),
         ({**RIGHT, "__class__": torch.ones(1)}, "holds '__class__'"),
-        ({**RIGHT, "w": torch.ones(3, 2)}, r"'w' in the answer of client 3 is float32 of shape \(3, 2\), where"),
+        ({**RIGHT, "w": torch.ones(3, 2)}, r"'w' in what client 3 sent is float32 of shape \(3, 2\), where"),
         ({**RIGHT, "w": torch.ones(2, 3, dtype=torch.float64)}, "is float64 of shape"),
         ({**RIGHT, "n": torch.tensor(4.0)}, "is float32 of shape"),
         ({**RIGHT, "w": torch.full((2, 3), float("nan"))}, "is not finite"),
@@ -162,7 +178,7 @@ def test_rows_that_vary_vary_alike() -> None:
     for rows in (0, 2, 10):
         check_payload(answer(rows, rows), layout, "client 3", both)
     for odd in (answer(11, 11), answer(2, 3), answer(2, 2, w=3)):
-        with pytest.raises(WireError, match="in the answer of client 3 is float32 of shape"):
+        with pytest.raises(WireError, match="in what client 3 sent is float32 of shape"):
             check_payload(odd, layout, "client 3", both)
     with pytest.raises(WireError, match="is due"):
         check_payload({**answer(0, 0), "mean": torch.ones(())}, layout, "client 3", both)

@@ -24,8 +24,8 @@ from lit_fed.methods.regularizers import features, logits
 from lit_fed.networks import CosineHead, orthonormal_classes
 
 if TYPE_CHECKING:
-    from lit_fed.engine.session import Broadcast
     from lit_fed.engine.federation import Federation
+    from lit_fed.engine.session import Broadcast
 
 
 class OrthonormalHead(CosineHead):
