@@ -117,6 +117,11 @@ class DescribedPopulation(LightningDataModule, ABC):
         histogram = self._ready.train.histogram(labels, num_classes)
         return histogram if self._ready.clients is None else histogram[list(self.clients)]
 
+    @property
+    def counts_everybody(self) -> bool:
+        """Whether `class_histogram` is that of the whole population: all are here, or have reported."""
+        return self._ready.clients is None or bool(self._reports)
+
     def public_accuracy(self, classes: IntArray) -> float:
         """How many of the public samples are of the classes that a server takes them for.
 

@@ -244,19 +244,13 @@ class GridExecutor(Executor):
                 work.retried.add(sent.client_id)
                 work.queue.append(sent.client_id)
                 self.roster.forget(sent.node)
-                self._await(sent.client_id, work)
+                self.roster.await_clients([sent.client_id], min(_LOOK_S, work.end - time.monotonic()))
             elif answer.word == "failure":
                 yield self._failure(sent.client_id, work, " ".join(answer.get("cause", str).split())[:300])
             else:
                 yield self._read(sent.client_id, answer, work)
         except WireError as error:
             yield self._failure(sent.client_id, work, str(error))
-
-    def _await(self, client_id: int, work: _Work) -> None:
-        """Let a node that was started again say who lives there."""
-        end = min(work.end, time.monotonic() + _LOOK_S)
-        while self.roster.refresh() and self.roster.home(client_id) is None and time.monotonic() < end:
-            time.sleep(_PAUSE_S[0])
 
     def _read(self, client_id: int, answer: Message, work: _Work) -> ClientUpdate | None:
         """An answer, once nothing in it can do harm.

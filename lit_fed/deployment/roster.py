@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from lit_fed.deployment.wire import MOST_BYTES, PROTOCOL, Message, decode, encod
 from lit_fed.engine.run import Run
 from lit_fed.errors import ConfigError, LitFedError, WireError
 
-_PAUSE_S = 0.1  # between two looks for answers
+_PAUSE_S = 0.05  # between two looks for answers
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -123,11 +123,7 @@ class Roster:
         Raises:
             ConfigError: If one is not, after a time; it says which, and who was refused and why.
         """
-        end = time.monotonic() + seconds
-        while self.refresh() and time.monotonic() < end:
-            if len(self._owner) == self.num_clients:
-                return
-            time.sleep(_PAUSE_S)
+        self.await_clients(range(self.num_clients), seconds)
         missing = [one for one in range(self.num_clients) if one not in self._owner]
         if missing:
             why = "".join(f"; refused: {cause}" for cause in dict.fromkeys(self._refused.values()))
@@ -136,7 +132,15 @@ class Roster:
                 f"no node has come for client {who} within {seconds:g} s; start it with lit-fed node{why}"
             )
 
-    def refresh(self) -> bool:
+    def await_clients(self, client_ids: Iterable[int], seconds: float) -> None:
+        """Wait until some clients are there, but not for ever."""
+        wanted, end = set(client_ids), time.monotonic() + seconds
+        self.refresh()
+        while not wanted <= self._owner.keys() and time.monotonic() < end:
+            time.sleep(_PAUSE_S)
+            self.refresh()
+
+    def refresh(self) -> None:
         """Look who has come and gone, ask those who are new, and take in what they have said; it does not wait."""
         self._keys = dict(self.grid.nodes())
         for node in [node for node in self.homes if node not in self._keys]:
@@ -148,7 +152,6 @@ class Roster:
                 self._asked[self.grid.push(node, encode(self._hello()))] = node
         for reply in self.grid.pull(list(self._asked)) if self._asked else ():
             self._take_in(self._asked.pop(reply.message_id), reply)
-        return True
 
     def forget(self, node: int) -> None:
         """A node is not there, or no more the one that it was."""

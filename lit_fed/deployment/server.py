@@ -10,6 +10,7 @@ from lit_fed.deployment.executor import GridExecutor, Patience
 from lit_fed.deployment.grid import Grid
 from lit_fed.deployment.roster import Identity, Roster
 from lit_fed.deployment.wire import MOST_BYTES
+from lit_fed.errors import ConfigError
 from lit_fed.trainer import FederatedTrainer, Tasks
 
 if TYPE_CHECKING:
@@ -44,6 +45,10 @@ def federate(
     Raises:
         ConfigError: If a client does not come, or the parts cannot work together.
     """
+    if (processes := trainer.fabric.world_size) > 1:
+        raise ConfigError(
+            f"trainer.devices makes {processes} processes, and the server of a federation is one; set it to 1"
+        )
     identity = Identity(secrets.token_hex(8))
     say = trainer.fabric.print
     roster = Roster(grid, identity, agreed(trainer.settings.config), data.num_clients, say, limit)

@@ -8,11 +8,16 @@ from typing import Any
 import pytest
 import torch
 
+from lit_fed.data import ClassesPerClient, Digits
+from lit_fed.deployment.grid import MemoryGrid
+from lit_fed.deployment.server import federate
 from lit_fed.engine.payload import CastCodec
 from lit_fed.engine.samplers import UniformParticipation
-from lit_fed.methods import FedAvg, FedProx, Scaffold
+from lit_fed.errors import ConfigError
+from lit_fed.methods import FedAvg, FedGen, FedProx, Scaffold
+from lit_fed.tasks import Classifier
 from tests.deployment.support import Make, Parts, deploy, simulate
-from tests.support import Points, Wanderer, Wandering, assert_same, rows, trainer, weights
+from tests.support import LeastSquares, Points, Wanderer, Wandering, assert_same, rows, trainer, weights
 
 
 def wanderers(algorithm: Any, **kwargs: Any) -> Make:
@@ -59,3 +64,20 @@ def test_the_bits_and_the_tables_of_one_process(tmp_path: Path, algorithm: Any, 
     for name in ("metrics.csv", "clients.csv"):
         assert logged(one.log_dir, name) == logged(other.log_dir, name)
     assert one.run.federation.store.state_dict() == other.run.federation.store.state_dict()
+
+
+def test_a_node_does_not_judge_what_classes_others_have(tmp_path: Path) -> None:
+    """``label_prior`` asks for all ten classes, of which the node's client has some."""
+
+    def make(folder: Path) -> Parts:
+        torch.manual_seed(0)
+        data = Digits(num_clients=2, partition=ClassesPerClient(5), max_train_samples=100)
+        model = Classifier("mlp", num_classes=10, in_channels=1, input_shape=data.input_shape)
+        return Parts(trainer(folder, max_rounds=1), model, data, FedGen(label_prior=[1.0] * 10, generator_steps=1))
+
+    assert_same(weights(simulate(make, tmp_path / "one")), weights(deploy(make, tmp_path / "other", [[0], [1]])))
+
+
+def test_a_server_is_one_process(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"trainer\.devices makes 2 processes, and the server of a federation is one"):
+        federate(MemoryGrid({}), trainer(tmp_path, devices=2), LeastSquares(), Points(), FedAvg())
