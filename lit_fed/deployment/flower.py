@@ -99,9 +99,13 @@ class RelayGrid:
         programs: What must be running meanwhile.
         limit: The size of the largest message that is taken.
         ttl: Seconds after which Flower drops a message.
+        keys: Whether nodes have shown that their keys are theirs.
     """
 
-    def __init__(self, connection: socket.socket, programs: Sequence[Program], limit: int, ttl: float) -> None:
+    def __init__(
+        self, connection: socket.socket, programs: Sequence[Program], limit: int, ttl: float, keys: bool
+    ) -> None:
+        self.keys = keys
         self.connection = connection
         self.programs = programs
         self.limit = limit
@@ -112,9 +116,13 @@ class RelayGrid:
         self._sent: dict[str, list[str]] = {}
 
     def nodes(self) -> Mapping[int, str]:
-        """The nodes that Flower takes to be online, each with its public key."""
+        """The nodes that Flower takes to be online, each with its public key where keys are looked at.
+
+        Note:
+            Without authentication a SuperNode makes itself a key with every start, which proves nothing.
+        """
         found: dict[str, str] = self._ask({"do": "nodes"})
-        return {int(node): key for node, key in found.items()}
+        return {int(node): key if self.keys else "" for node, key in found.items()}
 
     def push(self, node: int, blob: bytes) -> str:
         """Keep a message for the next `pull`; its id."""
@@ -233,7 +241,7 @@ def superlink_grid(
         listener = stack.enter_context(_listen(folder / "server"))
         _start_run(address, security, home, folder)
         connection = stack.enter_context(_accept(listener, programs))
-        grid = RelayGrid(connection, programs, limit, ttl)
+        grid = RelayGrid(connection, programs, limit, ttl, keys=security.is_on)
         stack.callback(grid.close)
         yield grid
 

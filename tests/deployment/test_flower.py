@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_fed.deployment.flower import Security, _opened, _parcels
+from lit_fed.deployment.flower import RelayGrid, Security, _opened, _parcels
 from lit_fed.deployment.processes import is_loopback, split_address, wait_for
 from lit_fed.deployment.stub.pipe import receive, send
 from lit_fed.deployment.wire import join
@@ -88,6 +89,16 @@ def test_blobs_over_a_socket_arrive_whole_or_not_at_all() -> None:
         one.close()
         with pytest.raises(OSError, match="the other end has gone"):
             receive(other, 5000)
+
+
+@pytest.mark.parametrize(("keys", "known_by"), [(True, "ab12"), (False, "")])
+def test_a_key_that_a_node_has_not_shown_to_be_its_own_proves_nothing(keys: bool, known_by: str) -> None:
+    """Without authentication a SuperNode makes itself a key with every start."""
+    one, stub = socket.socketpair()
+    with one, stub:
+        send(stub, json.dumps({"7": "ab12"}).encode())
+        assert RelayGrid(one, [], limit=100, ttl=1, keys=keys).nodes() == {7: known_by}
+        assert json.loads(receive(stub, 100)) == {"do": "nodes"}
 
 
 def test_without_flwr_a_command_says_what_to_install(tmp_path: Path) -> None:
