@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-all bad-inputs lint types check bench studies-pocket board clean
+.PHONY: help setup quickstart test test-long test-all bad-inputs lint types check federation bench studies-pocket board clean
 
 help:  ## Show what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -26,8 +26,10 @@ quickstart: $(STAMP)  ## Train a federation on real digits in under a minute
 test: $(STAMP)  ## Run the tests, in some minutes
 	$(BIN)/python -m pytest --numprocesses auto --dist loadscope -m "not long"
 
-test-all: test  ## Run also those that take longer: several processes, kills, every documented command
+test-long: $(STAMP)  ## Run those that take longer: several processes, kills, every documented command
 	$(BIN)/python -m pytest --numprocesses auto --dist loadscope -m long
+
+test-all: test test-long  ## Run all tests
 
 bad-inputs: $(STAMP)  ## Draw 500 bad inputs over all options and files; none may end in more than a line
 	$(BIN)/python -m tests.bad_inputs --seed 1 --cases 500
@@ -42,6 +44,20 @@ types: $(STAMP)  ## Check types
 
 check: lint types test-all  ## Everything that must pass before a change lands
 
+# flwr asks for other releases than constraints.txt has, so it gets an environment of its own
+FLOWER_VENV ?= .venv-flower
+FLOWER_STAMP := $(FLOWER_VENV)/.installed
+
+$(FLOWER_STAMP): pyproject.toml requirements/flower.txt
+	$(PYTHON) -m venv $(FLOWER_VENV)
+	$(FLOWER_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  --constraint requirements/flower.txt --editable '.[dev,flower]'
+	@touch $(FLOWER_STAMP)
+
+federation: $(FLOWER_STAMP)  ## Train over Flower on this machine, without and with TLS, to the simulation's weights
+	$(FLOWER_VENV)/bin/python benchmarks/federation.py
+	$(FLOWER_VENV)/bin/python benchmarks/federation.py --tls
+
 bench: $(STAMP)  ## Measure the loop's overhead and what a large population costs
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/population.py
@@ -53,4 +69,4 @@ board: $(STAMP)  ## Watch the runs in TensorBoard
 	$(BIN)/tensorboard --logdir lightning_logs
 
 clean:  ## Remove the environment and caches, but no run
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FLOWER_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

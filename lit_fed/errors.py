@@ -42,6 +42,10 @@ class NobodyLeft(LitFedError):
     """So many clients failed one after the other that there is nothing to wait for."""
 
 
+class WireError(LitFedError):
+    """A message from another machine that is not what it should be; nothing of it is used."""
+
+
 class ProcessLost(LitFedError):
     """Another process of the run has ended; nothing can be shared with it any more."""
 

@@ -21,7 +21,8 @@ from lit_fed.callbacks.progress import print_evaluation
 from lit_fed.engine.algorithm import Algorithm
 from lit_fed.engine.checkpoint import save_checkpoint
 from lit_fed.engine.client import local_work
-from lit_fed.engine.executors import ExecutorName
+from lit_fed.engine.executor import Executor
+from lit_fed.engine.executors import EXECUTORS, ExecutorName
 from lit_fed.engine.federation import assemble
 from lit_fed.engine.guard import Guard
 from lit_fed.engine.inference import evaluate, predict
@@ -35,6 +36,7 @@ from lit_fed.engine.rounds import run_rounds
 from lit_fed.engine.run import Run, RunSettings
 from lit_fed.engine.runs import check_loggers, open_run
 from lit_fed.engine.samplers import FullParticipation
+from lit_fed.engine.session import Session
 from lit_fed.engine.store import ClientStore
 from lit_fed.engine.strategy import build_fabric, launch, leave_processes, raise_if_lost
 from lit_fed.engine.task_loop import TaskStage
@@ -170,7 +172,7 @@ class FederatedTrainer:
         self.channel = Channel(uplink_codec, downlink_codec)
         self.participation = participation or FullParticipation()
         self.kinds = kinds
-        self.executor: ExecutorName = executor
+        self.make_executor: Callable[[Session], Executor] = EXECUTORS[executor]
         self.buffers: BufferPolicy = buffers
         self.compile = compile
         self.client_store: Literal["memory", "disk"] = client_store
@@ -216,7 +218,7 @@ class FederatedTrainer:
             ckpt_path: ``last``, ``best``, a file or a run folder; None for the model just trained.
         """
         return self._launch(
-            lambda: self._evaluate(self._assemble(model, datamodule, algorithm, "validate"), ckpt_path, "val")
+            lambda: self._evaluate(self.assemble(model, datamodule, algorithm, "validate"), ckpt_path, "val")
         )
 
     def test(
@@ -235,7 +237,7 @@ class FederatedTrainer:
             ckpt_path: ``last``, ``best``, a file or a run folder; None for the model just trained.
         """
         return self._launch(
-            lambda: self._evaluate(self._assemble(model, datamodule, algorithm, "test"), ckpt_path, "test")
+            lambda: self._evaluate(self.assemble(model, datamodule, algorithm, "test"), ckpt_path, "test")
         )
 
     def predict(
@@ -258,7 +260,7 @@ class FederatedTrainer:
             output: File to write: ``.csv`` (one row a sample) or ``.npz`` (one array per output).
         """
         return self._launch(
-            lambda: predict(self._assemble(model, datamodule, algorithm, "predict"), ckpt_path, client_id, Path(output))
+            lambda: predict(self.assemble(model, datamodule, algorithm, "predict"), ckpt_path, client_id, Path(output))
         )
 
     def describe(self, config: str) -> None:
@@ -278,11 +280,7 @@ class FederatedTrainer:
 
     @property
     def run(self) -> Run:
-        """The run under way, or the last one.
-
-        Raises:
-            ConfigError: If nothing has been run yet.
-        """
+        """The run under way, or the last one; a `ConfigError` if nothing has been run yet."""
         if self._run is None:
             raise ConfigError("this trainer has not run anything yet; call fit, validate, test or predict")
         return self._run
@@ -314,7 +312,7 @@ class FederatedTrainer:
     # ------------------------------------------------------------------ set-up
 
     def _fit(self, model: Tasks, data: FederatedDataModule, algorithm: Algorithm[Any], ckpt_path: str | None) -> None:
-        run = self._assemble(model, data, algorithm, "fit")
+        run = self.assemble(model, data, algorithm, "fit")
         if run.settings.evaluate_every:
             check_protocols(run.settings.protocols, run.federation, run.settings.evaluate_on)
         with self.guard.on_duty(run.workers.data_parallel), open_run(run, ckpt_path):
@@ -345,7 +343,8 @@ class FederatedTrainer:
         atexit.register(leave_processes)
         return result
 
-    def _assemble(self, model: Tasks, data: FederatedDataModule, algorithm: Algorithm[Any], stage: TaskStage) -> Run:
+    def assemble(self, model: Tasks, data: FederatedDataModule, algorithm: Algorithm[Any], stage: TaskStage) -> Run:
+        """Put the parts together for a stage, check that they fit, and set them up; nothing is trained."""
         if self._run is not None and self._parts == (model, data, algorithm):
             self._run.settings = self.settings
             for loop in self._run.federation.loops.values():
@@ -371,7 +370,7 @@ class FederatedTrainer:
             gradients=self.gradients,
             channel=self.channel,
             store=ClientStore(self.client_store),
-            executor=self.executor,
+            executor=self.make_executor,
             buffers=self.buffers,
             compile_network=self.compile,
             watchers=self.watchers,

@@ -146,7 +146,17 @@ def test_studies_are_studies(at_root: Path) -> None:
 
 
 def test_commands_are_found() -> None:
-    assert {command[0] for command in COMMANDS} == {"fit", "validate", "test", "predict", "study", "cost", "simulate"}
+    assert {command[0] for command in COMMANDS} == {
+        "fit",
+        "validate",
+        "test",
+        "predict",
+        "study",
+        "cost",
+        "simulate",
+        "node",
+        "federate",
+    }
 
 
 @pytest.mark.long

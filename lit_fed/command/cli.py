@@ -1,4 +1,4 @@
-"""The command line: ``python cli.py {fit,validate,test,predict,study,cost,simulate} …``, the same as ``lit-fed``."""
+"""The command line: ``python cli.py COMMAND …``, the same as ``lit-fed COMMAND …``, for the commands of the table."""
 
 from __future__ import annotations
 

@@ -22,13 +22,14 @@ from lit_fed.command.explain import missing
 from lit_fed.command.making import instantiate
 from lit_fed.command.roots import PARTS
 from lit_fed.command.table import Call
-from lit_fed.engine.algorithm import Algorithm, zeros_like
-from lit_fed.engine.client import Client, Pass
+from lit_fed.engine.algorithm import Algorithm
+from lit_fed.engine.client import Client
 from lit_fed.engine.compatibility import check_data, check_task
+from lit_fed.engine.forecast import untrained_answer
 from lit_fed.engine.kinds import ONLY
 from lit_fed.engine.model import Model, Split
 from lit_fed.engine.participation import Fate
-from lit_fed.engine.payload import Channel, Payload, num_bytes
+from lit_fed.engine.payload import Channel, num_bytes
 from lit_fed.engine.population import Population
 from lit_fed.errors import ConfigError
 from lit_fed.trainer import FederatedTrainer, Tasks
@@ -158,7 +159,7 @@ def foresee(trainer: FederatedTrainer, tasks: Tasks, data: Any, algorithm: Algor
             example = next((one.client_id for one in mine), next(i for i in itertools.count() if kinds[i] == kind))
             client = Client(example, round_idx, "train", trainer.settings.seed, model, data, trainer.work)
             client.received = broadcast
-            up = channel.up(_answer(client, algorithm))[1]
+            up = channel.up(untrained_answer(client, algorithm))[1]
             arrived = sum(one.fate not in (Fate.LOST_BEFORE, Fate.LOST_AFTER, Fate.LATE) for one in mine)
             older = late.count(kind) * rounds[-1][kind].up if rounds else 0
             found[kind] = Traffic(len(mine), arrived, down, up, older)
@@ -179,19 +180,6 @@ def _model(task: LightningModule, algorithm: Algorithm[Any], data: Any, trainer:
     model.divide(algorithm.split(model, 0))
     model.remember()
     return model
-
-
-def _answer(client: Client, algorithm: Algorithm[Any]) -> Payload:
-    """What a client sends that has not trained."""
-    client.own = client.model.copy(client.model.personal_names)
-    client.state = algorithm.initial_state(client)
-    client.begun = algorithm.start(client)
-    for one in algorithm.phases(client):
-        if isinstance(one, Pass):
-            client.results[one.name] = dict(one.example)
-        elif not one.moves:
-            client.results[one.name] = zeros_like(client.model.parameters)
-    return algorithm.finish(client).payload
 
 
 def _fedavg(model: Model, channel: Channel, held: Collection[nn.Parameter]) -> tuple[int, int]:

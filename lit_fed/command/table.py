@@ -50,6 +50,8 @@ COMMANDS = {
     "test": Command("Run every protocol on the test data."),
     "predict": Command("Write predictions on the shared test data, or on a client's own, to a file."),
     "study": Command("Run a grid of runs, and print a paper's table beside ours.", "lit_fed.studies.run_studies"),
+    "node": Command("Be some clients of a federation, where their data are.", "lit_fed.command.node"),
+    "federate": Command("Train a federation whose clients live on nodes.", "lit_fed.command.federate"),
     "cost": Command("Count the bytes that a run will send, without running it.", "lit_fed.command.cost"),
     "simulate": Command(
         "Draw a paper's figure from simulations.", "lit_fed.studies.simulations.run_simulation"

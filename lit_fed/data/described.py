@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from lightning import LightningDataModule
 from numpy.typing import NDArray
 
+from lit_fed.data.client_report import ClientReport
 from lit_fed.data.contents import Contents, contents_of
 from lit_fed.data.csr import IntArray
 from lit_fed.data.cut import Cut
@@ -33,6 +35,7 @@ class DescribedPopulation(LightningDataModule, ABC):
         self._cut: Cut | None = None
         self._sha256: str | None = None
         self._contents: Contents | None = None
+        self._reports: dict[int, ClientReport] = {}
 
     # What a data set tells about itself.
 
@@ -79,28 +82,55 @@ class DescribedPopulation(LightningDataModule, ABC):
         cut = self._ready
         return range(len(cut.train)) if cut.clients is None else sorted(cut.clients)
 
+    def report(self, client_id: int, histogram: bool = True) -> ClientReport:
+        """What a server that has not its data may know of a client.
+
+        Args:
+            client_id: Which client; its data are here.
+            histogram: Tell also how many samples of every class it has, where there are classes.
+        """
+        counts = tuple(self.class_counts(client_id).tolist()) if histogram and self._has_labels else None
+        return ClientReport(self.num_samples(client_id), counts, self.fingerprint(client_id))
+
+    def learn(self, reports: Mapping[int, ClientReport]) -> None:
+        """Take in what clients elsewhere report; they are counted from then on, but have no loaders here."""
+        self._reports |= reports
+
     def num_samples(self, client_id: int) -> int:
         """Training samples of one client."""
+        if client_id in self._reports:
+            return self._reports[client_id].samples
         return self._of(client_id).train.size(client_id)
 
     def class_counts(self, client_id: int) -> IntArray:
         """Training samples of one client in each class, shape (num_classes,).
 
         Raises:
-            ConfigError: The data have no classes.
+            ConfigError: The data have no classes, or a client elsewhere does not tell.
         """
+        if client_id in self._reports:
+            return self._reports[client_id].counts(client_id)
         labels, num_classes = self._labels()
         return np.bincount(labels[self._of(client_id).train[client_id]], minlength=num_classes)
 
     def class_histogram(self) -> IntArray:
         """Training samples per client and class, shape (number of `clients`, num_classes).
 
+        Where clients elsewhere have reported, it is theirs.
+
         Raises:
-            ConfigError: The data have no classes.
+            ConfigError: The data have no classes, or a client elsewhere does not tell.
         """
+        if self._reports:
+            return np.stack([self.class_counts(client_id) for client_id in sorted(self._reports)])
         labels, num_classes = self._labels()
         histogram = self._ready.train.histogram(labels, num_classes)
         return histogram if self._ready.clients is None else histogram[list(self.clients)]
+
+    @property
+    def counts_everybody(self) -> bool:
+        """Whether `class_histogram` is that of the whole population: all are here, or have reported."""
+        return self._ready.clients is None or bool(self._reports)
 
     def public_accuracy(self, classes: IntArray) -> float:
         """How many of the public samples are of the classes that a server takes them for.
@@ -146,6 +176,8 @@ class DescribedPopulation(LightningDataModule, ABC):
 
     def fingerprint(self, client_id: int) -> str:
         """The SHA-256 of one client's training, validation and calibration indices."""
+        if client_id in self._reports:
+            return self._reports[client_id].fingerprint
         return self._of(client_id).fingerprint(client_id)
 
     def describe(self, client_id: int) -> dict[str, Any]:
@@ -165,7 +197,9 @@ class DescribedPopulation(LightningDataModule, ABC):
         return row if targets is None else row | {"quantiles": quantiles(targets)}
 
     def partition_rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Each of `clients` as `describe` gives it."""
+        """Each of `clients` as `describe` gives it, and what clients elsewhere have reported."""
+        for client_id, report in sorted(self._reports.items()):
+            yield client_id, asdict(report)
         for client_id in self.clients:
             yield client_id, self.describe(client_id)
 

@@ -135,6 +135,12 @@ class Algorithm(ABC, Generic[AggregateT]):
     A method whose settings ask for more sets its own.
     """
 
+    varying: frozenset[str] = frozenset()
+    """Tensors of an update whose first dimension follows from a client's data, such as a row for each class it has.
+
+    It is the same in all of them, and at most that of a client that has not trained.
+    """
+
     def __init__(
         self,
         regularizer: Regularizer | None = None,

@@ -9,12 +9,31 @@ from __future__ import annotations
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
 
-from lit_fed.engine.payload import ClientUpdate, is_finite
+from lit_fed.engine.payload import ClientUpdate, Layout, is_finite
 from lit_fed.engine.session import Broadcast, Session
 from lit_fed.engine.strategy import Workers, raise_if_lost
 from lit_fed.errors import ClientFailure, LitFedError, NonFiniteUpdate, ProcessLost, place_of
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What clients are asked beside training, such as how well they do on their data.
+
+    Args:
+        protocol: The name of the protocol that asks; whoever works elsewhere knows it by that.
+        subset: On which data.
+        answer: Answers for a client of this process; None where the client has nothing to say.
+        layout: The tensors that an answer holds.
+    """
+
+    protocol: str
+    subset: Literal["val", "test"]
+    answer: Callable[[int, Broadcast], ClientUpdate | None]
+    layout: Layout
 
 
 class Executor(ABC):
@@ -38,6 +57,23 @@ class Executor(ABC):
         The tensors of a yielded update are valid until the next one is asked for. A client's new state is put away
         before its update is yielded; it becomes current with the round.
         """
+
+    def ask(self, question: Question, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[ClientUpdate]:
+        """Ask every client, in any order; yield the answers of those who have one.
+
+        What clients keep stays as it is. An answer's tensors are valid until the next one is asked for.
+        """
+        for client_id in client_ids:
+            if (answer := question.answer(client_id, broadcast)) is not None:
+                yield answer
+
+    def check_kept(self, session: Session, broadcast: Broadcast) -> None:
+        """Refuse, before a run is resumed, client states that it cannot go on with.
+
+        Raises:
+            CheckpointError: If there are such.
+        """
+        session.check_kept(broadcast)
 
 
 class SequentialExecutor(Executor):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,6 @@ from lit_fed.engine.algorithm import Algorithm, Server, global_model
 from lit_fed.engine.client import LocalWork, Phase, Stage
 from lit_fed.engine.compatibility import check_data, check_optimization, check_participation, check_task, probe
 from lit_fed.engine.executor import Executor
-from lit_fed.engine.executors import EXECUTORS
 from lit_fed.engine.guard import Guard
 from lit_fed.engine.kinds import Kinds
 from lit_fed.engine.local import LocalLoop
@@ -24,7 +23,7 @@ from lit_fed.engine.local_batches import map_tensors
 from lit_fed.engine.model import BufferPolicy, Model
 from lit_fed.engine.options import GradientOptions
 from lit_fed.engine.participation import Participation
-from lit_fed.engine.payload import Channel
+from lit_fed.engine.payload import Channel, decoded, encoded, num_bytes
 from lit_fed.engine.population import Population
 from lit_fed.engine.server_training import ServerLoop
 from lit_fed.engine.session import Broadcast, Session
@@ -78,16 +77,16 @@ class Federation:
     def broadcast(self, round_idx: int, stage: Stage = "train") -> Broadcast:
         """What clients receive in a round, after the wire."""
         self.session.divide(round_idx)
-        payloads, num_bytes = {}, {}
+        payloads, sizes, wire, codec = {}, {}, {}, self.channel.downlink
         for kind in self.kinds.names:
-            sent = self.algorithm.broadcast(self.server, round_idx, kind, stage)
-            payloads[kind], num_bytes[kind] = self.channel.down(sent)
+            wire[kind] = encoded(self.algorithm.broadcast(self.server, round_idx, kind, stage), codec)
+            payloads[kind], sizes[kind] = decoded(wire[kind], codec), num_bytes(wire[kind])
         frozen = {}
         for kind, loop in self.loops.items():
             names = loop.model.split.frozen
             held = self.global_model(round_idx, kind) if names else {}
             frozen[kind] = {name: held[name] for name in names if name in held}
-        return Broadcast(round_idx, payloads, frozen, num_bytes)
+        return Broadcast(round_idx, payloads, frozen, sizes, wire)
 
     def global_model(self, round_idx: int, kind: str | None = None) -> dict[str, Tensor]:
         """The global model of a kind, or of the first one; empty for methods without one."""
@@ -111,7 +110,7 @@ def assemble(
     gradients: GradientOptions,
     channel: Channel,
     store: ClientStore,
-    executor: str,
+    executor: Callable[[Session], Executor],
     buffers: BufferPolicy,
     compile_network: bool,
     watchers: Iterable[LightningCallback],
@@ -175,7 +174,7 @@ def assemble(
         server = map_tensors(algorithm.setup(models, population), lambda tensor: tensor.to(fabric.device))
     federation = Federation(
         fabric, workers, algorithm, server, data, participation, kinds, channel, store, session,
-        EXECUTORS[executor](session), seed,
+        executor(session), seed,
     )  # fmt: skip
     if stage == "fit":
         with session.at_work():
@@ -198,7 +197,7 @@ def _set_up(task: LightningModule, trainer: TaskTrainer, stage: str) -> None:
 
 def _some_batches(data: FederatedDataModule, kinds: Kinds, kind: str) -> Iterable[Any]:
     """Batches of the first client of a kind that has data."""
-    for client_id in range(data.num_clients):
+    for client_id in data.clients:
         if kinds[client_id] == kind and data.num_samples(client_id):
             return data.train_loader(client_id, torch.Generator().manual_seed(0))
     return []

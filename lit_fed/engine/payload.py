@@ -17,11 +17,18 @@ from torch import Tensor
 from lit_fed.errors import ConfigError
 
 Payload = Mapping[str, Tensor]
+Layout = Mapping[str, tuple[torch.dtype, torch.Size]]
+"""Names with types and shapes: what a payload must look like."""
 
 
 def num_bytes(payload: Payload) -> int:
     """Bytes that a payload's tensors occupy on the wire."""
     return sum(tensor.numel() * tensor.element_size() for tensor in payload.values())
+
+
+def layout_of(payload: Payload) -> Layout:
+    """What a payload looks like."""
+    return {name: (tensor.dtype, tensor.shape) for name, tensor in payload.items()}
 
 
 def add_prefix(prefix: str, payload: Payload) -> dict[str, Tensor]:
@@ -80,6 +87,7 @@ class ClientUpdate:
         probability: The probability with which an update of the client comes out of a round, see
             `lit_fed.engine.participation.Participation.probability`; set by the round loop.
         flat: The payload as one vector, where whoever trained the client had it so; it stays what it is.
+        uplink_bytes: What it cost on the wire, where it has crossed it already and its tensors are those that arrived.
     """
 
     client_id: int
@@ -89,6 +97,7 @@ class ClientUpdate:
     kind: str = "model"
     probability: float | None = None
     flat: Flat | None = None
+    uplink_bytes: int | None = None
 
     def with_payload(self, payload: Payload) -> ClientUpdate:
         """The same update with other tensors."""
@@ -168,9 +177,24 @@ class Channel:
         """Send a client's payload; returns what the server receives and its bytes."""
         return _cross(payload, self.uplink)
 
+    def receive(self, update: ClientUpdate) -> tuple[ClientUpdate, int]:
+        """Take in a client's update, across the wire unless it has come that way; returns it and its bytes."""
+        if update.uplink_bytes is not None:
+            return update, update.uplink_bytes
+        payload, uplink_bytes = self.up(update.payload)
+        return update.with_payload(payload), uplink_bytes
+
+
+def encoded(payload: Payload, codec: Codec | None) -> Payload:
+    """A payload as it travels."""
+    return payload if codec is None else codec.encode(payload)
+
+
+def decoded(wire: Payload, codec: Codec | None) -> Payload:
+    """A payload as it is used, of what travelled."""
+    return wire if codec is None else codec.decode(wire)
+
 
 def _cross(payload: Payload, codec: Codec | None) -> tuple[Payload, int]:
-    if codec is None:
-        return payload, num_bytes(payload)
-    wire = codec.encode(payload)
-    return codec.decode(wire), num_bytes(wire)
+    wire = encoded(payload, codec)
+    return decoded(wire, codec), num_bytes(wire)

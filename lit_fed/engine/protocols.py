@@ -14,7 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_fed.engine.client import Client, FineTuning
+from lit_fed.engine.executor import Question
 from lit_fed.engine.ledger import ClientRow, spread
+from lit_fed.engine.payload import ClientUpdate, Layout
 from lit_fed.engine.session import Broadcast
 from lit_fed.errors import ConfigError
 from lit_fed.seeding import numpy_generator
@@ -51,6 +53,25 @@ class Protocol(ABC):
     @abstractmethod
     def run(self, federation: Federation, round_idx: int, subset: EvalSubset) -> Evaluation:
         """Evaluate after a round; called on every process, the same result on all."""
+
+    def question(self, federation: Federation, subset: EvalSubset) -> Question:
+        """What it asks of clients, for `lit_fed.engine.executor.Executor.ask`."""
+
+        def answer(client_id: int, broadcast: Broadcast) -> ClientUpdate | None:
+            return self.answer(federation, client_id, broadcast, subset)
+
+        return Question(self.name, subset, answer, self.layout(federation))
+
+    def answer(
+        self, federation: Federation, client_id: int, broadcast: Broadcast, subset: EvalSubset
+    ) -> ClientUpdate | None:
+        """A client's part, done wherever its data are; None where it has nothing to say."""
+        raise NotImplementedError(f"{type(self).__name__} asks nothing of clients")
+
+    def layout(self, federation: Federation) -> Layout:
+        """The tensors that an answer holds; by default none, only metrics."""
+        del federation
+        return {}
 
 
 def check_names(protocols: Sequence[Protocol]) -> None:
@@ -149,15 +170,20 @@ class ClientTest(Protocol):
         clients = _choose(self.clients(federation), self.max_clients, federation.seed)
         broadcast, workers = federation.broadcast(round_idx, "test"), federation.workers
         rows = []
-        for client_id in workers.share(clients, federation.data.num_samples):
-            values = self.test_client(federation, client_id, broadcast, subset)
-            rows += [ClientRow(client_id, self.stage, metric, value) for metric, value in values.items()]
+        mine = workers.share(clients, federation.data.num_samples)
+        for answer in federation.executor.ask(self.question(federation, subset), mine, broadcast):
+            rows += [ClientRow(answer.client_id, self.stage, *metric) for metric in answer.metrics.items()]
         rows = sorted((row for part in workers.gather(rows) for row in part), key=lambda row: row.client_id)
         return Evaluation(spread(self.name, rows), rows)
 
     def clients(self, federation: Federation) -> NDArray[np.int64]:
         """Whom to test: all that may be sampled."""
         return federation.participation.seen_clients
+
+    def answer(self, federation: Federation, client_id: int, broadcast: Broadcast, subset: EvalSubset) -> ClientUpdate:
+        """One client's metrics."""
+        metrics = self.test_client(federation, client_id, broadcast, subset)
+        return ClientUpdate(client_id, {}, metrics=metrics, kind=federation.kinds[client_id])
 
     def test_client(
         self, federation: Federation, client_id: int, broadcast: Broadcast, subset: EvalSubset

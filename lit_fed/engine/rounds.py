@@ -129,8 +129,7 @@ def _add_late_updates(run: Run, current: Round) -> None:
 
 def _deliver(run: Run, current: Round, update: ClientUpdate) -> None:
     channel = run.federation.channel
-    payload, uplink_bytes = channel.up(update.payload)
-    update = update.with_payload(payload)
+    update, uplink_bytes = channel.receive(update)
     if channel.uplink is not None and not is_finite(update.payload):
         cause = "its update is no longer finite after trainer.uplink_codec; choose one with a wider range"
         current.ledger.failed(ClientFailure(update.client_id, current.round_idx, cause))

@@ -83,7 +83,7 @@ def _check_clients(run: Run, checkpoint: Path) -> None:
         )
     federation.store.open(run.resumed_from / "checkpoints" / "clients")
     with federation.session.at_work():
-        federation.session.check_kept(federation.broadcast(run.start_round))
+        federation.executor.check_kept(federation.session, federation.broadcast(run.start_round))
 
 
 def checkpoint_to_continue(fabric: Fabric, ckpt_path: str | Path, logs: Path) -> Path | None:

@@ -39,12 +39,14 @@ class Broadcast:
         payloads: What clients receive, by kind.
         frozen: The parameters that neither train nor travel in this round, as the server has them, by kind.
         num_bytes: Bytes one client downloads, by kind.
+        wire: What clients receive as it travels, before it is decoded, by kind.
     """
 
     round_idx: int
     payloads: Mapping[str, Payload]
     frozen: Mapping[str, Payload] = field(default_factory=dict)
     num_bytes: Mapping[str, int] = field(default_factory=dict)
+    wire: Mapping[str, Payload] = field(default_factory=dict)
 
 
 class Session:

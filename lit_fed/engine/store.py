@@ -8,7 +8,7 @@ its cohort writes, whatever the population.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -27,14 +27,18 @@ class ClientStore:
 
     Args:
         mode: ``disk`` keeps only files, ``memory`` also the current states of this process in RAM.
+        keeper: Makes, of a folder, what keeps the files.
 
     Note:
         With several processes the folder must be visible to all of them, as Lightning's checkpoints must: a client
         may run on another process next time.
     """
 
-    def __init__(self, mode: Literal["memory", "disk"] = "disk") -> None:
+    def __init__(
+        self, mode: Literal["memory", "disk"] = "disk", keeper: Callable[[Path], VersionedFiles] = VersionedFiles
+    ) -> None:
         self.mode = mode
+        self.keeper = keeper
         self.files = VersionedFiles()
         self.round_idx = 0
         self._index: dict[str, Version] = {}
@@ -44,7 +48,7 @@ class ClientStore:
 
     def open(self, directory: Path) -> None:
         """Use a folder for the files; it is made with the first state."""
-        self.files = VersionedFiles(directory)
+        self.files = self.keeper(directory)
 
     def get(self, key: Key) -> State | None:
         """The current state, None where there is none. Its tensors must not be changed.
@@ -72,6 +76,18 @@ class ClientStore:
         if self.mode == "memory":
             self._cache[name] = (version, kept)
 
+    def version(self, key: Key) -> Version | None:
+        """The current version, None where there is no state."""
+        return self._index.get(str(key))
+
+    def written(self, key: Key) -> Version | None:
+        """The version that this round has written, None where it has written none."""
+        return self._changed.get(str(key))
+
+    def note(self, key: Key, version: Version) -> None:
+        """Take down a version that somebody else has written in this round; it becomes current with `commit`."""
+        self._changed[str(key)] = version
+
     def drop(self, key: Key) -> None:
         """Forget a state; it is gone with `commit`."""
         self._changed[str(key)] = None
@@ -79,7 +95,10 @@ class ClientStore:
     def put_update(self, update: ClientUpdate) -> None:
         """Keep a late update until `pop_update` in a later round."""
         weight = torch.tensor(float(update.weight), dtype=torch.float64)
-        self.put(f"late-{update.client_id}", {"weight": weight} | {f"/{n}": t for n, t in update.payload.items()})
+        kept = {"weight": weight} | {f"/{n}": t for n, t in update.payload.items()}
+        if update.uplink_bytes is not None:
+            kept["bytes"] = torch.tensor(update.uplink_bytes)
+        self.put(f"late-{update.client_id}", kept)
 
     def pop_update(self, client_id: int, device: torch.device, kind: str) -> ClientUpdate | None:
         """Take out a late update, None where the client sent none.
@@ -91,8 +110,9 @@ class ClientStore:
         if state is None:
             return None
         self.drop(f"late-{client_id}")
-        payload = {name[1:]: tensor.to(device) for name, tensor in state.items() if name != "weight"}
-        return ClientUpdate(client_id, payload, float(state["weight"]), kind=kind)
+        payload = {name[1:]: tensor.to(device) for name, tensor in state.items() if name.startswith("/")}
+        uplink_bytes = int(state["bytes"]) if "bytes" in state else None
+        return ClientUpdate(client_id, payload, float(state["weight"]), kind=kind, uplink_bytes=uplink_bytes)
 
     def commit(self, workers: Workers, next_round: int) -> None:
         """Make this round's changes current on every process."""

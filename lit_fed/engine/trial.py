@@ -49,9 +49,8 @@ class Extremes(NamedTuple):
 
 def extremes(data: FederatedDataModule, kinds: Kinds, kind: str, work: LocalWork) -> Extremes | None:
     """The extremes of the clients with a kind of network; None where none of them has a sample."""
-    sizes = np.array([data.num_samples(client_id) for client_id in range(data.num_clients)])
-    if len(kinds.names) > 1:
-        sizes[[kinds[client_id] != kind for client_id in range(data.num_clients)]] = 0
+    own = [client_id for client_id in data.clients if kinds[client_id] == kind]
+    sizes = np.array([data.num_samples(client_id) for client_id in own], dtype=np.int64)
     if not sizes.any():
         return None
     full = data.batch_size
@@ -64,8 +63,8 @@ def extremes(data: FederatedDataModule, kinds: Kinds, kind: str, work: LocalWork
     taken = np.ceil(batches * work.epochs) if work.epochs is not None else np.full(len(sizes), work.steps)
     smallest = np.where(taken >= batches, last, np.minimum(sizes, full))  # the last batch is left out otherwise
     smallest[sizes == 0] = np.iinfo(np.int64).max
-    client_id = int(smallest.argmin())
-    return Extremes(client_id, int(smallest[client_id]), int(sizes.argmax()))
+    least = int(smallest.argmin())
+    return Extremes(own[least], int(smallest[least]), own[int(sizes.argmax())])
 
 
 def try_out(loop: LocalLoop, data: FederatedDataModule, found: Extremes, work: LocalWork, max_rounds: int) -> None:

@@ -89,7 +89,7 @@ def probe(session: Session, kind: str, broadcast: Broadcast) -> int:
 def _largest_smaller_batch(session: Session) -> int:
     """The samples of the largest batch in the population that is smaller than the others; 0 where there is none."""
     data, found = session.data, 0
-    for client_id in range(data.num_clients):
+    for client_id in data.clients:
         num_samples = data.num_samples(client_id)
         rest = 0 if data.drop_last else num_samples % data.batch_size
         found = max(found, num_samples if num_samples < data.batch_size else rest)
@@ -99,7 +99,7 @@ def _largest_smaller_batch(session: Session) -> int:
 def _two_clients(session: Session, kind: str) -> list[int]:
     """Two small clients, of different sizes where there are such, the larger one first; fewer where there are."""
     sizes: dict[int, list[int]] = {}
-    for client_id in range(session.data.num_clients):
+    for client_id in session.data.clients:
         if session.kinds[client_id] == kind and (size := session.data.num_samples(client_id)):
             sizes.setdefault(size, []).append(client_id)
     smallest = sorted(sizes)[:2]

@@ -25,7 +25,8 @@ PARTS = {
 
 
 @pytest.mark.parametrize(
-    "method", ["fedavg", "fedprox", "scaffold", "fedfrozen", "fedper", "local_only", "fd_avg", "fedmd", "feddf"]
+    "method",
+    ["fedavg", "fedprox", "scaffold", "ditto", "fedfrozen", "fedper", "local_only", "fd_avg", "fedmd", "feddf"],
 )
 def test_a_runs_bytes_are_those_foreseen(method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = ["-c", str(CONFIGS / "quickstart.yaml"), "-c", str(CONFIGS / "method" / f"{method}.yaml")]

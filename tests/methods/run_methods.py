@@ -60,17 +60,22 @@ OWN: dict[str, dict[str, str | None]] = {
 }
 
 
-def run_method(name: str, folder: Path, rounds: int, devices: int = 1) -> Path:
-    """Run a method for some rounds on eight clients, four a round, mostly of the digits; returns the run's folder."""
-    from lit_fed.command.cli import main
-
-    root = folder / name
+def words_of(name: str, root: Path, rounds: int, devices: int = 1) -> list[str]:
+    """Options that run a method for some rounds on eight clients, four a round, mostly of the digits."""
     start, small = (PUPPETS, SMALL_PUPPETS) if name in ON_PUPPETS else (CONFIGS / "quickstart.yaml", SMALL)
     options = small | OWN.get(name, {}) | {"trainer.max_rounds": str(rounds), "trainer.devices": str(devices)}
     words = [word for key, value in options.items() if value is not None for word in (f"--{key}", value)]
     paths = [start, METHODS[name], *([CONFIGS / FILES[name]] if name in FILES else [])]
     files = [word for path in paths for word in ("-c", str(path))]
-    main(["fit", *files, *words, "--trainer.default_root_dir", str(root), "--ckpt_path", "last"])
+    return [*files, *words, "--trainer.default_root_dir", str(root)]
+
+
+def run_method(name: str, folder: Path, rounds: int, devices: int = 1) -> Path:
+    """Run a method for some rounds in one process; returns the run's folder."""
+    from lit_fed.command.cli import main
+
+    root = folder / name
+    main(["fit", *words_of(name, root, rounds, devices), "--ckpt_path", "last"])
     return root / "lightning_logs" / "version_0"
 
 

@@ -150,6 +150,8 @@ class DataFree(Algorithm[AggregateT]):
                 f"algorithm.label_prior has {len(self.label_prior)} weights, and the data have {self.num_classes} "
                 "classes; give one for each"
             )
+        if not self.population.data.counts_everybody:
+            return  # a node has some clients only; the server checks
         have = self.population.data.class_histogram().sum(0)
         absent = [label for label, weight in enumerate(self.label_prior) if weight and not have[label]]
         if absent:

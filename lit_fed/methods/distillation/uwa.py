@@ -58,6 +58,7 @@ class UWA(FederatedDistillation):
     """
 
     needs = frozenset({"loss", "forward", "public", "classes", "targets"})
+    varying = frozenset({"mean", "variance"})
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from torch import Tensor
 from lit_fed.engine.algorithm import Terms
 from lit_fed.engine.client import Client, Pass, Tensors
 from lit_fed.engine.objective import head_of
-from lit_fed.engine.payload import ClientUpdate, Payload
+from lit_fed.engine.payload import ClientUpdate, Layout, Payload
 from lit_fed.engine.protocols import EvalSubset, Evaluation, Protocol
 from lit_fed.engine.reducers import WeightedMean
 from lit_fed.errors import ConfigError
@@ -25,6 +25,7 @@ from lit_fed.networks import CosineHead, orthonormal_classes
 
 if TYPE_CHECKING:
     from lit_fed.engine.federation import Federation
+    from lit_fed.engine.session import Broadcast
 
 
 class OrthonormalHead(CosineHead):
@@ -108,30 +109,48 @@ class CalibratedTest(Protocol):
             return Evaluation()
         (weight,) = (name for name, parameter in model.parameters.items() if parameter is head.weight)
         with model.preserved():
-            moments, uplink_bytes = self._collect(federation, round_idx)
+            moments, uplink_bytes = self._collect(federation, round_idx, subset)
             model.load(state)  # the last client may have had buffers of its own
             model.load({weight: solve(moments["second"], moments["cross"], self.ridge)})
             loader = data.test_loader() if subset == "test" else data.val_loader()
             values = loop.evaluate(loader, subset, spread=True) | {"uplink_bytes": float(uplink_bytes)}
         return Evaluation({f"{self.name}/{metric}": value for metric, value in values.items()})
 
-    def _collect(self, federation: Federation, round_idx: int) -> tuple[Payload, int]:
+    def _collect(self, federation: Federation, round_idx: int, subset: EvalSubset) -> tuple[Payload, int]:
         """The moments of all clients' samples together, and what they cost."""
-        workers, num_samples, session = federation.workers, federation.data.num_samples, federation.session
+        workers, num_samples = federation.workers, federation.data.num_samples
         broadcast, reducer, sent = federation.broadcast(round_idx, "test"), WeightedMean(), 0
-        for client_id in workers.share(federation.participation.seen_clients.tolist(), num_samples):
-            client = session.enter(client_id, broadcast, "test")
-            if not client.num_samples:
-                continue
-            session.loop(client).train(client, [Pass(self.name, client.train_loader(), feature_moments, "sum")])
-            sums = client.results[self.name]
-            count = sums.pop("count")
-            payload, uplink_bytes = federation.channel.up({name: total / count for name, total in sums.items()})
-            reducer.add(ClientUpdate(client_id, payload, weight=client.num_samples))
+        mine = workers.share(federation.participation.seen_clients.tolist(), num_samples)
+        for answer in federation.executor.ask(self.question(federation, subset), mine, broadcast):
+            update, uplink_bytes = federation.channel.receive(answer)
+            reducer.add(update)
             sent += uplink_bytes
         moments = reducer.result(workers)
         assert moments is not None, "a federation has clients"
         return moments, sum(workers.gather(sent))
+
+    def answer(
+        self, federation: Federation, client_id: int, broadcast: Broadcast, subset: EvalSubset
+    ) -> ClientUpdate | None:
+        """One client's moments; None where it has no samples."""
+        session = federation.session
+        client = session.enter(client_id, broadcast, "test")
+        if not client.num_samples:
+            return None
+        session.loop(client).train(client, [Pass(self.name, client.train_loader(), feature_moments, "sum")])
+        sums = client.results[self.name]
+        count = sums.pop("count")
+        payload = {name: total / count for name, total in sums.items()}
+        return ClientUpdate(client_id, payload, client.num_samples, kind=federation.kinds[client_id])
+
+    def layout(self, federation: Federation) -> Layout:
+        """The two moments, of float64."""
+        (loop,) = federation.loops.values()
+        head = head_of(loop.model.task, federation.algorithm.head)
+        assert isinstance(head, CosineHead), "checked before"
+        classes, features = head.weight.shape
+        shapes = {"second": (features, features), "cross": (classes, features)}
+        return {name: (torch.float64, torch.Size(shape)) for name, shape in shapes.items()}
 
 
 def feature_moments(client: Client, batch: Any) -> Tensors:

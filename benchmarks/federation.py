@@ -1,0 +1,154 @@
+"""A federation on this machine, end to end: a server and three nodes, whose weights must be the simulation's.
+
+Every end is a process of its own, as it would be on a machine of its own; messages cross by Flower over loopback.
+Prints a table of hashes and exits with 1 where they differ, where a command fails, or where a process is left behind::
+
+    python benchmarks/federation.py            # plain
+    python benchmarks/federation.py --tls      # with TLS, and nodes known by their keys
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).parents[1]
+HOMES = ("[0,1,2,3,4,5,6]", "[7,8,9,10,11,12,13]", "[14,15,16,17,18,19]")
+
+
+def main() -> int:
+    """Simulate, federate, compare; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--config", nargs="*", default=[str(ROOT / "configs" / "quickstart.yaml")])
+    parser.add_argument("--tls", action="store_true", help="with TLS and keys")
+    parser.add_argument("--limit", type=float, default=900, help="seconds for each command")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="lit_fed_federation_") as name:
+        folder = Path(name)
+        run = [word for file in options.config for word in ("-c", file)] + ["--trainer.max_rounds", str(options.rounds)]
+        started = time.monotonic()
+        hashes = {"simulated": simulate(run, folder, options.limit)}
+        simulated = time.monotonic()
+        hashes["federated"] = federate(run, folder, options.limit, options.tls)
+        federated = time.monotonic()
+        left = processes_of(folder)
+    for name, found in hashes.items():
+        print(f"{name:12}{found}")
+    print(f"simulation {simulated - started:.0f} s, federation {federated - simulated:.0f} s from nothing running")
+    for process in left:
+        print(f"left behind: {process}")
+    return int(len(set(hashes.values())) > 1 or bool(left))
+
+
+def simulate(run: Sequence[str], folder: Path, limit: float) -> str:
+    """The hash of the simulation's weights."""
+    call("fit", *run, "--trainer.default_root_dir", str(folder / "simulated"), limit=limit)
+    return weights_sha256(folder / "simulated")
+
+
+def federate(run: Sequence[str], folder: Path, limit: float, tls: bool) -> str:
+    """The hash of the federation's weights."""
+    address = f"127.0.0.1:{free_port()}"
+    own, of_node = list[str](), [list[str]() for _ in HOMES]
+    if tls:
+        from certificates import make_keys  # beside this file
+
+        own, of_node = make_keys(folder, len(HOMES))
+    to = ["--superlink", address]
+    with nodes(run, folder, to, of_node):
+        words = ["--flower_dir", str(folder / "server"), "--trainer.default_root_dir", str(folder / "federated")]
+        call("federate", *run, *to, *own, *words, limit=limit)
+    return weights_sha256(folder / "federated")
+
+
+@contextmanager
+def nodes(run: Sequence[str], folder: Path, to: Sequence[str], own: Sequence[Sequence[str]]) -> Iterator[None]:
+    """Three nodes at work, which are told to end as a service manager would tell them."""
+    started = []
+    for place, clients in enumerate(HOMES):
+        state = folder / f"node_{place}"
+        with open(folder / f"node_{place}.log", "wb") as log:
+            words = ["node", *run, *to, *own[place], "--client", clients, "--state_dir", str(state)]
+            started.append(subprocess.Popen(command(*words), stdout=log, stderr=log, env=environment()))
+    try:
+        yield
+    finally:
+        for process in started:
+            process.send_signal(signal.SIGTERM)
+        for place, process in enumerate(started):
+            try:
+                status = process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                status = process.wait()
+            if status:
+                print((folder / f"node_{place}.log").read_text()[-2000:], file=sys.stderr)
+                print(f"node {place} ended with status {status}", file=sys.stderr)
+
+
+def call(*words: str, limit: float) -> None:
+    """Run a command of ours to its end."""
+    subprocess.run(command(*words), check=True, timeout=limit, env=environment())
+
+
+def command(*words: str) -> list[str]:
+    """The command line in this interpreter."""
+    return [sys.executable, str(ROOT / "cli.py"), *words]
+
+
+def environment() -> dict[str, str]:
+    """One thread each: all ends share this machine."""
+    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+
+
+def weights_sha256(folder: Path) -> str:
+    """Of the global model in the newest run's last checkpoint."""
+    path = folder / "lightning_logs" / "version_0" / "checkpoints" / "last.ckpt"
+    digest = hashlib.sha256()
+    for name, tensor in sorted(torch.load(path, weights_only=True)["state_dict"].items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def processes_of(folder: Path, patience_s: float = 20) -> list[str]:
+    """The processes that were started for a folder and still run, after a while in which they may end."""
+    end = time.monotonic() + patience_s
+    while (found := list(_running(folder))) and time.monotonic() < end:
+        time.sleep(0.5)
+    return found
+
+
+def _running(folder: Path) -> Iterator[str]:
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            words, inside = (path / "cmdline").read_bytes(), (path / "environ").read_bytes()
+        except OSError:  # it has ended meanwhile, or is another user's
+            continue
+        if words and path.name != str(os.getpid()) and str(folder).encode() in words + inside:
+            yield f"{path.name} {words.replace(bytes(1), b' ').decode(errors='replace')[:150]}"
+
+
+def free_port() -> int:
+    """A port that nobody listens at."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""``lit-fed node``: be some clients of a federation, where their data are."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from jsonargparse import ArgumentParser
+
+from lit_fed.command.deployed import add_run, make
+from lit_fed.command.table import Call
+from lit_fed.deployment.flower import Security, serve
+from lit_fed.deployment.node import Node
+from lit_fed.deployment.processes import program, split_address
+from lit_fed.deployment.wire import MOST_BYTES
+
+OWN = ("client", "superlink", "state_dir", "histogram", "most_bytes", "ca", "key")
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the command's options: those of a run, and who lives here."""
+    add_run(parser)
+    parser.add_argument(
+        "--client", type=int | list[int], required=True, help="who lives here: an id, or a list of them"
+    )
+    parser.add_argument("--superlink", type=str, default="127.0.0.1:9092", help="address of the server's SuperLink")
+    parser.add_argument("--state_dir", type=str, default="lit_fed_node", help="where the clients keep their states")
+    parser.add_argument("--histogram", type=bool, default=True, help="report the samples of every class as well")
+    parser.add_argument("--most_bytes", type=int, default=MOST_BYTES, help="the largest message that is taken")
+    parser.add_argument("--ca", type=str | None, default=None, help="certificate of the authority, for TLS")
+    parser.add_argument("--key", type=str | None, default=None, help="private key by which the server knows this node")
+
+
+def make_node(call: Call) -> Node:
+    """The node that the settings describe."""
+    settings = call.settings
+    trainer, parts = make(call, OWN)
+    clients = [settings.client] if isinstance(settings.client, int) else settings.client
+    folder = Path(settings.state_dir) / "states"
+    return Node(trainer, *parts, clients, folder, settings.histogram, settings.most_bytes)
+
+
+def run(call: Call) -> int:
+    """Serve until it is ended."""
+    settings = call.settings
+    program("flower-supernode")
+    split_address(settings.superlink)
+    security = Security(ca=settings.ca, key=settings.key)
+    security.check(settings.superlink, ("ca", "key"))
+    node = make_node(call)
+    who = ", ".join(map(str, node.clients))
+    print(f"client{'s' if len(node.clients) > 1 else ''} {who} of {settings.superlink}; Ctrl-C ends it", flush=True)
+    with suppress(KeyboardInterrupt):  # the way in which a node ends
+        serve(node, settings.superlink, security, Path(settings.state_dir).resolve() / "flower")
+    return 0

@@ -1,0 +1,1 @@
+"""A federation over several machines: the same rounds, with clients that live where their data are."""

@@ -1,0 +1,59 @@
+"""What a server and its nodes must have been told alike, and what each may set for itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+
+_TRAINER = (
+    "seed", "max_rounds", "local_epochs", "local_steps", "kinds", "precision", "buffers", "gradient_clip_val",
+    "gradient_clip_algorithm", "accumulate_grad_batches", "uplink_codec", "downlink_codec", "protocols", "num_threads",
+)  # fmt: skip
+_OWN_DATA = ("root", "download", "num_workers")  # where the data lie, and how they are read
+
+
+def agreed(config: str) -> dict[str, str]:
+    """The settings of a configuration on which the bits of a run depend, each as JSON.
+
+    Args:
+        config: The resolved configuration as YAML; empty for parts that were made in Python.
+    """
+    content = yaml.safe_load(config) or {}
+    trainer, data = content.get("trainer") or {}, content.get("data") or {}
+    own = {key: value for key, value in (data.get("init_args") or {}).items() if key not in _OWN_DATA}
+    parts = {
+        "trainer": {key: trainer[key] for key in _TRAINER if key in trainer},
+        "data": {**data, "init_args": own},
+        "model": content.get("model"),
+        "algorithm": content.get("algorithm"),
+    }
+    return {".".join(path): json.dumps(value) for path, value in _leaves(parts, ())}
+
+
+def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str | None:
+    """The first setting that differs, in words; None where all are alike.
+
+    Args:
+        here: Of this side.
+        there: Of the other side, whose texts may be anything.
+    """
+    for key in sorted(here.keys() | there.keys()):
+        one, other = here.get(key), there.get(key)
+        if one != other:
+            return f"{key[:100]} is {_shown(one)} on the node and {_shown(other)} on the server"
+    return None
+
+
+def _shown(value: str | None) -> str:
+    return "not set" if value is None else str(value)[:80]
+
+
+def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+    if isinstance(value, dict) and value:
+        for key, entry in value.items():
+            yield from _leaves(entry, (*path, str(key)))
+    else:
+        yield path, value

@@ -1,0 +1,205 @@
+"""A node: what holds the data and the state of some clients, and does their work when it is told to.
+
+It takes messages and gives answers, and knows nothing of how they travel.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lit_fed.deployment.agreed import agreed, difference
+from lit_fed.deployment.wire import MOST_BYTES, PROTOCOL, Message, check_payload, decode, encode
+from lit_fed.engine.executor import failure
+from lit_fed.engine.files import Version, VersionedFiles
+from lit_fed.engine.payload import ClientUpdate, Payload, decoded, encoded, layout_of
+from lit_fed.engine.samplers import FullParticipation
+from lit_fed.engine.session import Broadcast
+from lit_fed.errors import ClientFailure, ConfigError, WireError
+from lit_fed.trainer import FederatedTrainer, Tasks
+
+if TYPE_CHECKING:
+    from lit_fed.data import FederatedDataModule
+    from lit_fed.engine.algorithm import Algorithm
+
+RUN_ID = re.compile(r"[0-9a-f]{16}")
+
+
+class Node:
+    """Some clients of a federation, at home.
+
+    Args:
+        trainer: With the settings of the run; it is the node's own.
+        model: What is learnt.
+        data: The data, not set up yet; they are, for these clients only.
+        algorithm: How it is federated.
+        clients: Who lives here.
+        folder: Where the clients' states lie, a folder a run.
+        histogram: Report also how many samples of every class a client has.
+        limit: The size of the largest message that is taken, bytes.
+        say: Prints a line.
+
+    Raises:
+        ConfigError: For parts that cannot work together, or clients that do not exist.
+    """
+
+    def __init__(
+        self,
+        trainer: FederatedTrainer,
+        model: Tasks,
+        data: FederatedDataModule,
+        algorithm: Algorithm[Any],
+        clients: Iterable[int],
+        folder: Path,
+        histogram: bool = True,
+        limit: int = MOST_BYTES,
+        say: Callable[[str], object] = print,
+    ) -> None:
+        self.clients = sorted(set(clients))
+        if not self.clients:
+            raise ConfigError("a node needs at least one client; name some with --client")
+        if beyond := [one for one in self.clients if not 0 <= one < data.num_clients]:
+            raise ConfigError(f"there is no client {beyond[0]}; clients are 0 to {data.num_clients - 1}")
+        self.folder, self.limit, self.say = folder, limit, say
+        self.boot = secrets.token_hex(8)
+        self.settings = agreed(trainer.settings.config)
+        trainer.participation = FullParticipation()  # who takes part, the server says
+        data.reserve(algorithm.public_size, algorithm.calibration_fraction)
+        data.prepare_data()
+        data.setup("fit", clients=self.clients)
+        if empty := [one for one in self.clients if not data.num_samples(one)]:
+            say(f"client {empty[0]} has no training samples")
+        self.trainer = trainer
+        self.run = trainer.assemble(model, data, algorithm, "fit")
+        self.federation = self.run.federation
+        self.reports = {one: data.report(one, histogram) for one in self.clients}
+        self._run_id = ""
+
+    @contextmanager
+    def at_work(self) -> Iterator[Node]:
+        """Be ready to handle messages."""
+        with ExitStack() as stack:
+            stack.enter_context(self.trainer.guard.on_duty(False))
+            stack.enter_context(self.federation.session.at_work("fit"))
+            yield self
+
+    def handle(self, blob: bytes) -> bytes:
+        """Do what a message says; the answer. Whatever goes wrong is an answer too."""
+        client_id, round_idx = -1, -1
+        try:
+            message = decode(blob, self.limit)
+            if message.word == "hello":
+                return encode(self._greet(message))
+            if message.word == "held":
+                return encode(self._tell_held(message))
+            client_id, round_idx = message.get("client", int), message.get("round", int)
+            if message.get("boot", str) != self.boot or client_id not in self.clients:
+                cause = f"client {client_id} is not at home on this node, which was started since"
+                return encode(self._failed(client_id, round_idx, cause, moved=True))
+            broadcast = self._take_in(message, client_id, round_idx)
+            outcome = self._train(client_id, broadcast) if message.word == "train" else self._ask(message, broadcast)
+        except (Exception, SystemExit) as error:
+            outcome = failure(client_id, round_idx, error)
+        if isinstance(outcome, ClientFailure):
+            self.say(f"{outcome}" + (f"\n{outcome.details}" if outcome.details else ""))
+            return encode(self._failed(client_id, round_idx, outcome.cause))
+        return encode(self._answer(client_id, round_idx, outcome))
+
+    # ------------------------------------------------------------------ who lives here
+
+    def _greet(self, message: Message) -> Message:
+        from lit_fed import __version__
+
+        theirs = message.get("version", str)
+        if message.get("protocol", int) != PROTOCOL or theirs != __version__:
+            cause = f"the node runs lit_fed {__version__} and the server {theirs[:20]}; install the same on both"
+        elif (odd := difference(self.settings, message.get("settings", dict))) is not None:
+            cause = f"{odd}; start both with the same configuration"
+        else:
+            clients = {str(one): asdict(report) for one, report in self.reports.items()}
+            return Message("answer", {"boot": self.boot, "clients": clients})
+        self.say(f"refused the server: {cause}")
+        return self._failed(-1, -1, cause)
+
+    def _tell_held(self, message: Message) -> Message:
+        """Which versions of its clients' states it holds for a run."""
+        self._open(message)
+        files: VersionedFiles = self.federation.store.files
+        own = {str(one) for one in self.clients}
+        return Message("answer", {"held": [[name, at] for name, at in files.rounds() if name in own]})
+
+    def _open(self, message: Message) -> None:
+        run_id = message.get("run", str)
+        if not RUN_ID.fullmatch(run_id):
+            raise WireError(f"{run_id[:40]!r} is no run's name; both ends must run the same lit_fed")
+        if run_id != self._run_id:
+            self.federation.store.open(self.folder / run_id)
+            self._run_id = run_id
+
+    # ------------------------------------------------------------------ one client's work
+
+    def _take_in(self, message: Message, client_id: int, round_idx: int) -> Broadcast:
+        """What the server sent, and the client's state as the server knows it; forget what it needs no more."""
+        federation, store = self.federation, self.federation.store
+        if not 0 <= round_idx < self.run.max_rounds:
+            raise WireError(f"{round_idx} is no round; both ends must run the same lit_fed")
+        self._open(message)
+        for dropped in message.get("drop", list):
+            if type(dropped) is int and dropped >= 0:
+                store.files.delete(str(client_id), dropped)
+        version = _version(message)
+        store.load_state_dict({} if version is None else {str(client_id): version}, round_idx)
+        kind, device = federation.kinds[client_id], federation.fabric.device
+        received: dict[str, dict[str, Any]] = {
+            group: {name: tensor.to(device) for name, tensor in message.tensors.get(group, {}).items()}
+            for group in ("payload", "frozen")
+        }
+        payload: Payload = decoded(received["payload"], federation.channel.downlink)
+        if message.word == "train":
+            self._check(payload, round_idx, kind)
+        return Broadcast(round_idx, {kind: payload}, {kind: received["frozen"]})
+
+    def _check(self, payload: Payload, round_idx: int, kind: str) -> None:
+        """Refuse to train on less than a first broadcast of the round holds; a later one may hold more."""
+        federation = self.federation
+        federation.session.divide(round_idx)
+        layout = layout_of(federation.algorithm.broadcast(federation.server, round_idx, kind))
+        check_payload({name: payload[name] for name in layout if name in payload}, layout, "the server")
+
+    def _train(self, client_id: int, broadcast: Broadcast) -> ClientUpdate | ClientFailure:
+        (outcome,) = self.federation.executor.run([client_id], broadcast)
+        return outcome
+
+    def _ask(self, message: Message, broadcast: Broadcast) -> ClientUpdate | None:
+        if message.word != "ask":
+            raise WireError(f"nothing is known of {message.word!r} here; both ends must run the same lit_fed")
+        name, subset = message.get("protocol", str), message.get("subset", str)
+        protocol = next((one for one in self.run.settings.protocols if one.name == name), None)
+        if protocol is None or subset not in ("val", "test"):
+            raise ConfigError(f"trainer.protocols on the node has no {name[:40]!r}; start both with the same protocols")
+        return protocol.answer(self.federation, message.get("client", int), broadcast, subset)  # type: ignore[arg-type]
+
+    def _answer(self, client_id: int, round_idx: int, update: ClientUpdate | None) -> Message:
+        fields: dict[str, Any] = {"client": client_id, "round": round_idx, "silent": update is None}
+        if update is None:
+            return Message("answer", fields)
+        fields |= {"weight": update.weight, "metrics": update.metrics}
+        fields["version"] = self.federation.store.written(client_id)
+        return Message("answer", fields, {"payload": encoded(update.payload, self.federation.channel.uplink)})
+
+    def _failed(self, client_id: int, round_idx: int, cause: str, moved: bool = False) -> Message:
+        return Message("failure", {"client": client_id, "round": round_idx, "cause": cause, "moved": moved})
+
+
+def _version(message: Message) -> Version | None:
+    version = message.fields.get("version")
+    if version is None:
+        return None
+    if type(version) is not list or [type(part) for part in version] != [int, int] or min(version) < 0:
+        raise WireError("the version of a client's state is none; both ends must run the same lit_fed")
+    return version[0], version[1]

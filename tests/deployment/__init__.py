@@ -1,0 +1,1 @@
+"""Tests of federations over several machines."""

@@ -1,0 +1,134 @@
+"""What is ours around Flower: what must be given, how messages travel together, and all of it where flwr is there."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lit_fed.deployment.flower import RelayGrid, Security, _opened, _parcels
+from lit_fed.deployment.processes import is_loopback, split_address, wait_for
+from lit_fed.deployment.stub.pipe import receive, send
+from lit_fed.deployment.wire import join
+from lit_fed.errors import ConfigError
+from tests.support import ROOT, run_cli
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "host:", ":9092", "host:port", "host:70000", "host:0", ""])
+def test_addresses_that_cannot_be(address: str) -> None:
+    with pytest.raises(ConfigError, match=r"it must be a host and a port, such as 127\.0\.0\.1:9092"):
+        split_address(address)
+
+
+@pytest.mark.parametrize(
+    ("address", "here"),
+    [("127.0.0.1:1", True), ("localhost:1", True), ("[::1]:1", True), ("127.1.2.3:1", True), ("0.0.0.0:1", False),
+     ("192.0.2.7:1", False), ("localhost.example.org:1", False)],
+)  # fmt: skip
+def test_what_stays_on_this_machine(address: str, here: bool) -> None:
+    assert is_loopback(address) is here
+
+
+def test_what_others_can_hear_is_protected(tmp_path: Path) -> None:
+    file = tmp_path / "ca.crt"
+    file.touch()
+    with pytest.raises(ConfigError, match=r"192.0.2.7:9092 is not on this machine, so --ca must be given; see docs/"):
+        Security().check("192.0.2.7:9092", ("ca", "key"))
+    with pytest.raises(
+        ConfigError, match="--key is missing: TLS and keys are used together, or on loopback not at all"
+    ):
+        Security(ca=str(file)).check("127.0.0.1:9092", ("ca", "key"))
+    with pytest.raises(ConfigError, match="--ca nowhere is no file"):
+        Security(ca="nowhere").check("127.0.0.1:9092", ("ca", "key"))
+    Security().check("127.0.0.1:9092", ("ca", "key"))
+    Security(ca=str(file), key=str(file)).check("192.0.2.7:9092", ("ca", "key"))
+
+
+def test_a_server_that_is_not_there_is_told() -> None:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))  # nobody listens at it
+        address = f"127.0.0.1:{one.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=f"nobody listens at {address}; start the server, or correct --superlink"):
+            wait_for(address, 0.2)
+
+
+def test_messages_to_a_node_travel_together_but_not_too_many() -> None:
+    large = bytes(2**25 + 1)
+    kept = [("1", b"a"), ("2", large), ("3", large), ("4", b"b")]
+    assert [[name for name, _ in parcel] for parcel in _parcels(kept)] == [["1", "2"], ["3", "4"]]
+
+
+@pytest.mark.parametrize(
+    ("blob", "error", "answers"),
+    [
+        (join([b"x", b"y"]), "", [(b"x", ""), (b"y", "")]),
+        (b"", "the node was lost", [(b"", "the node was lost")] * 2),
+        (join([b"x"]), "", [(b"", "it gave 1 answers to 2 messages")] * 2),
+        (b"???", "", [(b"", "3 bytes are no messages; both ends must run the same lit_fed")] * 2),
+    ],
+)
+def test_every_message_of_a_parcel_is_answered(blob: bytes, error: str, answers: list[tuple[bytes, str]]) -> None:
+    found = list(_opened(["1", "2"], blob, error))
+    assert [reply.message_id for reply in found] == ["1", "2"]
+    assert [(reply.blob, reply.error) for reply in found] == answers
+
+
+def test_blobs_over_a_socket_arrive_whole_or_not_at_all() -> None:
+    one, other = socket.socketpair()
+    with one, other:
+        send(one, b"", b"abc" * 1000)
+        assert (receive(other, 5000), receive(other, 5000)) == (b"", b"abc" * 1000)
+        send(one, b"abc")
+        with pytest.raises(OSError, match="a message of 3 bytes is over the limit of 2"):
+            receive(other, 2)
+        one.sendall(b"\x09")
+        one.close()
+        with pytest.raises(OSError, match="the other end has gone"):
+            receive(other, 5000)
+
+
+@pytest.mark.parametrize(("keys", "known_by"), [(True, "ab12"), (False, "")])
+def test_a_key_that_a_node_has_not_shown_to_be_its_own_proves_nothing(keys: bool, known_by: str) -> None:
+    """Without authentication a SuperNode makes itself a key with every start."""
+    one, stub = socket.socketpair()
+    with one, stub:
+        send(stub, json.dumps({"7": "ab12"}).encode())
+        assert RelayGrid(one, [], limit=100, ttl=1, keys=keys).nodes() == {7: known_by}
+        assert json.loads(receive(stub, 100)) == {"do": "nodes"}
+
+
+def test_without_flwr_a_command_says_what_to_install(tmp_path: Path) -> None:
+    try:
+        import flwr  # noqa: F401
+    except ImportError:
+        done = run_cli("node", "-c", ROOT / "configs/quickstart.yaml", "--client", "0", cwd=tmp_path)
+        assert done.returncode == 2
+        assert done.stderr == (
+            "lit-fed: error: a federation over several machines needs flwr, which is not installed; "
+            "pip install -c requirements/flower.txt 'lit-fed[flower]'\n"
+        )
+
+
+def test_a_blob_is_one_array_of_flowers() -> None:
+    pytest.importorskip("flwr")
+    from lit_fed.deployment.stub.blobs import pack, unpack
+
+    for blob in (b"", b"abc", bytes(range(256)) * 100):
+        assert unpack(pack(blob)) == blob
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("options", [[], ["--tls"]])
+def test_over_flower_is_simulated_and_nothing_is_left_behind(options: list[str]) -> None:
+    pytest.importorskip("flwr")
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "federation.py"), "--rounds", "1", *options],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
