@@ -259,6 +259,7 @@ FEW_PUPPETS = tuple(
 NEEDS = {CONFIGS / "method" / "fedfrozen.yaml": CONFIGS / "network" / "vit_pocket.yaml"}  # attention
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("path", sorted(RUNNABLE), ids=name)
 def test_runs_a_round_on_embedded_data(path, tmp_path, capsys):
     start = PUPPETS if path in ON_PUPPETS else QUICKSTART

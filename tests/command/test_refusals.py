@@ -33,6 +33,10 @@ SHORT = ("--trainer.max_rounds", "1", "--trainer.local_epochs", "null", "--train
         (["--model.in_channels", "0"], "in_channels is 0; give at least 1"),
         (["--model.network", "vit_tiny_patch16_224"], "cuts an image of (8, 8) pixels into no patches at all"),
         (["--trainer.local_epochs", "2", "--trainer.local_steps", "2"], "local_epochs is 2.0 and local_steps is 2"),
+        (
+            ["--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "."],
+            "trainer.logger CSVLogger would write its metrics.csv over a run's own",
+        ),
         (["--trainer.fast_dev_run", "true"], "unknown option --trainer.fast_dev_run; here it is --trainer.max_rounds"),
     ],
 )

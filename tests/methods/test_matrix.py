@@ -88,6 +88,7 @@ def test_every_word_of_the_table_is_a_need() -> None:
     assert MISSING.keys() - {"attention", "scores"} == NEEDS.keys() - not_of_the_model - of_a_setting
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", METHODS, ids=lambda path: path.stem)
 def test_each_model_trains_or_is_refused_in_one_line_as_the_docs_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], method: Path

@@ -59,6 +59,7 @@ def test_the_papers_run_has_the_papers_settings(capsys: pytest.CaptureFixture[st
     assert algorithm["weighting"] == "uniform"
 
 
+@pytest.mark.long
 def test_one_step_of_the_papers_run_on_files_in_mpiis_format(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

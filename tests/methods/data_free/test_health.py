@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -105,5 +106,6 @@ def test_the_published_weights_at_ten_times_the_published_rate_are_told_of(tmp_p
     files = ["-c", str(run), "-c", str(CONFIGS / "method" / "fedgen.yaml")]
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        main(["fit", *files, *(word for key, value in options.items() for word in (f"--{key}", value))])
+        with suppress(SystemExit):  # on some machines a client's loss is no longer finite in the third round
+            main(["fit", *files, *(word for key, value in options.items() for word in (f"--{key}", value))])
     assert [one.category for one in found if issubclass(one.category, GeneratorExplosion)] == [GeneratorExplosion]

@@ -4,10 +4,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.methods.data_free.run_population import NUM_CLIENTS
 from tests.support import ROOT, rows
 
 
+@pytest.mark.long
 def test_500_clients_of_three_widths_fit_into_a_gigabyte_and_a_half(tmp_path: Path) -> None:
     # Networks of 13,706, 6,058 and 3,098 parameters in turn; what clients keep is on disk.
     command = [sys.executable, "-m", "tests.methods.data_free.run_population", str(tmp_path)]
