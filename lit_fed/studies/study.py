@@ -324,7 +324,8 @@ def _variants(where: _Where, content: Mapping[Any, Any]) -> dict[str, Variant]:
 
 def _measure(where: _Where, content: Mapping[str, Any]) -> dict[str, Any]:
     measure = {key: content[key] for key in _MEASURE if key in content}
-    where.text(measure, "metric")
+    if not where.text(measure, "metric", "any"):
+        raise where.at("metric").error("expected the name of a metric, such as global/acc, or no key")
     where.choice(measure, "report", REPORTS)
     where.choice(measure, "better", ("higher", "lower", "auto"))
     scale, decimals = measure.get("scale", 1), measure.get("decimals", 0)

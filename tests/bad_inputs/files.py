@@ -361,8 +361,10 @@ CHANGES = (
     "--algorithm=FedAvg",
 )
 """What makes it another run."""
-RUN = fit("--trainer.max_rounds=2", "--algorithm=Scaffold")
+RUN = fit("--trainer.max_rounds=2", "--algorithm=Scaffold", "--trainer.participation=FullParticipation")
 """A run of two rounds whose clients keep something."""
+RUN_AGAIN = ("--trainer.max_rounds=3", "--algorithm=Scaffold", "--trainer.participation=FullParticipation")
+"""The settings of one more round."""
 
 
 def broken_runs(run: Path) -> Callable[[random.Random], Iterator[Case]]:
@@ -375,7 +377,7 @@ def broken_runs(run: Path) -> Callable[[random.Random], Iterator[Case]]:
         kept = [path for path in files if path.suffix == ".pt"]
         while True:
             command = draw.choice(["fit", "fit", "test", "predict", "validate"])
-            args = [*fit("--trainer.max_rounds=3", "--algorithm=Scaffold", name=command)]
+            args = fit(*RUN_AGAIN, name=command)
             target = "lightning_logs/version_0/checkpoints/last.ckpt"
             chosen = draw.choice(["checkpoint", "checkpoint", "state", "record", "another", "config"])
             damages = _damages(draw)
@@ -389,7 +391,7 @@ def broken_runs(run: Path) -> Callable[[random.Random], Iterator[Case]]:
                 command, place = "fit", Path("lightning_logs/version_0")
                 place /= "config.yaml" if chosen == "config" else draw.choice(["metrics.csv", "clients.csv"])
                 damages |= _encodings()
-                for harmless in ("missing", "torn", "overwritten", "empty", "a loop of links"):
+                for harmless in ("missing", "torn", "overwritten", "empty", "a loop of links", "NUL"):
                     del damages[harmless]  # rows may be lost, and are said to be
                 if chosen == "config":
                     damages = {"random bytes": damages["random bytes"], "utf-16": damages["utf-16"]}
@@ -398,8 +400,8 @@ def broken_runs(run: Path) -> Callable[[random.Random], Iterator[Case]]:
                 command, place, kind = "fit", Path("x"), "another run's"
                 change = draw.choice(CHANGES)
                 name = draw.choice(["fit", "test", "predict", "validate"])
-                again = fit("--trainer.max_rounds=3", change, name=name)
-                again += [] if "algorithm" in change else ["--algorithm=Scaffold"]
+                words = [word for word in RUN_AGAIN if word.partition("=")[0] != change.partition("=")[0]]
+                again = fit(*words, change, name=name)
                 yield Case(
                     f"{name} of another run's checkpoint: {change}", [*again, f"--ckpt_path={target}"], _copied(run)
                 )
@@ -473,7 +475,13 @@ _IN_STUDY: dict[str, Any] = {
     "seeds": [[], [-1], ["a"], [0.5], "x", [10**30], [0, 0]],
     "rows": [{}, [], "a", {"a": {"sets": {}}}, {"a": {"configs": ["nowhere.yaml"]}}, {"../../x": {}}, {"a/b": {}}],
     "columns": [[], "c", {"c": {"sets": {}}}, {"../x": {}}, {"c": {"metric": 1}}],
-    "claims": [["a > b"], [{"says": "x"}], [{"claim": "a > nobody at c"}], "x", [{"says": "x", "claim": "a >> b"}]],
+    "claims": [
+        ["a > nobody"],
+        [{"says": "x"}],
+        [{"claim": "a > nobody at c"}],
+        "x",
+        [{"says": "x", "claim": "a >> b"}],
+    ],
     "profiles": [{}, [], {"pocket": {"sett": {}}}, {"../../esc": {}}],
     "scale": [float("nan"), "x", float("inf")],
     "decimals": [-1, "x", 1.5, 10**9],

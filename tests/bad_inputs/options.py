@@ -117,6 +117,7 @@ _ZEROS = (
     "divergence_weight",
     "dropout_after",
     "dropout_before",
+    "epochs",
     "evaluate_every",
     "figure_seed",
     "gamma",
