@@ -109,6 +109,7 @@ def _be_the_command(args: list[str], folder: Path) -> None:
     for name, descriptor in (("out.txt", 1), ("err.txt", 2)):
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    sys.stdout, sys.stderr = (open(descriptor, "w", closefd=False) for descriptor in (1, 2))  # noqa: SIM115  # pytest has its own
     taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (taken + GIGABYTES * 2**30,) * 2)
     status = 0

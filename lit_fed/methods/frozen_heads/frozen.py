@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Collection, Mapping
-from typing import ClassVar
 
 from lightning import LightningModule
 from torch import nn
@@ -75,8 +75,10 @@ class NewHead(FrozenHead):
 
     needs = frozenset({"loss", "logits", "targets", "head"})
 
-    new_head: ClassVar[type[nn.Module]]
-    """What is put in the head's place, made of the number of features and of classes."""
+    @property
+    @abstractmethod
+    def new_head(self) -> type[nn.Module]:
+        """What is put in the head's place, made of the number of features and of classes; a class attribute."""
 
     def make_head(self, num_features: int, num_classes: int) -> nn.Module:
         """What is put in the head's place, with its first weights."""
