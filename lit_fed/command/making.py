@@ -30,7 +30,7 @@ def instantiate(parser: ArgumentParser, settings: Namespace, max_rounds: int | N
         makers.insert(0, (partial(_make_schedule, max_rounds, failures), LRScheduler, True))
     try:
         made: Namespace = parser.instantiate(settings, instantiators=makers)
-    except Exception:
+    except Exception:  # the parser's, about what `failures` knows better
         if not failures:
             raise
     else:
@@ -44,7 +44,7 @@ def _make(failures: list[LitFedError], class_type: type, *args: Any, **kwargs: A
     except LitFedError as error:
         failures.append(error)
         raise
-    except Exception as error:
+    except Exception as error:  # whatever a class's constructor raises
         told = ConfigError(f"{class_type.__name__} cannot be made: {reason(error)}")
         told.details = own_traceback(error)
         failures.append(told)

@@ -151,7 +151,7 @@ def launch(fabric: Fabric, function: Callable[[], T]) -> T:
     def guarded(_fabric: Fabric) -> T | None:
         try:
             return function()
-        except BaseException as error:
+        except BaseException as error:  # raised again below, also Ctrl-C
             errors.append(error)
             return None
 

@@ -123,7 +123,7 @@ def _take_step(loop: LocalLoop, batch: Any, size: int, client_id: int) -> None:
             gradients = {} if loss is None else client.gradients(loss)
         except ConfigError:
             raise
-        except Exception as error:
+        except Exception as error:  # whatever a network raises on what it cannot take
             samples = "one sample" if size == 1 else f"{size} samples"
             raise _told(
                 error,
@@ -138,7 +138,7 @@ def _take_step(loop: LocalLoop, batch: Any, size: int, client_id: int) -> None:
             for made in loop.optimizers.build("trial", 0)[0]:
                 optimizer = type(made).__name__
                 _step(made, model.parameters, gradients)
-        except Exception as error:
+        except Exception as error:  # whatever an optimizer raises on what it cannot step
             raise _told(error, f"model {name} cannot be trained by {optimizer}: {reason(error)}") from error
 
 
@@ -171,7 +171,7 @@ def _run_schedules(loop: LocalLoop, max_rounds: int) -> None:
 def _advance(loop: LocalLoop, entry: Schedule, epoch: int, where: str) -> None:
     try:
         loop.optimizers.advance(entry, epoch)
-    except Exception as error:
+    except Exception as error:  # whatever a schedule raises when it has no further step
         kind = type(entry.scheduler).__name__
         raise _told(
             error, f"model {task_name(loop.objective)}: its schedule {kind} fails {where}: {reason(error)}"

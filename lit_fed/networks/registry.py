@@ -161,7 +161,7 @@ def _build_own(
             f"network {name!r} cannot be built with network_args {{{given}}}: {reason(error)}; it takes "
             f"{', '.join(takes)}"
         ) from error
-    except Exception as error:
+    except Exception as error:  # whatever a network's constructor raises
         raise ConfigError(f"network {name!r} cannot be built: {reason(error)}") from error
 
 
@@ -193,7 +193,7 @@ def _build_timm(
             return _create_timm(timm, name, **settings)
     except ConfigError:
         raise
-    except Exception as error:
+    except Exception as error:  # whatever one of timm's raises
         if isinstance(error, TypeError) and "unexpected keyword" in str(error):
             raise ConfigError(f"network {name!r}: {error}; remove that setting") from None
         raise ConfigError(f"network {name!r} cannot be built: {reason(error)}") from error

@@ -11,8 +11,8 @@ from itertools import islice
 from pathlib import Path
 
 from tests.bad_inputs.draw import draw_cases
-from tests.bad_inputs.files import RUN
 from tests.bad_inputs.judge import GIGABYTES, SECONDS, Case, judge
+from tests.bad_inputs.runs import RUN
 
 
 def main() -> int:

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.bad_inputs import files, options
+from tests.bad_inputs import files, options, runs
 from tests.bad_inputs.judge import Case
 
 KINDS: dict[str, Callable[[random.Random], Iterator[Case]]] = {
@@ -18,7 +18,7 @@ KINDS: dict[str, Callable[[random.Random], Iterator[Case]]] = {
     "arrays": files.broken_arrays,
     "texts": files.broken_texts,
     "images": files.broken_folders,
-    "study": files.broken_studies,
+    "study": runs.broken_studies,
 }
 
 
@@ -30,7 +30,7 @@ def draw_cases(draw: random.Random, run: Path, kind: str = "") -> Iterator[tuple
         run: A folder with a run, of which copies are damaged.
         kind: Only the kinds whose names have this text.
     """
-    makers = KINDS | {"run": files.broken_runs(run), "wrong value again": options.wrong_values}
+    makers = KINDS | {"run": runs.broken_runs(run), "wrong value again": options.wrong_values}
     streams = {name: make(random.Random(draw.random())) for name, make in makers.items() if kind in name}
     while True:
         for name, stream in streams.items():

@@ -1,4 +1,4 @@
-"""Cases over files: configurations, arrays, texts, folders of images, checkpoints, run folders and studies, damaged."""
+"""Cases over files that people write: configurations, arrays, texts, folders of images, damaged."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-import yaml
 from PIL import Image
 
 from tests.bad_inputs.judge import Case
-from tests.bad_inputs.options import QUICKSTART, TINY, fit
-from tests.support import ROOT
+from tests.bad_inputs.options import QUICKSTART, fit
 
 Damage = Callable[[Path], Any]
 
@@ -25,7 +22,7 @@ Damage = Callable[[Path], Any]
 # ---------------------------------------------------------------------- any file
 
 
-def _damages(draw: random.Random) -> dict[str, Damage]:
+def damages_of(draw: random.Random) -> dict[str, Damage]:
     """What may happen to any file."""
     seed = draw.random()
 
@@ -61,7 +58,7 @@ def _damages(draw: random.Random) -> dict[str, Damage]:
     }
 
 
-def _encodings() -> dict[str, Damage]:
+def encodings() -> dict[str, Damage]:
     """What may happen to a text; the texts here are ASCII, so that each begins with a letter of other scripts."""
 
     def encoded(name: str) -> Damage:
@@ -125,7 +122,7 @@ def broken_configurations(draw: random.Random) -> Iterator[Case]:
                 lambda folder, text=text: (folder / "more.yaml").write_text(text),
             )
             continue
-        damages = _damages(draw) | _encodings()
+        damages = damages_of(draw) | encodings()
         del damages["overwritten"]  # may hit a comment
         kind, damage = draw.choice([*damages.items()])
 
@@ -198,7 +195,7 @@ def broken_arrays(draw: random.Random) -> Iterator[Case]:
             name, arrays = draw.choice([*_arrays().items()])
             yield Case(f"arrays: {name}", args, lambda folder, arrays=arrays: np.savez(folder / "my.npz", **arrays))
             continue
-        kind, damage = draw.choice([*_damages(draw).items(), ("pickled", _pickled), ("huge", _huge)])
+        kind, damage = draw.choice([*damages_of(draw).items(), ("pickled", _pickled), ("huge", _huge)])
 
         def prepare(folder: Path, damage: Damage = damage) -> None:
             np.savez(folder / "my.npz", x_train=_X, y_train=_Y, x_test=_X, y_test=_Y)
@@ -253,7 +250,7 @@ def broken_texts(draw: random.Random) -> Iterator[Case]:
     )
     args += ["--data.partition=IID", "--model.network=embedding_bag", "--data.header=false", "--data.label_column=0"]
     args += ["--data.text_columns=[1, 2]", "--data.first_label=1"]
-    encodings = {name: damage for name, damage in _encodings().items() if name != "latin-1"}
+    others = {name: damage for name, damage in encodings().items() if name != "latin-1"}
 
     def good(folder: Path) -> None:
         for file in ("train.csv", "test.csv"):
@@ -271,7 +268,7 @@ def broken_texts(draw: random.Random) -> Iterator[Case]:
 
             yield Case(f"{where}: {name}", args, write)
             continue
-        damages = _damages(draw) | encodings
+        damages = damages_of(draw) | others
         del damages["torn"], damages["overwritten"]  # what is left may still be rows
         kind, damage = draw.choice([*damages.items()])
 
@@ -334,7 +331,7 @@ def broken_folders(draw: random.Random) -> Iterator[Case]:
             kind, damage = draw.choice([*whole.items()])
             yield Case(f"folders: {kind}", args, lambda folder, damage=damage: damage(good(folder)))
             continue
-        damages = _damages(draw)
+        damages = damages_of(draw)
         for harmless in ("missing", "a folder", "a loop of links"):
             del damages[harmless]
         kind, damage = draw.choice([*damages.items()])
@@ -345,176 +342,3 @@ def broken_folders(draw: random.Random) -> Iterator[Case]:
             lambda folder, damage=damage, name=name: (good(folder), damage(folder / name)),
             status=(2, 1),
         )
-
-
-# ---------------------------------------------------------------------- runs and their checkpoints
-
-
-CHANGES = (
-    "--trainer.seed=5",
-    "--data.num_clients=10",
-    "--data.partition=IID",
-    "--data.seed=3",
-    "--data=Diabetes",
-    "--model.network=mlp",
-    "--model.network_args={width: 3}",
-    "--algorithm=FedAvg",
-)
-"""What makes it another run."""
-RUN = fit("--trainer.max_rounds=2", "--algorithm=Scaffold", "--trainer.participation=FullParticipation")
-"""A run of two rounds whose clients keep something."""
-RUN_AGAIN = ("--trainer.max_rounds=3", "--algorithm=Scaffold", "--trainer.participation=FullParticipation")
-"""The settings of one more round."""
-
-
-def broken_runs(run: Path) -> Callable[[random.Random], Iterator[Case]]:
-    """Cases on copies of a folder in which `RUN` was run."""
-
-    def cases(draw: random.Random) -> Iterator[Case]:
-        again = [*RUN, "--trainer.max_rounds=3", "--ckpt_path=lightning_logs/version_0/checkpoints/last.ckpt"]
-        yield Case("a run that is good", again, _copied(run), status=(0,))
-        files = sorted(path.relative_to(run) for path in run.rglob("*") if path.is_file())
-        kept = [path for path in files if path.suffix == ".pt"]
-        while True:
-            command = draw.choice(["fit", "fit", "test", "predict", "validate"])
-            args = fit(*RUN_AGAIN, name=command)
-            target = "lightning_logs/version_0/checkpoints/last.ckpt"
-            chosen = draw.choice(["checkpoint", "checkpoint", "state", "record", "another", "config"])
-            damages = _damages(draw)
-            if chosen == "checkpoint":
-                kind, damage = draw.choice([*damages.items(), *_foreign().items()])
-                place = Path(target)
-            elif chosen == "state":
-                command, place = "fit", draw.choice(kept)
-                kind, damage = draw.choice([*damages.items(), *_foreign().items()])
-            elif chosen in ("record", "config"):
-                command, place = "fit", Path("lightning_logs/version_0")
-                place /= "config.yaml" if chosen == "config" else draw.choice(["metrics.csv", "clients.csv"])
-                damages |= _encodings()
-                for harmless in ("missing", "torn", "overwritten", "empty", "a loop of links", "NUL"):
-                    del damages[harmless]  # rows may be lost, and are said to be
-                if chosen == "config":
-                    damages = {"random bytes": damages["random bytes"], "utf-16": damages["utf-16"]}
-                kind, damage = draw.choice([*damages.items()])
-            else:
-                command, place, kind = "fit", Path("x"), "another run's"
-                change = draw.choice(CHANGES)
-                name = draw.choice(["fit", "test", "predict", "validate"])
-                words = [word for word in RUN_AGAIN if word.partition("=")[0] != change.partition("=")[0]]
-                again = fit(*words, change, name=name)
-                yield Case(
-                    f"{name} of another run's checkpoint: {change}", [*again, f"--ckpt_path={target}"], _copied(run)
-                )
-                continue
-            args[0] = command
-            if command == "validate":
-                args += ["--data.val_fraction=0.1"]
-            yield Case(
-                f"{command} with {place.name} that is {kind}",
-                [*args, f"--ckpt_path={target}"],
-                _copied(run, place, damage),
-                status=(2, 1) if chosen == "state" else (2,),  # read when its client's turn has come
-            )
-
-    return cases
-
-
-def _copied(run: Path, place: Path | None = None, damage: Damage | None = None) -> Damage:
-    def prepare(folder: Path) -> None:
-        shutil.copytree(run, folder, dirs_exist_ok=True)
-        if place is not None and damage is not None:
-            damage(folder / place)
-
-    return prepare
-
-
-def _foreign() -> dict[str, Damage]:
-    """Files that torch can read, and that are none of ours."""
-
-    def saved(value: Any) -> Damage:
-        return lambda path: torch.save(value, path)
-
-    def cut(path: Path) -> None:
-        found = torch.load(path, weights_only=True)
-        del found[next(iter(found))]
-        torch.save(found, path)
-
-    def swollen(path: Path) -> None:
-        found = torch.load(path, weights_only=True)
-        torch.save({name: [value] for name, value in found.items()}, path)
-
-    return {
-        "a list": saved([1, 2]),
-        "a dictionary of nothing": saved({}),
-        "a tensor": saved(torch.zeros(3)),
-        "a state of another network": saved({"weight": torch.zeros(2, 2)}),
-        "a pickled class": saved(Path("x")),
-        "of Lightning's": saved({"epoch": 1, "state_dict": {}, "pytorch-lightning_version": "2.6.0"}),
-        "without its first key": cut,
-        "all lists": swollen,
-    }
-
-
-# ---------------------------------------------------------------------- studies
-
-_STUDY: dict[str, Any] = {
-    "title": "t",
-    "configs": [QUICKSTART],
-    "set": {key: yaml.safe_load(value) for key, value in TINY.items()},
-    "metric": "global/acc",
-    "seeds": [0],
-    "rows": {"a": {}, "b": {"set": {"algorithm.class_path": "FedProx"}}},
-    "columns": {"c": {"label": "c"}},
-    "claims": [{"says": "x", "claim": "a > b at c"}],
-    "profiles": {"pocket": {}},
-}
-_IN_STUDY: dict[str, Any] = {
-    "configs": [["nowhere.yaml"], [], "x", None, [1], [str(ROOT)]],
-    "set": [{"trainer.max_round": 1}, {"trainer.max_rounds": "x"}, [1], "x", {"nobody": 1}],
-    "metric": ["global/nobody", 1, None, "", ["a"]],
-    "seeds": [[], [-1], ["a"], [0.5], "x", [10**30], [0, 0]],
-    "rows": [{}, [], "a", {"a": {"sets": {}}}, {"a": {"configs": ["nowhere.yaml"]}}, {"../../x": {}}, {"a/b": {}}],
-    "columns": [[], "c", {"c": {"sets": {}}}, {"../x": {}}, {"c": {"metric": 1}}],
-    "claims": [
-        ["a > nobody"],
-        [{"says": "x"}],
-        [{"claim": "a > nobody at c"}],
-        "x",
-        [{"says": "x", "claim": "a >> b"}],
-    ],
-    "profiles": [{}, [], {"pocket": {"sett": {}}}, {"../../esc": {}}],
-    "scale": [float("nan"), "x", float("inf")],
-    "decimals": [-1, "x", 1.5, 10**9],
-    "title": [["a"], {"a": 1}],
-    "nobody": [1],
-}
-
-
-def broken_studies(draw: random.Random) -> Iterator[Case]:
-    """A study with a wrong value, or a damaged file."""
-    args = ["study", "-c", "study.yaml", "--dry_run"]
-
-    def good(folder: Path) -> None:
-        (folder / "study.yaml").write_text(yaml.safe_dump(_STUDY, sort_keys=False))
-
-    yield Case("a study that is good", args[:3], good, status=(0,))
-    while True:
-        if draw.random() < 0.8:
-            key = draw.choice([*_IN_STUDY])
-            value = draw.choice(_IN_STUDY[key])
-            study = _STUDY | {key: value}
-            yield Case(
-                f"study with {key}: {value!r:.40}",
-                args[: draw.choice([3, 4])],
-                lambda folder, study=study: (folder / "study.yaml").write_text(yaml.safe_dump(study)),
-            )
-            continue
-        damages = _damages(draw) | _encodings()
-        del damages["overwritten"]
-        kind, damage = draw.choice([*damages.items()])
-
-        def prepare(folder: Path, damage: Damage = damage) -> None:
-            good(folder)
-            damage(folder / "study.yaml")
-
-        yield Case(f"study that is {kind}", args, prepare)
