@@ -126,7 +126,10 @@ class HeatmapCodec(ABC):
 
     Args:
         stride: Pixels of the picture per pixel of a heatmap.
-        sigma: Standard deviation of the Gaussians, in pixels of the heatmap, whatever its size.
+        sigma: Standard deviation of the Gaussians, in pixels of the heatmap.
+        sigma_height: Height of the heatmaps, in pixels, that `sigma` is of; at other heights it follows in proportion,
+            so that a person's Gaussians are the same at all resolutions. None for the same at every height, as in the
+            public code of ViTPose and RAF.
         decoding: How a point is found between pixels: ``dark``, ``quarter`` for a quarter pixel towards the larger
             neighbour, or ``argmax`` for the largest value's pixel.
         kernel: Width of DARK's filter in pixels.
@@ -135,17 +138,27 @@ class HeatmapCodec(ABC):
         ConfigError: A value is out of range.
     """
 
-    def __init__(self, stride: int = 4, sigma: float = 2.0, decoding: Decoding = "dark", kernel: int = 11) -> None:
+    def __init__(
+        self,
+        stride: int = 4,
+        sigma: float = 2.0,
+        decoding: Decoding = "dark",
+        kernel: int = 11,
+        sigma_height: int | None = None,
+    ) -> None:
         name = type(self).__name__
         if stride < 1:
             raise ConfigError(f"{name}.stride is {stride}: it must be at least 1 pixel")
         if not sigma > 0:
             raise ConfigError(f"{name}.sigma is {sigma}: it must be above 0 pixels")
+        if sigma_height is not None and sigma_height < 1:
+            raise ConfigError(f"{name}.sigma_height is {sigma_height}: it must be at least 1 pixel")
         if decoding not in ("dark", "quarter", "argmax"):
             raise ConfigError(f"{name}.decoding is {decoding!r}: it must be dark, quarter or argmax")
         if kernel < 1 or kernel % 2 == 0:
             raise ConfigError(f"{name}.kernel is {kernel}: it must be odd, such as 11")
         self.stride, self.sigma, self.decoding, self.kernel = stride, sigma, decoding, kernel
+        self.sigma_height = sigma_height
 
     def heatmap_size(self, input_size: Sequence[int]) -> tuple[int, int]:
         """The size (h, w) of the heatmaps of a picture of size (H, W).
@@ -173,7 +186,7 @@ class HeatmapCodec(ABC):
             (B, K, h, w).
         """
         small = self.heatmap_size(size)
-        maps = gaussian_maps(self.centres(keypoints, size), small, self.sigma)
+        maps = gaussian_maps(self.centres(keypoints, size), small, self._sigma_of(small))
         return torch.where((visible > 0)[..., None, None], maps, 0.0)
 
     def weights(self, keypoints: Tensor, visible: Tensor, size: Sequence[int]) -> Tensor:
@@ -187,8 +200,8 @@ class HeatmapCodec(ABC):
         Returns:
             (B, K) floating point.
         """
-        height, width = self.heatmap_size(size)
-        nearest, reach = torch.floor(self.centres(keypoints, size) + 0.5), math.floor(3 * self.sigma)
+        height, width = small = self.heatmap_size(size)
+        nearest, reach = torch.floor(self.centres(keypoints, size) + 0.5), math.floor(3 * self._sigma_of(small))
         across, down = nearest.unbind(-1)
         shown = (nearest >= -reach).all(dim=-1) & (across <= width - 1 + reach) & (down <= height - 1 + reach)
         return (shown & (visible > 0)).float()
@@ -227,6 +240,9 @@ class HeatmapCodec(ABC):
         for left, right in flip_pairs:
             order[left], order[right] = right, left
         return heatmaps[:, order].flip(-1)
+
+    def _sigma_of(self, size: tuple[int, int]) -> float:
+        return self.sigma if self.sigma_height is None else self.sigma * size[0] / self.sigma_height
 
     @abstractmethod
     def centres(self, keypoints: Tensor, size: Sequence[int]) -> Tensor:
@@ -272,8 +288,15 @@ class MSRA(HeatmapCodec):
         Rounding costs up to half a heatmap's pixel, 2 pixels of the picture, which no decoding brings back.
     """
 
-    def __init__(self, stride: int = 4, sigma: float = 2.0, decoding: Decoding = "quarter", kernel: int = 11) -> None:
-        super().__init__(stride, sigma, decoding, kernel)
+    def __init__(
+        self,
+        stride: int = 4,
+        sigma: float = 2.0,
+        decoding: Decoding = "quarter",
+        kernel: int = 11,
+        sigma_height: int | None = None,
+    ) -> None:
+        super().__init__(stride, sigma, decoding, kernel, sigma_height)
 
     def centres(self, keypoints: Tensor, size: Sequence[int]) -> Tensor:
         """See `HeatmapCodec.centres`."""

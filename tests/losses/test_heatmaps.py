@@ -53,6 +53,18 @@ def test_targets_end_at_three_sigma_and_at_the_border():
     assert float(corner[0, 0]) == pytest.approx(math.exp(-1 / 8))
 
 
+def test_sigma_follows_the_resolution_where_asked_to():
+    codec = UDP(stride=1, sigma=2.0, sigma_height=64)
+    visible = torch.ones(1, 1)
+    for size, beside in (((64, 48), math.exp(-1 / 8)), ((32, 24), math.exp(-1 / 2)), ((128, 96), math.exp(-1 / 32))):
+        heatmap = codec.encode(torch.tensor([[[10.0, 10.0]]]), visible, size)[0, 0]  # σ of 2, 1 and 4 pixels
+        assert float(heatmap[10, 11]) == pytest.approx(beside, abs=1e-6)
+    # At 32×24 three σ reach 3 pixels: a point 4 columns outside leaves nothing, at 64×48 it does.
+    outside = torch.tensor([[[-4.0, 10.0]]])
+    assert codec.weights(outside, visible, (32, 24)).tolist() == [[0.0]]
+    assert codec.weights(outside, visible, (64, 48)).tolist() == [[1.0]]
+
+
 def test_what_is_not_visible_gives_zeros_and_what_lies_outside_no_weight():
     codec = UDP()
     # The last column that the map of a point at column −6 could reach is 0; at −7 nothing is left of it.
@@ -161,6 +173,7 @@ def test_a_mirrored_picture_gives_the_same_points(codec):
     [
         ({"stride": 0}, "UDP.stride is 0: it must be at least 1 pixel"),
         ({"sigma": 0.0}, "UDP.sigma is 0.0: it must be above 0 pixels"),
+        ({"sigma_height": 0}, "UDP.sigma_height is 0: it must be at least 1 pixel"),
         ({"kernel": 10}, "UDP.kernel is 10: it must be odd, such as 11"),
         ({"decoding": "drak"}, "UDP.decoding is 'drak': it must be dark, quarter or argmax"),
     ],
