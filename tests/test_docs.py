@@ -46,6 +46,7 @@ def commands_of(page: Path) -> list[list[str]]:
     found = []
     for line in text.splitlines():
         words = shlex.split(line, comments=True)
+        words = words[: words.index(">")] if ">" in words else words
         starts = [place for place, word in enumerate(words) if word in ("lit-fed", "cli.py")]
         found += [words[place + 1 :] for place in starts[:1]]
     return found
@@ -156,6 +157,9 @@ def test_commands_are_found() -> None:
         "simulate",
         "node",
         "federate",
+        "configs",
+        "copy",
+        "completion",
     }
 
 
@@ -171,6 +175,12 @@ def test_commands_parse(command: tuple[str, ...], at_root: Path, capsys: pytest.
     if command[0] == "cost":
         main([*command])
         assert re.search(r"cost ratio|MB", capsys.readouterr().out)
+        return
+    if command[0] in ("configs", "copy", "completion"):
+        if command[0] == "completion":
+            pytest.importorskip("shtab")
+        main([*command])
+        assert "fedprox.yaml" in capsys.readouterr().out
         return
     if command[0] == "simulate":
         main([*command, "--simulate.rounds", "4", "--simulate.seeds", "2", "--processes", "1"])

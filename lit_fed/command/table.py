@@ -56,6 +56,9 @@ COMMANDS = {
     "simulate": Command(
         "Draw a paper's figure from simulations.", "lit_fed.studies.simulations.run_simulation"
     ),
+    "configs": Command("List the configuration files that come with the package.", "lit_fed.command.list_configs"),
+    "copy": Command("Write one of them out, to change it.", "lit_fed.command.copy_config"),
+    "completion": Command("Print a script by which a shell completes commands.", "lit_fed.command.completion"),
 }  # fmt: skip
 
 

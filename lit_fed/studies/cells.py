@@ -19,7 +19,7 @@ from jsonargparse import ArgumentError, Namespace
 
 from lit_fed.callbacks.recorder import Table
 from lit_fed.command.cli import FederatedCLI, user_error
-from lit_fed.command.readable import check_files
+from lit_fed.command.readable import check_files, with_located
 from lit_fed.command.values import check_values
 from lit_fed.command.words import prepared
 from lit_fed.engine.metric_names import MetricNames
@@ -280,6 +280,7 @@ class _Reader(FederatedCLI):
             raise ConfigError(f"{where}: {line}") from error
 
     def _read(self, args: list[str]) -> dict[str, Any]:
+        args = with_located(args)
         check_files(args)
         if not self._made:
             super().__init__(["fit", *args])

@@ -9,6 +9,7 @@ from html import escape
 from pathlib import Path
 from urllib.parse import quote
 
+from lit_fed.command.shipped import located
 from lit_fed.studies.cells import Cell, Grid
 from lit_fed.studies.results import OUTCOMES, Entry, Results, caption, count_verdicts, tally_text, verdict_text
 from lit_fed.studies.run_pictures import pictures_of
@@ -195,7 +196,7 @@ def _files(grid: Grid) -> str:
     ]
     items = []
     for path in dict.fromkeys([str(grid.study.path), *named]):
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(located(path)).read_text(encoding="utf-8")
         items.append(f"<details><summary><code>{escape(path)}</code></summary><pre>{escape(text)}</pre></details>")
     first = grid.cells[0]
     resolved = json.dumps(first.config, indent=1, default=str)

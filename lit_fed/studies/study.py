@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lit_fed.command.readable import read_settings
+from lit_fed.command.shipped import located
 from lit_fed.command.values import check_values
 from lit_fed.engine.metric_names import MetricNames
 from lit_fed.errors import ConfigError
@@ -173,7 +174,7 @@ def read_study(path: str | Path, profile: str) -> Study:
     Raises:
         ConfigError: If the file cannot be read, has a key or name that does not exist, or lacks the profile.
     """
-    path = Path(path)
+    path = Path(located(path))
     content = read_settings(path, "study file", "holds no study; write keys such as rows:, columns: and metric:")
     check_values(content, where=f"{path}: ")
     where = _Where(str(path))
