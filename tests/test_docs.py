@@ -63,6 +63,9 @@ def at_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for block in blocks(ROOT / "README.md", "python"):
         if named := re.match(r"# (\w+\.py)\n", block):
             (tmp_path / named[1]).write_text(block, encoding="utf-8")
+    for _, block in yaml_blocks(studies=True):
+        if named := re.match(r"# (\w+\.yaml)\n", block):
+            (tmp_path / named[1]).write_text(block, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "argv", ["lit-fed"])  # Lightning warns of arguments beside main's
@@ -122,7 +125,7 @@ def test_the_method_of_the_docs_is_the_example() -> None:
 
 def yaml_blocks(studies: bool) -> list[tuple[Path, str]]:
     found = [(page, block) for page in GUIDES for block in blocks(page, "yaml")]
-    return [(page, block) for page, block in found if ("rows:" in block) == studies]
+    return [(page, block) for page, block in found if bool(re.search(r"^(rows|grid):", block, re.MULTILINE)) == studies]
 
 
 @pytest.mark.parametrize(("page", "block"), yaml_blocks(studies=False), ids=lambda part: name(part)[:40])
@@ -139,7 +142,7 @@ def test_studies_are_studies(at_root: Path) -> None:
     for number, (_, block) in enumerate(found):
         path = at_root / f"study_{number}.yaml"
         path.write_text(block, encoding="utf-8")
-        for profile in yaml.safe_load(block)["profiles"]:
+        for profile in yaml.safe_load(block).get("profiles", [None]):
             check_metrics(lay_out(read_study(path, profile), at_root))
 
 
@@ -168,7 +171,7 @@ def test_commands_are_found() -> None:
 def test_commands_parse(command: tuple[str, ...], at_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if command[0] == "study":
         files = [word for word in command if word.endswith(".yaml")]
-        profile = command[command.index("--profile") + 1] if "--profile" in command else "pocket"
+        profile = command[command.index("--profile") + 1] if "--profile" in command else None
         only = command[command.index("--only") + 1 :] if "--only" in command else []
         assert list(chosen([lay_out(read_study(path, profile), at_root) for path in files], list(only)))
         return

@@ -26,7 +26,7 @@ from lit_fed.command.roots import PARTS, import_named
 from lit_fed.command.suggest import join_or
 from lit_fed.command.table import COMMANDS, Call, asked
 from lit_fed.command.values import check_values
-from lit_fed.command.words import own_rate, prepared
+from lit_fed.command.words import last_told_first, own_rate, prepared
 from lit_fed.errors import ConfigError, LitFedError, reason
 from lit_fed.networks import NETWORKS, TEXT_NETWORKS
 from lit_fed.parsing import Parser
@@ -171,8 +171,9 @@ class FederatedCLI(LightningCLI):
         self.model, self.datamodule = parts.model, parts.data
         self.config_init = Namespace({self.subcommand: rest})
         trainer = FederatedTrainer(**rest.trainer)
-        trainer.describe(self._resolved_config())
-        if self.subcommand == "fit" and _rank() == 0 and (line := own_rate(with_located(self._words))):
+        words = with_located(self._words)
+        trainer.describe(self._resolved_config(), last_told_first(words))
+        if self.subcommand == "fit" and _rank() == 0 and (line := own_rate(words)):
             print(line)
         self.trainer: Any = trainer
 

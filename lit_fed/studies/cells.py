@@ -138,6 +138,12 @@ class Cell:
         """Whether there is nothing left to run."""
         return not self.changed and self.record().get("status") == "done" and bool(self.rows())
 
+    @property
+    def failed(self) -> bool:
+        """Whether its last run, with these settings, did not succeed."""
+        record = self.record()
+        return record.get("status") == "failed" and record.get("fingerprint") == self.fingerprint
+
     def set_aside(self) -> Path:
         """Rename the folder, so that a run with other settings begins in a fresh one."""
         number = 1
