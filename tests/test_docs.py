@@ -163,6 +163,7 @@ def test_commands_are_found() -> None:
         "configs",
         "copy",
         "completion",
+        "export",
     }
 
 
@@ -184,6 +185,12 @@ def test_commands_parse(command: tuple[str, ...], at_root: Path, capsys: pytest.
             pytest.importorskip("shtab")
         main([*command])
         assert "fedprox.yaml" in capsys.readouterr().out
+        return
+    if command[0] == "export":
+        main(["fit", "-c", QUICKSTART, "--trainer.max_rounds", "1", "--trainer.local_epochs", "1", *QUICK])
+        main([*command])
+        written = at_root / command[command.index("--output") + 1]
+        assert {"model.pt2", "model.safetensors", "model.json", "MODEL_CARD.md"} <= {p.name for p in written.iterdir()}
         return
     if command[0] == "simulate":
         main([*command, "--simulate.rounds", "4", "--simulate.seeds", "2", "--processes", "1"])

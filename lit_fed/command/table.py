@@ -49,6 +49,7 @@ COMMANDS = {
     "validate": Command("Run every protocol on the clients' validation data."),
     "test": Command("Run every protocol on the test data."),
     "predict": Command("Write predictions on the shared test data, or on a client's own, to a file."),
+    "export": Command("Write the trained network for use without lit_fed, with a card.", "lit_fed.command.export"),
     "study": Command("Run a grid of runs, and print a paper's table beside ours.", "lit_fed.studies.run_studies"),
     "node": Command("Be some clients of a federation, where their data are.", "lit_fed.command.node"),
     "federate": Command("Train a federation whose clients live on nodes.", "lit_fed.command.federate"),
