@@ -5,6 +5,7 @@ from lit_fed.engine.alone import objective_of
 from lit_fed.engine.client import Client, Pass, Phase, Update
 from lit_fed.engine.model import Model, Split
 from lit_fed.engine.payload import ClientUpdate, Payload
+from lit_fed.handover.export import Exported, export_network
 from lit_fed.load import DeployedNetwork, load_network
 from lit_fed.tasks import Classifier, KeypointEstimator, Regressor
 from lit_fed.trainer import FederatedTrainer
@@ -16,6 +17,7 @@ __all__ = [
     "ClientUpdate",
     "Cohort",
     "DeployedNetwork",
+    "Exported",
     "FederatedTrainer",
     "KeypointEstimator",
     "Model",
@@ -26,6 +28,7 @@ __all__ = [
     "Regularizer",
     "Split",
     "Update",
+    "export_network",
     "load_network",
     "objective_of",
 ]

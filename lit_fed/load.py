@@ -64,10 +64,7 @@ def load_network(
         CheckpointError: If there is no configuration to rebuild from, it names a class that is not there or not
             allowed, or the weights do not fit.
     """
-    path = Path(ckpt_path)
-    if path.is_dir():
-        files = [path / "checkpoints" / name for name in ("best.ckpt", "last.ckpt")]
-        path = next((file for file in files if file.is_file()), files[-1])
+    path = checkpoint_file(ckpt_path)
     content = read_checkpoint(path)
     if network is None:
         if not content["config"]:
@@ -81,6 +78,15 @@ def load_network(
         state = {name.removeprefix("network."): tensor for name, tensor in state.items() if name.startswith("network.")}
     _load(network, state, path)
     return _deployed(network, content["inputs"], path)
+
+
+def checkpoint_file(ckpt_path: str | Path) -> Path:
+    """A checkpoint, or that of a run folder: its ``best.ckpt``, else its ``last.ckpt``."""
+    path = Path(ckpt_path)
+    if not path.is_dir():
+        return path
+    files = [path / "checkpoints" / name for name in ("best.ckpt", "last.ckpt")]
+    return next((file for file in files if file.is_file()), files[-1])
 
 
 def _deployed(network: nn.Module, inputs: Mapping[str, Any], path: Path) -> DeployedNetwork:

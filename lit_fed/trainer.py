@@ -263,9 +263,9 @@ class FederatedTrainer:
             lambda: predict(self.assemble(model, datamodule, algorithm, "predict"), ckpt_path, client_id, Path(output))
         )
 
-    def describe(self, config: str) -> None:
-        """Take in the resolved configuration as YAML, which the run's folder and checkpoints keep."""
-        self.settings = replace(self.settings, config=config)
+    def describe(self, config: str, told: tuple[str, ...] = ()) -> None:
+        """Take in the resolved configuration as YAML, which the run's folder keeps, and what of it was asked for."""
+        self.settings = replace(self.settings, config=config, told=told)
 
     @property
     def max_rounds(self) -> int:

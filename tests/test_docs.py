@@ -46,6 +46,7 @@ def commands_of(page: Path) -> list[list[str]]:
     found = []
     for line in text.splitlines():
         words = shlex.split(line, comments=True)
+        words = words[: words.index(">")] if ">" in words else words
         starts = [place for place, word in enumerate(words) if word in ("lit-fed", "cli.py")]
         found += [words[place + 1 :] for place in starts[:1]]
     return found
@@ -61,6 +62,9 @@ def at_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / folder).symlink_to(ROOT / folder)
     for block in blocks(ROOT / "README.md", "python"):
         if named := re.match(r"# (\w+\.py)\n", block):
+            (tmp_path / named[1]).write_text(block, encoding="utf-8")
+    for _, block in yaml_blocks(studies=True):
+        if named := re.match(r"# (\w+\.yaml)\n", block):
             (tmp_path / named[1]).write_text(block, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -121,7 +125,7 @@ def test_the_method_of_the_docs_is_the_example() -> None:
 
 def yaml_blocks(studies: bool) -> list[tuple[Path, str]]:
     found = [(page, block) for page in GUIDES for block in blocks(page, "yaml")]
-    return [(page, block) for page, block in found if ("rows:" in block) == studies]
+    return [(page, block) for page, block in found if bool(re.search(r"^(rows|grid):", block, re.MULTILINE)) == studies]
 
 
 @pytest.mark.parametrize(("page", "block"), yaml_blocks(studies=False), ids=lambda part: name(part)[:40])
@@ -138,7 +142,7 @@ def test_studies_are_studies(at_root: Path) -> None:
     for number, (_, block) in enumerate(found):
         path = at_root / f"study_{number}.yaml"
         path.write_text(block, encoding="utf-8")
-        for profile in yaml.safe_load(block)["profiles"]:
+        for profile in yaml.safe_load(block).get("profiles", [None]):
             check_metrics(lay_out(read_study(path, profile), at_root))
 
 
@@ -156,6 +160,10 @@ def test_commands_are_found() -> None:
         "simulate",
         "node",
         "federate",
+        "configs",
+        "copy",
+        "completion",
+        "export",
     }
 
 
@@ -164,13 +172,25 @@ def test_commands_are_found() -> None:
 def test_commands_parse(command: tuple[str, ...], at_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if command[0] == "study":
         files = [word for word in command if word.endswith(".yaml")]
-        profile = command[command.index("--profile") + 1] if "--profile" in command else "pocket"
+        profile = command[command.index("--profile") + 1] if "--profile" in command else None
         only = command[command.index("--only") + 1 :] if "--only" in command else []
         assert list(chosen([lay_out(read_study(path, profile), at_root) for path in files], list(only)))
         return
     if command[0] == "cost":
         main([*command])
         assert re.search(r"cost ratio|MB", capsys.readouterr().out)
+        return
+    if command[0] in ("configs", "copy", "completion"):
+        if command[0] == "completion":
+            pytest.importorskip("shtab")
+        main([*command])
+        assert "fedprox.yaml" in capsys.readouterr().out
+        return
+    if command[0] == "export":
+        main(["fit", "-c", QUICKSTART, "--trainer.max_rounds", "1", "--trainer.local_epochs", "1", *QUICK])
+        main([*command])
+        written = at_root / command[command.index("--output") + 1]
+        assert {"model.pt2", "model.safetensors", "model.json", "MODEL_CARD.md"} <= {p.name for p in written.iterdir()}
         return
     if command[0] == "simulate":
         main([*command, "--simulate.rounds", "4", "--simulate.seeds", "2", "--processes", "1"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +73,7 @@ class Dashboard(Callback):
                 start_session(writer, run.start_round)
             if writers and not _continues(run):
                 for writer in writers:
-                    _add_hparams(writer, run.settings.config, _hparam_metrics(run))
+                    _add_hparams(writer, run.settings.config, run.settings.told, _hparam_metrics(run))
                 if (picture := run.federation.data.picture()) is not None:
                     _add_picture(writers, "pictures/partition", picture, run.start_round)
             _flush(run)
@@ -198,13 +198,18 @@ def _hparam_metrics(run: Run) -> list[str]:
     return [f"global/{name}" for name in names] + [f"clients/{names[0]}_mean"]
 
 
-def _add_hparams(writer: SummaryWriter, config: str, metrics: list[str]) -> None:
+def _add_hparams(writer: SummaryWriter, config: str, told: Sequence[str], metrics: list[str]) -> None:
     settings = flatten(yaml.safe_load(config) if config else {})
-    params = {
+    found = {
         name.replace(".init_args", ""): value for name, value in settings.items() if not name.startswith(_NO_HPARAMS)
     }
-    if not params:
+    if not found:
         return
+
+    def rank(name: str) -> int:
+        return next((place for place, key in enumerate(told) if f"{name}.".startswith(f"{key}.")), len(told))
+
+    params = {name: found[name] for name in sorted(found, key=rank)}  # TensorBoard's columns have this order
     file_writer = writer._get_file_writer()
     # Not `SummaryWriter.add_hparams`, which adds a scalar at step 0 for every metric, in a folder of its own.
     for summary in hparams(params, dict.fromkeys(metrics, 0.0)):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _PLAIN_WIDTH = 100  # where there is no terminal to ask, such as in a log file
 _REFRESH_HZ = 10.0
-_PROTOCOLS = {
+PROTOCOLS = {
     "global": "the global model on the shared {data} set",
     "clients": "each client's model on its own {data} data, before fine-tuning",
     "clients_global": "each client's model on the shared {data} set",
@@ -37,12 +37,13 @@ _PROTOCOLS = {
     "personal": "each client's model on its own {data} data, after local fine-tuning",
     "unseen": "the model that clients never sampled would receive, on their own {data} data",
 }
+"""What the protocols' metrics are of, by prefix."""
 
 
 def is_evaluated(name: str) -> bool:
     """Whether a metric says how good a model is: of the global model, a mean over clients, or the training loss."""
     prefix = name.partition("/")[0]
-    return prefix == "global" or (prefix in _PROTOCOLS and name.endswith("_mean")) or name == "train/loss"
+    return prefix == "global" or (prefix in PROTOCOLS and name.endswith("_mean")) or name == "train/loss"
 
 
 def format_bytes(count: float) -> str:
@@ -256,8 +257,8 @@ def print_evaluation(
     console.print(table)
     console.print(f"{'model':<10} {origin}", soft_wrap=True, markup=False, highlight=False)
     for prefix in dict.fromkeys(name.partition("/")[0] for name in _sorted_names(metrics)):
-        if prefix in _PROTOCOLS:
-            line = f"{prefix + '/':<10} {_PROTOCOLS[prefix].format(data=data)}"
+        if prefix in PROTOCOLS:
+            line = f"{prefix + '/':<10} {PROTOCOLS[prefix].format(data=data)}"
             console.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
@@ -278,7 +279,7 @@ def _count_own(run: Run, plan: Sequence[Participant]) -> int:
 
 def _sorted_names(names: Mapping[str, Any]) -> list[str]:
     """Protocols in the order in which they are explained, others after them; within one as they were measured."""
-    order = list(_PROTOCOLS)
+    order = list(PROTOCOLS)
     prefixes = list(dict.fromkeys(name.partition("/")[0] for name in names))
     prefixes.sort(key=lambda prefix: order.index(prefix) if prefix in order else len(order))
     return [name for prefix in prefixes for name in names if name.partition("/")[0] == prefix]
@@ -289,7 +290,7 @@ def _key_names(monitor: str | None) -> list[str]:
     if monitor is None:
         return ["train/loss"]
     key = base_name(monitor)
-    over_clients = [f"{protocol}/{key}_mean" for protocol in _PROTOCOLS if protocol != "global"]
+    over_clients = [f"{protocol}/{key}_mean" for protocol in PROTOCOLS if protocol != "global"]
     return list(dict.fromkeys([f"global/{key}", "global/loss", *over_clients, "train/loss"]))
 
 

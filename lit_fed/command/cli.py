@@ -21,12 +21,12 @@ from lit_fed.command.endings import ending_told, witness
 from lit_fed.command.explain import explain
 from lit_fed.command.kinds import check_options, models_by_kind
 from lit_fed.command.making import instantiate
-from lit_fed.command.readable import check_files
+from lit_fed.command.readable import check_files, with_located
 from lit_fed.command.roots import PARTS, import_named
 from lit_fed.command.suggest import join_or
 from lit_fed.command.table import COMMANDS, Call, asked
 from lit_fed.command.values import check_values
-from lit_fed.command.words import own_rate, prepared
+from lit_fed.command.words import last_told_first, own_rate, prepared
 from lit_fed.errors import ConfigError, LitFedError, reason
 from lit_fed.networks import NETWORKS, TEXT_NETWORKS
 from lit_fed.parsing import Parser
@@ -122,23 +122,27 @@ class FederatedCLI(LightningCLI):
         return {name: {"model", "datamodule", "algorithm"} for name, line in COMMANDS.items() if not line.room}
 
     def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
-        """All commands of the table; only the one that is asked for has options, the others cost no import."""
+        """All commands of the table, with options where they are wanted."""
         self._subcommand_parsers = {}
         actions = parser.add_subcommands()
-        wanted = asked(self._words)
         for name, line in COMMANDS.items():
-            if name == wanted and not line.room:
+            wanted = self._has_options(name)
+            if wanted and not line.room:
                 made = self._prepare_subcommand_parser(FederatedTrainer, name, description=line.help)
             else:
                 made = Parser(description=line.help)
-                if name == wanted:
+                if wanted:
                     line.load().add_arguments(made)
             self._subcommand_parsers[name] = made
             actions.add_subcommand(name, made, help=line.help)
 
+    def _has_options(self, name: str) -> bool:
+        """Whether a command needs its options: only the one that is asked for, so that the others cost no import."""
+        return name == asked(self._words)
+
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Read the command line, or arguments given in its place, which is all that Lightning warns about here."""
-        words = self._words if args is None else list(args)
+        words = with_located(self._words if args is None else list(args))
         check_options(words)
         if asked(words) != "study":  # whose files are none of the parser's
             check_files(words)
@@ -167,8 +171,9 @@ class FederatedCLI(LightningCLI):
         self.model, self.datamodule = parts.model, parts.data
         self.config_init = Namespace({self.subcommand: rest})
         trainer = FederatedTrainer(**rest.trainer)
-        trainer.describe(self._resolved_config())
-        if self.subcommand == "fit" and _rank() == 0 and (line := own_rate(self._words)):
+        words = with_located(self._words)
+        trainer.describe(self._resolved_config(), last_told_first(words))
+        if self.subcommand == "fit" and _rank() == 0 and (line := own_rate(words)):
             print(line)
         self.trainer: Any = trainer
 

@@ -137,7 +137,10 @@ def missing(names: Sequence[str]) -> str:
     """What to say about parts of a run, or options, that are not given."""
     keys = suggest.in_order([name.partition(".")[2] or name for name in names])
     if not suggest.are_parts(keys):
-        return f"{join_and([f'--{key}' for key in keys])} missing; see lit-fed {names[0].partition('.')[0]} --help"
+        command = names[0].partition(".")[0]
+        options = _own_options([command])
+        shown = [f"--{key}" if key in options or not options else key.upper() for key in keys]
+        return f"{join_and(shown)} missing; see lit-fed {command} --help"
     return f"{join_and(keys)} missing; name a class with --{keys[0]} or in a file given with --config"
 
 
@@ -158,7 +161,8 @@ def _own_options(args: Sequence[str]) -> list[str]:
     parser = ArgumentParser()
     COMMANDS[command].load().add_arguments(parser)
     names = list(parser.get_defaults().keys())
-    return [] if "trainer.max_rounds" in names else names
+    words = [action.dest for action in parser._actions if not action.option_strings]
+    return [] if "trainer.max_rounds" in names else [name for name in names if name not in words] or ["help"]
 
 
 def _no_value(option: str, args: Sequence[str]) -> str:

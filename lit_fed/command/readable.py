@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from lit_fed.command.shipped import close_name, is_file, located
 from lit_fed.errors import ConfigError
 from lit_fed.parsing import compose
 
@@ -29,6 +30,19 @@ def check_files(words: Sequence[str]) -> None:
     for option, value in options_in(words):
         if (option in _CONFIG and is_name(value)) or (value.endswith(_ENDINGS) and is_file(value)):
             read_settings(value)
+
+
+def with_located(words: Sequence[str]) -> list[str]:
+    """A command line whose configuration files can be opened: those that are not here are the package's own."""
+    found = []
+    for before, word in zip(("", *words), words, strict=False):
+        option, mark, value = word.partition("=")
+        if before in _CONFIG and is_name(word):
+            word = located(word)
+        elif mark and option in _CONFIG and is_name(value):
+            word = f"{option}={located(value)}"
+        found.append(word)
+    return found
 
 
 def options_in(words: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -58,7 +72,8 @@ def read_settings(path: str | Path, kind: str = "config file", empty: str = _EMP
         is_file = stat.S_ISREG(found.st_mode)  # others, such as pipes, can be read but once
         content, count = _load(Path(path), found.st_mtime_ns, found.st_size) if is_file else (None, 0)
     except FileNotFoundError as error:
-        raise ConfigError(f"{where} does not exist") from error
+        meant = close_name(path)
+        raise ConfigError(f"{where} does not exist" + (f"; did you mean {meant}?" if meant else "")) from error
     except OSError as error:
         raise ConfigError(f"{where} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -94,14 +109,6 @@ def _load(path: Path, _changed_ns: int, size: int) -> tuple[Any, int]:
     content = yaml.safe_load(text)  # says more about what is wrong than the faster one
     compose(text)
     return content, _count(content, {})
-
-
-def is_file(path: str) -> bool:
-    """Whether a word names a file; a word that can be no name does not."""
-    try:
-        return Path(path).is_file()
-    except (OSError, ValueError):
-        return False
 
 
 def is_name(value: str) -> bool:

@@ -162,6 +162,11 @@ def _homes() -> dict[str, list[str]]:
     return homes
 
 
+def settings_of_classes() -> list[str]:
+    """The full keys of all settings of the parts of a run."""
+    return sorted(home for places in _homes().values() for home in places)
+
+
 # ---------------------------------------------------------------------- classes
 
 

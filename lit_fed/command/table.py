@@ -49,6 +49,7 @@ COMMANDS = {
     "validate": Command("Run every protocol on the clients' validation data."),
     "test": Command("Run every protocol on the test data."),
     "predict": Command("Write predictions on the shared test data, or on a client's own, to a file."),
+    "export": Command("Write the trained network for use without lit_fed, with a card.", "lit_fed.command.export"),
     "study": Command("Run a grid of runs, and print a paper's table beside ours.", "lit_fed.studies.run_studies"),
     "node": Command("Be some clients of a federation, where their data are.", "lit_fed.command.node"),
     "federate": Command("Train a federation whose clients live on nodes.", "lit_fed.command.federate"),
@@ -56,6 +57,9 @@ COMMANDS = {
     "simulate": Command(
         "Draw a paper's figure from simulations.", "lit_fed.studies.simulations.run_simulation"
     ),
+    "configs": Command("List the configuration files that come with the package.", "lit_fed.command.list_configs"),
+    "copy": Command("Write one of them out, to change it.", "lit_fed.command.copy_config"),
+    "completion": Command("Print a script by which a shell completes commands.", "lit_fed.command.completion"),
 }  # fmt: skip
 
 

@@ -109,6 +109,30 @@ def _content(path: Path) -> Any:
         return None
 
 
+def last_told_first(words: Sequence[str]) -> tuple[str, ...]:
+    """The keys that options and files set, without ``init_args``: those of the last one first.
+
+    What is being varied stands at the end of a command line, as in the cells of a study.
+    """
+    groups: list[list[str]] = []
+    for _, option, value in _options(words):
+        if option in _FILES:
+            groups.append(list(_leaves(_content(Path(value)))))
+        elif option.startswith("--"):
+            groups.append([option.removeprefix("--").replace(".init_args", "")])
+    return tuple(dict.fromkeys(key for group in reversed(groups) for key in group))
+
+
+def _leaves(content: Any, above: tuple[str, ...] = ()) -> Iterator[str]:
+    """The dotted keys of a file's settings."""
+    for key, value in content.items() if isinstance(content, dict) else ():
+        path = above if key == "init_args" else (*above, str(key))
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, path)
+        else:
+            yield ".".join(path)
+
+
 def prepared(words: Sequence[str]) -> list[str]:
     """A command line as the parser is to read it.
 

@@ -107,6 +107,10 @@ class ClientFolders(DatasetModule):
         """Normalising; stored inputs are the images that the workers have decoded and resized."""
         return self._normalize.steps
 
+    def stored_like(self) -> tuple[tuple[int, ...], str]:
+        """Those images, as bytes."""
+        return self.input_shape, "uint8"
+
     def build_datasets(self) -> Datasets:
         """See `DatasetModule.build_datasets`."""
         scan = self._scan

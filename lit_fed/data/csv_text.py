@@ -172,7 +172,7 @@ def _load_tokenizer(folder: str, vocab_size: int) -> Callable[[str, int, int], S
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
-        raise ConfigError("data.tokenizer needs transformers: install lit-fed with the extra text") from error
+        raise ConfigError("data.tokenizer needs transformers; install it with pip install 'lit-fed[text]'") from error
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:

@@ -152,6 +152,13 @@ class DescribedPopulation(LightningDataModule, ABC):
         """What is done to stored inputs before the model sees them; None where that cannot be told in steps."""
         return None
 
+    def stored_like(self) -> tuple[tuple[int, ...], str] | None:
+        """Shape and type of an input as `load_network`'s networks take it, such as ``((1, 28, 28), "uint8")``.
+
+        Known after `setup`; None where nobody here can tell.
+        """
+        return None
+
     @property
     def class_names(self) -> list[str] | None:
         """What the classes are called, in their order; None where they have no names. Known after `setup`."""

@@ -96,6 +96,16 @@ class TensorDataModule(FederatedDataModule):
         normalization = self._pipeline[1]
         return [] if normalization is None else getattr(normalization, "steps", None)
 
+    def stored_like(self) -> tuple[tuple[int, ...], str] | None:
+        """See `DescribedPopulation.stored_like`: what the arrays hold, or what code of its own makes of that."""
+        x = next((x for x in self._x.values() if len(x)), None)
+        if x is None:
+            return None
+        normalization = self._pipeline[1]
+        if normalization is not None and self.preprocessing() is None:
+            x = normalization(x[:1])
+        return tuple(x.shape[1:]), str(x.dtype).removeprefix("torch.")
+
     def read_strata(self) -> Strata:
         """See `FederatedDataModule.read_strata`."""
         arrays = self.load_arrays()

@@ -87,6 +87,10 @@ class TinyImageNet(DatasetModule):
         """Normalising; stored inputs are the images that the workers have decoded and resized."""
         return self._normalize.steps
 
+    def stored_like(self) -> tuple[tuple[int, ...], str]:
+        """Those images, as bytes."""
+        return self.input_shape, "uint8"
+
     def build_datasets(self) -> Datasets:
         """See `DatasetModule.build_datasets`."""
         number = {wnid: label for label, wnid in enumerate(self._wnids)}

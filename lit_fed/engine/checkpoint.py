@@ -134,6 +134,7 @@ def snapshot(run: Run) -> dict[str, Any]:
             "source": type(federation.data).__name__,
             "steps": _plain(federation.data.preprocessing(), "preprocessing"),
             "class_names": _plain(federation.data.class_names, "class_names"),
+            "stored": _plain(federation.data.stored_like(), "stored"),
         },
     }
 

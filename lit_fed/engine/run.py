@@ -47,6 +47,7 @@ class RunSettings:
         logs: The folder of all runs.
         logger: True for TensorBoard, False for none, or Lightning loggers.
         config: The resolved configuration as YAML, where the command line started the run; else empty.
+        told: The keys of it that somebody asked for, without ``init_args``, what was said last first.
     """
 
     max_rounds: int
@@ -58,6 +59,7 @@ class RunSettings:
     logs: Path
     logger: bool | Logger | list[Logger]
     config: str = ""
+    told: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)

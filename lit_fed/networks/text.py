@@ -92,7 +92,8 @@ def _build_bert(vocab_size: int, weights: str | None) -> Any:
     try:
         from transformers import BertConfig, BertModel
     except ImportError as error:
-        raise ConfigError("network bert_tiny needs transformers: install lit-fed with the extra text") from error
+        told = "network bert_tiny needs transformers; install it with pip install 'lit-fed[text]'"
+        raise ConfigError(told) from error
     if weights is None:
         return BertModel(
             BertConfig(

@@ -19,7 +19,7 @@ from jsonargparse import ArgumentError, Namespace
 
 from lit_fed.callbacks.recorder import Table
 from lit_fed.command.cli import FederatedCLI, user_error
-from lit_fed.command.readable import check_files
+from lit_fed.command.readable import check_files, with_located
 from lit_fed.command.values import check_values
 from lit_fed.command.words import prepared
 from lit_fed.engine.metric_names import MetricNames
@@ -137,6 +137,12 @@ class Cell:
     def done(self) -> bool:
         """Whether there is nothing left to run."""
         return not self.changed and self.record().get("status") == "done" and bool(self.rows())
+
+    @property
+    def failed(self) -> bool:
+        """Whether its last run, with these settings, did not succeed."""
+        record = self.record()
+        return record.get("status") == "failed" and record.get("fingerprint") == self.fingerprint
 
     def set_aside(self) -> Path:
         """Rename the folder, so that a run with other settings begins in a fresh one."""
@@ -280,6 +286,7 @@ class _Reader(FederatedCLI):
             raise ConfigError(f"{where}: {line}") from error
 
     def _read(self, args: list[str]) -> dict[str, Any]:
+        args = with_located(args)
         check_files(args)
         if not self._made:
             super().__init__(["fit", *args])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,12 +63,17 @@ def draw_bars(results: Results, path: Path) -> None:
         axes.set_xticks(range(len(columns)), [_text(study.columns[column].label) for column in columns])
         axes.set_ylabel(_text(metric))
         _fit_bars(axes)
-    _legend(figure, grid.flat, any(entry.published for entry in results.entries.values()))
+    _legend(figure, grid.flat, study.rows, any(entry.published for entry in results.entries.values()))
     _save(figure, path)
 
 
 def draw_curves(results: Results, path: Path) -> None:
-    """The metric over rounds: a panel a column, a line a row, mean and standard deviation over seeds."""
+    """The metric over rounds: a panel a column, a line a row.
+
+    Means over n seeds, and around them where n > 1 the two-sided 95 % confidence interval, mean ± t·s/√n, with the
+    sample standard deviation s (n − 1) and the 97.5 % quantile t of Student's t with n − 1 degrees of freedom. The axis
+    is that of the seeds' values, so that the wide bands of few seeds do not flatten the lines.
+    """
     grid, study = results.grid, results.grid.study
     columns = list(study.columns)
     wide = min(_WIDE, len(columns))
@@ -76,6 +81,7 @@ def draw_curves(results: Results, path: Path) -> None:
     figure = _figure(max(5.0, 4.2 * wide), 3.0 * tall + 0.5)
     panels = figure.subplots(tall, wide, squeeze=False)
     for axes, column in zip(panels.flat, columns, strict=False):
+        reached: list[float] = []
         for number, row in enumerate(study.rows):
             place = Place(row, column)
             curves = [dict(grid.curve(place, seed)) for seed in study.seeds if place not in study.skip]
@@ -94,9 +100,13 @@ def draw_curves(results: Results, path: Path) -> None:
                 label=_text(study.rows[row].label),
                 marker="o" if len(rounds) < 3 else "",
             )
+            reached += [values.min(), values.max()]
             if len(curves) > 1:
-                spread = values.std(0, ddof=1)
-                axes.fill_between(rounds, mean - spread, mean + spread, color=color_style[0], alpha=0.15, linewidth=0)
+                from scipy.stats import t  # takes a second to import
+
+                half = float(t.ppf(0.975, len(curves) - 1)) * values.std(0, ddof=1) / len(curves) ** 0.5
+                axes.fill_between(rounds, mean - half, mean + half, color=color_style[0], alpha=0.15, linewidth=0)
+        _fit_to(axes, reached)
         axes.set_title(_text(study.columns[column].label), fontsize=10)
         axes.set_xlabel("round")
         measured = dict.fromkeys(_axis(results.entries[Place(r, column)]) for r in study.rows)
@@ -104,7 +114,7 @@ def draw_curves(results: Results, path: Path) -> None:
         _tidy(axes)
     for axes in list(panels.flat)[len(columns) :]:
         axes.set_axis_off()
-    _legend(figure, panels.flat, False)
+    _legend(figure, panels.flat, study.rows, False)
     _save(figure, path)
 
 
@@ -145,7 +155,7 @@ def draw_lines(results: Results, path: Path) -> None:
     # Of metrics of several views, such as pck_32x24 and pck_64x48, what comes before the view.
     axes.set_ylabel(_text(metrics[0] if len(metrics) == 1 else metrics[0].rpartition("_")[0] or metrics[0]))
     _tidy(axes)
-    _legend(figure, [axes], any(entry.published for entry in results.entries.values()))
+    _legend(figure, [axes], lines, any(entry.published for entry in results.entries.values()))
     _save(figure, path)
 
 
@@ -194,14 +204,24 @@ def _tidy(axes: Axes) -> None:
     axes.tick_params(labelsize=8)
 
 
-def _legend(figure: Figure, panels: Iterable[Axes], published: bool) -> None:
-    """One legend under all panels."""
+def _fit_to(axes: Axes, reached: Sequence[float]) -> None:
+    """Let the axis go from the lowest to the highest of some values, with a margin."""
+    finite = [value for value in reached if np.isfinite(value)]
+    if finite and max(finite) > min(finite):
+        margin = 0.06 * (max(finite) - min(finite))
+        axes.set_ylim(min(finite) - margin, max(finite) + margin)
+
+
+def _legend(figure: Figure, panels: Iterable[Axes], variants: Mapping[str, Variant], published: bool) -> None:
+    """One legend under all panels, in the order of the study file, whichever panel has whom first."""
     from matplotlib.lines import Line2D
 
-    entries: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for axes in panels:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            entries.setdefault(label, handle)
+            found.setdefault(label, handle)
+    labels = dict.fromkeys(_text(variant.label) for variant in variants.values())
+    entries = {label: found[label] for label in labels if label in found}
     if published:
         entries["published"] = Line2D([], [], color="#b00020", linewidth=2)
     if entries:
@@ -216,4 +236,9 @@ def _legend(figure: Figure, panels: Iterable[Axes], published: bool) -> None:
 
 
 def _save(figure: Figure, path: Path) -> None:
-    figure.savefig(path, metadata={"Software": None})  # the same runs give the same bytes
+    """Write a picture as PNG, and as SVG beside it; the same runs give the same bytes."""
+    from matplotlib import rc_context
+
+    figure.savefig(path, metadata={"Software": None})
+    with rc_context({"svg.hashsalt": path.stem}):
+        figure.savefig(path.with_suffix(".svg"), metadata={"Date": None, "Creator": None})

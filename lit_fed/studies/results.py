@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from lit_fed.studies.cells import Grid
 from lit_fed.studies.claims import Claim, Verdict, check
-from lit_fed.studies.study import Measure, Place
+from lit_fed.studies.study import PLAIN, Measure, Place
 
 OUTCOMES = ("holds", "undecided", "fails")
 _MISSING = "–"
@@ -33,6 +33,7 @@ class Entry:
         seeds: How many seeds there should be; 0 for a place that is skipped.
         published: The paper's mean, and its standard deviation or None.
         best: Whether no other row of its column is better.
+        failed: How many seeds' runs have failed.
     """
 
     place: Place
@@ -41,6 +42,7 @@ class Entry:
     seeds: int
     published: tuple[float, float | None] | None = None
     best: bool = False
+    failed: int = 0
 
     @property
     def mean(self) -> float | None:
@@ -59,11 +61,16 @@ class Entry:
 
     @property
     def ours(self) -> str:
-        """Mean ± standard deviation, and how many seeds where some are missing."""
+        """Mean ± standard deviation, and how many seeds where some are missing or have failed."""
+        if self.mean is None and self.failed < self.seeds:
+            return f"{_MISSING} ({self.failed} of {self.seeds} seeds failed)" if self.failed else _MISSING
         if self.mean is None:
-            return _MISSING if self.seeds else ""
+            return "failed" if self.seeds else ""
         text = self._number(self.mean) + (f" ± {self._number(self.std)}" if self.std is not None else "")
-        return text + (f" ({len(self.values)} of {self.seeds} seeds)" if len(self.values) < self.seeds else "")
+        if len(self.values) == self.seeds:
+            return text
+        failed = f", {self.failed} failed" if self.failed else ""
+        return f"{text} ({len(self.values)} of {self.seeds} seeds{failed})"
 
     @property
     def paper(self) -> str:
@@ -101,7 +108,9 @@ def collect(grid: Grid) -> Results:
             place = Place(row, column)
             found = [grid.value(place, seed) for seed in study.seeds if place not in study.skip]
             values = tuple(value for value in found if value is not None)
-            entries[place] = Entry(place, grid.measure_of(place), values, len(found), study.published.get(place))
+            failed = sum(grid.at[place, seed].failed for seed in study.seeds if (place, seed) in grid.at)
+            published = study.published.get(place)
+            entries[place] = Entry(place, grid.measure_of(place), values, len(found), published, failed=failed)
     for column in study.columns:
         for place in _best([entries[Place(row, column)] for row in study.rows]):
             entries[place] = Entry(**{**vars(entries[place]), "best": True})
@@ -144,7 +153,7 @@ def caption(results: Results) -> list[str]:
         line = '"paper" is the published value, and how far ours is from it'
         lines.append(
             f"{line}; it is not of the setting of the profile {study.profile}."
-            if study.profile != "paper"
+            if study.profile not in ("paper", PLAIN)
             else f"{line}."
         )
     return lines
@@ -153,12 +162,10 @@ def caption(results: Results) -> list[str]:
 def table_markdown(results: Results) -> str:
     """The table, best in bold, as Markdown."""
     study = results.grid.study
-    lines = [
-        f"# {study.title}",
-        "",
-        f"Profile {study.profile}." + (f" Source: {study.source}." if study.source else ""),
-    ]
-    lines += ["", "| | " + " | ".join(_escaped(column.label) for column in study.columns.values()) + " |"]
+    profile = f"Profile {study.profile}." if study.profile != PLAIN else ""
+    source = f"Source: {study.source}." if study.source else ""
+    lines = [f"# {study.title}", "", *([f"{profile} {source}".strip(), ""] if profile or source else [])]
+    lines += ["| | " + " | ".join(_escaped(column.label) for column in study.columns.values()) + " |"]
     lines.append("|---" * (len(study.columns) + 1) + "|")
     for row, variant in study.rows.items():
         cells = [_markdown(results.entries[Place(row, column)]) for column in study.columns]
@@ -176,7 +183,20 @@ def table_csv(results: Results) -> str:
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(
-        ["row", "column", "metric", "report", "seeds", "mean", "std", "best", "published", "difference", "values"]
+        [
+            "row",
+            "column",
+            "metric",
+            "report",
+            "seeds",
+            "mean",
+            "std",
+            "best",
+            "published",
+            "difference",
+            "values",
+            "failed",
+        ]
     )
     for entry in results.entries.values():
         if not entry.seeds:
@@ -186,7 +206,7 @@ def table_csv(results: Results) -> str:
         values = " ".join(map(repr, entry.values))
         measure, best = entry.measure, "yes" if entry.best else "no"
         ours = [measure.metric, measure.report, len(entry.values), mean, std, best]
-        writer.writerow([*entry.place, *ours, published, difference, values])
+        writer.writerow([*entry.place, *ours, published, difference, values, entry.failed])
     return file.getvalue()
 
 
@@ -196,43 +216,6 @@ def verdict_text(verdict: Verdict) -> str:
         return verdict.note
     text = f"{verdict.margin:+.4g}" + (f" ± {verdict.spread:.2g}" if verdict.spread is not None else "")
     return text.replace("-", "−") + (f", {verdict.note}" if verdict.note else "")
-
-
-def count_verdicts(several: Sequence[Results]) -> dict[str, int]:
-    """How many claims of some studies came out in each way."""
-    found = [verdict.outcome for _, _, verdict in _claims(several)]
-    return {outcome: found.count(outcome) for outcome in OUTCOMES}
-
-
-def tally_text(several: Sequence[Results]) -> str:
-    """The same as a sentence."""
-    counts = count_verdicts(several)
-    studies = "1 study" if len(several) == 1 else f"{len(several)} studies"
-    return f"{sum(counts.values())} claims of {studies}: " + ", ".join(
-        f"{outcome} {count}" for outcome, count in counts.items()
-    )
-
-
-def claims_markdown(results: Sequence[Results]) -> str:
-    """The claims of some studies as one Markdown table."""
-    lines = ["| study | claim | verdict | margin | seeds |", "|---|---|---|---|---|"]
-    for study, claim, verdict in _claims(results):
-        said = f"{claim.says} (`{claim.text}`)" if claim.says else f"`{claim.text}`"
-        cells = (study, said.replace("|", "\\|"), verdict.outcome, verdict_text(verdict), str(verdict.seeds))
-        lines.append("| " + " | ".join(cells) + " |")
-    if len(lines) == 2:
-        return "No claims.\n"
-    note = (
-        "The margin is what is left beyond the claimed one: mean over seeds ± t·s/√n, the one-sided 95 % confidence "
-        "interval. A claim holds where the interval lies above zero, fails where it lies below, and is undecided else."
-    )
-    return "\n".join([*lines, "", note]) + "\n"
-
-
-def _claims(results: Sequence[Results]) -> Iterator[tuple[str, Claim, Verdict]]:
-    for result in results:
-        for claim, verdict in result.verdicts:
-            yield result.grid.study.name, claim, verdict
 
 
 def _escaped(text: str) -> str:

@@ -22,19 +22,13 @@ from lit_fed.studies.display import Display, duration, estimate, plain_console, 
 from lit_fed.studies.environment import describe
 from lit_fed.studies.figures import draw_bars, draw_curves, draw_lines, has_lines
 from lit_fed.studies.jobs import Job, Slots, locked, one_round, run_jobs, share_machine
+from lit_fed.studies.latex import table_latex
 from lit_fed.studies.metric_check import check_metrics
 from lit_fed.studies.parts import check_parts
 from lit_fed.studies.report import index_html, report_html
-from lit_fed.studies.results import (
-    Results,
-    claims_markdown,
-    collect,
-    table_csv,
-    table_markdown,
-    tally_text,
-    verdict_text,
-)
+from lit_fed.studies.results import Results, collect, table_csv, table_markdown, verdict_text
 from lit_fed.studies.study import Place, read_study
+from lit_fed.studies.summary import claims_markdown, summaries_in, summary_json, summary_of, tally_text
 
 _COLORS = {"holds": "green", "fails": "red", "undecided": "yellow"}
 
@@ -42,7 +36,9 @@ _COLORS = {"holds": "green", "fails": "red", "undecided": "yellow"}
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("-c", "--config", nargs="+", action="extend", required=True, help="study files")
-    parser.add_argument("--profile", default="pocket", help="pocket: embedded data, minutes; paper: full settings")
+    parser.add_argument(
+        "--profile", type=str | None, help="such as pocket: embedded data, minutes; paper: full settings; see the file"
+    )
     parser.add_argument(
         "--jobs", type=int | None, help="cells side by side; by default as many as there are cores or GPUs for"
     )
@@ -111,7 +107,7 @@ def _dry_run(grids: Sequence[Grid], todo: Sequence[tuple[Grid, Cell]], options: 
     waiting = [cell for _, cell in todo if not cell.done]
     for grid in grids:
         study = grid.study
-        table = Table(title=Text(f"{study.name}, profile {study.profile}"), title_justify="left")
+        table = Table(title=Text(study.called), title_justify="left")
         for heading in ("cell", "rounds", "state"):
             table.add_column(heading, overflow="fold")
         for _, cell in (pair for pair in todo if pair[0] is grid):
@@ -167,10 +163,10 @@ def _run(
         mine = [cell for owner, cell in todo if owner is grid]
         failed = _run_grid(grid, mine, slots, held, made_with, console)
         results.append(collect(grid))
-        _write_all(results[-1], failed)
+        _write_all(results[-1])
         _show(results[-1], console)
         failures += [(grid, cell, reason) for cell, reason in failed]
-    _summarise(results, Path(options.output), options.profile, console)
+    _summarise(results, Path(options.output), console)
     for grid, cell, reason in failures:
         say(console, f"failed  {grid.study.name}: {cell.name}: {reason} (see {cell.folder / 'log.txt'})")
     return 1 if failures else 0
@@ -204,7 +200,7 @@ def _run_grid(
     study, finished = grid.study, len(cells) - len(waiting)
     say(
         console,
-        f"{study.name}, profile {study.profile}: {len(cells)} cells"
+        f"{study.called}: {len(cells)} cells"
         + (f", {finished} of them finished before" if finished else "")
         + (f"; {slots.jobs} side by side" if waiting else ""),
     )
@@ -251,7 +247,7 @@ def _told(grid: Grid, cell: Cell) -> str:
     return ", ".join(dict.fromkeys(found))
 
 
-def _write_all(results: Results, failures: Sequence[tuple[Cell, str]]) -> None:
+def _write_all(results: Results) -> None:
     """Write a study's files."""
     folder = results.grid.folder
     pictures = []
@@ -264,9 +260,11 @@ def _write_all(results: Results, failures: Sequence[tuple[Cell, str]]) -> None:
             draw_lines(results, pictures[0])
     for name, text in (
         ("table.md", table_markdown(results)),
+        ("table.tex", table_latex(results)),
         ("table.csv", table_csv(results)),
-        ("claims.md", claims_markdown([results])),
-        ("report.html", report_html(results, pictures, failures)),
+        ("claims.md", claims_markdown([summary_of(results)])),
+        ("report.html", report_html(results, pictures)),
+        ("summary.json", summary_json(summary_of(results))),
     ):
         _write(folder / name, text)
 
@@ -297,8 +295,8 @@ def _show(results: Results, console: Console) -> None:
         say(console, f"{name:<12}{results.grid.folder / name}")
 
 
-def _summarise(results: Sequence[Results], output: Path, profile: str, console: Console) -> None:
-    """One table of the claims of all studies, on the terminal and in a file, and a page that leads to the reports."""
+def _summarise(results: Sequence[Results], output: Path, console: Console) -> None:
+    """The claims of these studies on the terminal, those of all studies in the folder in files and on a page."""
     if any(result.verdicts for result in results):
         table = Table(title="claims", title_justify="left")
         for heading in ("study", "claim", "verdict", "margin", "seeds"):
@@ -309,10 +307,12 @@ def _summarise(results: Sequence[Results], output: Path, profile: str, console: 
                 style = {2: _COLORS[verdict.outcome]}
                 table.add_row(*(Text(word, style.get(place, "")) for place, word in enumerate(words)))
         console.print(table)
-        say(console, tally_text(results))
-    for name, text in (
-        (f"claims.{profile}.md", claims_markdown(results)),
-        (f"index.{profile}.html", index_html(results, output)),
-    ):
-        _write(output / name, text)
-        say(console, f"{name.partition('.')[0]:<12}{output / name}")
+        say(console, tally_text([summary_of(result) for result in results]))
+    for profile in dict.fromkeys(result.grid.study.profile for result in results):
+        every = summaries_in(output, profile)
+        for name, text in (
+            (f"claims.{profile}.md", claims_markdown(every)),
+            (f"index.{profile}.html", index_html(every, profile)),
+        ):
+            _write(output / name, text)
+            say(console, f"{name.partition('.')[0]:<12}{output / name}")

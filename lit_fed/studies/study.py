@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from math import log10
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lit_fed.command.readable import read_settings
+from lit_fed.command.shipped import located
 from lit_fed.command.values import check_values
 from lit_fed.engine.metric_names import MetricNames
-from lit_fed.errors import ConfigError
 from lit_fed.file_names import is_file_name
-from lit_fed.studies.claims import REPORTS, WORDS, Claim, parse_claim
+from lit_fed.studies.claims import REPORTS, Claim, parse_claim
+from lit_fed.studies.sweep import unrolled
+from lit_fed.studies.where import Where, meant
 
 _MEASURE = ("metric", "report", "better", "scale", "decimals")
-_VARIANT = ("label", "x", "configs", "set", *_MEASURE)
+_VARIANT = ("label", "x", "configs", "set", "grid", *_MEASURE)
 _STUDY = (
-    *("title", "source", "about", "configs", "set", *_MEASURE, "seeds", "rows", "columns", "skip", "published"),
-    *("claims", "x_label", "pictures", "profiles"),
+    *("title", "source", "about", "configs", "set", "grid", *_MEASURE, "seeds", "rows", "columns", "skip"),
+    *("published", "claims", "x_label", "pictures", "profiles"),
 )
-_NAME = re.compile(r"[^\s/\\<>,*?\[\]{}.-][^\s/\\<>,*?\[\]{}]*")
+PLAIN = "default"
+"""The profile of a study that has none."""
 
 
 class Place(NamedTuple):
@@ -125,6 +126,11 @@ class Study:
     pictures: tuple[str, ...] = ()
 
     @property
+    def called(self) -> str:
+        """Its name, and the profile where it has profiles."""
+        return self.name if self.profile == PLAIN else f"{self.name}, profile {self.profile}"
+
+    @property
     def places(self) -> list[Place]:
         """The places that are filled, row by row."""
         every = (Place(row, column) for row in self.rows for column in self.columns)
@@ -160,7 +166,7 @@ class Study:
         )
 
 
-def read_study(path: str | Path, profile: str) -> Study:
+def read_study(path: str | Path, profile: str | None = None) -> Study:
     """Read a study file and apply a profile to it.
 
     A profile is laid over the rest of the file: rows, columns, published values and mappings of settings key by key,
@@ -168,25 +174,37 @@ def read_study(path: str | Path, profile: str) -> Study:
 
     Args:
         path: The file.
-        profile: ``paper``, ``pocket``, or another one that the file has.
+        profile: ``paper``, ``pocket``, or another one that the file has; None for the file as it is where it has none,
+            else for ``pocket``, else for the only one.
 
     Raises:
         ConfigError: If the file cannot be read, has a key or name that does not exist, or lacks the profile.
     """
-    path = Path(path)
+    path = Path(located(path))
     content = read_settings(path, "study file", "holds no study; write keys such as rows:, columns: and metric:")
     check_values(content, where=f"{path}: ")
-    where = _Where(str(path))
+    where = Where(str(path))
     where.check_keys(content, _STUDY)
     profiles = where.mapping(content, "profiles")
-    if not is_file_name(profile):
-        raise where.error(f"a profile cannot be called {profile!r}: it names a folder; call it as you would a file")
-    if profile not in profiles:
-        known = ", ".join(map(str, profiles)) or "none"
-        raise where.error(f"there is no profile {profile!r}; the file has {known}")
-    over = where.at(f"profiles.{profile}").checked(_or_none(profiles[profile]), [k for k in _STUDY if k != "profiles"])
+    name = _profile(where, profiles, profile)
+    over = where.at(f"profiles.{name}").checked(_or_none(profiles.get(name)), [k for k in _STUDY if k != "profiles"])
     merged = _merge({key: value for key, value in content.items() if key != "profiles"}, over)
-    return _build(path, profile, merged, where)
+    return _build(path, name, unrolled(merged, where), where)
+
+
+def _profile(where: Where, profiles: Mapping[Any, Any], wanted: str | None) -> str:
+    """The profile to apply."""
+    if wanted is None:
+        known = list(map(str, profiles)) or [PLAIN]
+        if "pocket" not in known and len(known) > 1:
+            raise where.error(f"which profile? choose one of {', '.join(known)} with --profile")
+        wanted = "pocket" if "pocket" in known else known[0]
+    if not is_file_name(wanted):
+        raise where.error(f"a profile cannot be called {wanted!r}: it names a folder; call it as you would a file")
+    if wanted not in profiles and (profiles or wanted != PLAIN):
+        there = ", ".join(map(str, profiles)) or "none, so leave --profile out"
+        raise where.error(f"there is no profile {wanted!r}; the file has {there}")
+    return wanted
 
 
 def _or_none(value: Any) -> Any:
@@ -201,74 +219,11 @@ def _merge(below: Any, over: Any) -> Any:
     return below | {key: _merge(below[key], value) if key in below else value for key, value in over.items()}
 
 
-@dataclass(frozen=True)
-class _Where:
-    """A place in a study file, for messages, and the checks that need it."""
-
-    file: str
-    key: str = ""
-
-    def at(self, key: str) -> _Where:
-        return _Where(self.file, f"{self.key}.{key}" if self.key else str(key))
-
-    def error(self, text: str) -> ConfigError:
-        return ConfigError(f"{self.file}: {self.key + ': ' if self.key else ''}{text}")
-
-    def check_keys(self, content: Mapping[Any, Any], known: Sequence[str]) -> None:
-        for key in content:
-            if key not in known:
-                raise self.error(f"unknown key {key!r}; {meant(str(key), known)}")
-
-    def checked(self, content: Any, known: Sequence[str]) -> dict[str, Any]:
-        if not isinstance(content, dict):
-            raise self.error(f"expected a mapping, not {content!r}")
-        self.check_keys(content, known)
-        return content
-
-    def mapping(self, content: Mapping[str, Any], key: str) -> dict[Any, Any]:
-        value = content.get(key)
-        if value is not None and not isinstance(value, dict):
-            raise self.at(key).error(f"expected a mapping, not {value!r}")
-        return value or {}
-
-    def texts(self, content: Mapping[str, Any], key: str) -> tuple[str, ...]:
-        value = content.get(key)
-        value = [] if value is None else value
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise self.at(key).error(f"expected a list of texts, not {value!r}")
-        return tuple(value)
-
-    def text(self, content: Mapping[str, Any], key: str, default: str = "") -> str:
-        value = content.get(key, default)
-        if not isinstance(value, str):
-            raise self.at(key).error(f"expected a text, not {value!r}")
-        return " ".join(value.split())
-
-    def name(self, name: Any) -> str:
-        text = str(name)
-        if not is_file_name(text) or not _NAME.fullmatch(text) or text in WORDS or _is_number(text):
-            raise self.error(
-                f"{text!r} cannot be a name: it must be one word, no number and none of {' '.join(WORDS)}, "
-                "without / \\ < > , : * ? and not beginning with . or -; put the rest into label"
-            )
-        return text
-
-    def number(self, content: Mapping[str, Any], key: str) -> float | None:
-        value = content.get(key)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise self.at(key).error(f"expected a number, not {value!r}")
-        return value
-
-    def choice(self, content: Mapping[str, Any], key: str, choices: Sequence[str]) -> None:
-        if key in content and content[key] not in choices:
-            raise self.at(key).error(f"expected {' or '.join(choices)}, not {content[key]!r}")
-
-
-def _build(path: Path, profile: str, content: dict[str, Any], where: _Where) -> Study:
+def _build(path: Path, profile: str, content: dict[str, Any], where: Where) -> Study:
     rows = _variants(where.at("rows"), where.mapping(content, "rows"))
     columns = _variants(where.at("columns"), where.mapping(content, "columns"))
     if not rows:
-        raise where.error("rows are missing; name at least one")
+        raise where.error("rows are missing; name at least one, or sweep a setting with grid")
     columns = columns or {"all": Variant("all", "all")}
     if both := [name for name in rows if name in columns]:
         raise where.error(f"{both[0]!r} is a row and a column; claims could not tell them apart, rename one")
@@ -304,7 +259,7 @@ def _build(path: Path, profile: str, content: dict[str, Any], where: _Where) -> 
     return study
 
 
-def _variants(where: _Where, content: Mapping[Any, Any]) -> dict[str, Variant]:
+def _variants(where: Where, content: Mapping[Any, Any]) -> dict[str, Variant]:
     variants = {}
     for key, value in content.items():
         if value is None:
@@ -322,7 +277,7 @@ def _variants(where: _Where, content: Mapping[Any, Any]) -> dict[str, Variant]:
     return variants
 
 
-def _measure(where: _Where, content: Mapping[str, Any]) -> dict[str, Any]:
+def _measure(where: Where, content: Mapping[str, Any]) -> dict[str, Any]:
     measure = {key: content[key] for key in _MEASURE if key in content}
     if not where.text(measure, "metric", "any"):
         raise where.at("metric").error("expected the name of a metric, such as global/acc, or no key")
@@ -336,14 +291,14 @@ def _measure(where: _Where, content: Mapping[str, Any]) -> dict[str, Any]:
     return measure
 
 
-def _seeds(where: _Where, seeds: Any) -> tuple[int, ...]:
+def _seeds(where: Where, seeds: Any) -> tuple[int, ...]:
     whole = isinstance(seeds, list) and all(isinstance(s, int) and not isinstance(s, bool) for s in seeds)
     if not whole or not seeds or len(set(seeds)) < len(seeds) or not all(0 <= s < 2**32 for s in seeds):
         raise where.error(f"expected a list of different whole numbers, not {seeds!r}; 0 ≤ seed < 2³²")
     return tuple(seeds)
 
 
-def _place(where: _Where, word: str, rows: Mapping[str, Any], columns: Mapping[str, Any]) -> Place:
+def _place(where: Where, word: str, rows: Mapping[str, Any], columns: Mapping[str, Any]) -> Place:
     row, _, column = word.partition("/")
     for name, known, kind in ((row, rows, "row"), (column, columns, "column")):
         if name not in known:
@@ -352,7 +307,7 @@ def _place(where: _Where, word: str, rows: Mapping[str, Any], columns: Mapping[s
 
 
 def _published(
-    where: _Where, content: Mapping[Any, Any], rows: Mapping[str, Any], columns: Mapping[str, Any]
+    where: Where, content: Mapping[Any, Any], rows: Mapping[str, Any], columns: Mapping[str, Any]
 ) -> dict[Place, tuple[float, float | None]]:
     published = {}
     for row, values in content.items():
@@ -365,17 +320,3 @@ def _published(
                 raise where.error(f"{place}: expected a number, or [mean, standard deviation], not {value!r}")
             published[place] = (float(pair[0]), float(pair[1]) if len(pair) == 2 else None)
     return published
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def meant(word: str, known: Sequence[str]) -> str:
-    """The end of a message about a word that is none of the known ones."""
-    close = get_close_matches(word, known, n=1)
-    return f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"

@@ -93,7 +93,7 @@ def a_run(folder: Path, start_round: int = 0, rank_zero: bool = True, config: st
         "loggers": [TensorBoardLogger(folder, name="", version="")],
         "log_dir": folder,
         "resumed_from": folder if start_round else None,
-        "settings": SimpleNamespace(config=config),
+        "settings": SimpleNamespace(config=config, told=more.pop("told", ())),
         "federation": a_federation(),
         "next_round": start_round,
         "max_rounds": 3,
@@ -273,8 +273,10 @@ def read_hparams(folder: Path) -> dict[str, Any]:
     parsed = {tag: HParamsPluginData.FromString(content) for tag, content in contents.items()}
     session = parsed["_hparams_/session_start_info"].session_start_info.hparams
     values = {name: value.string_value or value.number_value for name, value in session.items()}
-    infos = parsed["_hparams_/experiment"].experiment.metric_infos
-    return {"params": values, "metrics": [info.name.tag for info in infos]}
+    experiment = parsed["_hparams_/experiment"].experiment
+    columns, metrics = experiment.hparam_infos, experiment.metric_infos
+    names = {"columns": [info.name for info in columns], "metrics": [info.name.tag for info in metrics]}
+    return {"params": values, **names}
 
 
 def test_hparams_come_from_the_config_without_scalars_of_their_own(tmp_path: Path) -> None:
@@ -291,6 +293,19 @@ def test_hparams_come_from_the_config_without_scalars_of_their_own(tmp_path: Pat
     }
     assert found["metrics"] == ["global/acc", "global/loss", "clients/acc_mean"]
     assert read(tmp_path).Tags()["scalars"] == []
+
+
+def test_hparams_begin_with_what_was_asked_for_last(tmp_path: Path) -> None:
+    Dashboard().on_fit_start(a_run(tmp_path, told=("trainer.max_rounds", "trainer.protocols", "model.lr", "model")))
+    assert read_hparams(tmp_path)["columns"] == [
+        "trainer.max_rounds",
+        "trainer.protocols.0.class_path",
+        "trainer.protocols.1.class_path",
+        "model.lr",
+        "model.class_path",
+        "model.nesterov",
+        "model.milestones",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -41,9 +41,9 @@ def write_study(folder: Path, name: str = "tiny", **changes: Any) -> Path:
     return path
 
 
-def grid_of(folder: Path, **changes: Any) -> Grid:
-    """The tiny study, changed, with its cells."""
-    return lay_out(read_study(write_study(folder, **changes), "pocket"), folder / "out")
+def grid_of(folder: Path, name: str = "tiny", **changes: Any) -> Grid:
+    """The tiny study, changed and maybe called otherwise, with its cells."""
+    return lay_out(read_study(write_study(folder, name, **changes), "pocket"), folder / "out")
 
 
 def finish(grid: Grid, row: str, column: str, seed: int, metrics: str) -> None:

@@ -56,7 +56,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, label: str) -> tuple[
         figures.draw_curves(results, tmp_path / "curves.png")
     console = Console(file=io.StringIO(), width=200)
     run_studies._show(results, console)
-    run_studies._summarise([results], tmp_path, "pocket", console)
+    run_studies._summarise([results], tmp_path, console)
     said = console.file
     assert isinstance(said, io.StringIO)
     return said.getvalue(), texts

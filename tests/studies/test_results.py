@@ -15,8 +15,9 @@ from torch.utils.tensorboard import SummaryWriter
 from lit_fed.studies.display import duration, estimate
 from lit_fed.studies.figures import draw_bars, draw_curves, draw_lines, has_lines
 from lit_fed.studies.report import index_html, report_html
-from lit_fed.studies.results import claims_markdown, collect, table_csv, table_markdown, tally_text
+from lit_fed.studies.results import collect, table_csv, table_markdown
 from lit_fed.studies.study import Place
+from lit_fed.studies.summary import claims_markdown, summary_of, tally_text
 from tests.studies.support import TINY, finish, grid_of
 
 
@@ -69,7 +70,7 @@ def test_the_claims_by_hand(grid):
     # Paired differences 20 and 22: 21 ± 6.314·1.414/√2 = 6.3; 0 and 10 are 5 ± 31.6; one seed decides nothing.
     verdicts = [(verdict.outcome, verdict.seeds) for _, verdict in collect(grid).verdicts]
     assert verdicts == [("holds", 2), ("undecided", 2), ("undecided", 1)]
-    text = claims_markdown([collect(grid)])
+    text = claims_markdown([summary_of(collect(grid))])
     assert "| tiny | It helps (`prox > fedavg at iid`) | holds | +21 ± 6.3 | 2 |" in text
     assert "| `fedavg > 50 at iid` | undecided | +5 ± 32, within the spread | 2 |" in text
 
@@ -93,7 +94,8 @@ def test_the_report_needs_nothing_else(grid, tmp_path):
     pictures = [tmp_path / "bars.png", tmp_path / "curves.png"]
     draw_bars(results, pictures[0])
     draw_curves(results, pictures[1])
-    html = report_html(results, pictures, [(grid.cells[-1], "it <broke>")])
+    grid.cells[-1].write_record(status="failed", error="it <broke>")
+    html = report_html(results, pictures)
     assert html.count("data:image/png;base64,") == 2
     assert "http" not in html.replace("https://github.com", ""), "it reaches for the network"
     assert "it &lt;broke&gt;" in html
@@ -107,14 +109,15 @@ def test_the_report_needs_nothing_else(grid, tmp_path):
     assert again.read_bytes() == pictures[0].read_bytes()
 
 
-def test_a_page_leads_to_the_reports_and_counts_the_claims(grid, tmp_path):
+def test_a_page_leads_to_the_reports_and_counts_the_claims(grid):
     # The claims above: one holds, two are undecided; of six runs five are finished.
-    results = collect(grid)
-    html = index_html([results, results], tmp_path / "out")
-    assert "<a href='tiny/pocket/report.html'>tiny</a>" in html
-    assert html.count("5 of 6</td><td class=number>1</td><td class=number>2</td><td class=number>0</td>") == 2
-    assert html.count("<td>tiny</td><td>It helps<br><code>prox &gt; fedavg at iid</code></td><td class=holds>") == 2
-    assert tally_text([results, results]) == "6 claims of 2 studies: holds 2, undecided 4, fails 0"
+    summary = summary_of(collect(grid))
+    html = index_html([summary, summary], "pocket")
+    assert '<a href="tiny/pocket/report.html">tiny</a>' in html
+    number = '<td class="number">'
+    assert html.count(f"5 of 6</td>{number}1</td>{number}2</td>{number}0</td>") == 2
+    assert html.count('<td>tiny</td><td>It helps<br><code>prox &gt; fedavg at iid</code></td><td class="holds">') == 2
+    assert tally_text([summary, summary]) == "6 claims of 2 studies: holds 2, undecided 4, fails 0"
 
 
 def test_pictures_of_nothing_finished(tmp_path):
@@ -183,10 +186,10 @@ def test_the_report_shows_what_the_first_seeds_runs_drew(tmp_path):
         for step, shade in enumerate((10, 20)):  # the last counts
             writer.add_image("pictures/poses", np.full((4, 5, 3), shade, np.uint8), step, dataformats="HWC")
         writer.add_image("pictures/partition", np.zeros((2, 2, 3), np.uint8), 0, dataformats="HWC")
-    report = report_html(collect(grid), [], [])
+    report = report_html(collect(grid), [])
     part = report.partition("<h2>Pictures of the runs</h2>")[2].partition("<h2>")[0]
     assert part.count("<img") == 1
     assert "prox/iid/0" in part
-    png = base64.b64decode(part.partition("base64,")[2].partition("'")[0])
+    png = base64.b64decode(part.partition("base64,")[2].partition('"')[0])
     assert np.asarray(Image.open(io.BytesIO(png))).tolist() == [[[20] * 3] * 5] * 4
-    assert "Pictures of the runs" not in report_html(collect(grid_of(tmp_path, seeds=[0, 1])), [], [])
+    assert "Pictures of the runs" not in report_html(collect(grid_of(tmp_path, seeds=[0, 1])), [])

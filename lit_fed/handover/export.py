@@ -1,0 +1,188 @@
+"""Write a trained network so that it needs no lit_fed: weights, a program for PyTorch, one for ONNX, and a card."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning import LightningModule
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from lit_fed.engine.checkpoint import read_checkpoint
+from lit_fed.engine.compatibility import overrides
+from lit_fed.errors import ConfigError, LitFedError, reason
+from lit_fed.handover.card import card
+from lit_fed.handover.facts import facts_of
+from lit_fed.load import DeployedNetwork, checkpoint_file, load_network
+
+FACTS = "model.json"
+_FILES = ("model.safetensors", FACTS, "model.pt2", "model.onnx", "MODEL_CARD.md")
+_PT2 = """import torch
+model = torch.export.load("model.pt2").module()
+outputs = model(torch.zeros({sizes}, dtype=torch.{dtype}))"""
+_ONNX = """import numpy, onnxruntime
+model = onnxruntime.InferenceSession("model.onnx")
+outputs = model.run(None, {{"inputs": numpy.zeros(({sizes}), numpy.{dtype})}})"""
+_WEIGHTS = """from safetensors.torch import load_file
+weights = load_file("model.safetensors")  # by the names of the network's own tensors"""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written.
+
+    Args:
+        folder: Where.
+        files: The files, by name.
+        lacking: What could not be written and why, by name.
+    """
+
+    folder: Path
+    files: tuple[str, ...]
+    lacking: dict[str, str]
+
+
+def export_network(
+    ckpt_path: str | Path,
+    output: str | Path,
+    network: nn.Module | None = None,
+    modules: Sequence[str] = (),
+    stored: tuple[tuple[int, ...], str] | None = None,
+    onnx: bool | None = None,
+) -> Exported:
+    """Write the trained global network of a checkpoint for use without lit_fed.
+
+    ``model.safetensors`` has the weights, ``model.pt2`` the whole network, its preprocessing included, as
+    ``torch.export`` takes it, for batches of any size, ``model.onnx`` the same for other runtimes, ``MODEL_CARD.md``
+    what it is and ``model.json`` that for programs. Both programs are run, and compared with the network.
+
+    Args:
+        ckpt_path: A checkpoint file, or a run folder (its ``best.ckpt``, else its ``last.ckpt``).
+        output: The folder to write to; it is made.
+        network: As for `load_network`.
+        modules: As for `load_network`.
+        stored: Shape, without the batch, and type of an input, such as ``((1, 28, 28), "uint8")``; None takes what the
+            checkpoint says.
+        onnx: Whether to write ``model.onnx``; None writes it where the packages for it are there.
+
+    Raises:
+        CheckpointError: As `load_network`.
+        ConfigError: If nobody says what an input is like, or ONNX is asked for and its packages are not there.
+    """
+    path = checkpoint_file(ckpt_path)
+    content = read_checkpoint(path)
+    absent = [package for package in ("onnx", "onnxscript") if find_spec(package) is None]
+    if onnx and absent:
+        raise ConfigError(f"export to ONNX needs {' and '.join(absent)}; install with pip install 'lit-fed[onnx]'")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of unknown preprocessing, which the card says
+        deployed = load_network(path, network, modules)
+    shape, dtype = stored or _stored(content["inputs"].get("stored"), path)
+    example = _example(shape, dtype)
+    facts = facts_of(content, path)
+    told = json.dumps(
+        asdict(facts) | {"input": {"shape": [None, *shape], "dtype": dtype}}, ensure_ascii=False, default=str
+    )
+    folder = Path(output)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in _FILES:  # of an export before, which these would not go with
+        (folder / name).unlink(missing_ok=True)
+    _write_weights(deployed, folder / "model.safetensors", told)
+    (folder / FACTS).write_text(told + "\n", encoding="utf-8")
+    lacking: dict[str, str] = {}
+    written = ["model.safetensors", FACTS]
+    program = _attempt(
+        lambda: _write_pt2(deployed, example, folder / "model.pt2", told), folder, "model.pt2", written, lacking
+    )
+    if program is None:
+        lacking["model.onnx"] = "it is made from model.pt2"
+    elif onnx or (onnx is None and not absent):
+        _attempt(
+            lambda: _write_onnx(program, deployed, example, folder / "model.onnx"),
+            folder,
+            "model.onnx",
+            written,
+            lacking,
+        )
+    elif onnx is None:
+        lacking["model.onnx"] = f"{' and '.join(absent)} not installed; pip install 'lit-fed[onnx]'"
+    sizes = {"sizes": ", ".join(map(str, (1, *shape))), "dtype": dtype}
+    uses = {"model.pt2": _PT2.format(**sizes), "model.onnx": _ONNX.format(**sizes), "model.safetensors": _WEIGHTS}
+    text = card(facts, [use for name, use in uses.items() if name in written], (shape, dtype))
+    (folder / "MODEL_CARD.md").write_text(text, encoding="utf-8")
+    return Exported(folder, (*written, "MODEL_CARD.md"), lacking)
+
+
+def _stored(found: Any, path: Path) -> tuple[tuple[int, ...], str]:
+    """What a checkpoint says that an input is like."""
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise ConfigError(
+            f"{path} does not say what an input is like; give --shape and --dtype, such as [1,28,28] uint8"
+        )
+    return tuple(found[0]), str(found[1])
+
+
+def _example(shape: tuple[int, ...], dtype: str) -> Tensor:
+    """Three inputs: a size that no axis of a network has by chance."""
+    kind = getattr(torch, dtype, None)
+    if not isinstance(kind, torch.dtype):
+        raise ConfigError(f"there is no type {dtype!r} of inputs; name one of torch's, such as uint8 or float32")
+    generator = torch.Generator().manual_seed(0)
+    if kind.is_floating_point:
+        return torch.rand(3, *shape, generator=generator, dtype=torch.float32).to(kind)
+    return torch.randint(0, 2, (3, *shape), generator=generator).to(kind)
+
+
+def _attempt(write: Any, folder: Path, name: str, written: list[str], lacking: dict[str, str]) -> Any:
+    """What a step makes; None, and why, where the network is not made for it."""
+    try:
+        made = write()
+    except Exception as error:  # whatever the network's code does with a tracer, beside the exporters' own
+        lacking[name] = str(error) if isinstance(error, LitFedError) else reason(error)
+        (folder / name).unlink(missing_ok=True)
+        return None
+    written.append(name)
+    return made
+
+
+def _write_weights(deployed: DeployedNetwork, path: Path, told: str) -> None:
+    """The network's tensors and what is known of it; tensors that share memory are written once each."""
+    tensors = {name: tensor.detach().clone().contiguous() for name, tensor in deployed.state_dict().items()}
+    path.write_bytes(save(tensors, metadata={"format": "pt", "lit_fed": told}))
+
+
+def _write_pt2(deployed: DeployedNetwork, example: Tensor, path: Path, told: str) -> torch.export.ExportedProgram:
+    network = deployed.network
+    if isinstance(network, LightningModule) and not overrides(network, "forward"):
+        raise ConfigError(f"{type(network).__name__} has no forward(x), which is what would be written")
+    batch = torch.export.Dim("batch", min=1)
+    with torch.no_grad():
+        program = torch.export.export(deployed, (example,), dynamic_shapes=({0: batch},))
+        torch.export.save(program, path, extra_files={FACTS: told})
+        again = torch.export.load(path).module()
+        for some in (example, example[:2]):
+            torch.testing.assert_close(again(some), deployed(some), rtol=1e-4, atol=1e-5)
+    return program
+
+
+def _write_onnx(program: torch.export.ExportedProgram, deployed: DeployedNetwork, example: Tensor, path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter's own parts
+        made = torch.onnx.export(program, (example,), input_names=["inputs"], verbose=False)
+    assert made is not None
+    made.save(path)
+    if find_spec("onnxruntime") is not None:
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(path)
+        for some in (example, example[:2]):
+            (found, *_) = session.run(None, {"inputs": some.numpy()})
+            with torch.no_grad():
+                torch.testing.assert_close(torch.from_numpy(found), deployed(some), rtol=1e-3, atol=1e-4)

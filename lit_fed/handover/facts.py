@@ -1,0 +1,119 @@
+"""What is known of a trained network, from its checkpoint and its run's folder."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+import lit_fed
+from lit_fed.callbacks.progress import PROTOCOLS
+from lit_fed.engine.checkpoint import run_folder
+
+_TRAINER = ("local_epochs", "local_steps", "participation", "seed", "precision")
+_MODEL = ("network", "network_args", "optimizer", "lr_scheduler")
+_PACKAGES = ("lightning", "torch", "torchvision", "timm", "numpy")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a card tells.
+
+    Args:
+        task: The class of what was learnt.
+        method: The method's class.
+        rounds: How many rounds it was trained.
+        data: The data module's class, and its settings but for where the files lie.
+        algorithm: The method's settings.
+        training: How clients trained, by setting.
+        clients: How many there are, and how many samples they have, where the run's folder says.
+        partition_sha256: The fingerprint of who had which samples.
+        metrics: Of the checkpoint's round, those of protocols.
+        evaluated_on: ``test`` or ``validation``.
+        preprocessing: The steps from stored inputs to the network; None where they are code of the data module's own.
+        class_names: What the outputs are called.
+        versions: Of the packages that wrote the files.
+    """
+
+    task: str
+    method: str
+    rounds: int
+    data: tuple[str, dict[str, Any]]
+    algorithm: dict[str, Any]
+    training: dict[str, Any]
+    clients: dict[str, Any]
+    partition_sha256: str
+    metrics: dict[str, float]
+    evaluated_on: str
+    preprocessing: list[dict[str, Any]] | None
+    class_names: list[str] | None
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+def facts_of(content: Mapping[str, Any], path: Path) -> Facts:
+    """What a checkpoint and the folder of its run say.
+
+    Args:
+        content: The checkpoint.
+        path: Its file.
+    """
+    config = yaml.safe_load(content["config"]) if content["config"] else {}
+    trainer, inputs = config.get("trainer") or {}, content["inputs"]
+    metrics = {name: value for name, value in content["metrics"].items() if name.partition("/")[0] in PROTOCOLS}
+    training = {
+        key: trainer[key]
+        for key in ("max_rounds", "local_epochs", "local_steps", "seed", "precision")
+        if key in trainer
+    }
+    training |= {"participation": trainer["participation"]} if trainer.get("participation") else {}
+    data = (config.get("data") or {}).get("init_args") or {}
+    model = (config.get("model") or {}).get("init_args") or {}
+    training |= {key: model[key] for key in ("network", "network_args", "optimizer", "lr_scheduler") if model.get(key)}
+    return Facts(
+        task=", ".join(dict.fromkeys(content["tasks"].values())),
+        method=content["method"],
+        rounds=content["round_idx"],
+        data=(str(inputs.get("source")), {key: value for key, value in data.items() if key != "root"}),
+        algorithm=(config.get("algorithm") or {}).get("init_args") or {},
+        training={key: value for key, value in training.items() if value is not None},
+        clients=_clients(run_folder(path)),
+        partition_sha256=content["partition"],
+        metrics=metrics,
+        evaluated_on={"val": "validation"}.get(str(trainer.get("evaluate_on")), "test"),
+        preprocessing=inputs.get("steps"),
+        class_names=None if inputs.get("class_names") is None else list(map(str, inputs["class_names"])),
+        versions={"lit_fed": lit_fed.__version__, "python": platform.python_version(), **_versions()},
+    )
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _clients(run: Path | None) -> dict[str, Any]:
+    """How many clients there were and how many samples they had; empty where no folder says."""
+    try:
+        record = json.loads((run / "partition.json").read_text(encoding="utf-8")) if run is not None else {}
+        sizes = [len(client["indices"]) for client in record["clients"].values()]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+    if not sizes:
+        return {}
+    return {
+        "clients": len(sizes),
+        "training samples": sum(sizes),
+        "samples a client (least, median, most)": f"{min(sizes)}, {np.median(sizes):g}, {max(sizes)}",
+    }

@@ -1,0 +1,217 @@
+"""What `lit-fed export` writes: read, run and right where there is no lit_fed, and honest about what it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from lightning import LightningModule
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from examples.my_module import LitDigits
+from lit_fed import export_network, load_network
+from lit_fed.command.cli import main
+from lit_fed.data import Digits
+from lit_fed.errors import ConfigError
+from lit_fed.handover import export
+from tests.command.support import command, error_of
+from tests.command.test_load_network import OwnCode, reported, stored
+from tests.support import ROOT, LeastSquares, fit, saved_weights
+
+WITHOUT = "import sys; sys.modules['lit_fed'] = None\n"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the quickstart, of three rounds."""
+    folder = tmp_path_factory.mktemp("trained")
+    main(command("fit", "--trainer.max_rounds", "3", "--trainer.default_root_dir", folder))
+    return folder / "lightning_logs" / "version_0"
+
+
+@pytest.fixture(scope="module")
+def exported(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("handed_over")
+    assert "model.pt2" in export_network(run, folder).files
+    return folder
+
+
+def uses(folder: Path) -> list[str]:
+    """What the card says that one writes."""
+    return re.findall(r"```python\n(.*?)\n```", (folder / "MODEL_CARD.md").read_text(encoding="utf-8"), re.DOTALL)
+
+
+def elsewhere(code: str, folder: Path) -> None:
+    """Run code in a folder where lit_fed cannot be imported."""
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT + code], cwd=folder, env=env, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_three_lines_without_lit_fed_predict_what_was_reported(run: Path, exported: Path, tmp_path: Path) -> None:
+    """On bytes as the data set stores them; of another number than the network was exported with."""
+    x, y = stored(Digits(num_clients=20))
+    np.save(tmp_path / "x.npy", x.numpy())
+    use = next(use for use in uses(exported) if "model.pt2" in use)
+    assert len(use.splitlines()) == 3
+    read = f"import numpy\nx = torch.from_numpy(numpy.load({str(tmp_path / 'x.npy')!r}))\n"
+    told = f"numpy.save({str(tmp_path / 'y.npy')!r}, model(x).argmax(1).numpy())\n"
+    elsewhere(f"{use}\n{read}{told}assert outputs.shape == (1, 10)", exported)
+    right = float((np.load(tmp_path / "y.npy") == y.numpy()).mean())
+    assert right == pytest.approx(reported(run))
+    assert right > 0.3, "of a network that has learnt nothing the check would say nothing"
+
+
+def test_other_runtimes_predict_the_same(run: Path, exported: Path) -> None:
+    for package in ("onnx", "onnxscript"):
+        pytest.importorskip(package)
+    onnxruntime = pytest.importorskip("onnxruntime")
+    x, _ = stored(Digits(num_clients=20))
+    session = onnxruntime.InferenceSession(exported / "model.onnx")
+    (logits,) = session.run(None, {"inputs": x.numpy()})
+    with torch.no_grad():
+        np.testing.assert_allclose(logits, load_network(run)(x).numpy(), rtol=1e-3, atol=1e-4)
+    elsewhere(next(use for use in uses(exported) if "model.onnx" in use), exported)
+
+
+def test_the_weights_are_those_of_the_run_with_what_is_known_of_them(run: Path, exported: Path) -> None:
+    trained = torch.load(run / "checkpoints/best.ckpt", weights_only=True)["state_dict"]
+    with safe_open(exported / "model.safetensors", "pt") as file:
+        metadata, found = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    own = {name: tensor for name, tensor in found.items() if name.startswith("network.")}
+    assert own.keys() == trained.keys()
+    assert all(torch.equal(tensor, trained[name]) for name, tensor in own.items())
+    facts = json.loads(metadata["lit_fed"])
+    assert facts == json.loads((exported / "model.json").read_text())
+    files = {"model.json": ""}
+    torch.export.load(exported / "model.pt2", extra_files=files)
+    assert json.loads(files["model.json"]) == facts
+    assert facts["class_names"] == [str(digit) for digit in range(10)]
+    assert facts["preprocessing"][0]["step"] == "normalize"
+    assert facts["input"] == {"shape": [None, 1, 8, 8], "dtype": "uint8"}
+    assert "root" not in facts["data"][1], "the path of whoever trained it"
+
+
+def test_the_card_says_data_rounds_method_metric_and_protocol(run: Path, exported: Path) -> None:
+    text = (exported / "MODEL_CARD.md").read_text(encoding="utf-8")
+    clients = json.loads((run / "partition.json").read_text())["clients"]
+    samples = sum(len(client["indices"]) for client in clients.values())
+    for line in (
+        "# Classifier by FedAvg on Digits",
+        "| clients | `20` |",
+        f"| training samples | `{samples}` |",
+        "| trained for | 3 rounds |",
+        f"| `global/acc` | {reported(run):.6g} | the global model on the shared test set |",
+        "- Outputs, in their order: 0, 1, 2, 3, 4, 5, 6, 7, 8, 9.",
+        f"| torch | {torch.__version__.partition('+')[0]}",
+    ):
+        assert f"\n{line}" in text
+    assert yaml.safe_load(text.split("---\n")[1])["tags"] == ["federated-learning", "lit_fed"]
+    assert '"alpha": 0.3' in text
+
+
+def test_a_command_writes_the_best_of_the_newest_run_here(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(run.parents[1])
+    main(["export", "--output", str(tmp_path / "out"), "--onnx", "false"])
+    lines = capsys.readouterr().out.splitlines()
+    names = ("model.safetensors", "model.json", "model.pt2", "MODEL_CARD.md")
+    assert lines == [f"written     {tmp_path / 'out' / name}" for name in names]
+    monkeypatch.chdir(tmp_path)
+    told = "no run in lightning_logs has a best.ckpt; name a run's folder with --ckpt_path"
+    assert error_of(["export"], capsys) == told
+    assert error_of(["export", "--ckpt_path", "nowhere"], capsys) == "there is no checkpoint at nowhere"
+
+
+def test_onnx_without_its_packages(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model.onnx").write_text("of an export before")
+    monkeypatch.setattr(export, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"needs onnx and onnxscript; install with pip install 'lit-fed\[onnx\]'"):
+        export_network(run, tmp_path, onnx=True)
+    done = export_network(run, tmp_path)
+    assert done.lacking == {"model.onnx": "onnx and onnxscript not installed; pip install 'lit-fed[onnx]'"}
+    assert not (tmp_path / "model.onnx").exists()
+
+
+# ---------------------------------------------------------------------- other networks and checkpoints
+
+
+def test_a_module_of_ones_own_is_exported_whole(tmp_path: Path) -> None:
+    made = fit(tmp_path, LitDigits(), Digits(num_clients=3), max_rounds=1)
+    done = export_network(made.log_dir, tmp_path / "out", LitDigits(), onnx=False)
+    assert "model.pt2" in done.files, done.lacking
+    x, _ = stored(Digits(num_clients=3))
+    own = LitDigits()
+    own.load_state_dict(saved_weights(Path(made.log_dir)))
+    with torch.no_grad():
+        expected = own((x.float() / 16 - 0.3053) / 0.3760)  # by hand: sixteen shades, the digits' mean and deviation
+        found = torch.export.load(tmp_path / "out/model.pt2").module()(x)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+
+
+class Picky(nn.Module):
+    """Looks at its inputs' values, which no program can follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = nn.Linear(2, 1, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network(x) if float(x.sum()) > 0 else x  # type: ignore[no-any-return]
+
+
+class Faceless(LightningModule):
+    """Has no forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = nn.Linear(2, 1, bias=False)
+
+
+@pytest.mark.parametrize(("network", "why"), [(Picky(), "data-dependent"), (Faceless(), "Faceless has no forward(x)")])
+def test_what_cannot_be_written_is_said_and_the_rest_is_there(network: nn.Module, why: str, tmp_path: Path) -> None:
+    made = fit(tmp_path, max_rounds=1)
+    done = export_network(made.log_dir, tmp_path / "out", network)
+    assert done.files == ("model.safetensors", "model.json", "MODEL_CARD.md")
+    assert why in done.lacking["model.pt2"]
+    assert "\n" not in done.lacking["model.pt2"]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {*done.files}
+    assert len(uses(tmp_path / "out")) == 1
+
+
+def test_preprocessing_that_is_code_is_said(tmp_path: Path) -> None:
+    made = fit(tmp_path, LeastSquares(), OwnCode(2), max_rounds=1)
+    export_network(made.log_dir, tmp_path / "out", nn.Linear(2, 1, bias=False), onnx=False)
+    assert "is code of its own, which these files do not hold" in (tmp_path / "out/MODEL_CARD.md").read_text()
+
+
+def test_a_checkpoint_that_does_not_say_what_an_input_is_like(tmp_path: Path) -> None:
+    """Written before checkpoints said so, or by a server that has no data."""
+    path = Path(fit(tmp_path, max_rounds=1).log_dir) / "checkpoints" / "last.ckpt"
+    content: dict[str, Any] = torch.load(path, weights_only=True)
+    assert content["inputs"].pop("stored") == ((2,), "float32")
+    torch.save(content, path)
+    network = nn.Linear(2, 1, bias=False)
+    with pytest.raises(ConfigError, match=r"last\.ckpt does not say what an input is like; give --shape"):
+        export_network(path, tmp_path / "out", network)
+    with pytest.raises(ConfigError, match="there is no type 'bytes' of inputs; name one of torch's, such as uint8"):
+        export_network(path, tmp_path / "out", network, stored=((2,), "bytes"))
+    assert not (tmp_path / "out").exists()
+    assert "model.pt2" in export_network(path, tmp_path / "out", network, stored=((2,), "float32"), onnx=False).files
+
+
+def test_the_example_of_the_docs_is_there() -> None:
+    assert "lit-fed export" in (ROOT / "docs/handover.md").read_text(encoding="utf-8")
