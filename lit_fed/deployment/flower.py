@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,7 @@ _PARCEL_BYTES = (
 )  # messages to a node travel together up to this size: a process of Flower's takes seconds to start
 _MOST_IN_PARCEL = 2**16
 _AGAIN_S = 3.0
+_AT_ONCE = 4  # keys that are registered at a time
 _START_S = 120.0  # for a SuperLink to listen, and for its stub to come
 
 
@@ -280,12 +282,17 @@ def register(address: str, security: Security, home: Path, node_keys: Sequence[s
         ConfigError: If a key is none.
     """
     name = connection_file(address, security, home)
-    for path in node_keys:
+
+    def register_one(path: str) -> str | None:
         words = [program("flwr"), "supernode", "register", path, name]
         done = subprocess.run(words, env=environment(home), capture_output=True, text=True, check=False)
         said = " ".join((done.stdout + done.stderr).split())
-        if done.returncode and "already" not in said:
-            raise ConfigError(f"--node_keys {path} is not taken by the SuperLink: {said[-200:]}")
+        return said[-200:] if done.returncode and "already" not in said else None
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:  # each is a process that takes seconds to start
+        for path, odd in zip(node_keys, pool.map(register_one, node_keys), strict=True):
+            if odd is not None:
+                raise ConfigError(f"--node_keys {path} is not taken by the SuperLink: {odd}")
 
 
 def _start_run(address: str, security: Security, home: Path, folder: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from lit_fed.deployment.agreed import agreed, difference
 from lit_fed.deployment.wire import MOST_BYTES, PROTOCOL, Message, check_payload, decode, encode
+from lit_fed.deployment.withheld import Report, Withheld
 from lit_fed.engine.executor import failure
 from lit_fed.engine.files import Version, VersionedFiles
 from lit_fed.engine.payload import ClientUpdate, Payload, decoded, encoded, layout_of
@@ -42,6 +43,7 @@ class Node:
         folder: Where the clients' states lie, a folder a run.
         histogram: Report also how many samples of every class a client has.
         limit: The size of the largest message that is taken, bytes.
+        report: Tell each client's metrics, or only their sums over all clients that live here and do the same.
         say: Prints a line.
 
     Raises:
@@ -58,6 +60,7 @@ class Node:
         folder: Path,
         histogram: bool = True,
         limit: int = MOST_BYTES,
+        report: Report = "clients",
         say: Callable[[str], object] = print,
     ) -> None:
         self.clients = sorted(set(clients))
@@ -78,6 +81,8 @@ class Node:
         self.run = trainer.assemble(model, data, algorithm, "fit")
         self.federation = self.run.federation
         self.reports = {one: data.report(one, histogram) for one in self.clients}
+        samples = {one: report.samples for one, report in self.reports.items()}
+        self.withheld = Withheld(samples) if report == "aggregate" else None
         self._run_id = ""
 
     @contextmanager
@@ -90,7 +95,8 @@ class Node:
 
     def handle(self, blob: bytes) -> bytes:
         """Do what a message says; the answer. Whatever goes wrong is an answer too."""
-        client_id, round_idx = -1, -1
+        client_id, round_idx, message = -1, -1, None
+        outcome: ClientUpdate | ClientFailure | None
         try:
             message = decode(blob, self.limit)
             if message.word == "hello":
@@ -105,10 +111,16 @@ class Node:
             outcome = self._train(client_id, broadcast) if message.word == "train" else self._ask(message, broadcast)
         except (Exception, SystemExit) as error:
             outcome = failure(client_id, round_idx, error)
+        sums = {}
+        if self.withheld is not None and message is not None and client_id in self.clients:
+            try:
+                sums = self.withheld.take(message, outcome)
+            except WireError as error:
+                outcome = ClientFailure(client_id, round_idx, str(error))
         if isinstance(outcome, ClientFailure):
             self.say(f"{outcome}" + (f"\n{outcome.details}" if outcome.details else ""))
-            return encode(self._failed(client_id, round_idx, outcome.cause))
-        return encode(self._answer(client_id, round_idx, outcome))
+            return encode(self._failed(client_id, round_idx, outcome.cause, sums=sums))
+        return encode(self._answer(client_id, round_idx, outcome, sums))
 
     # ------------------------------------------------------------------ who lives here
 
@@ -122,7 +134,7 @@ class Node:
             cause = f"{odd}; start both with the same configuration"
         else:
             clients = {str(one): asdict(report) for one, report in self.reports.items()}
-            return Message("answer", {"boot": self.boot, "clients": clients})
+            return Message("answer", {"boot": self.boot, "clients": clients, "sums": self.withheld is not None})
         self.say(f"refused the server: {cause}")
         return self._failed(-1, -1, cause)
 
@@ -184,16 +196,19 @@ class Node:
             raise ConfigError(f"trainer.protocols on the node has no {name[:40]!r}; start both with the same protocols")
         return protocol.answer(self.federation, message.get("client", int), broadcast, subset)  # type: ignore[arg-type]
 
-    def _answer(self, client_id: int, round_idx: int, update: ClientUpdate | None) -> Message:
-        fields: dict[str, Any] = {"client": client_id, "round": round_idx, "silent": update is None}
+    def _answer(self, client_id: int, round_idx: int, update: ClientUpdate | None, sums: Mapping[str, Any]) -> Message:
+        fields: dict[str, Any] = {"client": client_id, "round": round_idx, "silent": update is None, "sums": sums}
         if update is None:
             return Message("answer", fields)
         fields |= {"weight": update.weight, "metrics": update.metrics}
         fields["version"] = self.federation.store.written(client_id)
         return Message("answer", fields, {"payload": encoded(update.payload, self.federation.channel.uplink)})
 
-    def _failed(self, client_id: int, round_idx: int, cause: str, moved: bool = False) -> Message:
-        return Message("failure", {"client": client_id, "round": round_idx, "cause": cause, "moved": moved})
+    def _failed(
+        self, client_id: int, round_idx: int, cause: str, moved: bool = False, sums: Mapping[str, Any] | None = None
+    ) -> Message:
+        fields = {"client": client_id, "round": round_idx, "cause": cause, "moved": moved, "sums": dict(sums or {})}
+        return Message("failure", fields)
 
 
 def _version(message: Message) -> Version | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from lit_fed.callbacks import Callback
 from lit_fed.data.client_report import ClientReport
+from lit_fed.data.cut import named
 from lit_fed.deployment.grid import Grid, Reply
 from lit_fed.deployment.wire import MOST_BYTES, PROTOCOL, Message, decode, encode
 from lit_fed.engine.run import Run
@@ -72,12 +73,14 @@ class Home:
         key: What proves who it is; empty where nothing does.
         boot: The name of its process.
         clients: Who lives there.
+        sums: Whether it tells of its clients' metrics in sums only.
     """
 
     node: int
     key: str
     boot: str
     clients: Mapping[int, ClientReport]
+    sums: bool = False
 
 
 @dataclass
@@ -130,6 +133,11 @@ class Roster:
             who = ", ".join(map(str, missing[:8])) + (", …" if len(missing) > 8 else "")
             raise ConfigError(
                 f"no node has come for client {who} within {seconds:g} s; start it with lit-fed node{why}"
+            )
+        if together := [one for home in self.homes.values() if home.sums for one in home.clients]:
+            self.say(
+                f"the nodes of {named(together)} tell their clients' metrics in sums only: clients.csv lacks them, and "
+                "metrics over clients have a mean but no _std, _p10 and _min"
             )
 
     def await_clients(self, client_ids: Iterable[int], seconds: float) -> None:
@@ -188,7 +196,7 @@ class Roster:
                 self._refuse(node, answer.get("cause", str)[:300])
                 return
             clients = self._read_clients(answer.get("clients", dict))
-            boot = answer.get("boot", str)
+            boot, sums = answer.get("boot", str), answer.get("sums", bool)
         except LitFedError as error:
             self._refuse(node, str(error))
             return
@@ -202,7 +210,7 @@ class Roster:
                 return
         for other in {self._owner[one] for one in clients if one in self._owner}:
             self.forget(other)  # the same key: it was started again
-        self.homes[node] = Home(node, key, boot, clients)
+        self.homes[node] = Home(node, key, boot, clients, sums)
         self._owner |= dict.fromkeys(clients, node)
 
     def _read_clients(self, claimed: Mapping[str, Any]) -> dict[int, ClientReport]:
