@@ -9,9 +9,10 @@ from jsonargparse import ArgumentParser
 
 from lit_fed.command.deployed import add_run, make
 from lit_fed.command.table import Call
-from lit_fed.deployment.flower import Security, serve
+from lit_fed.deployment.flower import serve
 from lit_fed.deployment.node import Node
 from lit_fed.deployment.processes import program, split_address
+from lit_fed.deployment.security import Security
 from lit_fed.deployment.wire import MOST_BYTES
 from lit_fed.deployment.withheld import Report
 

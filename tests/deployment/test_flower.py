@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from lit_fed.deployment.flower import RelayGrid, Security, _opened, _parcels
+from lit_fed.deployment.flower import RelayGrid, _opened, _parcels
 from lit_fed.deployment.processes import is_loopback, split_address, wait_for
+from lit_fed.deployment.security import Security
 from lit_fed.deployment.stub.pipe import receive, send
 from lit_fed.deployment.wire import join
 from lit_fed.errors import ConfigError
