@@ -156,6 +156,7 @@ def test_commands_are_found() -> None:
         "simulate",
         "node",
         "federate",
+        "split",
     }
 
 

@@ -52,6 +52,7 @@ COMMANDS = {
     "study": Command("Run a grid of runs, and print a paper's table beside ours.", "lit_fed.studies.run_studies"),
     "node": Command("Be some clients of a federation, where their data are.", "lit_fed.command.node"),
     "federate": Command("Train a federation whose clients live on nodes.", "lit_fed.command.federate"),
+    "split": Command("Write a data set as one folder a client, to try a federation out.", "lit_fed.command.split"),
     "cost": Command("Count the bytes that a run will send, without running it.", "lit_fed.command.cost"),
     "simulate": Command(
         "Draw a paper's figure from simulations.", "lit_fed.studies.simulations.run_simulation"

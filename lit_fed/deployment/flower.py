@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import socket
 import subprocess
@@ -42,6 +43,8 @@ _PARCEL_BYTES = (
 )  # messages to a node travel together up to this size: a process of Flower's takes seconds to start
 _MOST_IN_PARCEL = 2**16
 _AGAIN_S = 3.0
+_LOOK_S = 0.5  # between two looks whether the SuperLink is there
+_SETTLED_S = 30.0  # a SuperNode that has run so long was let in
 _START_S = 120.0  # for a SuperLink to listen, and for its stub to come
 
 
@@ -57,11 +60,19 @@ class RelayGrid:
         limit: The size of the largest message that is taken.
         ttl: Seconds after which Flower drops a message.
         keys: Whether nodes have shown that their keys are theirs.
+        silent_s: Seconds without an answer after which the SuperLink is taken for lost.
     """
 
     def __init__(
-        self, connection: socket.socket, programs: Sequence[Program], limit: int, ttl: float, keys: bool
+        self,
+        connection: socket.socket,
+        programs: Sequence[Program],
+        limit: int,
+        ttl: float,
+        keys: bool,
+        silent_s: float = 300.0,
     ) -> None:
+        self.silent_s = silent_s
         self.keys = keys
         self.connection = connection
         self.programs = programs
@@ -127,14 +138,28 @@ class RelayGrid:
         return json.loads(self._receive(_LONGEST_ANSWER))
 
     def _receive(self, limit: int) -> bytes:
+        begun = time.monotonic()
+        while not select.select([self.connection], [], [], _LOOK_S)[0]:  # Flower's grid tries for ever
+            self._check_programs()
+            if time.monotonic() > begun + self.silent_s:
+                raise ProcessLost(
+                    f"the SuperLink has not answered for {self.silent_s:g} s; look whether it runs, and go on with "
+                    "--ckpt_path last"
+                )
         try:
             return receive(self.connection, limit)
         except OSError as error:
             raise self._lost() from error
 
-    def _lost(self) -> ProcessLost:
+    def _check_programs(self) -> None:
         for one in self.programs:
-            one.check()
+            try:
+                one.check()
+            except ProcessLost as error:
+                raise ProcessLost(f"{error}; go on with --ckpt_path last") from error
+
+    def _lost(self) -> ProcessLost:
+        self._check_programs()
         last = self.programs[0].last_words() if self.programs else "nothing is known of it"
         return ProcessLost(f"the SuperLink's run has ended: {last}; go on with --ckpt_path last")
 
@@ -288,12 +313,15 @@ def serve(node: Node, address: str, security: Security, home: Path) -> None:
         wait_for(address, _START_S)
         words = _supernode(address, security, folder / "node")
         supernode = stack.enter_context(running(words, home))
-        begun = time.monotonic()
+        begun = failing = time.monotonic()
         while True:
-            if supernode.has_ended and time.monotonic() < begun + _START_S:  # its key may be about to be registered
+            if supernode.has_ended:  # it was killed, or its SuperLink was started again and does not know it
+                now = time.monotonic()
+                failing = now if now > begun + _SETTLED_S else failing
+                if now > failing + _START_S:  # its key may be about to be registered, but not for ever
+                    supernode.check()
                 time.sleep(_AGAIN_S)
-                supernode = stack.enter_context(running(words, home))
-            supernode.check()
+                supernode, begun = stack.enter_context(running(words, home)), time.monotonic()
             with suppress(TimeoutError):
                 connection, _ = listener.accept()
                 with connection, suppress(OSError):  # whoever asked was ended: the server notices
