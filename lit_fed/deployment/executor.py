@@ -340,7 +340,7 @@ class GridExecutor(Executor):
     def _held(self) -> Iterator[tuple[str, int]]:
         """The versions that the nodes hold of this run, each of clients that live there."""
         message = Message("held", {"run": self.roster.identity.run_id})
-        for node, answer in self.roster.ask(message, _LOOK_S * 10).items():
+        for node, answer in self.roster.ask(dict.fromkeys(self.roster.homes, message), _LOOK_S * 10).items():
             own = {str(client_id) for client_id in self.roster.homes[node].clients}
             for entry in answer.get("held", list):
                 if type(entry) is list and len(entry) == 2 and entry[0] in own and type(entry[1]) is int:

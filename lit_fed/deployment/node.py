@@ -16,11 +16,14 @@ from typing import TYPE_CHECKING, Any
 from lit_fed.deployment.agreed import agreed, difference
 from lit_fed.deployment.wire import MOST_BYTES, PROTOCOL, Message, check_payload, decode, encode
 from lit_fed.deployment.withheld import Report, Withheld
+from lit_fed.engine.client import Stage
 from lit_fed.engine.executor import failure
 from lit_fed.engine.files import Version, VersionedFiles
 from lit_fed.engine.payload import ClientUpdate, Payload, decoded, encoded, layout_of
+from lit_fed.engine.run import Run
 from lit_fed.engine.samplers import FullParticipation
 from lit_fed.engine.session import Broadcast
+from lit_fed.engine.task_loop import TaskStage
 from lit_fed.errors import ClientFailure, ConfigError, WireError
 from lit_fed.trainer import FederatedTrainer, Tasks
 
@@ -71,14 +74,10 @@ class Node:
         self.folder, self.limit, self.say = folder, limit, say
         self.boot = secrets.token_hex(8)
         self.settings = agreed(trainer.settings.config)
-        trainer.participation = FullParticipation()  # who takes part, the server says
-        data.reserve(algorithm.public_size, algorithm.calibration_fraction)
-        data.prepare_data()
-        data.setup("fit", clients=self.clients)
+        self.trainer = trainer
+        self.run = settle(trainer, model, data, algorithm, self.clients, "fit")
         if empty := [one for one in self.clients if not data.num_samples(one)]:
             say(f"client {empty[0]} has no training samples")
-        self.trainer = trainer
-        self.run = trainer.assemble(model, data, algorithm, "fit")
         self.federation = self.run.federation
         self.reports = {one: data.report(one, histogram) for one in self.clients}
         samples = {one: report.samples for one, report in self.reports.items()}
@@ -103,6 +102,8 @@ class Node:
                 return encode(self._greet(message))
             if message.word == "held":
                 return encode(self._tell_held(message))
+            if message.word == "keep":
+                return encode(self._keep(message))
             client_id, round_idx = message.get("client", int), message.get("round", int)
             if message.get("boot", str) != self.boot or client_id not in self.clients:
                 cause = f"client {client_id} is not at home on this node, which was started since"
@@ -145,6 +146,23 @@ class Node:
         own = {str(one) for one in self.clients}
         return Message("answer", {"held": [[name, at] for name, at in files.rounds() if name in own]})
 
+    def _keep(self, message: Message) -> Message:
+        """Keep the end of a run, by which clients predict and are tested later on."""
+        from lit_fed.deployment.kept import Kept
+
+        round_idx, versions = message.get("round", int), message.get("versions", dict)
+        if not 0 <= round_idx < self.run.max_rounds or versions.keys() != {str(one) for one in self.clients}:
+            raise WireError("the end of a run is not that of these clients; both ends must run the same lit_fed")
+        self._open(message)
+        payloads, frozen = dict[str, Payload](), dict[str, Payload]()
+        for kind in {self.federation.kinds[one] for one in self.clients}:
+            payloads[kind] = decoded(message.tensors.get(f"payload/{kind}", {}), self.federation.channel.downlink)
+            frozen[kind] = message.tensors.get(f"frozen/{kind}", {})
+            self._check(payloads[kind], round_idx, kind, "predict")
+        found = {int(one): read_version(version) for one, version in versions.items()}
+        Kept(self._run_id, round_idx, found, payloads, frozen).write(self.folder)
+        return Message("answer", {})
+
     def _open(self, message: Message) -> None:
         run_id = message.get("run", str)
         if not RUN_ID.fullmatch(run_id):
@@ -164,7 +182,7 @@ class Node:
         for dropped in message.get("drop", list):
             if type(dropped) is int and dropped >= 0:
                 store.files.delete(str(client_id), dropped)
-        version = _version(message)
+        version = read_version(message.fields.get("version"))
         store.load_state_dict({} if version is None else {str(client_id): version}, round_idx)
         kind, device = federation.kinds[client_id], federation.fabric.device
         received: dict[str, dict[str, Any]] = {
@@ -173,14 +191,14 @@ class Node:
         }
         payload: Payload = decoded(received["payload"], federation.channel.downlink)
         if message.word == "train":
-            self._check(payload, round_idx, kind)
+            self._check(payload, round_idx, kind, "train")
         return Broadcast(round_idx, {kind: payload}, {kind: received["frozen"]})
 
-    def _check(self, payload: Payload, round_idx: int, kind: str) -> None:
-        """Refuse to train on less than a first broadcast of the round holds; a later one may hold more."""
+    def _check(self, payload: Payload, round_idx: int, kind: str, stage: Stage) -> None:
+        """Refuse to go on with less than a first broadcast of the round holds; a later one may hold more."""
         federation = self.federation
         federation.session.divide(round_idx)
-        layout = layout_of(federation.algorithm.broadcast(federation.server, round_idx, kind))
+        layout = layout_of(federation.algorithm.broadcast(federation.server, round_idx, kind, stage))
         check_payload({name: payload[name] for name in layout if name in payload}, layout, "the server")
 
     def _train(self, client_id: int, broadcast: Broadcast) -> ClientUpdate | ClientFailure:
@@ -211,8 +229,28 @@ class Node:
         return Message("failure", fields)
 
 
-def _version(message: Message) -> Version | None:
-    version = message.fields.get("version")
+def settle(
+    trainer: FederatedTrainer,
+    model: Tasks,
+    data: FederatedDataModule,
+    algorithm: Algorithm[Any],
+    clients: Iterable[int],
+    stage: TaskStage,
+) -> Run:
+    """Put the parts of a run together where only some clients' data are."""
+    trainer.participation = FullParticipation()  # who takes part, the server says
+    data.reserve(algorithm.public_size, algorithm.calibration_fraction)
+    data.prepare_data()
+    data.setup("fit", clients=clients)
+    return trainer.assemble(model, data, algorithm, stage)
+
+
+def read_version(version: Any) -> Version | None:
+    """The version of a client's state, as a message says it.
+
+    Raises:
+        WireError: If it is none.
+    """
     if version is None:
         return None
     if type(version) is not list or [type(part) for part in version] != [int, int] or min(version) < 0:

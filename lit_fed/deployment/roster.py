@@ -167,9 +167,9 @@ class Roster:
         for client_id in home.clients if home is not None else ():
             self._owner.pop(client_id, None)
 
-    def ask(self, message: Message, seconds: float) -> dict[int, Message]:
-        """Ask every node the same; the answers of those that have one, by node."""
-        waiting = {self.grid.push(node, encode(message)): node for node in self.homes}
+    def ask(self, messages: Mapping[int, Message], seconds: float) -> dict[int, Message]:
+        """Ask nodes; the answers of those that have one, by node."""
+        waiting = {self.grid.push(node, encode(message)): node for node, message in messages.items()}
         found, end = {}, time.monotonic() + seconds
         while waiting and time.monotonic() < end:
             replies = list(self.grid.pull(list(waiting)))

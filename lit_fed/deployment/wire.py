@@ -23,7 +23,7 @@ from lit_fed.engine.totals import Total
 from lit_fed.errors import WireError
 
 T = TypeVar("T")
-Word = Literal["hello", "held", "train", "ask", "answer", "failure"]
+Word = Literal["hello", "held", "train", "ask", "keep", "answer", "failure"]
 
 PROTOCOL = 2
 """The version of what is said; both ends must speak the same."""
