@@ -10,7 +10,7 @@ from rich.table import Table
 
 from lit_fed.command.deployed import add_run, make
 from lit_fed.command.table import Call, asked
-from lit_fed.deployment.kept import Home
+from lit_fed.deployment.home import Home
 from lit_fed.engine.protocols import EvalSubset
 from lit_fed.errors import ConfigError
 

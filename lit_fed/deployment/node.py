@@ -5,7 +5,6 @@ It takes messages and gives answers, and knows nothing of how they travel.
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lit_fed.deployment.agreed import agreed, difference
+from lit_fed.deployment.kept import RUN_ID, Kept
 from lit_fed.deployment.wire import MOST_BYTES, PROTOCOL, Message, check_payload, decode, encode
 from lit_fed.deployment.withheld import Report, Withheld
 from lit_fed.engine.client import Stage
@@ -30,8 +30,6 @@ from lit_fed.trainer import FederatedTrainer, Tasks
 if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule
     from lit_fed.engine.algorithm import Algorithm
-
-RUN_ID = re.compile(r"[0-9a-f]{16}")
 
 
 class Node:
@@ -148,8 +146,6 @@ class Node:
 
     def _keep(self, message: Message) -> Message:
         """Keep the end of a run, by which clients predict and are tested later on."""
-        from lit_fed.deployment.kept import Kept
-
         round_idx, versions = message.get("round", int), message.get("versions", dict)
         if not 0 <= round_idx < self.run.max_rounds or versions.keys() != {str(one) for one in self.clients}:
             raise WireError("the end of a run is not that of these clients; both ends must run the same lit_fed")
