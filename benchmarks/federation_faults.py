@@ -235,6 +235,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=150, help="rounds to simulate: more than will be run")
     parser.add_argument("--table", action="store_true", help="only print what is done")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     folder = options.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     bench, kills, done = Bench(folder), folder / "kills.jsonl", 0

@@ -96,7 +96,7 @@ def decode(blob: bytes, limit: int = MOST_BYTES) -> Message:
     """
     if len(blob) > limit:
         raise WireError(
-            f"a message of {len(blob):,} bytes is over the limit of {limit:,}; raise the limit on this side"
+            f"a message of {len(blob):,} bytes is over the limit of {limit:,} where it came; raise --most_bytes there"
         )
     if len(blob) < _START.size:
         raise WireError(f"{len(blob)} bytes are no message; both ends must run the same lit_fed")
