@@ -5,12 +5,14 @@ Prints a table of hashes and exits with 1 where they differ, where a command fai
 
     python benchmarks/federation.py            # plain
     python benchmarks/federation.py --tls      # with TLS, and nodes known by their keys
+    python benchmarks/federation.py --every    # also in two processes, in groups, and over nodes in memory
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
 import signal
 import socket
@@ -34,6 +36,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--config", nargs="*", default=[str(ROOT / "configs" / "quickstart.yaml")])
     parser.add_argument("--tls", action="store_true", help="with TLS and keys")
+    parser.add_argument("--every", action="store_true", help="also in the other ways in which a cohort is trained")
     parser.add_argument("--limit", type=float, default=900, help="seconds for each command")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="lit_fed_federation_") as name:
@@ -42,21 +45,69 @@ def main() -> int:
         started = time.monotonic()
         hashes = {"simulated": simulate(run, folder, options.limit)}
         simulated = time.monotonic()
+        if options.every:
+            two = simulate(run, folder, options.limit, "two processes", "--trainer.devices", "2")
+            hashes |= {"two processes": two, "in memory": in_memory(run, folder)}
+            simulate(run, folder, options.limit, "vectorized", "--trainer.executor", "vectorized")
+            apart = farthest(folder / "simulated", folder / "vectorized")
+            print(f"vectorized: weights within {apart:.1e} of the simulation's")
+        begun = time.monotonic()
         hashes["federated"] = federate(run, folder, options.limit, options.tls)
         federated = time.monotonic()
         left = processes_of(folder)
     for name, found in hashes.items():
-        print(f"{name:12}{found}")
-    print(f"simulation {simulated - started:.0f} s, federation {federated - simulated:.0f} s from nothing running")
+        print(f"{name:15}{found}")
+    print(f"simulation {simulated - started:.0f} s, federation {federated - begun:.0f} s from nothing running")
     for process in left:
         print(f"left behind: {process}")
     return int(len(set(hashes.values())) > 1 or bool(left))
 
 
-def simulate(run: Sequence[str], folder: Path, limit: float) -> str:
+def simulate(run: Sequence[str], folder: Path, limit: float, name: str = "simulated", *more: str) -> str:
     """The hash of the simulation's weights."""
-    call("fit", *run, "--trainer.default_root_dir", str(folder / "simulated"), limit=limit)
-    return weights_sha256(folder / "simulated")
+    call("fit", *run, *more, "--trainer.default_root_dir", str(folder / name), limit=limit)
+    return weights_sha256(folder / name)
+
+
+def in_memory(run: Sequence[str], folder: Path) -> str:
+    """The hash of a federation's weights whose nodes are in this process; every message crosses as bytes."""
+    from contextlib import ExitStack
+
+    from lit_fed.command import node
+    from lit_fed.command.deployed import Made, make
+    from lit_fed.command.roots import import_named
+    from lit_fed.command.table import Call
+    from lit_fed.command.words import prepared
+    from lit_fed.deployment.grid import MemoryGrid
+    from lit_fed.deployment.node import Node
+    from lit_fed.deployment.server import federate as federate_over
+    from lit_fed.parsing import Parser
+
+    import_named()
+
+    def made(name: str) -> Made:
+        parser = Parser(exit_on_error=False)
+        node.add_arguments(parser)
+        words = prepared(
+            ["node", *run, "--client", "0", "--trainer.default_root_dir", str(folder / "in memory" / name)]
+        )
+        return make(Call(parser.parse_args(words[1:]), parser, words), node.OWN)
+
+    with ExitStack() as stack:
+        handlers = {}
+        for place, clients in enumerate(HOMES):
+            trainer, parts = made(f"node_{place}")
+            home = Node(trainer, *parts, json.loads(clients), folder / "in memory" / f"states_{place}")
+            handlers[place] = stack.enter_context(home.at_work()).handle
+        trainer, parts = made("server")
+        federate_over(MemoryGrid(handlers), trainer, *parts)
+    return weights_sha256(folder / "in memory" / "server")
+
+
+def farthest(one: Path, other: Path) -> float:
+    """The largest difference between two runs' weights."""
+    first, second = (torch.load(_last(folder), weights_only=True)["state_dict"] for folder in (one, other))
+    return max(float((first[name].double() - second[name].double()).abs().max()) for name in first)
 
 
 def federate(run: Sequence[str], folder: Path, limit: float, tls: bool) -> str:
@@ -116,12 +167,15 @@ def environment() -> dict[str, str]:
 
 def weights_sha256(folder: Path) -> str:
     """Of the global model in the newest run's last checkpoint."""
-    path = folder / "lightning_logs" / "version_0" / "checkpoints" / "last.ckpt"
     digest = hashlib.sha256()
-    for name, tensor in sorted(torch.load(path, weights_only=True)["state_dict"].items()):
+    for name, tensor in sorted(torch.load(_last(folder), weights_only=True)["state_dict"].items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def _last(folder: Path) -> Path:
+    return folder / "lightning_logs" / "version_0" / "checkpoints" / "last.ckpt"
 
 
 def processes_of(folder: Path, patience_s: float = 20) -> list[str]:

@@ -164,6 +164,7 @@ def test_commands_are_found() -> None:
         "copy",
         "completion",
         "export",
+        "split",
     }
 
 

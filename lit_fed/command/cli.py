@@ -127,12 +127,14 @@ class FederatedCLI(LightningCLI):
         actions = parser.add_subcommands()
         for name, line in COMMANDS.items():
             wanted = self._has_options(name)
-            if wanted and not line.room:
-                made = self._prepare_subcommand_parser(FederatedTrainer, name, description=line.help)
+            if wanted and not line.room_of(self._words):
+                also = f" On a node: --state_dir DIR, whose options are in lit-fed {name} --state_dir DIR --help."
+                told = line.help + (also if line.at_home else "")
+                made = self._prepare_subcommand_parser(FederatedTrainer, name, description=told)
             else:
                 made = Parser(description=line.help)
                 if wanted:
-                    line.load().add_arguments(made)
+                    line.load(self._words).add_arguments(made)
             self._subcommand_parsers[name] = made
             actions.add_subcommand(name, made, help=line.help)
 
@@ -156,7 +158,7 @@ class FederatedCLI(LightningCLI):
 
     @property
     def _room(self) -> str:
-        return COMMANDS[str(self.subcommand)].room
+        return COMMANDS[str(self.subcommand)].room_of(self._words)
 
     def _set_seed(self) -> None:
         if not self._room:
@@ -180,7 +182,7 @@ class FederatedCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         if self._room:
             call = Call(self.config[subcommand], self._parser(subcommand), self._words)
-            self.status = COMMANDS[subcommand].load().run(call)
+            self.status = COMMANDS[subcommand].load(self._words).run(call)
             return
         with ExitStack() as stack:
             stack.enter_context(ending_told())

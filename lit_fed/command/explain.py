@@ -156,10 +156,10 @@ def _asked_for(args: Sequence[str]) -> tuple[str | None, list[str]]:
 def _own_options(args: Sequence[str]) -> list[str]:
     """The options of a command that does not take those of a run."""
     command = asked(args)
-    if command is None or not COMMANDS[command].room:
+    if command is None or not COMMANDS[command].room_of(args):
         return []
     parser = ArgumentParser()
-    COMMANDS[command].load().add_arguments(parser)
+    COMMANDS[command].load(args).add_arguments(parser)
     names = list(parser.get_defaults().keys())
     words = [action.dest for action in parser._actions if not action.option_strings]
     return [] if "trainer.max_rounds" in names else [name for name in names if name not in words] or ["help"]

@@ -11,8 +11,9 @@ from lit_fed.command.deployed import add_run, make
 from lit_fed.command.endings import ending_told
 from lit_fed.command.table import Call
 from lit_fed.deployment.executor import Patience
-from lit_fed.deployment.flower import Security, superlink_grid
+from lit_fed.deployment.flower import superlink_grid
 from lit_fed.deployment.processes import program
+from lit_fed.deployment.security import Security
 from lit_fed.deployment.server import federate
 from lit_fed.deployment.wire import MOST_BYTES
 

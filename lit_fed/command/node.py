@@ -9,12 +9,14 @@ from jsonargparse import ArgumentParser
 
 from lit_fed.command.deployed import add_run, make
 from lit_fed.command.table import Call
-from lit_fed.deployment.flower import Security, serve
+from lit_fed.deployment.flower import serve
 from lit_fed.deployment.node import Node
 from lit_fed.deployment.processes import program, split_address
+from lit_fed.deployment.security import Security
 from lit_fed.deployment.wire import MOST_BYTES
+from lit_fed.deployment.withheld import Report
 
-OWN = ("client", "superlink", "state_dir", "histogram", "most_bytes", "ca", "key")
+OWN = ("client", "superlink", "state_dir", "histogram", "report", "most_bytes", "ca", "key")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -26,6 +28,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--superlink", type=str, default="127.0.0.1:9092", help="address of the server's SuperLink")
     parser.add_argument("--state_dir", type=str, default="lit_fed_node", help="where the clients keep their states")
     parser.add_argument("--histogram", type=bool, default=True, help="report the samples of every class as well")
+    parser.add_argument(
+        "--report", type=Report, default="clients", help="metrics of each of the clients, or their aggregate only"
+    )
     parser.add_argument("--most_bytes", type=int, default=MOST_BYTES, help="the largest message that is taken")
     parser.add_argument("--ca", type=str | None, default=None, help="certificate of the authority, for TLS")
     parser.add_argument("--key", type=str | None, default=None, help="private key by which the server knows this node")
@@ -37,7 +42,7 @@ def make_node(call: Call) -> Node:
     trainer, parts = make(call, OWN)
     clients = [settings.client] if isinstance(settings.client, int) else settings.client
     folder = Path(settings.state_dir) / "states"
-    return Node(trainer, *parts, clients, folder, settings.histogram, settings.most_bytes)
+    return Node(trainer, *parts, clients, folder, settings.histogram, settings.most_bytes, settings.report)
 
 
 def run(call: Call) -> int:

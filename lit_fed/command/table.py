@@ -20,14 +20,21 @@ class Command:
         room: Import path of the module that runs it, with ``add_arguments(parser)`` and ``run(call)``, which returns an
             exit status; none for a method of the trainer. It is a text, so that nothing above the command line is
             imported before it is asked for.
+        at_home: Import path of the module that runs it where a node's folder is named, which then needs no checkpoint.
     """
 
     help: str
     room: str = ""
+    at_home: str = ""
 
-    def load(self) -> ModuleType:
-        """The module that runs it."""
-        return importlib.import_module(self.room)
+    def room_of(self, words: Sequence[str]) -> str:
+        """The room that a command line asks for; empty for a method of the trainer."""
+        named = any(word.partition("=")[0] == "--state_dir" for word in words)
+        return self.at_home if self.at_home and named else self.room
+
+    def load(self, words: Sequence[str]) -> ModuleType:
+        """The module that runs a command line."""
+        return importlib.import_module(self.room_of(words))
 
 
 class Call(NamedTuple):
@@ -44,15 +51,20 @@ class Call(NamedTuple):
     words: list[str]
 
 
+_AT_HOME = "lit_fed.command.at_home"
+
 COMMANDS = {
     "fit": Command("Train a federation."),
-    "validate": Command("Run every protocol on the clients' validation data."),
-    "test": Command("Run every protocol on the test data."),
-    "predict": Command("Write predictions on the shared test data, or on a client's own, to a file."),
+    "validate": Command("Run every protocol on the clients' validation data.", at_home=_AT_HOME),
+    "test": Command("Run every protocol on the test data.", at_home=_AT_HOME),
+    "predict": Command(
+        "Write predictions on the shared test data, or on a client's own, to a file.", at_home=_AT_HOME
+    ),
     "export": Command("Write the trained network for use without lit_fed, with a card.", "lit_fed.command.export"),
     "study": Command("Run a grid of runs, and print a paper's table beside ours.", "lit_fed.studies.run_studies"),
     "node": Command("Be some clients of a federation, where their data are.", "lit_fed.command.node"),
     "federate": Command("Train a federation whose clients live on nodes.", "lit_fed.command.federate"),
+    "split": Command("Write a data set as one folder a client, to try a federation out.", "lit_fed.command.split"),
     "cost": Command("Count the bytes that a run will send, without running it.", "lit_fed.command.cost"),
     "simulate": Command(
         "Draw a paper's figure from simulations.", "lit_fed.studies.simulations.run_simulation"

@@ -2,6 +2,7 @@
 
 from lit_fed.data.array_file import ArrayFile
 from lit_fed.data.base import FederatedDataModule, Subset
+from lit_fed.data.client_arrays import ClientArrays
 from lit_fed.data.client_folders import ClientFolders
 from lit_fed.data.csr import CSR, ClientIndices
 from lit_fed.data.csv_text import CSVText
@@ -40,6 +41,7 @@ __all__ = [
     "Augmentation",
     "CSVText",
     "ClassesPerClient",
+    "ClientArrays",
     "ClientFolders",
     "ClientIndices",
     "CocoKeypoints",

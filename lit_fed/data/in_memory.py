@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -117,24 +117,46 @@ class TensorDataModule(FederatedDataModule):
                 raise ConfigError(f"{arrays.source}: {subset} samples or labels are a single number: give one each")
             if len(x) != len(y):
                 raise ConfigError(f"{arrays.source}: {len(x)} {subset} samples but {len(y)} labels: they must match")
-        self._x = {
-            "train": _inputs(arrays.x_train, f"training inputs of {arrays.source}", self._device),
-            "test": _inputs(arrays.x_test, f"test inputs of {arrays.source}", self._device),
-        }
         sizes, clients = (len(arrays.y_train), len(arrays.y_test)), (arrays.client_train, arrays.client_test)
         if self.num_classes is None:
             shape = self.output_shape
             train = checked_targets(arrays.y_train, shape, f"training targets of {arrays.source}")
             test = checked_targets(arrays.y_test, shape, f"test targets of {arrays.source}")
-            self._y = {"train": _tensor(train, self._device), "test": _tensor(test, self._device)}
+            self.hold(replace(arrays, y_train=train, y_test=test))
             return Strata(arrays.strata_train, arrays.strata_test, *sizes, *clients, arrays.source)
         if arrays.strata_train is not None or arrays.strata_test is not None:
             raise ConfigError(f"{arrays.source}: strata are for targets that are no classes, leave them out")
         labels = Strata(arrays.y_train, arrays.y_test, *sizes, *clients, arrays.source).checked(self.num_classes)
         assert labels.train is not None
         assert labels.test is not None
-        self._y = {"train": _tensor(labels.train, self._device), "test": _tensor(labels.test, self._device)}
+        self.hold(replace(arrays, y_train=labels.train, y_test=labels.test))
         return labels
+
+    def hold(self, arrays: Arrays) -> None:
+        """Keep arrays as tensors.
+
+        Args:
+            arrays: With targets as they are to be: classes in int64, or float32.
+
+        Raises:
+            ConfigError: An input is no number, or not finite.
+        """
+        self._x = {
+            "train": _inputs(arrays.x_train, f"training inputs of {arrays.source}", self._device),
+            "test": _inputs(arrays.x_test, f"test inputs of {arrays.source}", self._device),
+        }
+        self._y = {"train": _tensor(arrays.y_train, self._device), "test": _tensor(arrays.y_test, self._device)}
+
+    def stored(self, subset: Subset, indices: IntArray) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Samples as they are stored, with their targets.
+
+        Args:
+            subset: Which part of the data set the indices count in.
+            indices: The samples, shape (n,).
+        """
+        chosen = self._positions(subset, indices)
+        x, y = (tensors[subset].index_select(0, chosen).cpu().numpy() for tensors in (self._x, self._y))
+        return x, y
 
     def read_contents(self) -> Iterator[NDArray[Any]]:
         """All targets and, as they are stored, all inputs; see `DescribedPopulation.read_contents`."""

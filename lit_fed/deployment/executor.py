@@ -11,13 +11,14 @@ from typing import Any, NamedTuple, cast
 
 from lit_fed.deployment.grid import Reply
 from lit_fed.deployment.roster import Home, Roster
-from lit_fed.deployment.wire import Message, check_metrics, check_payload, check_weight, decode, encode
+from lit_fed.deployment.wire import Message, check_metrics, check_payload, check_sums, check_weight, decode, encode
 from lit_fed.engine.client import Client
 from lit_fed.engine.executor import Executor, Question
 from lit_fed.engine.files import Version, VersionedFiles
 from lit_fed.engine.forecast import untrained_answer
 from lit_fed.engine.payload import Channel, ClientUpdate, Layout, decoded, layout_of, num_bytes
 from lit_fed.engine.session import Broadcast, Session
+from lit_fed.engine.totals import Totals
 from lit_fed.errors import ClientFailure, ConfigError, NobodyLeft, WireError
 
 _PAUSE_S = (0.005, 0.25)  # between two looks for answers: from the shortest to the longest
@@ -100,6 +101,7 @@ class _Work:
         sent: Messages under way, by id.
         busy: Messages before each node.
         end: When it is too late.
+        together: By the name of a node's process, all clients that are told the same there.
     """
 
     word: str
@@ -111,6 +113,7 @@ class _Work:
     sent: dict[str, _Sent] = field(default_factory=dict)
     busy: dict[int, int] = field(default_factory=dict)
     retried: set[int] = field(default_factory=set)
+    together: dict[str, list[int]] = field(default_factory=dict)
 
 
 class GridExecutor(Executor):
@@ -133,6 +136,7 @@ class GridExecutor(Executor):
         self.patience = patience
         self.tolerant = tolerant
         self.num_bytes = 0
+        self._totals: list[Totals] = []
         session.store.keeper = self._files
 
     def run(self, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[ClientUpdate | ClientFailure]:
@@ -166,6 +170,10 @@ class GridExecutor(Executor):
                     raise outcome
                 self.roster.say(f"{outcome}; its {question.protocol} metrics are left out")
 
+    def told_together(self) -> list[Totals]:
+        """What nodes told of their clients in sums."""
+        return self._totals
+
     def check_kept(self, session: Session, broadcast: Broadcast) -> None:
         """Nothing: a node looks at a client's state before the client goes on with it."""
 
@@ -175,6 +183,7 @@ class GridExecutor(Executor):
         self, word: str, ids: list[int], broadcast: Broadcast, fields: Mapping[str, Any], layouts: Mapping[str, Layout]
     ) -> Iterator[ClientUpdate | ClientFailure | None]:
         begun = time.monotonic()
+        self._totals = []
         work = _Work(word, broadcast, fields, layouts, deque(ids), begun + self.patience.round_s)
         self.roster.refresh()
         pause, looked = _PAUSE_S[0], begun
@@ -224,10 +233,18 @@ class GridExecutor(Executor):
         dropped = store.files.dropped.pop(str(client_id), []) if isinstance(store.files, NodeFiles) else []
         fields = {
             "client": client_id, "round": broadcast.round_idx, "run": self.roster.identity.run_id, "boot": home.boot,
-            "version": store.version(client_id), "drop": dropped, **work.fields,
+            "version": store.version(client_id), "drop": dropped, "together": self._together(client_id, home, work),
+            **work.fields,
         }  # fmt: skip
         tensors = {"payload": broadcast.wire[kind], "frozen": broadcast.frozen.get(kind, {})}
         return Message(cast("Any", work.word), fields, tensors)
+
+    def _together(self, client_id: int, home: Home, work: _Work) -> list[int]:
+        """All clients that are told the same on a client's node, as far as is known when the first of them is."""
+        if client_id not in work.together.get(home.boot, ()):
+            others = [one for one in work.queue if self.roster.home(one) is home]
+            work.together[home.boot] = sorted([client_id, *others])
+        return work.together[home.boot]
 
     def _take_in(self, work: _Work, reply: Reply) -> Iterator[ClientUpdate | ClientFailure | None]:
         sent = work.sent.pop(reply.message_id)
@@ -240,6 +257,7 @@ class GridExecutor(Executor):
             answer = decode(reply.blob, self.roster.limit)
             if (answer.get("client", int), answer.get("round", int)) != (sent.client_id, work.broadcast.round_idx):
                 raise WireError(f"the answer of client {sent.client_id} is to another message; it is left out")
+            self._add_sums(answer, work, sent)
             if answer.word == "failure" and answer.get("moved", bool) and sent.client_id not in work.retried:
                 work.retried.add(sent.client_id)
                 work.queue.append(sent.client_id)
@@ -251,6 +269,14 @@ class GridExecutor(Executor):
                 yield self._read(sent.client_id, answer, work)
         except WireError as error:
             yield self._failure(sent.client_id, work, str(error))
+
+    def _add_sums(self, answer: Message, work: _Work, sent: _Sent) -> None:
+        """Take in what comes with the last answer of a node that tells nothing of single clients."""
+        sums, home = answer.get("sums", dict), self.roster.homes.get(sent.node)
+        if sums and home is not None:
+            samples = [report.samples for report in home.clients.values()]
+            most = sum(samples) if work.word == "train" else len(samples)
+            self._totals.append(check_sums(sums, f"the node of client {sent.client_id}", most))
 
     def _read(self, client_id: int, answer: Message, work: _Work) -> ClientUpdate | None:
         """An answer, once nothing in it can do harm.
@@ -314,7 +340,7 @@ class GridExecutor(Executor):
     def _held(self) -> Iterator[tuple[str, int]]:
         """The versions that the nodes hold of this run, each of clients that live there."""
         message = Message("held", {"run": self.roster.identity.run_id})
-        for node, answer in self.roster.ask(message, _LOOK_S * 10).items():
+        for node, answer in self.roster.ask(dict.fromkeys(self.roster.homes, message), _LOOK_S * 10).items():
             own = {str(client_id) for client_id in self.roster.homes[node].clients}
             for entry in answer.get("held", list):
                 if type(entry) is list and len(entry) == 2 and entry[0] in own and type(entry[1]) is int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import socket
 import subprocess
@@ -14,7 +15,6 @@ import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,12 @@ from lit_fed.deployment.processes import (
     Program,
     ending_by_signal,
     environment,
-    is_loopback,
     program,
     running,
     split_address,
     wait_for,
 )
+from lit_fed.deployment.security import Security, connection_file, register
 from lit_fed.deployment.stub.pipe import receive, send
 from lit_fed.deployment.wire import join, split
 from lit_fed.errors import ConfigError, ProcessLost, WireError
@@ -43,49 +43,9 @@ _PARCEL_BYTES = (
 )  # messages to a node travel together up to this size: a process of Flower's takes seconds to start
 _MOST_IN_PARCEL = 2**16
 _AGAIN_S = 3.0
+_LOOK_S = 0.5  # between two looks whether the SuperLink is there
+_SETTLED_S = 30.0  # a SuperNode that has run so long was let in
 _START_S = 120.0  # for a SuperLink to listen, and for its stub to come
-
-
-@dataclass(frozen=True)
-class Security:
-    """How ends know each other.
-
-    Args:
-        ca: Certificate of the authority that signed the server's; none only on this machine.
-        certificate: The server's certificate, on the server.
-        key: The key of the server's certificate on the server, the node's own on a node.
-    """
-
-    ca: str | None = None
-    certificate: str | None = None
-    key: str | None = None
-
-    def check(self, address: str, wanted: Sequence[str]) -> None:
-        """Refuse an address that others can hear, without what protects it.
-
-        Args:
-            address: Of the SuperLink.
-            wanted: The files that this end needs.
-
-        Raises:
-            ConfigError: For a file that is missing.
-        """
-        given = {name: getattr(self, name) for name in wanted}
-        for name, path in given.items():
-            if path is not None and not Path(path).is_file():
-                raise ConfigError(f"--{name} {path} is no file")
-        absent = [name for name, path in given.items() if path is None]
-        if absent and not is_loopback(address):
-            raise ConfigError(
-                f"{address} is not on this machine, so --{absent[0]} must be given; see docs/deployment.md"
-            )
-        if absent and len(absent) < len(given):
-            raise ConfigError(f"--{absent[0]} is missing: TLS and keys are used together, or on loopback not at all")
-
-    @property
-    def is_on(self) -> bool:
-        """Whether there is TLS."""
-        return self.ca is not None
 
 
 # ---------------------------------------------------------------------- the server's end
@@ -100,11 +60,19 @@ class RelayGrid:
         limit: The size of the largest message that is taken.
         ttl: Seconds after which Flower drops a message.
         keys: Whether nodes have shown that their keys are theirs.
+        silent_s: Seconds without an answer after which the SuperLink is taken for lost.
     """
 
     def __init__(
-        self, connection: socket.socket, programs: Sequence[Program], limit: int, ttl: float, keys: bool
+        self,
+        connection: socket.socket,
+        programs: Sequence[Program],
+        limit: int,
+        ttl: float,
+        keys: bool,
+        silent_s: float = 300.0,
     ) -> None:
+        self.silent_s = silent_s
         self.keys = keys
         self.connection = connection
         self.programs = programs
@@ -170,14 +138,28 @@ class RelayGrid:
         return json.loads(self._receive(_LONGEST_ANSWER))
 
     def _receive(self, limit: int) -> bytes:
+        begun = time.monotonic()
+        while not select.select([self.connection], [], [], _LOOK_S)[0]:  # Flower's grid tries for ever
+            self._check_programs()
+            if time.monotonic() > begun + self.silent_s:
+                raise ProcessLost(
+                    f"the SuperLink has not answered for {self.silent_s:g} s; look whether it runs, and go on with "
+                    "--ckpt_path last"
+                )
         try:
             return receive(self.connection, limit)
         except OSError as error:
             raise self._lost() from error
 
-    def _lost(self) -> ProcessLost:
+    def _check_programs(self) -> None:
         for one in self.programs:
-            one.check()
+            try:
+                one.check()
+            except ProcessLost as error:
+                raise ProcessLost(f"{error}; go on with --ckpt_path last") from error
+
+    def _lost(self) -> ProcessLost:
+        self._check_programs()
         last = self.programs[0].last_words() if self.programs else "nothing is known of it"
         return ProcessLost(f"the SuperLink's run has ended: {last}; go on with --ckpt_path last")
 
@@ -259,35 +241,6 @@ def _superlink(address: str, security: Security) -> list[str]:
     return [*words, *files, "--enable-supernode-auth"]
 
 
-def connection_file(address: str, security: Security, home: Path) -> str:
-    """Write down, for Flower's own command line, how the SuperLink is reached; the name under which it stands."""
-    secure = f'root-certificates = "{Path(security.ca).resolve()}"' if security.ca else "insecure = true"
-    home.mkdir(parents=True, exist_ok=True)
-    (home / "config.toml").write_text(f'[superlink.lit_fed]\naddress = "{address}"\n{secure}\n', encoding="utf-8")
-    return "lit_fed"
-
-
-def register(address: str, security: Security, home: Path, node_keys: Sequence[str]) -> None:
-    """Let the nodes in that have one of some keys; those that are known already stay so.
-
-    Args:
-        address: Of the SuperLink.
-        security: The authority's certificate.
-        home: Flower's folder.
-        node_keys: Files of public keys.
-
-    Raises:
-        ConfigError: If a key is none.
-    """
-    name = connection_file(address, security, home)
-    for path in node_keys:
-        words = [program("flwr"), "supernode", "register", path, name]
-        done = subprocess.run(words, env=environment(home), capture_output=True, text=True, check=False)
-        said = " ".join((done.stdout + done.stderr).split())
-        if done.returncode and "already" not in said:
-            raise ConfigError(f"--node_keys {path} is not taken by the SuperLink: {said[-200:]}")
-
-
 def _start_run(address: str, security: Security, home: Path, folder: Path) -> None:
     name, app = connection_file(address, security, home), folder / "app"
     shutil.copytree(_STUB, app / _APP, ignore=shutil.ignore_patterns("__pycache__", "*.toml"))
@@ -360,12 +313,15 @@ def serve(node: Node, address: str, security: Security, home: Path) -> None:
         wait_for(address, _START_S)
         words = _supernode(address, security, folder / "node")
         supernode = stack.enter_context(running(words, home))
-        begun = time.monotonic()
+        begun = failing = time.monotonic()
         while True:
-            if supernode.has_ended and time.monotonic() < begun + _START_S:  # its key may be about to be registered
+            if supernode.has_ended:  # it was killed, or its SuperLink was started again and does not know it
+                now = time.monotonic()
+                failing = now if now > begun + _SETTLED_S else failing
+                if now > failing + _START_S:  # its key may be about to be registered, but not for ever
+                    supernode.check()
                 time.sleep(_AGAIN_S)
-                supernode = stack.enter_context(running(words, home))
-            supernode.check()
+                supernode, begun = stack.enter_context(running(words, home)), time.monotonic()
             with suppress(TimeoutError):
                 connection, _ = listener.accept()
                 with connection, suppress(OSError):  # whoever asked was ended: the server notices

@@ -5,29 +5,31 @@ It takes messages and gives answers, and knows nothing of how they travel.
 
 from __future__ import annotations
 
-import re
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lit_fed.deployment.agreed import agreed, difference
+from lit_fed.deployment.kept import RUN_ID, Kept
 from lit_fed.deployment.wire import MOST_BYTES, PROTOCOL, Message, check_payload, decode, encode
+from lit_fed.deployment.withheld import Report, Withheld
+from lit_fed.engine.client import Stage
 from lit_fed.engine.executor import failure
 from lit_fed.engine.files import Version, VersionedFiles
 from lit_fed.engine.payload import ClientUpdate, Payload, decoded, encoded, layout_of
+from lit_fed.engine.run import Run
 from lit_fed.engine.samplers import FullParticipation
 from lit_fed.engine.session import Broadcast
+from lit_fed.engine.task_loop import TaskStage
 from lit_fed.errors import ClientFailure, ConfigError, WireError
 from lit_fed.trainer import FederatedTrainer, Tasks
 
 if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule
     from lit_fed.engine.algorithm import Algorithm
-
-RUN_ID = re.compile(r"[0-9a-f]{16}")
 
 
 class Node:
@@ -42,6 +44,7 @@ class Node:
         folder: Where the clients' states lie, a folder a run.
         histogram: Report also how many samples of every class a client has.
         limit: The size of the largest message that is taken, bytes.
+        report: Tell each client's metrics, or only their sums over all clients that live here and do the same.
         say: Prints a line.
 
     Raises:
@@ -58,6 +61,7 @@ class Node:
         folder: Path,
         histogram: bool = True,
         limit: int = MOST_BYTES,
+        report: Report = "clients",
         say: Callable[[str], object] = print,
     ) -> None:
         self.clients = sorted(set(clients))
@@ -68,16 +72,14 @@ class Node:
         self.folder, self.limit, self.say = folder, limit, say
         self.boot = secrets.token_hex(8)
         self.settings = agreed(trainer.settings.config)
-        trainer.participation = FullParticipation()  # who takes part, the server says
-        data.reserve(algorithm.public_size, algorithm.calibration_fraction)
-        data.prepare_data()
-        data.setup("fit", clients=self.clients)
+        self.trainer = trainer
+        self.run = settle(trainer, model, data, algorithm, self.clients, "fit")
         if empty := [one for one in self.clients if not data.num_samples(one)]:
             say(f"client {empty[0]} has no training samples")
-        self.trainer = trainer
-        self.run = trainer.assemble(model, data, algorithm, "fit")
         self.federation = self.run.federation
         self.reports = {one: data.report(one, histogram) for one in self.clients}
+        samples = {one: report.samples for one, report in self.reports.items()}
+        self.withheld = Withheld(samples) if report == "aggregate" else None
         self._run_id = ""
 
     @contextmanager
@@ -90,13 +92,16 @@ class Node:
 
     def handle(self, blob: bytes) -> bytes:
         """Do what a message says; the answer. Whatever goes wrong is an answer too."""
-        client_id, round_idx = -1, -1
+        client_id, round_idx, message = -1, -1, None
+        outcome: ClientUpdate | ClientFailure | None
         try:
             message = decode(blob, self.limit)
             if message.word == "hello":
                 return encode(self._greet(message))
             if message.word == "held":
                 return encode(self._tell_held(message))
+            if message.word == "keep":
+                return encode(self._keep(message))
             client_id, round_idx = message.get("client", int), message.get("round", int)
             if message.get("boot", str) != self.boot or client_id not in self.clients:
                 cause = f"client {client_id} is not at home on this node, which was started since"
@@ -105,10 +110,16 @@ class Node:
             outcome = self._train(client_id, broadcast) if message.word == "train" else self._ask(message, broadcast)
         except (Exception, SystemExit) as error:
             outcome = failure(client_id, round_idx, error)
+        sums = {}
+        if self.withheld is not None and message is not None and client_id in self.clients:
+            try:
+                sums = self.withheld.take(message, outcome)
+            except WireError as error:
+                outcome = ClientFailure(client_id, round_idx, str(error))
         if isinstance(outcome, ClientFailure):
             self.say(f"{outcome}" + (f"\n{outcome.details}" if outcome.details else ""))
-            return encode(self._failed(client_id, round_idx, outcome.cause))
-        return encode(self._answer(client_id, round_idx, outcome))
+            return encode(self._failed(client_id, round_idx, outcome.cause, sums=sums))
+        return encode(self._answer(client_id, round_idx, outcome, sums))
 
     # ------------------------------------------------------------------ who lives here
 
@@ -122,7 +133,7 @@ class Node:
             cause = f"{odd}; start both with the same configuration"
         else:
             clients = {str(one): asdict(report) for one, report in self.reports.items()}
-            return Message("answer", {"boot": self.boot, "clients": clients})
+            return Message("answer", {"boot": self.boot, "clients": clients, "sums": self.withheld is not None})
         self.say(f"refused the server: {cause}")
         return self._failed(-1, -1, cause)
 
@@ -132,6 +143,21 @@ class Node:
         files: VersionedFiles = self.federation.store.files
         own = {str(one) for one in self.clients}
         return Message("answer", {"held": [[name, at] for name, at in files.rounds() if name in own]})
+
+    def _keep(self, message: Message) -> Message:
+        """Keep the end of a run, by which clients predict and are tested later on."""
+        round_idx, versions = message.get("round", int), message.get("versions", dict)
+        if not 0 <= round_idx < self.run.max_rounds or versions.keys() != {str(one) for one in self.clients}:
+            raise WireError("the end of a run is not that of these clients; both ends must run the same lit_fed")
+        self._open(message)
+        payloads, frozen = dict[str, Payload](), dict[str, Payload]()
+        for kind in {self.federation.kinds[one] for one in self.clients}:
+            payloads[kind] = decoded(message.tensors.get(f"payload/{kind}", {}), self.federation.channel.downlink)
+            frozen[kind] = message.tensors.get(f"frozen/{kind}", {})
+            self._check(payloads[kind], round_idx, kind, "predict")
+        found = {int(one): read_version(version) for one, version in versions.items()}
+        Kept(self._run_id, round_idx, found, payloads, frozen).write(self.folder)
+        return Message("answer", {})
 
     def _open(self, message: Message) -> None:
         run_id = message.get("run", str)
@@ -152,7 +178,7 @@ class Node:
         for dropped in message.get("drop", list):
             if type(dropped) is int and dropped >= 0:
                 store.files.delete(str(client_id), dropped)
-        version = _version(message)
+        version = read_version(message.fields.get("version"))
         store.load_state_dict({} if version is None else {str(client_id): version}, round_idx)
         kind, device = federation.kinds[client_id], federation.fabric.device
         received: dict[str, dict[str, Any]] = {
@@ -161,14 +187,14 @@ class Node:
         }
         payload: Payload = decoded(received["payload"], federation.channel.downlink)
         if message.word == "train":
-            self._check(payload, round_idx, kind)
+            self._check(payload, round_idx, kind, "train")
         return Broadcast(round_idx, {kind: payload}, {kind: received["frozen"]})
 
-    def _check(self, payload: Payload, round_idx: int, kind: str) -> None:
-        """Refuse to train on less than a first broadcast of the round holds; a later one may hold more."""
+    def _check(self, payload: Payload, round_idx: int, kind: str, stage: Stage) -> None:
+        """Refuse to go on with less than a first broadcast of the round holds; a later one may hold more."""
         federation = self.federation
         federation.session.divide(round_idx)
-        layout = layout_of(federation.algorithm.broadcast(federation.server, round_idx, kind))
+        layout = layout_of(federation.algorithm.broadcast(federation.server, round_idx, kind, stage))
         check_payload({name: payload[name] for name in layout if name in payload}, layout, "the server")
 
     def _train(self, client_id: int, broadcast: Broadcast) -> ClientUpdate | ClientFailure:
@@ -184,20 +210,43 @@ class Node:
             raise ConfigError(f"trainer.protocols on the node has no {name[:40]!r}; start both with the same protocols")
         return protocol.answer(self.federation, message.get("client", int), broadcast, subset)  # type: ignore[arg-type]
 
-    def _answer(self, client_id: int, round_idx: int, update: ClientUpdate | None) -> Message:
-        fields: dict[str, Any] = {"client": client_id, "round": round_idx, "silent": update is None}
+    def _answer(self, client_id: int, round_idx: int, update: ClientUpdate | None, sums: Mapping[str, Any]) -> Message:
+        fields: dict[str, Any] = {"client": client_id, "round": round_idx, "silent": update is None, "sums": sums}
         if update is None:
             return Message("answer", fields)
         fields |= {"weight": update.weight, "metrics": update.metrics}
         fields["version"] = self.federation.store.written(client_id)
         return Message("answer", fields, {"payload": encoded(update.payload, self.federation.channel.uplink)})
 
-    def _failed(self, client_id: int, round_idx: int, cause: str, moved: bool = False) -> Message:
-        return Message("failure", {"client": client_id, "round": round_idx, "cause": cause, "moved": moved})
+    def _failed(
+        self, client_id: int, round_idx: int, cause: str, moved: bool = False, sums: Mapping[str, Any] | None = None
+    ) -> Message:
+        fields = {"client": client_id, "round": round_idx, "cause": cause, "moved": moved, "sums": dict(sums or {})}
+        return Message("failure", fields)
 
 
-def _version(message: Message) -> Version | None:
-    version = message.fields.get("version")
+def settle(
+    trainer: FederatedTrainer,
+    model: Tasks,
+    data: FederatedDataModule,
+    algorithm: Algorithm[Any],
+    clients: Iterable[int],
+    stage: TaskStage,
+) -> Run:
+    """Put the parts of a run together where only some clients' data are."""
+    trainer.participation = FullParticipation()  # who takes part, the server says
+    data.reserve(algorithm.public_size, algorithm.calibration_fraction)
+    data.prepare_data()
+    data.setup("fit", clients=clients)
+    return trainer.assemble(model, data, algorithm, stage)
+
+
+def read_version(version: Any) -> Version | None:
+    """The version of a client's state, as a message says it.
+
+    Raises:
+        WireError: If it is none.
+    """
     if version is None:
         return None
     if type(version) is not list or [type(part) for part in version] != [int, int] or min(version) < 0:

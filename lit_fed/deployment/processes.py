@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -21,6 +22,7 @@ from lit_fed.errors import ConfigError, ProcessLost
 _PATIENCE_S = 10  # with a program that is told to end
 _QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 _PR_SET_PDEATHSIG = 1
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class Program:
@@ -52,10 +54,11 @@ class Program:
         Raises:
             ProcessLost: If it has ended by itself; with the last of what it said.
         """
-        if (status := self.process.poll()) is not None:
-            raise ProcessLost(
-                f"{self.name} ended with status {status}: {self.last_words()}; all it said is in {self.log}"
-            )
+        if (status := self.process.poll()) is None:
+            return
+        if status < 0:
+            raise ProcessLost(f"{self.name} was killed by signal {-status}; what it said is in {self.log}")
+        raise ProcessLost(f"{self.name} ended with status {status}: {self.last_words()}; all it said is in {self.log}")
 
     @property
     def has_ended(self) -> bool:
@@ -79,7 +82,7 @@ class Program:
         self.process.wait()
 
     def _text(self) -> str:
-        return self.log.read_text(encoding="utf-8", errors="replace")
+        return _COLOUR.sub("", self.log.read_text(encoding="utf-8", errors="replace"))
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import Any
 
 from lit_fed.callbacks import Callback
 from lit_fed.data.client_report import ClientReport
+from lit_fed.data.cut import named
 from lit_fed.deployment.grid import Grid, Reply
 from lit_fed.deployment.wire import MOST_BYTES, PROTOCOL, Message, decode, encode
 from lit_fed.engine.run import Run
@@ -72,12 +73,14 @@ class Home:
         key: What proves who it is; empty where nothing does.
         boot: The name of its process.
         clients: Who lives there.
+        sums: Whether it tells of its clients' metrics in sums only.
     """
 
     node: int
     key: str
     boot: str
     clients: Mapping[int, ClientReport]
+    sums: bool = False
 
 
 @dataclass
@@ -131,6 +134,11 @@ class Roster:
             raise ConfigError(
                 f"no node has come for client {who} within {seconds:g} s; start it with lit-fed node{why}"
             )
+        if together := [one for home in self.homes.values() if home.sums for one in home.clients]:
+            self.say(
+                f"the nodes of {named(together)} tell their clients' metrics in sums only: clients.csv lacks them, and "
+                "metrics over clients have a mean but no _std, _p10 and _min"
+            )
 
     def await_clients(self, client_ids: Iterable[int], seconds: float) -> None:
         """Wait until some clients are there, but not for ever."""
@@ -159,9 +167,9 @@ class Roster:
         for client_id in home.clients if home is not None else ():
             self._owner.pop(client_id, None)
 
-    def ask(self, message: Message, seconds: float) -> dict[int, Message]:
-        """Ask every node the same; the answers of those that have one, by node."""
-        waiting = {self.grid.push(node, encode(message)): node for node in self.homes}
+    def ask(self, messages: Mapping[int, Message], seconds: float) -> dict[int, Message]:
+        """Ask nodes; the answers of those that have one, by node."""
+        waiting = {self.grid.push(node, encode(message)): node for node, message in messages.items()}
         found, end = {}, time.monotonic() + seconds
         while waiting and time.monotonic() < end:
             replies = list(self.grid.pull(list(waiting)))
@@ -188,7 +196,7 @@ class Roster:
                 self._refuse(node, answer.get("cause", str)[:300])
                 return
             clients = self._read_clients(answer.get("clients", dict))
-            boot = answer.get("boot", str)
+            boot, sums = answer.get("boot", str), answer.get("sums", bool)
         except LitFedError as error:
             self._refuse(node, str(error))
             return
@@ -202,7 +210,7 @@ class Roster:
                 return
         for other in {self._owner[one] for one in clients if one in self._owner}:
             self.forget(other)  # the same key: it was started again
-        self.homes[node] = Home(node, key, boot, clients)
+        self.homes[node] = Home(node, key, boot, clients, sums)
         self._owner |= dict.fromkeys(clients, node)
 
     def _read_clients(self, claimed: Mapping[str, Any]) -> dict[int, ClientReport]:

@@ -5,17 +5,56 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Any
 
+from lit_fed.callbacks import Callback
+from lit_fed.data.cut import named
 from lit_fed.deployment.agreed import agreed
 from lit_fed.deployment.executor import GridExecutor, Patience
 from lit_fed.deployment.grid import Grid
 from lit_fed.deployment.roster import Identity, Roster
-from lit_fed.deployment.wire import MOST_BYTES
+from lit_fed.deployment.wire import MOST_BYTES, Message
+from lit_fed.engine.payload import Payload
+from lit_fed.engine.run import Run
 from lit_fed.errors import ConfigError
 from lit_fed.trainer import FederatedTrainer, Tasks
 
 if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule
     from lit_fed.engine.algorithm import Algorithm
+
+
+_PARTING_S = 120.0
+
+
+class Parting(Callback):
+    """Leaves every node the end of a run, so that its clients can predict and be tested without a server.
+
+    Args:
+        roster: Knows the nodes.
+    """
+
+    def __init__(self, roster: Roster) -> None:
+        self.roster = roster
+
+    def on_fit_end(self, run: Run) -> None:
+        """Send the last model, and say whom it has not reached."""
+        federation, round_idx = run.federation, max(run.next_round - 1, 0)
+        broadcast = federation.broadcast(round_idx, "predict")
+        self.roster.refresh()
+        messages = {}
+        for node, home in self.roster.homes.items():
+            tensors: dict[str, Payload] = {}
+            for kind in sorted({federation.kinds[one] for one in home.clients}):
+                tensors |= {f"payload/{kind}": broadcast.wire[kind], f"frozen/{kind}": broadcast.frozen.get(kind, {})}
+            versions = {str(one): federation.store.version(one) for one in home.clients}
+            fields = {"run": self.roster.identity.run_id, "round": round_idx, "versions": versions}
+            messages[node] = Message("keep", fields, tensors)
+        reached = self.roster.ask(messages, _PARTING_S)
+        there = {one for node in reached for one in self.roster.homes[node].clients}
+        if absent := set(range(federation.data.num_clients)) - there:
+            run.fabric.print(
+                f"the nodes of {named(absent)} were not there to keep the end of the run; go on with it once "
+                "they are, by --ckpt_path last"
+            )
 
 
 def federate(
@@ -59,6 +98,7 @@ def federate(
     data.learn(roster.reports())
     tolerant = trainer.settings.on_client_failure == "skip"
     trainer.callbacks.insert(0, identity)
+    trainer.callbacks.append(Parting(roster))
     trainer.make_executor = lambda session: GridExecutor(
         session, roster, trainer.channel, patience or Patience(), tolerant
     )

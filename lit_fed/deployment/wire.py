@@ -19,12 +19,13 @@ import torch
 from torch import Tensor
 
 from lit_fed.engine.payload import Layout, Payload, is_finite
+from lit_fed.engine.totals import Total
 from lit_fed.errors import WireError
 
 T = TypeVar("T")
-Word = Literal["hello", "held", "train", "ask", "answer", "failure"]
+Word = Literal["hello", "held", "train", "ask", "keep", "answer", "failure"]
 
-PROTOCOL = 1
+PROTOCOL = 2
 """The version of what is said; both ends must speak the same."""
 
 MOST_BYTES = 2**31
@@ -33,6 +34,7 @@ MOST_BYTES = 2**31
 _MAGIC = b"LFW1"
 _START = struct.Struct("<4sI")
 _MOST_METRICS = 1000
+_MOST_PARTS = 64  # of an exact sum of float64, whose exponents span 2,098 bits: 2098/53 = 39.6
 _METRIC = re.compile(r"[\w./@+=()-]{1,200}")
 
 
@@ -94,7 +96,7 @@ def decode(blob: bytes, limit: int = MOST_BYTES) -> Message:
     """
     if len(blob) > limit:
         raise WireError(
-            f"a message of {len(blob):,} bytes is over the limit of {limit:,}; raise the limit on this side"
+            f"a message of {len(blob):,} bytes is over the limit of {limit:,} where it came; raise --most_bytes there"
         )
     if len(blob) < _START.size:
         raise WireError(f"{len(blob)} bytes are no message; both ends must run the same lit_fed")
@@ -188,16 +190,46 @@ def check_metrics(metrics: Mapping[str, Any], who: str, finite: bool) -> dict[st
     Raises:
         WireError: For too many of them, a name or a value that cannot be.
     """
+    _check_names(metrics, who)
+    for name, value in metrics.items():
+        if type(value) not in (int, float) or (finite and not math.isfinite(value)):
+            raise WireError(f"{who} sent {str(value)[:50]} as {name}, which is no finite number")
+    return dict(metrics)
+
+
+def check_sums(sums: Mapping[str, Any], who: str, most: int) -> dict[str, Total]:
+    """Metrics of several clients in sums.
+
+    Args:
+        sums: What came.
+        who: Whose they are, for the message.
+        most: The largest weight that they can have.
+
+    Raises:
+        WireError: For too many of them, a name, a number or a weight that cannot be.
+    """
+    _check_names(sums, who)
+    for name, total in sums.items():
+        parts, weight = total if type(total) is list and len(total) == 2 else (None, None)
+        if (
+            type(parts) is not list
+            or len(parts) > _MOST_PARTS
+            or not all(type(part) is float for part in parts)
+            or type(weight) is not int
+            or not 0 <= weight <= most
+        ):
+            raise WireError(f"{who} sent {str(total)[:50]} as the sum of {name}, which is none")
+    return {name: Total(tuple(total[0]), total[1]) for name, total in sums.items()}
+
+
+def _check_names(metrics: Mapping[str, Any], who: str) -> None:
     if len(metrics) > _MOST_METRICS:
         raise WireError(f"{who} sent {len(metrics):,} metrics, which are more than {_MOST_METRICS:,}")
-    for name, value in metrics.items():
+    for name in metrics:
         if not _METRIC.fullmatch(name):
             raise WireError(
                 f"{who} sent a metric of the name {name[:50]!r}; names are of letters, digits and ./_@+=()-"
             )
-        if type(value) not in (int, float) or (finite and not math.isfinite(value)):
-            raise WireError(f"{who} sent {str(value)[:50]} as {name}, which is no finite number")
-    return dict(metrics)
 
 
 def check_weight(weight: Any, who: str) -> float:

@@ -16,6 +16,7 @@ from typing import Literal
 from lit_fed.engine.payload import ClientUpdate, Layout, is_finite
 from lit_fed.engine.session import Broadcast, Session
 from lit_fed.engine.strategy import Workers, raise_if_lost
+from lit_fed.engine.totals import Totals
 from lit_fed.errors import ClientFailure, LitFedError, NonFiniteUpdate, ProcessLost, place_of
 
 
@@ -66,6 +67,13 @@ class Executor(ABC):
         for client_id in client_ids:
             if (answer := question.answer(client_id, broadcast)) is not None:
                 yield answer
+
+    def told_together(self) -> list[Totals]:
+        """Of the last `run` or `ask`, once it is done: the metrics of clients that tell nothing of themselves, in sums.
+
+        Training metrics are weighted by samples, answers by 1 a client.
+        """
+        return []
 
     def check_kept(self, session: Session, broadcast: Broadcast) -> None:
         """Refuse, before a run is resumed, client states that it cannot go on with.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from lit_fed.engine.kinds import ONLY
 from lit_fed.engine.payload import ClientUpdate, Payload
 from lit_fed.engine.strategy import Workers
+from lit_fed.engine.totals import Totals, exact_sum
 from lit_fed.errors import ClientFailure
 
 
@@ -107,6 +108,7 @@ class RoundLedger:
     Args:
         drift: How far clients move; None where they have different networks, between which there is no angle.
         rates: By kind of network, the client with the lowest id and the learning rate that it began with.
+        totals: What clients that tell nothing of themselves logged together.
     """
 
     drift: DriftMeter | None = field(default_factory=DriftMeter)
@@ -114,6 +116,7 @@ class RoundLedger:
     failures: list[ClientFailure] = field(default_factory=list)
     delivered: list[int] = field(default_factory=list)
     rates: dict[str, tuple[int, float]] = field(default_factory=dict)
+    totals: list[Totals] = field(default_factory=list)
     local_s: float = 0.0
 
     def sent(self, client_id: int, downlink_bytes: int) -> None:
@@ -145,11 +148,12 @@ class RoundLedger:
         failures = [
             (f.client_id, f.round_idx, f.cause, f.details) for f in self.failures
         ]  # the error cannot be pickled
-        parts = workers.gather((self.rows, failures, self.delivered, self.local_s, self.rates))
+        parts = workers.gather((self.rows, failures, self.delivered, self.local_s, self.rates, self.totals))
         self.rows = sorted((row for part in parts for row in part[0]), key=_place)
         self.failures = [ClientFailure(*failure) for failure in sorted(f for part in parts for f in part[1])]
         self.delivered = sorted(client_id for part in parts for client_id in part[2])
         self.local_s = max(part[3] for part in parts)
+        self.totals = [totals for part in parts for totals in part[5]]
         for part in parts:
             for kind, found in part[4].items():
                 self._begun(kind, found)
@@ -170,12 +174,16 @@ class RoundLedger:
 
     def _training_means(self, num_samples: Callable[[int], int]) -> dict[str, float]:
         sums: dict[str, list[float]] = {}
+        counts: dict[str, int] = {}
         for row in sorted(self.rows, key=lambda row: row.client_id):
             if "/" in row.metric:  # what the module logged; bytes and seconds have no slash
-                total = sums.setdefault(row.metric, [0.0, 0.0])
-                total[0] += row.value * num_samples(row.client_id)
-                total[1] += num_samples(row.client_id)
-        return {name: total / max(count, 1e-300) for name, (total, count) in sums.items()}
+                count = num_samples(row.client_id)
+                sums.setdefault(row.metric, []).append(row.value * count)
+                counts[row.metric] = counts.get(row.metric, 0) + count
+        for name, total in (entry for totals in self.totals for entry in totals.items()):
+            sums.setdefault(name, []).extend(total.parts)
+            counts[name] = counts.get(name, 0) + total.weight
+        return {name: exact_sum(parts) / max(counts[name], 1e-300) for name, parts in sums.items()}
 
 
 def _place(row: ClientRow) -> tuple[int, int, float]:
@@ -188,23 +196,30 @@ def _place(row: ClientRow) -> tuple[int, int, float]:
     return row.client_id, int(row.metric != "downlink_bytes"), 0.0
 
 
-def spread(prefix: str, rows: list[ClientRow]) -> dict[str, float]:
+def spread(prefix: str, rows: list[ClientRow], totals: Sequence[Totals] = ()) -> dict[str, float]:
     """Mean, standard deviation, 10th percentile and minimum over clients of every metric.
 
     Args:
         prefix: Name of the protocol, such as ``clients``.
         rows: One row a client and metric.
+        totals: What clients without rows come to together, a client's weight being 1.
 
     Returns:
-        Values named ``<prefix>/<metric>_mean``, ``_std`` (population), ``_p10`` and ``_min``.
+        Values named ``<prefix>/<metric>_mean``, ``_std`` (population), ``_p10`` and ``_min``; of metrics of clients
+        without rows the mean only.
     """
     values: dict[str, list[float]] = {}
     for row in sorted(rows, key=lambda row: row.client_id):
         values.setdefault(row.metric, []).append(row.value)
     found = {}
-    for metric, column in values.items():
+    for metric in dict.fromkeys([*values, *(name for part in totals for name in part)]):
+        column, withheld = values.get(metric, []), [part[metric] for part in totals if metric in part]
+        count = len(column) + sum(total.weight for total in withheld)
+        parts = [*column, *(part for total in withheld for part in total.parts)]
+        found[f"{prefix}/{metric}_mean"] = exact_sum(parts) / max(count, 1)
+        if withheld:
+            continue
         array = np.asarray(column, dtype=np.float64)
-        found[f"{prefix}/{metric}_mean"] = float(array.mean())
         found[f"{prefix}/{metric}_std"] = float(array.std())
         found[f"{prefix}/{metric}_p10"] = float(np.percentile(array, 10))
         found[f"{prefix}/{metric}_min"] = float(array.min())

@@ -12,10 +12,13 @@ import torch
 from torch import Tensor
 
 from lit_fed.engine.federation import Federation
+from lit_fed.engine.session import Broadcast
 from lit_fed.errors import ConfigError
 
 
-def write_predictions(federation: Federation, output: Path, client_id: int | None, round_idx: int) -> Path:
+def write_predictions(
+    federation: Federation, output: Path, client_id: int | None, round_idx: int, broadcast: Broadcast | None = None
+) -> Path:
     """Run ``predict_step`` over test data and write every output.
 
     Args:
@@ -24,6 +27,7 @@ def write_predictions(federation: Federation, output: Path, client_id: int | Non
             have labels, ``label`` is the last column.
         client_id: Predict as this client on its own test data; None for the global model on the shared test set.
         round_idx: The last finished round.
+        broadcast: What the client has received; what the server here sends, where it is not given.
 
     Returns:
         The file written.
@@ -34,7 +38,7 @@ def write_predictions(federation: Federation, output: Path, client_id: int | Non
     if output.suffix not in (".csv", ".npz"):
         raise ConfigError(f"predictions go to a .csv or .npz file, not {output.name!r}; change --output")
     batches: dict[str, list[np.ndarray]] = {}
-    for batch, result in _predictions(federation, client_id, round_idx):
+    for batch, result in _predictions(federation, client_id, round_idx, broadcast):
         for name, value in (_named(result) | _label(batch)).items():
             batches.setdefault(name, []).append(_array(value))
     if not batches:
@@ -55,7 +59,9 @@ def write_predictions(federation: Federation, output: Path, client_id: int | Non
     return output
 
 
-def _predictions(federation: Federation, client_id: int | None, round_idx: int) -> Iterator[tuple[Any, Any]]:
+def _predictions(
+    federation: Federation, client_id: int | None, round_idx: int, broadcast: Broadcast | None
+) -> Iterator[tuple[Any, Any]]:
     """Batches of test data with what the global model, or a client, predicts for them."""
     data = federation.data
     if client_id is None:
@@ -74,7 +80,7 @@ def _predictions(federation: Federation, client_id: int | None, round_idx: int) 
     if not 0 <= client_id < data.num_clients:
         raise ConfigError(f"there is no client {client_id}; clients are 0 to {data.num_clients - 1}")
     session = federation.session
-    client = session.enter(client_id, federation.broadcast(round_idx, "predict"), "predict")
+    client = session.enter(client_id, broadcast or federation.broadcast(round_idx, "predict"), "predict")
     with session.prepared(client):
         yield from session.predict(client, data.test_loader(client_id))
 

@@ -173,8 +173,9 @@ class ClientTest(Protocol):
         mine = workers.share(clients, federation.data.num_samples)
         for answer in federation.executor.ask(self.question(federation, subset), mine, broadcast):
             rows += [ClientRow(answer.client_id, self.stage, *metric) for metric in answer.metrics.items()]
+        totals = [one for part in workers.gather(federation.executor.told_together()) for one in part]
         rows = sorted((row for part in workers.gather(rows) for row in part), key=lambda row: row.client_id)
-        return Evaluation(spread(self.name, rows), rows)
+        return Evaluation(spread(self.name, rows, totals), rows)
 
     def clients(self, federation: Federation) -> NDArray[np.int64]:
         """Whom to test: all that may be sampled."""

@@ -116,6 +116,7 @@ def _train_cohort(run: Run, current: Round) -> None:
             federation.store.put_update(update)
         elif fates[update.client_id] is Fate.ON_TIME:
             _deliver(run, current, update)
+    ledger.totals += federation.executor.told_together()
 
 
 def _add_late_updates(run: Run, current: Round) -> None:

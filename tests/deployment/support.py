@@ -54,6 +54,7 @@ def deploy(
     homes: Sequence[Sequence[int]],
     ckpt_path: str | None = None,
     handlers: Callable[[list[Node]], Mapping[int, Callable[[bytes], bytes]]] | None = None,
+    own: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> FederatedTrainer:
     """Train over nodes that hold some clients each.
@@ -64,13 +65,14 @@ def deploy(
         homes: Who lives where.
         ckpt_path: Resume from here.
         handlers: What answers for the nodes; the nodes themselves by default.
+        own: The settings of the nodes.
         kwargs: The settings of `federate`.
     """
-    nodes = nodes_of(make, folder, homes)
-    own = {place + 1: node.handle for place, node in enumerate(nodes)}
+    nodes = nodes_of(make, folder, homes, **(own or {}))
+    themselves = {place + 1: node.handle for place, node in enumerate(nodes)}
     made, *parts = make(folder)
     with ExitStack() as stack:
         for node in nodes:
             stack.enter_context(node.at_work())
-        federate(MemoryGrid(handlers(nodes) if handlers else own), made, *parts, ckpt_path, **kwargs)
+        federate(MemoryGrid(handlers(nodes) if handlers else themselves), made, *parts, ckpt_path, **kwargs)
     return made

@@ -16,7 +16,7 @@ from lit_fed.deployment.executor import Patience
 from lit_fed.deployment.grid import MemoryGrid, Reply
 from lit_fed.deployment.node import Node
 from lit_fed.deployment.server import federate
-from lit_fed.deployment.wire import Message, decode, encode
+from lit_fed.deployment.wire import PROTOCOL, Message, decode, encode
 from lit_fed.engine.samplers import UniformParticipation
 from lit_fed.errors import ClientFailure, ConfigError, NobodyLeft
 from lit_fed.methods import Scaffold
@@ -268,7 +268,7 @@ def test_greetings_that_cannot_be_are_refused(tmp_path: Path, clients: Any, word
 
 
 def greeted(node: Node, **changes: Any) -> str:
-    fields: dict[str, Any] = {"protocol": 1, "version": "0.1.0", "settings": {}, **changes}
+    fields: dict[str, Any] = {"protocol": PROTOCOL, "version": "0.1.0", "settings": {}, **changes}
     answer = decode(node.handle(encode(Message("hello", fields))))
     return str(answer.fields.get("cause"))
 

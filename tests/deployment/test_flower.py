@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from lit_fed.deployment.flower import RelayGrid, Security, _opened, _parcels
-from lit_fed.deployment.processes import is_loopback, split_address, wait_for
+from lit_fed.deployment.flower import RelayGrid, _opened, _parcels
+from lit_fed.deployment.processes import is_loopback, running, split_address, wait_for
+from lit_fed.deployment.security import Security
 from lit_fed.deployment.stub.pipe import receive, send
 from lit_fed.deployment.wire import join
-from lit_fed.errors import ConfigError
+from lit_fed.errors import ConfigError, ProcessLost
 from tests.support import ROOT, run_cli
 
 
@@ -99,6 +100,46 @@ def test_a_key_that_a_node_has_not_shown_to_be_its_own_proves_nothing(keys: bool
         send(stub, json.dumps({"7": "ab12"}).encode())
         assert RelayGrid(one, [], limit=100, ttl=1, keys=keys).nodes() == {7: known_by}
         assert json.loads(receive(stub, 100)) == {"do": "nodes"}
+
+
+class Ended:
+    """A program that has ended while it was asked."""
+
+    def check(self) -> None:
+        raise ProcessLost("flower-superlink was killed by signal 9")
+
+
+def test_a_superlink_that_is_gone_is_noticed_while_its_run_still_asks_for_it() -> None:
+    """Flower's grid tries to reach it for ever, so that the stub never answers."""
+    one, stub = socket.socketpair()
+    with one, stub:
+        with pytest.raises(ProcessLost, match="flower-superlink was killed by signal 9; go on with --ckpt_path last"):
+            RelayGrid(one, [Ended()], limit=100, ttl=1, keys=False).nodes()  # type: ignore[list-item]
+        with pytest.raises(ProcessLost, match=r"the SuperLink has not answered for 0\.1 s; look whether it runs"):
+            RelayGrid(one, [], limit=100, ttl=1, keys=False, silent_s=0.1).nodes()
+
+
+@pytest.mark.parametrize(
+    ("does", "told"),
+    [
+        ("exec sleep 60", "sh was killed by signal 9; what it said is in "),
+        (
+            r"printf '\033[91mERROR\033[0m: no key\n1\n'; exit 3",
+            "sh ended with status 3: ERROR: no key; all",
+        ),
+    ],
+)
+def test_the_end_of_a_program_is_told_with_its_last_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str, told: str
+) -> None:
+    monkeypatch.setattr("lit_fed.deployment.processes.program", lambda name: f"/bin/{name}")
+    with running(["sh", "-c", does], tmp_path) as one:
+        if "sleep" in does:
+            one.check()
+            one.process.kill()
+        one.process.wait()
+        with pytest.raises(ProcessLost, match=told):
+            one.check()
 
 
 def test_without_flwr_a_command_says_what_to_install(tmp_path: Path) -> None:

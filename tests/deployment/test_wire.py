@@ -118,7 +118,9 @@ def test_what_nobody_wrote_is_refused_in_a_line(blob: bytes) -> None:
 
 
 def test_a_message_over_the_limit_is_not_even_read() -> None:
-    with pytest.raises(WireError, match=f"a message of {len(GOOD)} bytes is over the limit of 100; raise the limit"):
+    with pytest.raises(
+        WireError, match=f"a message of {len(GOOD)} bytes is over the limit of 100 where it came; raise --most"
+    ):
         decode(GOOD, limit=100)
 
 

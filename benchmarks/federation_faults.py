@@ -1,0 +1,276 @@
+"""Kills every process of a federation on this machine in every phase of a run, and says what became of it.
+
+One federation of two nodes with two clients each. A process is killed (SIGKILL) at a seeded moment of a phase; what has
+ended is started again, the server with ``--ckpt_path last``; every round's weights are compared with the simulation's.
+A kill takes one to three minutes, so what is done is kept in the folder, and a second call goes on::
+
+    python benchmarks/federation_faults.py FOLDER               # 32 kills
+    python benchmarks/federation_faults.py FOLDER --table       # only print what is done
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from federation import ROOT, command, free_port  # beside this file
+
+from lit_fed.callbacks import Callback
+from lit_fed.engine.callback import RoundRecord
+from lit_fed.engine.run import Run
+
+PROCESSES = ("server", "SuperLink", "node", "SuperNode")
+LONGEST_S = {"waiting": 30.0, "training": 12.0, "evaluating": 12.0, "checkpoint": 0.05}
+HOMES = ("[0,1]", "[2,3]")
+GIVE_UP_S = 240.0
+
+
+class Phases(Callback):
+    """Writes down what a run does and, with every round, the hash of its weights.
+
+    Args:
+        path: The file.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def on_fit_start(self, run: Run) -> None:
+        """All nodes are there."""
+        self._write("begun", run.start_round)
+
+    def on_round_start(self, run: Run, round_idx: int, plan: Any) -> None:
+        """Clients train from here."""
+        self._write("training", round_idx)
+
+    def on_evaluation_start(self, run: Run, round_idx: int) -> None:
+        """Clients are tested from here."""
+        self._write("evaluating", round_idx)
+
+    def on_round_end(self, run: Run, record: RoundRecord) -> None:
+        """Files are written from here, the checkpoint last."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(run.federation.global_model(record.round_idx).items()):
+            digest.update(name.encode() + tensor.contiguous().numpy().tobytes())
+        self._write("checkpoint", record.round_idx, digest.hexdigest())
+
+    def _write(self, *words: object) -> None:
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write(" ".join(map(str, words)) + "\n")
+
+
+class Bench:
+    """The federation, and what is done to it.
+
+    Args:
+        folder: Where all of it lies.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.phases = folder / "phases.txt"
+        self.address = f"127.0.0.1:{free_port()}"
+        self.server: subprocess.Popen[bytes] | None = None
+        self.nodes: list[subprocess.Popen[bytes] | None] = [None, None]
+
+    def words(self, name: str, *more: str, max_rounds: int = 500) -> list[str]:
+        """A command on the small federation."""
+        small = {
+            "trainer.max_rounds": max_rounds, "trainer.local_epochs": 1, "trainer.participation": "FullParticipation",
+            "data.num_clients": 4, "data.max_train_samples": 200, "data.partition": "IID",
+        }  # fmt: skip
+        options = [word for key, value in small.items() for word in (f"--{key}", str(value))]
+        return command(name, "-c", str(ROOT / "configs" / "quickstart.yaml"), *options, *more)
+
+    def simulated(self, rounds: int) -> list[str]:
+        """The hash of the weights after every round of the simulation."""
+        path = self.folder / "simulated.txt"
+        if not path.is_file():
+            self.run(self.words("fit", *self.listening(path), max_rounds=rounds), "simulated").wait()
+        return [line.split()[2] for line in path.read_text().splitlines() if line.startswith("checkpoint")]
+
+    def listening(self, path: Path) -> list[str]:
+        """The options of a run that writes down its phases."""
+        own = ["--trainer.callbacks+=federation_faults.Phases", f"--trainer.callbacks.path={path}"]
+        return [*own, "--trainer.default_root_dir", str(self.folder / path.stem)]
+
+    def run(self, words: list[str], name: str) -> subprocess.Popen[bytes]:
+        """Start a process whose output goes to a file."""
+        paths = os.pathsep.join([str(ROOT), str(ROOT / "benchmarks")])
+        with open(self.folder / f"{name}.log", "wb") as log:
+            return subprocess.Popen(
+                words, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+            )
+
+    def start(self) -> None:
+        """Start what is not running."""
+        to = ["--superlink", self.address]
+        for place, node in enumerate(self.nodes):
+            if node is None or node.poll() is not None:
+                own = ["--client", HOMES[place], "--state_dir", str(self.folder / f"node_{place}")]
+                self.nodes[place] = self.run(self.words("node", *to, *own), f"node_{place}")
+        if self.server is None or self.server.poll() is not None:
+            own = ["--flower_dir", str(self.folder / "flower"), "--ckpt_path", "last", *self.listening(self.phases)]
+            self.server = self.run(self.words("federate", *to, *own), "server")
+
+    def stop(self) -> None:
+        """End everything, as a service manager would."""
+        for process in (self.server, *self.nodes):
+            if process is not None and process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                process.wait(60)
+
+    def said(self) -> list[list[str]]:
+        """What the run has written down so far."""
+        return [line.split() for line in self.phases.read_text().splitlines()] if self.phases.is_file() else []
+
+    def pid(self, process: str, place: int) -> int | None:
+        """Of one of the processes."""
+        owner = self.server if process in ("server", "SuperLink") else self.nodes[place]
+        if owner is None or owner.poll() is not None:
+            return None
+        if process in ("server", "node"):
+            return owner.pid
+        return next(_children(owner.pid, f"flower-{process.lower()}"), None)
+
+    def kill(self, process: str, phase: str, delay: float, place: int) -> dict[str, Any]:
+        """Kill one process in a phase; what became of it."""
+        if phase == "waiting" and self.server is not None and self.server.poll() is None:
+            self.server.send_signal(signal.SIGTERM)
+            self.server.wait(60)
+        self.start()
+        before = len(self.said())
+        while phase != "waiting" and not any(words[0] == phase for words in self.said()[before:]):
+            if self.server is None or self.server.poll() is not None:  # an earlier kill is noticed only now
+                self.start()
+            time.sleep(0.01)
+        time.sleep(delay)
+        end = time.monotonic() + 60
+        while (pid := self.pid(process, place)) is None and time.monotonic() < end:
+            time.sleep(0.1)
+        if pid is None:
+            return {"outcome": "was not running"}
+        at = len(self.said())
+        round_idx = int(self.said()[-1][1]) if at else 0
+        os.kill(pid, signal.SIGKILL)
+        return {"round": round_idx, **self.outcome(at, time.monotonic(), process, phase)}
+
+    def outcome(self, at: int, begun: float, process: str, phase: str) -> dict[str, Any]:
+        """What the server made of it."""
+        assert self.server is not None
+        while (seconds := time.monotonic() - begun) < GIVE_UP_S:
+            if self.server.poll() is not None:
+                lines = (self.folder / "server.log").read_text(errors="replace").splitlines()
+                told = next((line for line in reversed(lines) if line.startswith("lit-fed: error: ")), "")
+                own = process == "server"
+                return {
+                    "seconds": None if own else seconds,
+                    "outcome": "killed" if own else told.removeprefix("lit-fed: error: "),
+                }
+            if phase == "waiting" and seconds > 5:
+                self.start()  # a node that has ended is started again, as its service manager would
+            if sum(words[0] == "checkpoint" for words in self.said()[at:]) > (phase != "waiting"):
+                return {"seconds": None, "outcome": "the run goes on"}
+            time.sleep(0.05)
+        self.server.kill()
+        self.server.wait()
+        return {"seconds": None, "outcome": f"nothing within {GIVE_UP_S:g} s"}
+
+
+def _children(pid: int, name: str) -> Iterator[int]:
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            words = (path / "cmdline").read_bytes()
+        except OSError:  # it has ended meanwhile
+            continue
+        if parent == pid and name.encode() in words:
+            yield int(path.name)
+
+
+def plan(repeats: int) -> list[tuple[str, str, float, int]]:
+    """What to kill, in which phase, how far into it, and on which node: the same for everybody."""
+    draw = random.Random(17)
+    kills = [
+        (process, phase, round(draw.uniform(0, LONGEST_S[phase]), 3), draw.randrange(2))
+        for process in PROCESSES for phase in LONGEST_S for _ in range(repeats)
+    ]  # fmt: skip
+    draw.shuffle(kills)
+    return kills
+
+
+def table(folder: Path, simulated: list[str]) -> int:
+    """Print what became of the kills; how many rounds had other weights."""
+    done = [json.loads(line) for line in (folder / "kills.jsonl").read_text().splitlines()]
+    rounds = [line.split() for line in (folder / "phases.txt").read_text().splitlines() if line.startswith("check")]
+    odd = [words for words in rounds if words[2] != simulated[int(words[1])]]
+    print("| killed | phase | round | seconds to notice | what the server says | the next round's weights |")
+    print("|---|---|---|---|---|---|")
+    for one in sorted(done, key=lambda one: (PROCESSES.index(one["process"]), list(LONGEST_S).index(one["phase"]))):
+        later = [words for words in rounds[one.get("rounds_before", 0) :] if int(words[1]) >= one.get("round", 0)]
+        equal = "none yet" if not later else "equal" if later[-1][2] == simulated[int(later[-1][1])] else "differ"
+        noticed = "" if one.get("seconds") is None else f"{one['seconds']:.0f}"
+        print(
+            f"| {one['process']} | {one['phase']} | {one.get('round', '')} | {noticed} | {one['outcome']} | {equal} |"
+        )
+    print(f"\n{len(done)} kills, {len(rounds)} rounds finished, {len(odd)} with other weights than the simulation's")
+    return len(odd)
+
+
+def main() -> int:
+    """Kill what is left to kill; the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--repeats", type=int, default=2, help="kills of a process in a phase")
+    parser.add_argument("--rounds", type=int, default=150, help="rounds to simulate: more than will be run")
+    parser.add_argument("--table", action="store_true", help="only print what is done")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    folder = options.folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    bench, kills, done = Bench(folder), folder / "kills.jsonl", 0
+    simulated = bench.simulated(options.rounds)
+    done = len(kills.read_text().splitlines()) if kills.is_file() else 0
+    try:
+        for process, phase, delay, place in plan(options.repeats)[0 if options.table else done :]:
+            if options.table:
+                break
+            before = sum(words[0] == "checkpoint" for words in bench.said())
+            found = bench.kill(process, phase, delay, place)
+            row = {"process": process, "phase": phase, "delay": delay, "rounds_before": before, **found}
+            with open(kills, "a", encoding="utf-8") as file:
+                _write(file, row)
+        if not options.table:
+            _finish(bench)
+    finally:
+        bench.stop()
+    return int(table(folder, simulated) > 0)
+
+
+def _write(file: IO[str], row: dict[str, Any]) -> None:
+    file.write(json.dumps(row) + "\n")
+    file.flush()
+    print(row, flush=True)
+
+
+def _finish(bench: Bench) -> None:
+    """Let one more round end after the last kill."""
+    bench.start()
+    before = sum(words[0] == "checkpoint" for words in bench.said())
+    end = time.monotonic() + GIVE_UP_S
+    while sum(words[0] == "checkpoint" for words in bench.said()) == before and time.monotonic() < end:
+        time.sleep(0.5)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

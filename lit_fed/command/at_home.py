@@ -1,0 +1,55 @@
+"""``lit-fed predict``, ``test`` and ``validate`` with ``--state_dir``: what a node's clients' models do, at home."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jsonargparse import ArgumentParser
+from rich.console import Console
+from rich.table import Table
+
+from lit_fed.command.deployed import add_run, make
+from lit_fed.command.table import Call, asked
+from lit_fed.deployment.home import Home
+from lit_fed.engine.protocols import EvalSubset
+from lit_fed.errors import ConfigError
+
+_OWN = ("client", "state_dir", "output")
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the options: those of a run, who, and where the node keeps what it has."""
+    add_run(parser)
+    parser.add_argument("--client", type=int | list[int] | None, default=None, help="who: an id, a list, or all here")
+    parser.add_argument("--state_dir", type=str, required=True, help="the folder that the node was started with")
+    parser.add_argument("--output", type=str, default="predictions.csv", help="file of predictions: .csv or .npz")
+
+
+def run(call: Call) -> int:
+    """Do what the command is called."""
+    settings, name = call.settings, asked(call.words)
+    clients = [settings.client] if isinstance(settings.client, int) else settings.client
+    trainer, parts = make(call, _OWN)
+    home = Home(trainer, *parts, clients, Path(settings.state_dir) / "states", name)
+    origin = f"of run {home.kept.run_id} after round {home.kept.round_idx}, as {settings.state_dir} keeps it"
+    if name == "predict":
+        output = Path(settings.output)
+        if len(home.clients) > 1:
+            raise ConfigError(f"{output} takes the predictions of one client; name one of {home.clients} with --client")
+        home.predict(home.clients[0], output)
+    else:
+        _print(home.evaluate("val" if name == "validate" else "test"), "val" if name == "validate" else "test")
+    print(f"model      {origin}")
+    return 0
+
+
+def _print(found: dict[int, dict[str, float]], subset: EvalSubset) -> None:
+    """A row a client, a column a metric."""
+    names = list(dict.fromkeys(name for row in found.values() for name in row))
+    if not names:
+        raise ConfigError(f"trainer.protocols has nothing to ask these clients on the {subset} data; add ClientTest")
+    table = Table("client", *names)
+    for client_id, row in sorted(found.items()):
+        table.add_row(str(client_id), *(f"{row[name]:.6g}" if name in row else "" for name in names))
+    console = Console()
+    (console if console.is_terminal else Console(width=max(100, 30 * len(names)))).print(table)

@@ -1,0 +1,86 @@
+"""What a node keeps of a finished run: the model as it was last sent, and which of its clients' states go with it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_fed.engine.files import Version, write_atomically
+from lit_fed.engine.payload import Payload
+from lit_fed.errors import CheckpointError
+
+NAME = "last.pt"
+RUN_ID = re.compile(r"[0-9a-f]{16}")
+_CLIENT = re.compile("[0-9]{1,18}")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The end of a run, at home.
+
+    Args:
+        run_id: What the run is called on its nodes.
+        round_idx: Its last round.
+        versions: Of the clients' states, by client; None for a client that keeps nothing.
+        payloads: What clients receive, by kind of network.
+        frozen: The parameters that travel beside it, by kind.
+    """
+
+    run_id: str
+    round_idx: int
+    versions: Mapping[int, Version | None]
+    payloads: Mapping[str, Payload]
+    frozen: Mapping[str, Payload]
+
+    def write(self, folder: Path) -> None:
+        """Keep it in the place of what was there before."""
+        content = {
+            "run": self.run_id,
+            "round": self.round_idx,
+            "versions": {str(one): version for one, version in self.versions.items()},
+            "payloads": {kind: dict(payload) for kind, payload in self.payloads.items()},
+            "frozen": {kind: dict(payload) for kind, payload in self.frozen.items()},
+        }
+        write_atomically(content, folder / NAME)
+
+
+def read(folder: Path) -> Kept:
+    """What a node keeps in its folder.
+
+    Raises:
+        CheckpointError: If there is nothing, or it cannot be read.
+    """
+    path = folder / NAME
+    if not path.is_file():
+        raise CheckpointError(
+            f"there is no {path}: a node writes it when a run has ended; name the folder that the node was started with"
+        )
+    try:
+        content = torch.load(path, weights_only=True, map_location="cpu")
+        versions = {int(one): _version(one, version) for one, version in content["versions"].items()}
+        groups = [{kind: _tensors(entry) for kind, entry in content[key].items()} for key in ("payloads", "frozen")]
+        if not RUN_ID.fullmatch(content["run"]) or type(content["round"]) is not int:
+            raise ValueError("it names no run")
+    except Exception as error:  # damaged bytes make the reader fail in a dozen ways
+        raise CheckpointError(f"{path} cannot be read: {' '.join(str(error).split())[:120]}") from error
+    return Kept(content["run"], content["round"], versions, groups[0], groups[1])
+
+
+def _version(name: Any, version: Any) -> Version | None:
+    if not isinstance(name, str) or not _CLIENT.fullmatch(name):
+        raise ValueError(f"{name!r} is no client")
+    if version is not None and (type(version) is not tuple or [type(part) for part in version] != [int, int]):
+        raise ValueError(f"{version!r} is no version")
+    return version
+
+
+def _tensors(entry: Any) -> dict[str, Tensor]:
+    if not isinstance(entry, dict) or not all(isinstance(tensor, Tensor) for tensor in entry.values()):
+        raise ValueError("it holds no tensors")
+    return entry

@@ -1,0 +1,155 @@
+"""A node that withholds its clients' metrics: their sums leave it, and the means are those of a simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lit_fed.data import Digits
+from lit_fed.deployment.node import Node
+from lit_fed.deployment.wire import Message, check_sums, decode, encode
+from lit_fed.engine.protocols import ClientTest, GlobalTest, PersonalTest
+from lit_fed.engine.samplers import UniformParticipation
+from lit_fed.errors import WireError
+from lit_fed.methods import FedAvg, Scaffold
+from lit_fed.tasks import Classifier
+from tests.deployment.support import Make, Parts, deploy, nodes_of, simulate, small
+from tests.deployment.test_faults import Restarting, wanderers, with_grid
+from tests.support import Points, Unlucky, assert_same, rows, trainer, weights
+
+AGGREGATE = {"report": "aggregate"}
+HOMES = [[0, 3, 5], [1], [2, 4, 6, 7, 8]]
+
+
+def digits(algorithm: Any = FedAvg, **kwargs: Any) -> Make:
+    """Nine clients, whose accuracies and losses are no round numbers."""
+
+    def make(folder: Path) -> Parts:
+        import torch
+
+        torch.manual_seed(0)
+        data = Digits(num_clients=9, max_train_samples=300, val_fraction=0.1)
+        model = Classifier("mlp", num_classes=10, in_channels=1, input_shape=data.input_shape)
+        protocols = [GlobalTest(), ClientTest(), PersonalTest(epochs=1)]
+        settings = {"max_rounds": 2, "participation": UniformParticipation(count=5), "protocols": protocols}
+        return Parts(trainer(folder, **settings | kwargs), model, data, algorithm())
+
+    return make
+
+
+def recorded(answers: list[Message]) -> Callable[[list[Node]], dict[int, Callable[[bytes], bytes]]]:
+    """Nodes, of whose answers a note is taken."""
+
+    def handler(node: Node) -> Callable[[bytes], bytes]:
+        def handle(blob: bytes) -> bytes:
+            answer = node.handle(blob)
+            answers.append(decode(answer))
+            return answer
+
+        return handle
+
+    return lambda nodes: {place + 1: handler(node) for place, node in enumerate(nodes)}
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg, Scaffold])
+def test_means_are_the_simulations_to_the_bit_and_no_clients_metric_leaves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], algorithm: Any
+) -> None:
+    make, answers = digits(algorithm), list[Message]()
+    one = simulate(make, tmp_path / "one")
+    capsys.readouterr()
+    other = deploy(make, tmp_path / "other", HOMES, own=AGGREGATE, handlers=recorded(answers))
+    assert_same(weights(one), weights(other))
+    both = zip(rows(one.log_dir / "metrics.csv"), rows(other.log_dir / "metrics.csv"), strict=True)
+    for simulated, federated in both:
+        kept = {name: value for name, value in simulated.items() if not name.endswith(("_std", "_p10", "_min"))}
+        timed = {name for name in kept if name.startswith(("time/", "drift/"))}
+        assert federated.keys() == kept.keys()
+        assert {"clients/acc_mean", "personal/loss_mean", "train/loss"} <= kept.keys() - timed
+        assert {name: federated[name] for name in kept.keys() - timed} == {
+            name: kept[name] for name in kept.keys() - timed
+        }
+    left = {row["metric"] for row in rows(other.log_dir / "clients.csv")}
+    assert left == {"uplink_bytes", "downlink_bytes"}
+    assert all(answer.fields.get("metrics", {}).keys() <= {"lr"} for answer in answers)
+    # A sum a node, round and question: training, two protocols; in each round somebody of every node is tested.
+    assert sum(bool(answer.fields.get("sums")) for answer in answers if "client" in answer.fields) <= 2 * 3 * 3
+    said = capsys.readouterr().out
+    assert said.count("tell their clients' metrics in sums only") == 1
+    assert "the nodes of clients 0, 1, 2, 3, 4, 5, 6, 7, … tell their clients' metrics in sums only" in said
+
+
+def test_nodes_that_tell_and_nodes_that_do_not_give_one_mean(tmp_path: Path) -> None:
+    make = digits(max_rounds=1)
+    one = simulate(make, tmp_path / "one")
+
+    def handlers(nodes: list[Node]) -> Any:
+        (open_one,) = nodes_of(make, tmp_path / "open", HOMES[2:])
+        at_work.append(open_one.at_work())
+        at_work[0].__enter__()
+        return {1: nodes[0].handle, 2: nodes[1].handle, 3: open_one.handle}
+
+    at_work: list[Any] = []
+    other = deploy(make, tmp_path / "other", HOMES, own=AGGREGATE, handlers=handlers)
+    at_work[0].__exit__(None, None, None)
+    for name in ("clients/acc_mean", "clients/loss_mean", "personal/acc_mean", "train/loss"):
+        assert one.metrics[name] == other.metrics[name]
+    assert "clients/acc_std" not in other.metrics
+    told = {row["client_id"] for row in rows(other.log_dir / "clients.csv") if row["metric"] == "acc"}
+    assert told == {"2", "4", "6", "7", "8"}
+
+
+def test_a_client_that_fails_keeps_nobody_elses_sums_back(tmp_path: Path) -> None:
+    """Client 7 of the second node raises; the means are those of the others, as in a simulation."""
+    make = small(data=lambda: Points(num_clients=9), algorithm=Unlucky, on_client_failure="skip")
+    one = simulate(make, tmp_path / "one")
+    other = deploy(make, tmp_path / "other", [[0, 1, 2, 3], [4, 5, 6, 7], [8]], own=AGGREGATE)
+    assert other.metrics["participation/failed"] == 1
+    shared = {name for name in one.metrics if name.startswith(("train/", "clients/")) and name in other.metrics}
+    assert {name: other.metrics[name] for name in shared} == {name: one.metrics[name] for name in shared}
+    assert {"train/loss", "clients/loss_mean"} <= shared
+
+
+@pytest.mark.parametrize("at", [5, 9, 14])
+def test_a_node_that_was_started_again_ends_in_the_same_weights(tmp_path: Path, at: int) -> None:
+    from contextlib import ExitStack
+
+    make, stack = wanderers(), ExitStack()
+
+    def again() -> Any:
+        (node,) = nodes_of(make, tmp_path, [[0, 3]], **AGGREGATE)
+        return stack.enter_context(node.at_work()).handle
+
+    grid = type("Once", (Restarting,), {"at": at, "again": staticmethod(again)})
+    with stack:
+        made = with_grid(grid, make, tmp_path, [[0, 3], [1], [2, 4]])
+    assert_same(weights(made), weights(simulate(make, tmp_path / "one")))
+
+
+def test_a_node_tells_no_sums_of_others_clients(tmp_path: Path) -> None:
+    (node,) = nodes_of(small(), tmp_path, [[0]], **AGGREGATE)
+    good = {"client": 0, "round": 0, "run": "0" * 16, "boot": node.boot, "version": None, "drop": []}
+    for together in ([0, 1], [], ["0"], [1], [0, 0]):
+        answer = decode(node.handle(encode(Message("train", {**good, "together": together}))))
+        assert answer.fields["cause"] == "client 0 is not among those whose sums are asked for"
+
+
+@pytest.mark.parametrize(
+    ("sums", "words"),
+    [
+        ({"a b": [[1.0], 1]}, "a metric of the name 'a b'"),
+        ({"acc": [[1.0], 4]}, "as the sum of acc, which is none"),
+        ({"acc": [[1.0], -1]}, "as the sum of acc, which is none"),
+        ({"acc": [[1], 1]}, "as the sum of acc, which is none"),
+        ({"acc": [[1.0] * 65, 1]}, "as the sum of acc, which is none"),
+        ({"acc": 3.0}, "as the sum of acc, which is none"),
+        ({str(place): [[1.0], 1] for place in range(1001)}, "1,001 metrics"),
+    ],
+)
+def test_sums_that_cannot_be_are_refused(sums: Any, words: str) -> None:
+    with pytest.raises(WireError, match=words):
+        check_sums(sums, "the node of client 0", most=3)
+    assert check_sums({"acc": [[1.0, 0.5], 3]}, "the node of client 0", most=3)["acc"].weight == 3
