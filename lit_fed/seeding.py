@@ -13,6 +13,8 @@ from operator import index
 import numpy as np
 import torch
 
+_PLAIN = {int, str}
+
 
 def derive_seed(seed: int, *keys: int | str) -> int:
     """Hash a seed and the purpose of the random numbers into a new 63-bit seed.
@@ -25,7 +27,9 @@ def derive_seed(seed: int, *keys: int | str) -> int:
         A non-negative integer below 2**63, the same on every platform.
     """
     # `index`, because NumPy writes its own integers in another way, and in another one from version to version.
-    plain = tuple(key if isinstance(key, str) else index(key) for key in (seed, *keys))
+    plain = (seed, *keys)
+    if not _PLAIN.issuperset(map(type, plain)):
+        plain = tuple(key if isinstance(key, str) else index(key) for key in plain)
     digest = hashlib.blake2b(repr(plain).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 

@@ -84,7 +84,7 @@ class TensorLoader:
         self._generator, self._augmentation, self._normalize = generator, augmentation, normalize
         self._values_per_sample = values_per_sample
         self.drop_last, self._fresh = drop_last, fresh
-        self.batch_size, self.num_samples = sizes(len(indices), batch_size, drop_last, fresh)
+        self.batch_size, self.num_samples = sizes(indices.shape[0], batch_size, drop_last, fresh)
 
     @property
     def device(self) -> torch.device:
@@ -100,17 +100,18 @@ class TensorLoader:
             return
         size, inputs = self.batch_size, self._inputs
         order, draws = self._plan()
+        taken = order.shape[0]
         per_sample = max(self._values_per_sample, math.prod(inputs.shape[1:]))
         chunk = size * max(1, _CHUNK_VALUES // (per_sample * size))
-        for start in range(0, len(order), chunk):
-            chosen = order[start : start + chunk]
+        for start in range(0, taken, chunk):
+            chosen = order if taken <= chunk else order[start : start + chunk]
             x = inputs.index_select(0, chosen)
             y = self._targets.index_select(0, chosen)
             if draws is not None and self._augmentation is not None:
                 x = self._augmentation.apply(x, draws[:, start : start + chunk])
             if self._normalize is not None:
                 x = self._normalize(x)
-            if len(chosen) <= size:
+            if chosen.shape[0] <= size:
                 yield x, y
             else:
                 yield from zip(torch.split(x, size), torch.split(y, size), strict=True)
@@ -132,7 +133,7 @@ class TensorLoader:
         indices, generator = self._indices, self._generator
         if generator is None:
             return indices[: self.num_samples]
-        chosen = draw_order(len(indices), self.num_samples, self.batch_size, self._fresh, generator)
+        chosen = draw_order(indices.shape[0], self.num_samples, self.batch_size, self._fresh, generator)
         return indices.index_select(0, chosen)
 
     def fetch(self, rows: Tensor) -> Batch:
@@ -162,7 +163,8 @@ def sizes(count: int, batch_size: int, drop_last: bool, fresh: bool) -> tuple[in
 def draw_order(count: int, taken: int, batch_size: int, fresh: bool, generator: torch.Generator) -> Tensor:
     """The positions of one iteration's samples, int64 of shape (taken,): of one shuffle, or of one for every batch."""
     if not fresh:
-        return torch.randperm(count, generator=generator)[:taken]
+        order = torch.randperm(count, generator=generator)
+        return order if taken == count else order[:taken]
     shuffles = (torch.randperm(count, generator=generator)[:batch_size] for _ in range(taken // batch_size))
     return torch.cat(list(shuffles))
 

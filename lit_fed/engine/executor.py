@@ -6,14 +6,17 @@ all that the loop and its listeners may look at: a client may have worked in ano
 
 from __future__ import annotations
 
+import math
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from lit_fed.engine.payload import ClientUpdate, Layout, is_finite
+import torch
+
+from lit_fed.engine.payload import ClientUpdate, Flat, Layout, is_finite
 from lit_fed.engine.session import Broadcast, Session
 from lit_fed.engine.strategy import Workers, raise_if_lost
 from lit_fed.engine.totals import Totals
@@ -93,6 +96,7 @@ class SequentialExecutor(Executor):
 
     def __init__(self, session: Session) -> None:
         self.session = session
+        self._layout: Mapping[str, torch.Size] = {}
 
     def run(self, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[ClientUpdate | ClientFailure]:
         """Train every client in turn."""
@@ -124,16 +128,19 @@ class SequentialExecutor(Executor):
             metrics = meter.merged(Workers(loop.fabric, everyone=True), loop.metrics)
             loop.workers.agree(client.model.tensors(client.model.buffers))
         made = session.algorithm.finish(client)
-        bad = [name for name, value in metrics.items() if value != value or abs(value) == float("inf")]
-        if bad or not is_finite(made.payload):
+        flat = Flat.of(made.payload, self._layout)
+        bad = [name for name, value in metrics.items() if not math.isfinite(value)]
+        if bad or not is_finite(made.payload if flat is None else {"": flat.values}):
             raise NonFiniteUpdate(f"{', '.join(bad) or 'the update'} is not finite; try a smaller learning rate")
         if state := session.kept(client, made.state):
             session.store.put(client_id, state)
         if (rate := loop.optimizers.rate_of(client.round_idx)) is not None:
             metrics["lr"] = rate
         weight = client.num_samples if made.weight is None else made.weight
+        if flat is not None:
+            self._layout = flat.layout
         metrics["time_s"] = time.perf_counter() - started
-        return ClientUpdate(client_id, made.payload, weight, metrics, session.kinds[client_id])
+        return ClientUpdate(client_id, made.payload, weight, metrics, session.kinds[client_id], flat=flat)
 
 
 def failure(client_id: int, round_idx: int, error: BaseException) -> ClientFailure:

@@ -312,7 +312,7 @@ class _PhaseOfGroup:
         options = loop.gradients
         if options.clip_val is not None:
             _clip(list(found.values()), options.clip_val, options.clip_algorithm)
-        loop.fabric.strategy.optimizer_step(optimizer)
+        loop.take_step(optimizer)
         loop.trainer.global_step += 1
 
 

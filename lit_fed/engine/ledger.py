@@ -48,6 +48,7 @@ class DriftMeter:
         self._norms: list[Tensor] = []
         self._units: Tensor | None = None
         self._origin: Tensor | None = None
+        self._end = 0
         self._waiting: list[Tensor] = []
         self._alike: Mapping[str, torch.Size] | None = None
 
@@ -55,14 +56,16 @@ class DriftMeter:
         """Take in one client's movement; nothing is synchronised."""
         flat, payload = update.flat, update.payload
         if flat is not None and flat.layout is self._alike:
-            self._wait(flat.values)
+            self._wait(flat.values[: self._end])
             return
         names = [name for name, tensor in payload.items() if name in broadcast and tensor.is_floating_point()]
         if not names:
             return
         if self._origin is None:
             self._origin = torch.cat([broadcast[name].flatten() for name in names])
-        self._alike = flat.layout if flat is not None and names == list(payload) else None
+            self._end = self._origin.numel()
+        # What is not the server's own, such as control variates, stands behind it in a payload.
+        self._alike = flat.layout if flat is not None and names == list(flat.layout)[: len(names)] else None
         self._wait(torch.cat([payload[name].detach().flatten() for name in names]))
 
     def _wait(self, values: Tensor) -> None:

@@ -17,6 +17,7 @@ from lightning.fabric.strategies.strategy import Strategy
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
+from lit_fed.engine import direct
 from lit_fed.engine.algorithm import Algorithm
 from lit_fed.engine.client import Client, Pass, Phase, Tensors
 from lit_fed.engine.compatibility import overrides
@@ -42,10 +43,15 @@ class LocalLoop(TaskLoop):
         self._wants_outputs = bool(self.listeners("on_train_batch_end"))
         self._has_gradients = False
         self._watches_zero_grad = "optimizer_zero_grad" in self._replaced or bool(self.listeners("on_before_zero_grad"))
-        # Fabric's way to a plain backward costs as much as a small layer's forward.
+        # Fabric's way to a plain backward and step costs as much as a small layer's forward.
         strategy = self.fabric.strategy
-        plain = type(strategy.precision) is Precision and type(strategy).backward is Strategy.backward
-        self._backward: Callable[[Tensor], object] = Tensor.backward if plain else self.fabric.backward
+        is_plain, own = type(strategy.precision) is Precision, type(strategy)
+        self._backward: Callable[[Tensor], object] = self.fabric.backward
+        self.take_step: Callable[[Optimizer], object] = strategy.optimizer_step
+        if is_plain and own.backward is Strategy.backward:
+            self._backward = direct.backward
+        if is_plain and own.optimizer_step is Strategy.optimizer_step:
+            self.take_step = direct.step
         self._scaler_state = self.scaler.state_dict() if self.scaler is not None else {}
 
     # ------------------------------------------------------------------ training
@@ -250,7 +256,7 @@ class LocalLoop(TaskLoop):
             self.objective.configure_gradient_clipping(optimizer, options.clip_val, options.clip_algorithm)
         elif options.clip_val is not None:
             clip_gradients(optimizer, options.clip_val, options.clip_algorithm)
-        self.fabric.strategy.optimizer_step(optimizer)
+        self.take_step(optimizer)
         self.trainer.global_step += 1
 
     def _unscale(self, optimizer: Optimizer) -> None:

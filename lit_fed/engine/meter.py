@@ -24,7 +24,8 @@ _FOLDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 class Meter:
     """Sample-weighted means of logged values.
 
-    Values stay on their device until `compute`; ``batch_size`` is what a value weighs unless `self.log` says otherwise.
+    Values on an accelerator stay there until `compute`; ``batch_size`` is what a value weighs unless `self.log` says
+    otherwise.
     """
 
     def __init__(self) -> None:
@@ -47,18 +48,20 @@ class Meter:
         Raises:
             ConfigError: For several values, or another way to reduce them.
         """
-        if isinstance(value, Metric):
+        is_tensor = isinstance(value, Tensor)
+        if is_tensor and value.numel() != 1:
+            raise ConfigError(f"self.log({name!r}, …) got {value.numel()} values; log one number, or their mean")
+        if not is_tensor and isinstance(value, Metric):
             self._metrics[name] = value
             if value.higher_is_better is not None:
                 self.directions[name] = "max" if value.higher_is_better else "min"
             return
-        if isinstance(value, Tensor) and value.numel() != 1:
-            raise ConfigError(f"self.log({name!r}, …) got {value.numel()} values; log one number, or their mean")
         if reduce_fx != "mean" and reduce_fx is not torch.mean:
             self._fold(name, value, reduce_fx)
             return
         count = self.batch_size if batch_size is None else batch_size
-        weighted = (value.detach() if isinstance(value, Tensor) else float(value)) * count
+        number = float(value) if not is_tensor else value.item() if value.is_cpu else value.detach()
+        weighted = number * count
         if name in self._sums:
             self._sums[name] = self._sums[name] + weighted
             self._counts[name] += count
@@ -93,7 +96,8 @@ class Meter:
 
     def compute(self) -> dict[str, float]:
         """The mean of every logged value, and the value of every logged ``Metric``, which is then reset."""
-        return _means(self.totals()) | _numbers(self.folded()) | self._compute_metrics()
+        found = _means(self.totals())
+        return found | _numbers(self.folded()) | self._compute_metrics() if self._folded or self._metrics else found
 
     def merged(self, workers: Workers, known: Sequence[Metric] = ()) -> dict[str, float]:
         """As `compute`, over what all processes logged; every process must call this.

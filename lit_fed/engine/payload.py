@@ -66,6 +66,21 @@ class Flat:
     layout: Mapping[str, torch.Size]
     values: Tensor
 
+    @classmethod
+    def of(cls, payload: Payload, like: Mapping[str, torch.Size]) -> Flat | None:
+        """A payload's tensors, copied; None where they are not all of one floating-point type on one device.
+
+        Args:
+            payload: The tensors.
+            like: The layout of an earlier payload, which this one shares where it fits.
+        """
+        shapes = {name: tensor.shape for name, tensor in payload.items()}
+        kinds = {(tensor.dtype, tensor.device) for tensor in payload.values()}
+        if len(kinds) != 1 or not next(iter(kinds))[0].is_floating_point:
+            return None
+        layout = like if shapes == like else shapes
+        return cls(layout, torch.cat([payload[name].detach().reshape(-1) for name in layout]))
+
     def split(self, values: Tensor) -> dict[str, Tensor]:
         """Another vector of this layout as tensors by name."""
         parts = torch.split(values, [shape.numel() for shape in self.layout.values()])

@@ -48,11 +48,12 @@ class WeightedMean(Reducer[Payload]):
 
     def __init__(self, uniform: bool = False) -> None:
         self.uniform = uniform
-        self._sums: dict[str, Tensor] = {}
+        self._sum = torch.empty(0)  # all tensors, one after the other
+        self._sums: dict[str, Tensor] = {}  # each of them, a part of it
         self._dtypes: dict[str, torch.dtype] = {}
         self._total = 0.0
         self._alike: Mapping[str, torch.Size] | None = None
-        self._waiting: list[tuple[Flat, float]] = []
+        self._waiting: list[tuple[Tensor, float]] = []
 
     def add(self, update: ClientUpdate) -> None:
         """Add ``weight * tensor`` for every tensor of the payload."""
@@ -61,12 +62,12 @@ class WeightedMean(Reducer[Payload]):
         if flat is None or flat.layout is not self._alike:
             self._check(update)
             self._sum_up()
-            self._alike = None if flat is None else flat.layout
-        if flat is None:
+            self._alike = flat.layout if flat is not None and list(flat.layout) == list(self._sums) else None
+        if flat is None or self._alike is None:
             for name, tensor in update.payload.items():
                 self._sums[name].add_(tensor.detach(), alpha=weight)
             return
-        self._waiting.append((flat, weight))
+        self._waiting.append((flat.values, weight))
         if len(self._waiting) * flat.values.numel() >= _BLOCK_VALUES:
             self._sum_up()
 
@@ -75,7 +76,10 @@ class WeightedMean(Reducer[Payload]):
         payload = update.payload
         if not self._sums:
             self._dtypes = {name: tensor.dtype for name, tensor in payload.items()}
-            self._sums = {n: torch.zeros_like(t, dtype=torch.float64) for n, t in payload.items()}
+            shapes = {name: tensor.shape for name, tensor in payload.items()}
+            device = next((tensor.device for tensor in payload.values()), None)
+            self._sum = torch.zeros(sum(map(torch.Size.numel, shapes.values())), dtype=torch.float64, device=device)
+            self._sums = Flat(shapes, self._sum).split(self._sum)
         elif payload.keys() != self._sums.keys():
             odd = sorted(payload.keys() ^ self._sums.keys())
             raise ValueError(f"client {update.client_id} sends other tensors than the clients before it: {odd}")
@@ -88,13 +92,12 @@ class WeightedMean(Reducer[Payload]):
 
     def _sum_up(self) -> None:
         """Add the vectors that wait, in one operation."""
-        if not self._waiting:
-            return
-        first = self._waiting[0][0]
-        values = torch.stack([flat.values for flat, _ in self._waiting]).double()
-        weights = torch.tensor([weight for _, weight in self._waiting], dtype=torch.float64, device=values.device)
-        for name, total in first.split(weights @ values).items():
-            self._sums[name].add_(total)
+        if len(self._waiting) == 1:
+            self._sum.add_(self._waiting[0][0], alpha=self._waiting[0][1])
+        elif self._waiting:
+            values = torch.stack([values for values, _ in self._waiting]).double()
+            weights = torch.tensor([weight for _, weight in self._waiting], dtype=torch.float64, device=values.device)
+            self._sum.add_(weights @ values)
         self._waiting = []
 
     def result(self, workers: Workers) -> Payload | None:
@@ -114,7 +117,7 @@ class WeightedMean(Reducer[Payload]):
     def _merge(self, workers: Workers) -> None:
         if workers.world_size == 1:
             return
-        shapes = {name: tuple(tensor.shape) for name, tensor in self._sums.items()}
+        shapes = {name: tensor.shape for name, tensor in self._sums.items()}
         specs = [spec for spec in workers.gather((shapes, self._dtypes)) if spec[0]]
         if not specs:
             return
@@ -122,12 +125,11 @@ class WeightedMean(Reducer[Payload]):
         if odd:
             raise ValueError(f"clients of different processes send different tensors; they differ in {odd}")
         shapes, self._dtypes = specs[0]  # a process without a client learns here what the others sum
-        flat = [self._sums[n].flatten() if self._sums else workers.zeros(shapes[n]).flatten() for n in shapes]
-        total = torch.tensor([self._total], dtype=torch.float64, device=flat[0].device)
-        merged = workers.all_reduce(torch.cat([*flat, total]))
-        parts = torch.split(merged, [*(part.numel() for part in flat), 1])
-        self._sums = {name: part.view(shapes[name]) for name, part in zip(shapes, parts, strict=False)}
-        self._total = float(parts[-1].item())
+        own = self._sum if self._sums else workers.zeros([sum(map(torch.Size.numel, shapes.values()))])
+        total = torch.tensor([self._total], dtype=torch.float64, device=own.device)
+        merged = workers.all_reduce(torch.cat([own, total]))
+        self._sum, self._total = merged[:-1], float(merged[-1].item())
+        self._sums = Flat(shapes, self._sum).split(self._sum)
 
 
 class ByPrefix(Reducer[Payload]):

@@ -7,6 +7,7 @@ of rounding. What cannot be run so is refused before the run, by name: see `lit_
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -99,7 +100,7 @@ class VectorizedExecutor(Executor):
     def _finish(self, client: Client, metrics: dict[str, float], finite: bool, kind: str) -> ClientUpdate:
         session = self.session
         made = session.algorithm.finish(client)
-        bad = [name for name, value in metrics.items() if value != value or abs(value) == float("inf")]
+        bad = [name for name, value in metrics.items() if not math.isfinite(value)]
         held = held_by(client)
         beside = {name: tensor for name, tensor in made.payload.items() if held.get(name) is not tensor}
         if bad or not finite or (beside and not is_finite(beside)):

@@ -1,0 +1,46 @@
+"""Torch's backward and optimizer step without what it does around them for listeners, where nobody listens.
+
+On a small network that costs as much as the network's own forward and backward: a record for the profiler, a copy of
+the context, checks of arguments that are known here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Variable
+from torch.optim import Optimizer
+from torch.optim import optimizer as torch_optimizer
+
+_ONE = torch.ones(())
+_RECORDED = Optimizer.profile_hook_step(lambda: None).__code__
+"""What torch puts around every optimizer's ``step``: the profiler's record, and hooks."""
+
+
+def backward(loss: Tensor) -> None:
+    """``loss.backward()``, of a plain number on the CPU by the engine below it."""
+    if type(loss) is Tensor and loss.dtype == torch.float32 and not loss.ndim and loss.is_cpu:
+        Variable._execution_engine.run_backward(  # as torch.autograd.backward calls it
+            (loss,), (_ONE,), False, False, (), allow_unreachable=True, accumulate_grad=True
+        )
+    else:
+        loss.backward()
+
+
+def step(optimizer: Optimizer) -> None:
+    """``optimizer.step()``, without its record where no profiler runs and nobody hooks into it."""
+    own: Any = type(optimizer).step
+    if (
+        "step" in vars(optimizer)  # as a scheduler puts one there
+        or optimizer._optimizer_step_pre_hooks
+        or optimizer._optimizer_step_post_hooks
+        or torch_optimizer._global_optimizer_pre_hooks
+        or torch_optimizer._global_optimizer_post_hooks
+        or torch._C._autograd._profiler_enabled()
+        or getattr(own, "__code__", None) is not _RECORDED
+    ):
+        optimizer.step()
+    else:
+        own.__wrapped__(optimizer)
