@@ -10,7 +10,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from lit_fed.studies.cells import Cell, Grid
-from lit_fed.studies.results import OUTCOMES, Entry, Results, caption, count_verdicts, tally_text, verdict_text
+from lit_fed.studies.claims import HOW_DECIDED, OUTCOMES
+from lit_fed.studies.results import Entry, Results, caption, count_verdicts, tally_text, verdict_text
 from lit_fed.studies.run_pictures import pictures_of
 from lit_fed.studies.study import Place
 
@@ -22,7 +23,9 @@ th, td { padding: .3rem .8rem; border-bottom: 1px solid #ddd; text-align: left; 
 thead th { border-bottom: 2px solid #888 } td.number { text-align: right; white-space: nowrap }
 small, .quiet { color: #5f5f5f } img { max-width: 100% } code, pre { font: 13px/1.4 ui-monospace, monospace }
 pre { background: #f6f6f6; padding: .7rem; overflow-x: auto } summary { cursor: pointer; padding: .15rem 0 }
-.holds { color: #12692f; font-weight: 600 } .fails { color: #a8101f; font-weight: 600 } .undecided { color: #6b5500 }
+.holds { color: #12692f; font-weight: 600 } .fails { color: #a8101f; font-weight: 600 }
+.equal { color: #0b5394; font-weight: 600 }
+.undecided { color: #6b5500 }
 """
 
 
@@ -90,10 +93,7 @@ def _claims_table(several: Sequence[Results]) -> str:
     )
     head = "<th>study</th>" * name + "<th>claim</th><th>verdict</th><th>margin</th><th>seeds</th>"
     return (
-        f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-        "<p><small>The margin is what is left beyond the claimed one: mean over "
-        "seeds ± t·s/√n, the one-sided 95 % confidence interval. A claim holds where the interval lies above zero, "
-        "fails where it lies below, and is undecided else.</small></p>"
+        f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table><p><small>{escape(HOW_DECIDED)}</small></p>"
     )
 
 

@@ -14,12 +14,11 @@ from functools import partial
 import numpy as np
 
 from lit_fed.studies.cells import Grid
-from lit_fed.studies.claims import Claim, Verdict, check
+from lit_fed.studies.claims import HOW_DECIDED, OUTCOMES, Claim, Verdict, check
+from lit_fed.studies.rounds import report_words
 from lit_fed.studies.study import Measure, Place
 
-OUTCOMES = ("holds", "undecided", "fails")
 _MISSING = "–"
-_ROUNDS = {"last": "last round", "best": "best evaluated round", "mean": "mean over evaluated rounds"}
 
 
 @dataclass(frozen=True)
@@ -131,7 +130,7 @@ def caption(results: Results) -> list[str]:
     study, entries = results.grid.study, list(results.entries.values())
     measures = list(dict.fromkeys(entry.measure for entry in entries if entry.seeds))
     kinds = dict.fromkeys(
-        f"{m.metric}, {_ROUNDS[m.report]}" + ("" if m.scale == 1 else f", times {m.scale:g}") for m in measures
+        f"{m.metric}, {report_words(m.report)}" + ("" if m.scale == 1 else f", times {m.scale:g}") for m in measures
     )
     lines = [f"Metric: {'; '.join(kinds)}."]
     count = len(study.seeds)
@@ -222,11 +221,7 @@ def claims_markdown(results: Sequence[Results]) -> str:
         lines.append("| " + " | ".join(cells) + " |")
     if len(lines) == 2:
         return "No claims.\n"
-    note = (
-        "The margin is what is left beyond the claimed one: mean over seeds ± t·s/√n, the one-sided 95 % confidence "
-        "interval. A claim holds where the interval lies above zero, fails where it lies below, and is undecided else."
-    )
-    return "\n".join([*lines, "", note]) + "\n"
+    return "\n".join([*lines, "", HOW_DECIDED]) + "\n"
 
 
 def _claims(results: Sequence[Results]) -> Iterator[tuple[str, Claim, Verdict]]:

@@ -36,7 +36,7 @@ from lit_fed.studies.results import (
 )
 from lit_fed.studies.study import Place, read_study
 
-_COLORS = {"holds": "green", "fails": "red", "undecided": "yellow"}
+_COLORS = {"holds": "green", "equal": "cyan", "fails": "red", "undecided": "yellow"}
 
 
 def add_arguments(parser: ArgumentParser) -> None:

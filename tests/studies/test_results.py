@@ -108,13 +108,18 @@ def test_the_report_needs_nothing_else(grid, tmp_path):
 
 
 def test_a_page_leads_to_the_reports_and_counts_the_claims(grid, tmp_path):
-    # The claims above: one holds, two are undecided; of six runs five are finished.
+    # The claims above: one holds, none is equal, two are undecided; of six runs five are finished.
     results = collect(grid)
     html = index_html([results, results], tmp_path / "out")
     assert "<a href='tiny/pocket/report.html'>tiny</a>" in html
-    assert html.count("5 of 6</td><td class=number>1</td><td class=number>2</td><td class=number>0</td>") == 2
+    assert (
+        html.count(
+            "5 of 6</td><td class=number>1</td><td class=number>0</td><td class=number>2</td><td class=number>0</td>"
+        )
+        == 2
+    )
     assert html.count("<td>tiny</td><td>It helps<br><code>prox &gt; fedavg at iid</code></td><td class=holds>") == 2
-    assert tally_text([results, results]) == "6 claims of 2 studies: holds 2, undecided 4, fails 0"
+    assert tally_text([results, results]) == "6 claims of 2 studies: holds 2, equal 0, undecided 4, fails 0"
 
 
 def test_pictures_of_nothing_finished(tmp_path):
