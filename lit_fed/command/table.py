@@ -50,6 +50,7 @@ COMMANDS = {
     "test": Command("Run every protocol on the test data."),
     "predict": Command("Write predictions on the shared test data, or on a client's own, to a file."),
     "study": Command("Run a grid of runs, and print a paper's table beside ours.", "lit_fed.studies.run_studies"),
+    "results": Command("Write the claims of all studies that have run on one page.", "lit_fed.studies.run_results"),
     "node": Command("Be some clients of a federation, where their data are.", "lit_fed.command.node"),
     "federate": Command("Train a federation whose clients live on nodes.", "lit_fed.command.federate"),
     "cost": Command("Count the bytes that a run will send, without running it.", "lit_fed.command.cost"),
