@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-long test-all bad-inputs lint types check federation bench studies-pocket board clean
+.PHONY: help setup quickstart test test-long test-all bad-inputs lint types check federation bench studies-pocket results board clean
 
 help:  ## Show what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -64,6 +64,9 @@ bench: $(STAMP)  ## Measure the loop's overhead and what a large population cost
 
 studies-pocket: $(STAMP)  ## Run every study in its small profile, and print what became of the claims
 	$(BIN)/python cli.py study --config configs/papers/*/studies/*.yaml --profile pocket
+
+results: $(STAMP)  ## Write what became of the claims of all studies that have run to docs/results
+	$(BIN)/python cli.py results --config configs/papers/*/studies/*.yaml
 
 board: $(STAMP)  ## Watch the runs in TensorBoard
 	$(BIN)/tensorboard --logdir lightning_logs

@@ -156,6 +156,7 @@ def test_commands_are_found() -> None:
         "test",
         "predict",
         "study",
+        "results",
         "cost",
         "simulate",
         "node",

@@ -62,6 +62,7 @@ COMMANDS = {
     ),
     "export": Command("Write the trained network for use without lit_fed, with a card.", "lit_fed.command.export"),
     "study": Command("Run a grid of runs, and print a paper's table beside ours.", "lit_fed.studies.run_studies"),
+    "results": Command("Write the claims of all studies that have run on one page.", "lit_fed.studies.run_results"),
     "node": Command("Be some clients of a federation, where their data are.", "lit_fed.command.node"),
     "federate": Command("Train a federation whose clients live on nodes.", "lit_fed.command.federate"),
     "split": Command("Write a data set as one folder a client, to try a federation out.", "lit_fed.command.split"),

@@ -39,6 +39,7 @@ class FederatedDataModule(DescribedPopulation):
         partition: How the training samples are cut into clients; none given means `IID`.
         batch_size: Samples per training batch.
         test_batch_size: Samples per batch where nothing is trained.
+        shared_batch_size: The same for the shared test and validation sets; none given means `test_batch_size`.
         seed: The partition's own seed, independent of the run's, so that runs can share a partition.
         val_fraction: Share of every client's samples that is held out to validate on; together these are the shared
             validation set.
@@ -47,6 +48,7 @@ class FederatedDataModule(DescribedPopulation):
         drop_last: Leave out a client's last training batch where it is smaller than the others.
         fresh_batches: Make every training batch the first of a fresh shuffle of the client's samples, instead of going
             through one shuffle after the other.
+        stratified_public: Take equally many public samples of every class, instead of any.
         root: Folder where data sets lie.
         download: Fetch what is missing in `root`, for data sets that can be had in public.
 
@@ -64,17 +66,21 @@ class FederatedDataModule(DescribedPopulation):
         partition: Partition | None = None,
         batch_size: int = 50,
         test_batch_size: int = 500,
+        shared_batch_size: int | None = None,
         seed: int = 0,
         val_fraction: float = 0.0,
         max_train_samples: int | None = None,
         max_test_samples: int | None = None,
         drop_last: bool = False,
         fresh_batches: bool = False,
+        stratified_public: bool = False,
         root: str = "data",
         download: bool = False,
     ) -> None:
         super().__init__()
-        for name, value in (("batch_size", batch_size), ("test_batch_size", test_batch_size)):
+        shared = test_batch_size if shared_batch_size is None else shared_batch_size
+        sizes = {"batch_size": batch_size, "test_batch_size": test_batch_size, "shared_batch_size": shared}
+        for name, value in sizes.items():
             if value < 1:
                 raise ConfigError(f"data.{name} is {value}: a batch needs at least 1 sample")
         if not 0 <= val_fraction < 1:
@@ -84,14 +90,12 @@ class FederatedDataModule(DescribedPopulation):
         for name, most in (("max_train_samples", max_train_samples), ("max_test_samples", max_test_samples)):
             if most is not None and most < 1:
                 raise ConfigError(f"data.{name} is {most}: it must be at least 1, or null for all samples")
-        self.partition = partition if partition is not None else IID()
-        self.batch_size, self.test_batch_size = batch_size, test_batch_size
-        self.drop_last, self.fresh_batches = drop_last, fresh_batches
+        self.partition, self._num_clients = partition if partition is not None else IID(), num_clients
+        self.batch_size, self.test_batch_size, self.shared_batch_size = batch_size, test_batch_size, shared
+        self.drop_last, self.fresh_batches, self.stratified_public = drop_last, fresh_batches, stratified_public
         self.seed, self.root, self.download = seed, root, download
-        self.val_fraction = val_fraction
-        self.public_size, self.calibration_fraction = 0, 0.0
+        self.val_fraction, self.public_size, self.calibration_fraction = val_fraction, 0, 0.0
         self.max_train_samples, self.max_test_samples = max_train_samples, max_test_samples
-        self._num_clients = num_clients
 
     # What a data set tells about itself.
 
@@ -245,6 +249,7 @@ class FederatedDataModule(DescribedPopulation):
             val_fraction=self.val_fraction,
             calibration_fraction=self.calibration_fraction,
             public_size=self.public_size,
+            stratified_public=self.stratified_public,
             max_train_samples=self.max_train_samples,
             max_test_samples=self.max_test_samples,
         )
@@ -300,10 +305,10 @@ class FederatedDataModule(DescribedPopulation):
             raise ConfigError(f"there is no validation set: set data.val_fraction above {self.val_fraction:g}")
         if client_id is None:
             self._all_here("the shared validation set")
-            indices = self._ready.shared_val
+            indices, size = self._ready.shared_val, self.shared_batch_size
         else:
-            indices = self._of(client_id).val[client_id]
-        loader = self.make_loader("train", indices, batch_size=self.test_batch_size)
+            indices, size = self._of(client_id).val[client_id], self.test_batch_size
+        loader = self.make_loader("train", indices, batch_size=size)
         return viewed(loader, self._view(client_id, view))
 
     def test_loader(self, client_id: int | None = None, view: str | None = None) -> Loader:
@@ -313,10 +318,10 @@ class FederatedDataModule(DescribedPopulation):
             client_id: Which client; None for the shared test set.
             view: One of `views`; None for the client's own.
         """
-        indices = self._ready.shared_test
+        indices, size = self._ready.shared_test, self.shared_batch_size
         if client_id is not None:
-            indices = indices[self._of(client_id).test[client_id]]
-        loader = self.make_loader("test", indices, batch_size=self.test_batch_size)
+            indices, size = indices[self._of(client_id).test[client_id]], self.test_batch_size
+        loader = self.make_loader("test", indices, batch_size=size)
         return viewed(loader, self._view(client_id, view))
 
     def calibration_loader(self, client_id: int) -> Loader:

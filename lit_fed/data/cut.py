@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lit_fed.data.csr import CSR, ClientIndices, IntArray, sha256_of
-from lit_fed.data.partition import Partition, Samples
+from lit_fed.data.partition import Partition, Samples, class_index, equal_sizes
 from lit_fed.errors import ConfigError
 from lit_fed.seeding import numpy_generator
 
@@ -71,6 +71,7 @@ class Settings:
     val_fraction: float
     calibration_fraction: float
     public_size: int
+    stratified_public: bool
     max_train_samples: int | None
     max_test_samples: int | None
 
@@ -164,7 +165,7 @@ def cut_population(strata: Strata, partition: Partition, settings: Settings) -> 
     """
     seed = settings.seed
     pool = _subset(strata.train_size, settings.max_train_samples, seed, "train")
-    public, pool = _take_public(pool, settings.public_size, seed)
+    public, pool = _take_public(pool, strata, settings)
     train_samples = strata.train_samples(pool)
     cut = partition(train_samples, settings.num_clients, seed)
     shared_test = _subset(strata.test_size, settings.max_test_samples, seed, "test")
@@ -221,19 +222,43 @@ def _subset(available: int, most: int | None, seed: int, purpose: str) -> IntArr
     return np.sort(chosen).astype(np.int64)
 
 
-def _take_public(pool: IntArray, public_size: int, seed: int) -> tuple[IntArray, IntArray]:
+def _take_public(pool: IntArray, strata: Strata, settings: Settings) -> tuple[IntArray, IntArray]:
     """Set the public samples aside: (public, rest)."""
-    if public_size == 0:
+    size = settings.public_size
+    if size == 0:
         return pool[:0], pool
-    if public_size >= len(pool):
+    if size >= len(pool):
         raise ConfigError(
-            f"algorithm.public_size {public_size} leaves none of the {len(pool)} training samples to the clients: "
-            "lower it"
+            f"algorithm.public_size {size} leaves none of the {len(pool)} training samples to the clients: lower it"
         )
-    generator = numpy_generator(seed, "data", "public")
+    generator = numpy_generator(settings.seed, "data", "public")
+    if settings.stratified_public:
+        chosen = _of_every_class(_take(strata.train, pool), size, generator)
+    else:
+        chosen = generator.choice(len(pool), size, replace=False)
     taken = np.zeros(len(pool), dtype=bool)
-    taken[generator.choice(len(pool), public_size, replace=False)] = True
+    taken[chosen] = True
     return pool[taken], pool[~taken]
+
+
+def _of_every_class(labels: IntArray | None, size: int, generator: np.random.Generator) -> IntArray:
+    """Positions of so many samples, of every class as many as of the others, the first ones more by one at most.
+
+    Raises:
+        ConfigError: There are no classes, or a class has too few samples.
+    """
+    if labels is None:
+        raise ConfigError("data.stratified_public is true, but the samples have no classes: set it to false")
+    by_class = class_index(labels, 1 + int(labels.max()))
+    chosen = []
+    for label, quota in enumerate(equal_sizes(size, len(by_class))):
+        if quota > len(by_class[label]):
+            raise ConfigError(
+                f"algorithm.public_size {size} with data.stratified_public needs {quota} samples of class {label}, "
+                f"which has {len(by_class[label])}: lower algorithm.public_size, or set data.stratified_public to false"
+            )
+        chosen.append(generator.choice(by_class[label], int(quota), replace=False))
+    return np.concatenate(chosen)
 
 
 def _checked(strata: IntArray | None, size: int, num_classes: int | None, what: str) -> IntArray | None:

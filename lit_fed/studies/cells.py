@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import math
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from lit_fed.command.words import prepared
 from lit_fed.engine.metric_names import MetricNames
 from lit_fed.errors import CheckpointError, ConfigError
 from lit_fed.studies.promised import metric_names
+from lit_fed.studies.rounds import guide_of, reported
 from lit_fed.studies.study import Measure, Place, Study
 
 _SEED = "{seed}"
@@ -184,15 +184,11 @@ class Grid:
         cell, measure = self.at.get((Place(*place), seed)), self.measure_of(place, metric, report)
         if cell is None or not cell.done:
             return None
-        values = [value for _, value in cell.curve(measure.metric)]
-        if not values:
-            return None
-        if measure.report == "best":
-            finite = [value for value in values if math.isfinite(value)] or values[-1:]
-            return measure.scale * (min(finite) if measure.lower else max(finite))
-        if measure.report == "mean":
-            return measure.scale * sum(values) / len(values)
-        return measure.scale * values[-1]
+        curve, by = cell.curve(measure.metric), guide_of(measure.report)
+        guide = cell.curve(by) if by else curve
+        lower = metric_names(cell.config).direction(by) == "min" if by else measure.lower
+        found = reported(measure.report, curve, guide, lower)
+        return None if found is None else measure.scale * found
 
     def curve(self, place: tuple[str, str], seed: int, metric: str | None = None) -> list[tuple[int, float]]:
         """The metric over rounds, of one seed; empty where the run is not finished."""

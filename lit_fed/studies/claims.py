@@ -8,11 +8,13 @@ The grammar, in words separated by spaces:
              sum (< sum)+ [at names]         fd_avg + 0.02 < suwa at k=2
              place rises|falls [by number] [from round] [to round] [at names]
                                              frozen falls by 0.1 from 5 to 10 at rho=2
-    sum      place [(+|-) place] … or a number
+    sum      term [(+|-) term] …
+    term     number, place or number*place                86*suwa
     place    row/column, or one of the two where ``at`` or a table of one column gives the other
 
 With several names after ``at`` the claim must hold at each of them. A claim is decided from one number a seed, `Link`
-says which, and by the confidence interval of its mean, `decide` says how.
+says which, and by the confidence interval of its mean, `decide` says how. Beside it may stand ``equal``, the margin
+within which two sides count as equal, which is fixed before anything is run.
 """
 
 from __future__ import annotations
@@ -26,12 +28,18 @@ from typing import Any
 import numpy as np
 
 from lit_fed.errors import ConfigError
+from lit_fed.studies.rounds import Curve, wrong_report
 
 WORDS = (">", "<", "+", "-", "−", "at", "rises", "falls", "by", "from", "to")
-REPORTS = ("last", "best", "mean")  # which evaluated round counts
-_KEYS = ("claim", "says", "metric", "report")
+OUTCOMES = ("holds", "equal", "undecided", "fails")  # from the best to the worst
+HOW_DECIDED = (
+    "The margin is what is left beyond the claimed one: mean over seeds ± t·s/√n, the one-sided 95 % confidence "
+    "interval. A claim holds where the interval lies above zero, fails where it lies below, is equal where a margin of "
+    "equality is fixed beside it and neither end lies as far from zero, and is undecided else."
+)
+_TEXTS = ("claim", "says", "metric", "report", "cause")
+_NUMBERS = ("equal", "published")
 
-Curve = Sequence[tuple[int, float]]  # round and value, in the order of rounds
 ValueOf = Callable[[tuple[str, str], int], float | None]  # of a place and a seed
 CurveOf = Callable[[tuple[str, str], int], Curve]
 
@@ -68,6 +76,10 @@ class Claim:
         metric: The metric it is about, where that is not the table's.
         report: Which round counts, where that is not the table's.
         links: The inequalities.
+        equal: Sides that differ by less than this are equal, in the unit of the column; None for a claim that is not
+            to end so.
+        published: The paper's own number for what is left beyond the limit, where the table's do not give it.
+        cause: Why it fails, as an experiment has shown.
     """
 
     text: str
@@ -75,6 +87,9 @@ class Claim:
     metric: str | None
     report: str | None
     links: tuple[Link, ...]
+    equal: float | None = None
+    published: float | None = None
+    cause: str = ""
 
     @property
     def places(self) -> list[tuple[str, str]]:
@@ -87,11 +102,12 @@ class Verdict:
     """How a claim stands.
 
     Args:
-        outcome: ``holds``, ``fails`` or ``undecided``.
+        outcome: ``holds``, ``fails``, ``equal`` or ``undecided``.
         margin: Mean over seeds of what is left beyond the limit, of the link that stands worst.
         spread: Half width of the confidence interval of `margin`; None with fewer than two seeds.
         seeds: How many seeds have all that the claim needs.
         note: Why it is undecided, and which inequality stands worst.
+        link: The inequality that stands worst, which the numbers are of.
     """
 
     outcome: str
@@ -99,20 +115,26 @@ class Verdict:
     spread: float | None = None
     seeds: int = 0
     note: str = ""
+    link: Link | None = field(default=None, compare=False)
 
 
 # ---------------------------------------------------------------------- checking
 
 
-def decide(differences: Sequence[float]) -> Verdict:
+def decide(differences: Sequence[float], equal: float | None = None) -> Verdict:
     """Decide an inequality from one difference a seed, d > 0.
 
     With n seeds, mean m and sample standard deviation s (n − 1), the spread is h = t·s/√n, t the 95 % quantile of
     Student's t with n − 1 degrees of freedom. The claim holds where m − h > 0, fails where m + h < 0, and is undecided
     between. One seed has no spread and decides nothing.
 
+    What is undecided so is ``equal`` where −e < m − h and m + h < e: two one-sided t tests at 5 %, of d ≤ −e and of
+    d ≥ e, both reject (Schuirmann, "A comparison of the two one-sided tests procedure and the power approach for
+    assessing the equivalence of average bioavailability", 1987).
+
     Args:
         differences: One value a seed.
+        equal: e; None where equality is no outcome.
     """
     count = len(differences)
     if not count:
@@ -130,6 +152,8 @@ def decide(differences: Sequence[float]) -> Verdict:
         return Verdict("holds", mean, spread, count)
     if mean + spread < 0:
         return Verdict("fails", mean, spread, count)
+    if equal is not None and abs(mean) + spread < equal:
+        return Verdict("equal", mean, spread, count, f"within {equal:g}")
     return Verdict("undecided", mean, spread, count, "within the spread")
 
 
@@ -151,14 +175,13 @@ def check(claim: Claim, seeds: Sequence[int], value: ValueOf, curve: CurveOf) ->
             if len(known) == len(parts):
                 sums = sum(weight * part for (weight, _), part in zip(link.terms, known, strict=True))
                 found.append(sums - link.limit)
-        verdict = decide(found)
+        verdict = replace(decide(found, claim.equal), link=link)
         if 0 < len(found) < len(seeds) and not verdict.note:
             verdict = replace(verdict, note="some seeds are missing")
         if len(claim.links) > 1:
             verdict = replace(verdict, note="; ".join(part for part in (verdict.note, f"at worst {link.text}") if part))
         verdicts.append(verdict)
-    order = ("fails", "undecided", "holds")
-    return min(verdicts, key=lambda v: (order.index(v.outcome), float("-inf") if v.margin is None else v.margin))
+    return min(verdicts, key=lambda v: (-OUTCOMES.index(v.outcome), float("-inf") if v.margin is None else v.margin))
 
 
 def _part(link: Link, place: tuple[str, str], seed: int, value: ValueOf, curve: CurveOf) -> float | None:
@@ -182,7 +205,7 @@ def rise(values: Sequence[float]) -> float | None:
 def parse_claim(
     content: Any, where: str, rows: Sequence[str], columns: Sequence[str], skip: Collection[tuple[str, str]] = ()
 ) -> Claim:
-    """Read a claim: a text, or a mapping with ``claim`` and, if wanted, ``says``, ``metric`` and ``report``.
+    """Read a claim: a text, or a mapping with ``claim`` and whatever else of `Claim` is wanted.
 
     Args:
         content: What the study file has.
@@ -199,15 +222,24 @@ def parse_claim(
         raise ConfigError(
             f"{where}: expected a text such as 'a > b at c', or a mapping with claim, says, metric and report"
         )
-    for key in entry:
-        if key not in _KEYS or not isinstance(entry[key], str):
-            raise ConfigError(f"{where}: {key!r} must be one of {', '.join(_KEYS)}, and a text")
+    for key, value in entry.items():
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (key in _TEXTS and isinstance(value, str)) and not (key in _NUMBERS and number):
+            raise ConfigError(
+                f"{where}: {key!r} must be one of {', '.join(_TEXTS)}, and a text, or {' or '.join(_NUMBERS)}, "
+                "and a number"
+            )
     text = " ".join(entry["claim"].split())
     reader = _Reader(text, f"{where}, {text!r}", rows, columns, skip)
-    if entry.get("report", REPORTS[0]) not in REPORTS:
-        raise ConfigError(f"{where}: report: expected {' or '.join(REPORTS)}, not {entry['report']!r}")
-    says = " ".join(entry.get("says", "").split())
-    return Claim(text, says, entry.get("metric"), entry.get("report"), tuple(reader.links()))
+    if wrong := wrong_report(entry.get("report", "last")):
+        raise ConfigError(f"{where}: report: {wrong}")
+    if not (equal := entry.get("equal", 1.0)) > 0:
+        raise ConfigError(f"{where}: equal is {equal:g}; the margin within which sides are equal must be above 0")
+    says, cause = (" ".join(entry.get(key, "").split()) for key in ("says", "cause"))
+    links = tuple(reader.links())
+    return Claim(
+        text, says, entry.get("metric"), entry.get("report"), links, entry.get("equal"), entry.get("published"), cause
+    )
 
 
 class _Reader:
@@ -260,10 +292,13 @@ class _Reader:
         terms, number = [], 0.0
         for sign, word in zip(["+", *words[1::2]], words[::2], strict=True):
             weight = 1.0 if sign == "+" else -1.0
-            try:
-                number += weight * float(word)
-            except ValueError:
-                terms.append((weight, self.place(word, at)))
+            factor, _, name = word.rpartition("*")
+            if (times := 1.0 if not factor else _number(factor)) is None:
+                raise self.error(f"{factor!r} in {word!r} is no number; write for example 3*{name}")
+            if (value := _number(name)) is not None:
+                number += weight * times * value
+            else:
+                terms.append((weight * times, self.place(name, at)))
         return terms, number
 
     def shape(self, word: str, at: str) -> Link:
@@ -300,6 +335,13 @@ class _Reader:
         if (row, column) in self.skip:
             raise self.error(f"{row}/{column} is skipped, so it has no runs")
         return row, column
+
+
+def _number(word: str) -> float | None:
+    try:
+        return float(word)
+    except ValueError:
+        return None
 
 
 def _meant(word: str, names: Sequence[str], known: Sequence[str]) -> str:

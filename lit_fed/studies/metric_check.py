@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from lit_fed.errors import ConfigError
 from lit_fed.studies.cells import Cell, Grid
 from lit_fed.studies.promised import kind_of, known_names, names_with
+from lit_fed.studies.rounds import guide_of
 
 Ask = Callable[[Cell], Sequence[str]]
 
@@ -53,7 +54,8 @@ def check_metrics(grid: Grid, cells: Iterable[Cell] = (), ask: Ask | None = None
 def _wanted(grid: Grid) -> list[tuple[Cell, str]]:
     """A cell of every place with each metric that the table or a claim reads there."""
     seed = grid.study.seeds[0]
-    wanted = [(place, metric) for place in grid.study.places if (metric := grid.measure_of(place).metric)]
+    measures = [(place, grid.measure_of(place)) for place in grid.study.places]
+    wanted = [(place, name) for place, m in measures for name in (m.metric, guide_of(m.report)) if name]
     for claim in grid.study.claims:
         wanted += [(p, claim.metric) for p in grid.study.places if claim.metric is not None and p in claim.places]
     return list({(c.name, metric): (c, metric) for c, metric in ((grid.at[p, seed], m) for p, m in wanted)}.values())

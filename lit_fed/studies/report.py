@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from lit_fed.command.shipped import located
 from lit_fed.studies.cells import Cell, Grid
-from lit_fed.studies.results import OUTCOMES, Results, caption
+from lit_fed.studies.claims import HOW_DECIDED, OUTCOMES
+from lit_fed.studies.results import Results, caption
 from lit_fed.studies.run_pictures import pictures_of
 from lit_fed.studies.study import PLAIN, Place
-from lit_fed.studies.summary import NOTE, Summary, summary_of, tally_text
+from lit_fed.studies.summary import Summary, summary_of, tally_text
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -45,7 +46,7 @@ def _templates() -> Environment:
 
 
 def _page(template: str, **content: Any) -> str:
-    return _templates().get_template(template).render(note=NOTE, **content)
+    return _templates().get_template(template).render(note=HOW_DECIDED, **content)
 
 
 def report_html(results: Results, pictures: Iterable[Path]) -> str:

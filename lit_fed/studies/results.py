@@ -15,11 +15,10 @@ import numpy as np
 
 from lit_fed.studies.cells import Grid
 from lit_fed.studies.claims import Claim, Verdict, check
+from lit_fed.studies.rounds import report_words
 from lit_fed.studies.study import PLAIN, Measure, Place
 
-OUTCOMES = ("holds", "undecided", "fails")
 _MISSING = "–"
-_ROUNDS = {"last": "last round", "best": "best evaluated round", "mean": "mean over evaluated rounds"}
 
 
 @dataclass(frozen=True)
@@ -140,7 +139,7 @@ def caption(results: Results) -> list[str]:
     study, entries = results.grid.study, list(results.entries.values())
     measures = list(dict.fromkeys(entry.measure for entry in entries if entry.seeds))
     kinds = dict.fromkeys(
-        f"{m.metric}, {_ROUNDS[m.report]}" + ("" if m.scale == 1 else f", times {m.scale:g}") for m in measures
+        f"{m.metric}, {report_words(m.report)}" + ("" if m.scale == 1 else f", times {m.scale:g}") for m in measures
     )
     lines = [f"Metric: {'; '.join(kinds)}."]
     count = len(study.seeds)

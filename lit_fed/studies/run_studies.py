@@ -30,7 +30,7 @@ from lit_fed.studies.results import Results, collect, table_csv, table_markdown,
 from lit_fed.studies.study import Place, read_study
 from lit_fed.studies.summary import claims_markdown, summaries_in, summary_json, summary_of, tally_text
 
-_COLORS = {"holds": "green", "fails": "red", "undecided": "yellow"}
+_COLORS = {"holds": "green", "equal": "cyan", "fails": "red", "undecided": "yellow"}
 
 
 def add_arguments(parser: ArgumentParser) -> None:

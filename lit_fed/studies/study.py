@@ -13,7 +13,8 @@ from lit_fed.command.shipped import located
 from lit_fed.command.values import check_values
 from lit_fed.engine.metric_names import MetricNames
 from lit_fed.file_names import is_file_name
-from lit_fed.studies.claims import REPORTS, Claim, parse_claim
+from lit_fed.studies.claims import Claim, parse_claim
+from lit_fed.studies.rounds import wrong_report
 from lit_fed.studies.sweep import unrolled
 from lit_fed.studies.where import Where, meant
 
@@ -49,7 +50,8 @@ class Measure:
     Args:
         metric: A column of ``metrics.csv``, such as ``global/acc``; empty where the study names none and what a run
             monitors is only known once one has finished.
-        report: The ``last`` evaluated round, the ``best`` one, or the ``mean`` over all of them.
+        report: The ``last`` evaluated round, the ``best`` one, the ``mean`` over all of them, or the ``best of``
+            another metric, see `lit_fed.studies.rounds.reported`.
         lower: Whether smaller values are better.
         scale: Values are multiplied by this everywhere: in tables, pictures and claims.
         decimals: Digits after the point in tables.
@@ -281,7 +283,8 @@ def _measure(where: Where, content: Mapping[str, Any]) -> dict[str, Any]:
     measure = {key: content[key] for key in _MEASURE if key in content}
     if not where.text(measure, "metric", "any"):
         raise where.at("metric").error("expected the name of a metric, such as global/acc, or no key")
-    where.choice(measure, "report", REPORTS)
+    if wrong := wrong_report(measure.get("report", "last")):
+        raise where.at("report").error(wrong)
     where.choice(measure, "better", ("higher", "lower", "auto"))
     scale, decimals = measure.get("scale", 1), measure.get("decimals", 0)
     if isinstance(scale, bool) or not isinstance(scale, int | float) or scale <= 0:

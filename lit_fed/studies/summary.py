@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from lit_fed.studies.results import OUTCOMES, Results, verdict_text
+from lit_fed.studies.claims import HOW_DECIDED, OUTCOMES
+from lit_fed.studies.results import Results, verdict_text
 
 _FILE = "summary.json"
 
@@ -20,7 +21,7 @@ class Decided:
     Args:
         says: What the paper says, in words.
         text: The claim as it stands in the study file.
-        outcome: ``holds``, ``undecided`` or ``fails``.
+        outcome: ``holds``, ``equal``, ``undecided`` or ``fails``.
         margin: What is left beyond the claimed margin, and how sure that is.
         seeds: How many seeds have all that it needs.
     """
@@ -120,10 +121,4 @@ def claims_markdown(several: Sequence[Summary]) -> str:
             lines.append("| " + " | ".join(cells) + " |")
     if len(lines) == 2:
         return "No claims.\n"
-    return "\n".join([*lines, "", NOTE]) + "\n"
-
-
-NOTE = (
-    "The margin is what is left beyond the claimed one: mean over seeds ± t·s/√n, the one-sided 95 % confidence "
-    "interval. A claim holds where the interval lies above zero, fails where it lies below, and is undecided else."
-)
+    return "\n".join([*lines, "", HOW_DECIDED]) + "\n"

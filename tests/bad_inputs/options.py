@@ -100,7 +100,7 @@ def edge_values(draw: random.Random) -> Iterator[Case]:
     for setting in _shuffled(draw, settings()):
         name = setting.option.rpartition(".")[2]
         values = [value for value in edges(setting.hint) if (name, value) not in MEANINGFUL]
-        if values and _SIZE.search(name) and name not in ("batch_size", "test_batch_size"):
+        if values and _SIZE.search(name) and name not in ("batch_size", "test_batch_size", "shared_batch_size"):
             values.append(ENORMOUS)
         if values:
             value = draw.choice(values)

@@ -258,7 +258,18 @@ def output_of(args: list[str], capsys: Any) -> str:
 
 def test_help_names_commands_and_settings(capsys):
     general = " ".join(output_of(["--help"], capsys).split())
-    assert list(COMMANDS) == ["fit", "validate", "test", "predict", "study", "node", "federate", "cost", "simulate"]
+    assert list(COMMANDS) == [
+        "fit",
+        "validate",
+        "test",
+        "predict",
+        "study",
+        "results",
+        "node",
+        "federate",
+        "cost",
+        "simulate",
+    ]
     for name, line in COMMANDS.items():
         assert f" {name} {line.help}" in general
     fit = output_of(["fit", "--help"], capsys)

@@ -111,6 +111,24 @@ def test_the_public_loader_yields_positions_and_reaches_no_labels():
     assert all(torch.equal(tensor.flatten(), torch.arange(60)) for tensor in tensors if tensor.ndim == 1)
 
 
+def test_a_stratified_public_set_has_as_many_of_every_class():
+    data = ready(Numbered(num_clients=4, stratified_public=True), public_size=62)
+    # Samples are of class i mod 4: 62 over 4 classes is 15 each and 2 left over, for the first two.
+    assert np.bincount([i % 4 for i in inputs_of(data.public_loader())]).tolist() == [16, 16, 15, 15]
+    drawn = [i % 4 for i in inputs_of(ready(Numbered(num_clients=4), public_size=62).public_loader())]
+    assert np.bincount(drawn).tolist() != [16, 16, 15, 15]
+
+
+def test_shared_sets_have_a_batch_size_of_their_own():
+    data = ready(Numbered(num_clients=4, val_fraction=0.2, test_batch_size=10, shared_batch_size=40))
+    # 100 test samples, 25 a client; 400 training samples of which 100 a client, 20 of those held out.
+    assert [len(x) for x, _ in data.test_loader()] == [40, 40, 20]
+    assert [len(x) for x, _ in data.test_loader(0)] == [10, 10, 5]
+    assert [len(x) for x, _ in data.val_loader()] == [40, 40]
+    assert [len(x) for x, _ in data.val_loader(0)] == [10, 10]
+    assert Numbered(test_batch_size=10).shared_batch_size == 10
+
+
 def test_everything_is_a_function_of_the_seed():
     settings_ = {"num_clients": 8, "val_fraction": 0.2, "partition": Dirichlet(0.5, min_samples=1)}
     records = [ready(Numbered(seed=seed, **settings_), public_size=40).partition_record() for seed in (0, 0, 1)]
@@ -253,6 +271,8 @@ class FloatLabels(Numbered):
     [
         (lambda: Numbered(batch_size=0), "data.batch_size is 0"),
         (lambda: Numbered(test_batch_size=0), "data.test_batch_size is 0"),
+        (lambda: Numbered(shared_batch_size=0), "data.shared_batch_size is 0"),
+        (lambda: ready(Numbered(stratified_public=True, max_train_samples=200), 196), "needs 49 samples of class"),
         (lambda: Numbered(val_fraction=1.0), "data.val_fraction is 1.0"),
         (lambda: Numbered().reserve(calibration_fraction=-0.1), "algorithm.calibration_fraction is -0.1"),
         (lambda: Numbered(val_fraction=0.5).reserve(calibration_fraction=0.5), "leave nothing"),

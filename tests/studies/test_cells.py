@@ -82,16 +82,19 @@ def test_columns_that_differ_in_the_metric_share_their_runs(tmp_path):
 
 def test_the_last_the_best_or_all_evaluated_rounds_count(tmp_path):
     metrics = "round,global/acc,train/loss\n0,0.5,2\n1,0.875,nan\n2,0.75,4\n3,,3\n"
+    tied = "round,global/acc,train/norm\n0,0.5,9\n1,0.875,5\n2,0.875,4\n"
     for name, report, metric, expected in (
         ("a", "last", "global/acc", 75.0),
         ("b", "best", "global/acc", 87.5),
         ("c", "last", "train/loss", 300.0),
         ("d", "best", "train/loss", 200.0),
         ("e", "mean", "global/acc", (50 + 87.5 + 75) / 3),
+        ("f", "best of train/loss", "global/acc", 50.0),  # whose smallest is in round 0
+        ("g", "best of global/acc", "train/norm", 500.0),  # of the first of two rounds that are best alike
     ):
         (tmp_path / name).mkdir()
         grid = grid_of(tmp_path / name, metric=metric, report=report, scale=100)
-        finish(grid, "prox", "iid", 0, metrics)
+        finish(grid, "prox", "iid", 0, tied if name == "g" else metrics)
         assert grid.value(("prox", "iid"), 0) == pytest.approx(expected)
         assert grid.value(("fedavg", "iid"), 0) is None
 
@@ -175,6 +178,7 @@ def test_a_misspelt_config_or_setting(changes, expected, tmp_path):
     ("changes", "expected"),
     [
         ({"metric": "global/accuracy"}, "reports no metric 'global/accuracy'; did you mean global/acc?"),
+        ({"report": "best of global/accuracy"}, "reports no metric 'global/accuracy'; did you mean global/acc?"),
         ({"metric": "clients/acc"}, "reports no metric 'clients/acc'; did you mean clients/acc_"),
         ({"metric": "personal/acc_mean"}, "reports no metric 'personal/acc_mean'; did you mean"),
         ({"metric": "comm/bytes"}, "reports no metric 'comm/bytes'; did you mean comm/"),

@@ -54,6 +54,29 @@ def test_what_does_not_vary_is_decided():
     assert decide([1.0, 1.0]).outcome == "holds"
 
 
+def test_a_difference_that_is_surely_small_is_equal():
+    # −0.5, 0.5, 0.3: mean 0.1, sample variance (0.36 + 0.16 + 0.04)/2 = 0.28; t(2) = 2.920, so the spread is
+    # 2.920·√0.28/√3 = 0.8921. The interval, −0.7921 to 0.9921, lies within 1 of zero on both sides, not within 0.99.
+    verdict = decide([-0.5, 0.5, 0.3], equal=1.0)
+    assert (verdict.outcome, verdict.note) == ("equal", "within 1")
+    assert verdict.spread == pytest.approx(0.8921, abs=1e-4)
+    assert decide([-0.5, 0.5, 0.3], equal=0.99).outcome == "undecided"
+    assert decide([0.0, 0.0, 0.0], equal=0.1).outcome == "equal"
+    assert decide([0.1], equal=1.0).outcome == "undecided"
+
+
+def test_equality_is_symmetric_and_needs_both_of_its_tests():
+    # 5 seeds, t(4) = 2.132. −0.4 ± 0.2: mean −0.4, s = √(2·0.04/4) = 0.1414, spread 2.132·0.1414/√5 = 0.1348: it fails.
+    # With s ten times as large the spread is 1.348, and −0.4 − 1.348 = −1.748: equal within 1.75, not within 1.74,
+    # though the test against the upper bound, −0.4 + 1.348 = 0.948 < 1.74, rejects there too.
+    near = [-0.6, -0.4, -0.4, -0.4, -0.2]
+    wide = [-2.4, -0.4, -0.4, -0.4, 1.6]
+    assert decide(near, equal=1.0).outcome == "fails"
+    assert decide(wide, equal=1.75).outcome == "equal"
+    assert decide(wide, equal=1.74).outcome == "undecided"
+    assert decide([-value for value in wide], equal=1.75).outcome == "equal"
+
+
 @pytest.mark.parametrize(
     ("differences", "note"),
     [([], "no seed has finished"), ([5.0], "one seed has no spread"), ([1.0, float("nan")], "a value is not finite")],
@@ -111,10 +134,27 @@ def test_a_chain_stands_as_its_worst_link():
     assert outcome("0 < fedavg < prox at s=2").margin == pytest.approx(5.05)
 
 
+def test_a_claim_is_equal_where_a_link_is_and_none_is_worse():
+    # prox − fedavg is 5.05 ± 0.32: 5 more than that is 0.05 ± 0.32, equal within 1; fedavg > 20 fails all the same.
+    claim = {"claim": "prox - fedavg > 5 at s=2", "equal": 1.0}
+    assert outcome(claim).outcome == "equal"
+    assert outcome(claim | {"claim": "fedavg + 20 > prox > fedavg + 5 at s=2"}).outcome == "equal"
+    assert outcome(claim | {"claim": "prox - 5 > fedavg > 20 at s=2"}).outcome == "fails"
+    assert outcome(claim | {"claim": "prox > fedavg at s=2"}).outcome == "holds"
+    assert outcome(claim).link.text == "prox - fedavg > 5 at s=2"
+
+
 def test_differences_of_differences():
     # (50 − 10) − (15 − 10) = 35 and (51 − 11) − (16.1 − 11) = 34.9.
     verdict = outcome("fedavg/s=10 - fedavg/s=2 > prox/s=2 - fedavg/s=2")
     assert (verdict.outcome, verdict.margin) == ("holds", pytest.approx(34.95))
+
+
+def test_a_place_may_count_several_times():
+    # 3·(10 and 11) = 30 and 33; 2·(15 and 16.1) = 30 and 32.2: the differences are 0 and 0.8.
+    verdict = outcome("3*fedavg > 2*prox at s=2")
+    assert verdict.margin == pytest.approx(0.4)
+    assert outcome("prox + prox > 2*fedavg + 2*3 at s=2").margin == pytest.approx(2 * 5.05 - 6)
 
 
 def test_seeds_without_all_of_it_do_not_count():
@@ -164,13 +204,19 @@ def test_rows_columns_and_places_can_be_named():
         ("fedavg > at s=2", "'nothing' is no sum"),
         ("fedavg prox > 0 at s=2", "'fedavg prox' is no sum"),
         ("1 > 0", "it names no row and no column"),
+        ("much*fedavg > prox at s=2", "'much' in 'much*fedavg' is no number; write for example 3*fedavg"),
         ("fedavg rises by much at s=2", "expected a number after 'by', not 'much'"),
         ("fedavg rises quickly at s=2", "expected by, from or to"),
         ("fedavg rises from 5 to 5 at s=2", "rounds 5 to 5 are no curve"),
         ("fedavg prox rises at s=2", "expected one row or column before 'rises'"),
         ({"says": "x"}, "expected a text such as 'a > b at c'"),
         ({"claim": "fedavg > 0 at s=2", "says": "x", "why": "y"}, "'why' must be one of claim, says, metric"),
-        ({"claim": "fedavg > 0 at s=2", "report": "first"}, "report: expected last or best or mean, not 'first'"),
+        ({"claim": "fedavg > 0 at s=2", "equal": "1"}, "or equal or published, and a number"),
+        ({"claim": "fedavg > 0 at s=2", "equal": 0}, "equal is 0; the margin within which sides are equal"),
+        (
+            {"claim": "fedavg > 0 at s=2", "report": "first"},
+            "report: expected last, best, mean, or 'best of' and a metric, not 'first'",
+        ),
     ],
 )
 def test_what_is_no_claim_says_why(text, expected):

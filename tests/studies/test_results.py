@@ -110,14 +110,14 @@ def test_the_report_needs_nothing_else(grid, tmp_path):
 
 
 def test_a_page_leads_to_the_reports_and_counts_the_claims(grid):
-    # The claims above: one holds, two are undecided; of six runs five are finished.
+    # The claims above: one holds, none is equal, two are undecided; of six runs five are finished.
     summary = summary_of(collect(grid))
     html = index_html([summary, summary], "pocket")
     assert '<a href="tiny/pocket/report.html">tiny</a>' in html
     number = '<td class="number">'
-    assert html.count(f"5 of 6</td>{number}1</td>{number}2</td>{number}0</td>") == 2
+    assert html.count(f"5 of 6</td>{number}1</td>{number}0</td>{number}2</td>{number}0</td>") == 2
     assert html.count('<td>tiny</td><td>It helps<br><code>prox &gt; fedavg at iid</code></td><td class="holds">') == 2
-    assert tally_text([summary, summary]) == "6 claims of 2 studies: holds 2, undecided 4, fails 0"
+    assert tally_text([summary, summary]) == "6 claims of 2 studies: holds 2, equal 0, undecided 4, fails 0"
 
 
 def test_pictures_of_nothing_finished(tmp_path):

@@ -93,7 +93,7 @@ def test_skipped_places_stay_empty(tmp_path):
         ({"rows": {"x": {}}, "published": None}, "'x' is a row and a column"),
         ({"metric": None}, "metric: expected a text, not None"),
         ({"metric": ""}, "metric: expected the name of a metric, such as global/acc, or no key"),
-        ({"report": "first"}, "report: expected last or best or mean, not 'first'"),
+        ({"report": "first"}, "report: expected last, best, mean, or 'best of' and a metric, not 'first'"),
         ({"scale": -1}, "scale: expected a positive number, not -1"),
         ({"decimals": 1.5}, "decimals: expected a whole number from 0 to 12, not 1.5"),
         ({"seeds": 3}, "seeds: expected a list of different whole numbers, not 3"),

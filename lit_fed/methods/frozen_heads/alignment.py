@@ -215,7 +215,7 @@ class Alignment(Callback):
             chosen = keep[start : start + batch_size_of(batch)]
             start += len(chosen)
             parts.append(_rows(batch, chosen))
-        size, whole = federation.data.test_batch_size, _join(parts)
+        size, whole = federation.data.shared_batch_size, _join(parts)
         return [_rows(whole, slice(at, at + size)) for at in range(0, most, size)]
 
 

@@ -1,0 +1,64 @@
+"""``python cli.py results``: all claims of studies that have run, as one page and one table; nothing is run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from jsonargparse import ArgumentParser
+
+from lit_fed.command.readable import read_settings
+from lit_fed.command.shipped import located
+from lit_fed.command.table import Call
+from lit_fed.engine.files import write_text
+from lit_fed.errors import ConfigError
+from lit_fed.studies.cells import lay_out
+from lit_fed.studies.claims_page import claims_csv, claims_page
+from lit_fed.studies.results import Results, collect
+from lit_fed.studies.study import PLAIN, read_study
+from lit_fed.studies.summary import summary_of, tally_text
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument("-c", "--config", nargs="+", action="extend", required=True, help="study files")
+    parser.add_argument("--studies", default="studies_out", help="folder of all studies, as they were run")
+    parser.add_argument("--output", default="docs/results", help="folder of claims.md and claims.csv")
+
+
+def run(call: Call) -> int:
+    """Run the command.
+
+    Args:
+        call: Its settings.
+
+    Returns:
+        The exit status, 0.
+
+    Raises:
+        ConfigError: If no cell of any of the studies has finished.
+    """
+    options = call.settings
+    several = [results for path in options.config for results in _finished(Path(path), Path(options.studies))]
+    if not several:
+        raise ConfigError(f"no cell of these studies has finished in {options.studies}; name their folder by --studies")
+    folder = Path(options.output)
+    for name, text in (("claims.md", claims_page(several)), ("claims.csv", claims_csv(several))):
+        write_text([text], folder / name)
+        print(f"{name:<12}{folder / name}")
+    print(tally_text([summary_of(results) for results in several]))
+    return 0
+
+
+def _finished(path: Path, studies: Path) -> Iterator[Results]:
+    """The profiles of a study of which a cell has finished; others are not even laid out."""
+    for profile in read_settings(located(path), "study file").get("profiles") or (PLAIN,):
+        folder = studies / path.stem / str(profile)
+        if not any(folder.rglob("cell.json")):
+            continue
+        grid = lay_out(read_study(path, None if profile == PLAIN else profile), studies)
+        done = sum(cell.done for cell in grid.cells)
+        if changed := sum(cell.changed for cell in grid.cells):
+            print(f"{path.stem}, {profile}: {changed} cells were run with other settings and are left out")
+        if done:
+            yield collect(grid)

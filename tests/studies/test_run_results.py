@@ -1,0 +1,84 @@
+"""``lit-fed results``: one page and one table of what has finished."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lit_fed.command.cli import main
+from tests.command.support import error_of
+from tests.studies.support import finish, grid_of, write_study
+
+CLAIMS = [
+    {"claim": "prox > fedavg at iid", "says": "It | helps", "cause": "of no use where it holds"},
+    {"claim": "fedavg > prox + 2 at iid", "cause": "its steps are | short"},
+    {"claim": "prox - fedavg > 20 at iid", "equal": 5, "published": 1.5},
+    {"claim": "prox rises at iid"},
+    {"claim": "prox > fedavg at iid", "metric": "train/loss"},
+]
+
+
+@pytest.fixture
+def studied(tmp_path: Path) -> tuple[Path, Path]:
+    """FedAvg 0.50, 0.51; FedProx 0.70, 0.72, both after 0.1; the paper has 54 and 80."""
+    settings: dict[str, Any] = {
+        "scale": 100,
+        "seeds": [0, 1],
+        "source": "Somebody, 2026, Table 1",
+        "published": {"fedavg": {"iid": 54}, "prox": {"iid": 80}},
+        "claims": CLAIMS,
+        "profiles": {"paper": {"set": {"trainer.max_rounds": 3}}, "pocket": {}},
+    }
+    grid = grid_of(tmp_path, **settings)
+    for row, seed, value in (("fedavg", 0, 0.50), ("fedavg", 1, 0.51), ("prox", 0, 0.70), ("prox", 1, 0.72)):
+        finish(grid, row, "iid", seed, f"round,global/acc\n0,0.1\n1,{value}\n")
+    for number, cell in enumerate(grid.cells):
+        cell.write_record(seconds=30.0, made_with={"commit": f"c{number // 3}", "hardware": "2 cores", "versions": "1"})
+    return write_study(tmp_path, **settings), tmp_path / "out"
+
+
+def results(path: Path, studies: Path, output: Path) -> None:
+    main(["results", "-c", str(path), "--studies", str(studies), "--output", str(output)])
+
+
+def test_every_claim_is_a_line_with_the_papers_margin_and_ours(studied, tmp_path, capsys):
+    results(*studied, tmp_path / "page")
+    with open(tmp_path / "page" / "claims.csv", newline="", encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    assert ",".join(lines[0]) == "paper,claim,published,ours,interval,verdict,seeds,setting,commit,cause"
+    assert {(line["paper"], line["setting"], line["commit"]) for line in lines} == {
+        ("Somebody, 2026, Table 1", "tiny, pocket", "c0 c1")
+    }
+    assert [line["claim"] for line in lines[:2]] == ["It | helps [prox > fedavg at iid]", "fedavg > prox + 2 at iid"]
+    # 70 − 50 and 72 − 51: 20 and 21, mean 20.5, s = 0.7071; t(1) = 6.314, so ± 6.314·0.7071/√2 = 3.157.
+    # The paper's: 80 − 54 = 26; against 2, 54 − 80 − 2 = −28; a number beside the claim goes before the table's.
+    ours = [line["ours"] for line in lines]
+    assert ours == ["20.5", "-22.5", "0.5", "61", ""]  # the last: 70 − 10 and 72 − 10; nobody reports the loss
+    assert [line["interval"] for line in lines[:3]] == ["17.34 to 23.66", "-25.66 to -19.34", "-2.657 to 3.657"]
+    assert [line["published"] for line in lines] == ["26", "-28", "1.5", "", ""]
+    assert [line["verdict"] for line in lines] == ["holds", "fails", "equal", "holds", "undecided"]
+    assert [line["cause"] for line in lines] == ["", "its steps are | short", "", "", ""]
+    assert [line["seeds"] for line in lines] == ["2", "2", "2", "2", "0"]
+    assert "5 claims of 1 study: holds 2, equal 1, undecided 1, fails 1" in capsys.readouterr().out
+
+
+def test_the_page_counts_and_explains(studied, tmp_path):
+    results(*studied, tmp_path / "page")
+    page = (tmp_path / "page" / "claims.md").read_text(encoding="utf-8")
+    # Four cells of half a minute; of the profile paper no cell was run, so it is not there.
+    assert "| [`tiny`](#tiny-pocket) | pocket | 4 of 4 | 2 | 2.0 | 2 | 1 | 1 | 1 |\n" in page
+    assert "paper |" not in page.partition("## tiny")[0]
+    assert "- commit: c0; c1\n- hardware: 2 cores\n" in page
+    assert "| `fedavg > prox + 2 at iid` | fails | -28 | −22.5 ± 3.2 | 2 | its steps are \\| short |\n" in page
+    assert "| It \\| helps (`prox > fedavg at iid`) | holds | 26 | +20.5 ± 3.2 | 2 |  |\n" in page
+
+
+def test_cells_with_other_settings_and_unfinished_ones_are_left_out(studied, tmp_path, capsys):
+    path, studies = studied
+    write_study(path.parent, seeds=[0, 1], scale=100, set={"trainer.max_rounds": 5}, claims=CLAIMS[:1])
+    message = error_of(["results", "-c", str(path), "--studies", str(studies), "--output", str(tmp_path)], capsys)
+    assert message == f"no cell of these studies has finished in {studies}; name their folder by --studies"
+    assert not (tmp_path / "claims.md").exists()
