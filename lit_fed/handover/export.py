@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -23,6 +24,7 @@ from lit_fed.handover.facts import facts_of
 from lit_fed.load import DeployedNetwork, checkpoint_file, load_network
 
 FACTS = "model.json"
+_LARGEST = 10**9  # numbers in an input
 _FILES = ("model.safetensors", FACTS, "model.pt2", "model.onnx", "MODEL_CARD.md")
 _PT2 = """import torch
 model = torch.export.load("model.pt2").module()
@@ -134,6 +136,8 @@ def _example(shape: tuple[int, ...], dtype: str) -> Tensor:
     kind = getattr(torch, dtype, None)
     if not isinstance(kind, torch.dtype):
         raise ConfigError(f"there is no type {dtype!r} of inputs; name one of torch's, such as uint8 or float32")
+    if not all(0 < size < _LARGEST for size in shape) or math.prod(shape) > _LARGEST:
+        raise ConfigError(f"no input has the shape {list(shape)}; give the sizes of one, without the batch")
     generator = torch.Generator().manual_seed(0)
     if kind.is_floating_point:
         return torch.rand(3, *shape, generator=generator, dtype=torch.float32).to(kind)

@@ -168,11 +168,16 @@ def own_options(draw: random.Random) -> Iterator[Case]:
             "study": ["--jobs", "--profile", "--only"],
             "simulate": ["--processes", "--simulate"],
             "cost": ["--trainer.max_rounds", "--model.init_args.num_classes"],
+            "export": ["--ckpt_path", "--shape", "--dtype", "--onnx", "--modules"],
+            "configs": ["--folder"],
+            "copy": ["--output", "--name"],
+            "completion": ["--shell"],
         }
         name = draw.choice([*options])
         option = draw.choice(options[name])
-        config = {"study": study, "simulate": figure, "cost": QUICKSTART}[name]
-        yield Case(f"{name} {option}={value!r}", [name, "-c", config, f"{option}={value}"])
+        config = {"study": study, "simulate": figure, "cost": QUICKSTART}.get(name)
+        files = [] if config is None else ["-c", config]
+        yield Case(f"{name} {option}={value!r}", [name, *files, f"{option}={value}"])
 
 
 def _shuffled(draw: random.Random, items: list[Setting]) -> Iterator[Setting]:

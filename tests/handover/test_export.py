@@ -209,6 +209,9 @@ def test_a_checkpoint_that_does_not_say_what_an_input_is_like(tmp_path: Path) ->
         export_network(path, tmp_path / "out", network)
     with pytest.raises(ConfigError, match="there is no type 'bytes' of inputs; name one of torch's, such as uint8"):
         export_network(path, tmp_path / "out", network, stored=((2,), "bytes"))
+    for shape in ((0,), (-1, 2), (10**30,), (10**6, 10**6)):
+        with pytest.raises(ConfigError, match=r"no input has the shape \["):
+            export_network(path, tmp_path / "out", network, stored=(shape, "float32"))
     assert not (tmp_path / "out").exists()
     assert "model.pt2" in export_network(path, tmp_path / "out", network, stored=((2,), "float32"), onnx=False).files
 

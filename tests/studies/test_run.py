@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from jsonargparse import ArgumentParser
 
 from lit_fed.command.cli import main
@@ -222,3 +223,26 @@ def test_help_is_there(capsys):
     add_arguments(parser)
     assert parser.parse_args(["-c", "a.yaml", "b.yaml", "-c", "c.yaml"]).config == ["a.yaml", "b.yaml", "c.yaml"]
     assert (CONFIGS / "papers").is_dir()
+
+
+@pytest.mark.long
+def test_a_sweep_without_profiles_ends_in_a_latex_table(tmp_path):
+    """The first study of the docs, shorter; its files are the package's."""
+    study = tmp_path / "sweep.yaml"
+    settings = {key: value for key, value in TINY["set"].items() if key != "trainer.max_rounds"}
+    study.write_text(
+        yaml.safe_dump(
+            {
+                "configs": ["quickstart.yaml", "method/fedprox.yaml"],
+                "metric": "global/acc",
+                "grid": {"algorithm.init_args.mu": [0.01, 1]},
+                "set": settings | {"trainer.max_rounds": 1},
+            }
+        )
+    )
+    run_here("-c", str(study))
+    folder = tmp_path / "studies_out/sweep/default"
+    lines = (folder / "table.tex").read_text().splitlines()
+    assert [line.partition(" & ")[0] for line in lines if " & 0." in line or "{0." in line] == ["mu = 0.01", "mu = 1"]
+    assert {"lines.svg", "table.md", "table.csv", "report.html"} <= {path.name for path in folder.iterdir()}
+    assert (tmp_path / "studies_out/index.default.html").is_file()
