@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -166,6 +167,20 @@ def test_image_size_goes_only_to_timm_models_that_take_it() -> None:
 
 def test_timm_settings_are_passed_on() -> None:
     assert build_network("test_vit", 10, 3, (3, 64, 64), drop_rate=0.25).head_drop.p == 0.25
+
+
+def test_weights_of_torchvisions_resnet_come_from_a_file_and_the_head_does_not(tmp_path: Path) -> None:
+    import timm
+    from safetensors.torch import save_file
+
+    published = timm.create_model("resnet18.tv_in1k")  # the 11.7 million parameters of ImageNet's 1,000 classes
+    assert num_parameters(published) == 11_689_512  # torchvision's documentation of resnet18
+    save_file(published.state_dict(), tmp_path / "weights.safetensors")
+    overlay = {"file": str(tmp_path / "weights.safetensors")}
+    settings = {"pretrained": True, "pretrained_cfg_overlay": overlay}
+    found: Any = build_network("resnet18.tv_in1k", 100, 3, (3, 224, 224), **settings)
+    assert torch.equal(found.layer4[1].conv2.weight, published.layer4[1].conv2.weight)
+    assert found.fc.weight.shape == (100, 512)
 
 
 def test_importing_the_networks_does_not_import_timm() -> None:
