@@ -123,7 +123,7 @@ def test_a_bad_config_file_is_named_with_what_was_meant(text, expected, capsys):
     [
         (
             [],
-            "no command given; choose fit, validate, test, predict, study, node, federate, cost or simulate, as in:",
+            "no command given; choose fit, validate, test, predict, study, node, federate, split, cost or simulate",
         ),
         (["fitt"], "there is no command 'fitt'; did you mean fit?"),
         *(([f"{name}x"], f"there is no command '{name}x'; did you mean {name}?") for name in COMMANDS),
@@ -136,7 +136,10 @@ def test_a_bad_config_file_is_named_with_what_was_meant(text, expected, capsys):
         (["cost"], "model, data and algorithm are missing; name a class with --model or in a file given with --config"),
         (["cost", "--cost", "AttentionShare"], "cost: there is no CostTable named 'AttentionShare'"),
         (["cost", "--model", "Classifer"], "model: there is no LightningModule named 'Classifer'; did you mean"),
-        (["train"], "there is no command 'train'; choose fit, validate, test, predict, study, node, federate, cost or"),
+        (
+            ["train"],
+            "there is no command 'train'; choose fit, validate, test, predict, study, node, federate, split, cost",
+        ),
         (["-c", str(QUICKSTART), "fit"], "settings come after the command: lit-fed fit --config my.yaml"),
         (["fit", "-c", "nowhere.yaml"], "config file nowhere.yaml does not exist"),
         (["fit", "-c", "."], "config file . is a folder"),
