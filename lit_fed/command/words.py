@@ -97,7 +97,7 @@ def _options(words: Sequence[str]) -> Iterator[tuple[int, str, str]]:
     """Every option with its value, and where the next word begins."""
     for end, (before, word) in enumerate(zip(("", *words), words, strict=False), start=1):
         option, _, value = word.partition("=") if word.startswith("-") and "=" in word else (before, "", word)
-        if option.startswith("-"):
+        if option.startswith("-") and "=" not in option:  # what follows `--key=value` is no value of it
             yield end, option, value
 
 

@@ -263,12 +263,17 @@ def test_help_names_commands_and_settings(capsys):
         "validate",
         "test",
         "predict",
+        "export",
         "study",
         "results",
         "node",
         "federate",
+        "split",
         "cost",
         "simulate",
+        "configs",
+        "copy",
+        "completion",
     ]
     for name, line in COMMANDS.items():
         assert f" {name} {line.help}" in general

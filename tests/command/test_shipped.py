@@ -52,7 +52,7 @@ def test_a_study_finds_its_files_in_the_package_and_its_cells_are_the_same(tmp_p
         (cell,) = lay_out(read_study(path, "pocket"), tmp_path).cells
         found.append((cell.fingerprint, cell.args[1].endswith(f"{prefix}quickstart.yaml")))
     assert found == [(found[0][0], True)] * 3
-    assert read_study("papers/fedprox/studies/fedprox_heterogeneity.yaml", "pocket").seeds == (0, 1, 2)
+    assert read_study("papers/fedprox/studies/fedprox_heterogeneity.yaml", "pocket").name == "fedprox_heterogeneity"
 
 
 def test_all_of_them_are_listed_with_what_they_are(capsys: pytest.CaptureFixture[str]) -> None:

@@ -195,7 +195,7 @@ def test_calibration_is_the_least_squares_fit_of_all_data(tmp_path: Path) -> Non
     solution = np.linalg.lstsq(extended, targets, rcond=None)[0]
     test, truth = phi(data.test_loader())
     accuracy = float(((test @ solution).argmax(1) == truth).mean())
-    assert made.metrics["calibrated/acc"] == pytest.approx(accuracy, abs=1e-9)
+    assert made.metrics["calibrated/acc"] == pytest.approx(accuracy, abs=1e-7)  # a batch's is a float32
     # Two moments of each of 5 clients, 64·64 and 10·64 float64 numbers.
     assert made.metrics["calibrated/uplink_bytes"] == 5 * 8 * (64 * 64 + 10 * 64)
 
