@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-long test-all bad-inputs lint types check federation bench studies-pocket board clean
+.PHONY: help setup quickstart test test-long test-all bad-inputs lint types check federation bench studies-pocket board docs clean
 
 help:  ## Show what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -67,6 +67,13 @@ studies-pocket: $(STAMP)  ## Run every study in its small profile, and print wha
 
 board: $(STAMP)  ## Watch the runs in TensorBoard
 	$(BIN)/tensorboard --logdir lightning_logs
+
+$(VENV)/.docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,docs]'
+	@touch $@
+
+docs: $(VENV)/.docs  ## Build the documentation site in site/; a dead link or an undocumented name fails
+	$(BIN)/python -m mkdocs build --strict --quiet
 
 clean:  ## Remove the environment and caches, but no run
 	rm -rf $(VENV) $(FLOWER_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
