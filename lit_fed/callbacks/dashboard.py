@@ -73,9 +73,9 @@ class Dashboard(Callback):
             for board in new if settings else ():
                 board.settings(settings, _hparam_metrics(run))
             drawing = [board for board in new if board.draws]
-            picture = run.federation.data.picture() if drawing else None
-            for board in drawing if picture is not None else ():
-                board.picture("pictures/partition", picture, run.start_round)
+            if drawing and (picture := run.federation.data.picture()) is not None:
+                for board in drawing:
+                    board.picture("pictures/partition", picture, run.start_round)
             for board in shown:
                 board.flush()
 
