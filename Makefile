@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-long test-all bad-inputs lint types check federation bench studies-pocket results board clean
+.PHONY: help setup quickstart test test-long test-all bad-inputs lint types check federation bench studies-pocket results board docs clean
 
 help:  ## Show what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -70,6 +70,13 @@ results: $(STAMP)  ## Write what became of the claims of all studies that have r
 
 board: $(STAMP)  ## Watch the runs in TensorBoard
 	$(BIN)/tensorboard --logdir lightning_logs
+
+$(VENV)/.docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,docs]'
+	@touch $@
+
+docs: $(VENV)/.docs  ## Build the documentation site in site/; a dead link or an undocumented name fails
+	$(BIN)/python -m mkdocs build --strict --quiet
 
 clean:  ## Remove the environment and caches, but no run
 	rm -rf $(VENV) $(FLOWER_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""What a run writes to its loggers: every metric of every round, and for TensorBoard histograms and pictures too."""
+"""What a run writes to its loggers: its settings, every metric of every round, histograms and pictures."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 import yaml
-from lightning.pytorch.loggers import TensorBoardLogger
 from numpy.typing import NDArray
-from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from torch import Tensor
-from torch.utils.tensorboard import SummaryWriter
-from torch.utils.tensorboard.summary import hparams
 
+from lit_fed.callbacks.boards import boards, show_picture, takes_pictures
 from lit_fed.callbacks.pictures import participation_map, predictions_picture, views_picture
 from lit_fed.data.pictures import even_subset, render
 from lit_fed.engine.callback import Callback, RoundRecord
@@ -43,7 +40,7 @@ _LARGEST = 1e19  # TensorBoard's own bins end a little further out
 
 
 class Dashboard(Callback):
-    """Writes metrics to every logger, and histograms, pictures and hyperparameters to TensorBoard.
+    """Writes metrics and settings to every logger, and histograms and pictures to those that show them.
 
     Everything of a round is on disk when `on_round_end` returns, before the round's checkpoint is written: a process
     that is killed afterwards has lost nothing. What a killed process wrote beyond the checkpoint is dropped, by
@@ -68,15 +65,19 @@ class Dashboard(Callback):
         """Drop what a killed process wrote; in a new run folder write what is known before the first round."""
         self._mapped_round, self._of_views = -1, {}
         with _naming_the_file(run):
-            writers = tensorboard_writers(run)
-            for writer in writers:
-                start_session(writer, run.start_round)
-            if writers and not _continues(run):
-                for writer in writers:
-                    _add_hparams(writer, run.settings.config, run.settings.told, _hparam_metrics(run))
-                if (picture := run.federation.data.picture()) is not None:
-                    _add_picture(writers, "pictures/partition", picture, run.start_round)
-            _flush(run)
+            shown = boards(run)
+            for board in shown:
+                board.start(run.start_round)
+            new = [board for board in shown if not (board.resumes and _continues(run))]
+            settings = _settings(run.settings.config, run.settings.told)
+            for board in new if settings else ():
+                board.settings(settings, _hparam_metrics(run))
+            drawing = [board for board in new if board.draws]
+            if drawing and (picture := run.federation.data.picture()) is not None:
+                for board in drawing:
+                    board.picture("pictures/partition", picture, run.start_round)
+            for board in shown:
+                board.flush()
 
     def on_round_end(self, run: Run, record: RoundRecord) -> None:
         """Write the round's metrics and histograms, and see them to the disk.
@@ -87,7 +88,8 @@ class Dashboard(Callback):
         if run.fabric.is_global_zero:
             with _naming_the_file(run):
                 self._write(run, record)
-                _flush(run)
+                for board in boards(run):
+                    board.flush()
 
     def _write(self, run: Run, record: RoundRecord) -> None:
         best = run.names.monitor
@@ -95,31 +97,28 @@ class Dashboard(Callback):
         self._of_views = {view: value for view, value in found.items() if value is not None} or self._of_views
         for logger in run.loggers:
             logger.log_metrics(record.metrics, step=record.round_idx)
-        if writers := tensorboard_writers(run):
-            for tag, values in _values_over_clients(record.rows).items():
-                # The writer's own bins grow by 10 % each: between 0.9 and 1, where accuracies are, there would be one.
-                share = run.names.direction(tag) == "max" and values.min() >= 0 and values.max() <= 1
-                bins = np.linspace(0, 1, 51) if share else "tensorflow"
-                for writer in writers:
-                    writer.add_histogram(tag, values, record.round_idx, bins)
-            if self.picture_every and (record.round_idx + 1) % self.picture_every == 0:
-                self._draw(run, writers, record.round_idx)
+        for tag, values in _values_over_clients(record.rows).items() if run.loggers else ():
+            share = run.names.direction(tag) == "max" and values.min() >= 0 and values.max() <= 1
+            for board in boards(run):
+                board.histogram(tag, values, record.round_idx, bool(share))
+        if takes_pictures(run) and self.picture_every and (record.round_idx + 1) % self.picture_every == 0:
+            self._draw(run, record.round_idx)
 
     def on_fit_end(self, run: Run) -> None:
         """Draw the participation map, sample predictions and what the task draws, and close the loggers."""
         with _naming_the_file(run):
-            if (writers := tensorboard_writers(run)) and run.next_round:
+            if takes_pictures(run) and run.next_round:
                 last = run.next_round - 1
                 if self._mapped_round != last:
-                    self._draw(run, writers, last)
+                    self._draw(run, last)
                 picture = _sample_predictions(run.federation, last)
                 if picture is not None:
-                    _add_picture(writers, "pictures/predictions", picture, last)
+                    show_picture(run, "pictures/predictions", picture, last)
                 if self._of_views and run.names.monitor:
                     figure = views_picture(self._of_views, run.names.monitor)
-                    _add_picture(writers, "pictures/views", render(figure), last)
+                    show_picture(run, "pictures/views", render(figure), last)
                 for name, figure in _test_figures(run.federation, last):
-                    _add_picture(writers, f"pictures/{name}", render(figure), last)
+                    show_picture(run, f"pictures/{name}", render(figure), last)
             _close(run, "success")
 
     def on_exception(self, run: Run, error: BaseException) -> None:
@@ -127,14 +126,14 @@ class Dashboard(Callback):
         with suppress(OSError):  # the disk is full, which the error says
             _close(run, "failed")
 
-    def _draw(self, run: Run, writers: list[SummaryWriter], round_idx: int) -> None:
+    def _draw(self, run: Run, round_idx: int) -> None:
         participation = run.federation.participation
         figure = participation_map(
             participation.plan, round_idx + 1, participation.num_clients, participation.nominal_cohort_size
         )
-        _add_picture(writers, "pictures/participation", render(figure), round_idx)
+        show_picture(run, "pictures/participation", render(figure), round_idx)
         for name, figure in run.federation.algorithm.figures(run.federation.server).items():
-            _add_picture(writers, f"pictures/{name}", render(figure), round_idx)
+            show_picture(run, f"pictures/{name}", render(figure), round_idx)
         self._mapped_round = round_idx
 
 
@@ -150,22 +149,6 @@ def _naming_the_file(run: Run) -> Iterator[None]:
         events = sorted(run.log_dir.glob("events.out.tfevents.*"), key=lambda path: path.stat().st_mtime)
         where = events[-1] if events else run.log_dir
         raise CheckpointError(f"cannot write {where}: {full.strerror or full}") from error
-
-
-def start_session(writer: SummaryWriter, round_idx: int) -> None:
-    """Make TensorBoard's readers forget what older event files of the folder say of this round and later ones.
-
-    These are the two events of ``SummaryWriter(purge_step=…)``, which only works for a writer that is not open yet.
-    A fresh run needs them as well: the web page's reader takes the first start in a folder for the run's own, and
-    forgets rounds only from the second start on.
-
-    Args:
-        writer: The writer of the new event file, before its first summary.
-        round_idx: The first round to forget.
-    """
-    file_writer = writer._get_file_writer()
-    file_writer.add_event(Event(step=round_idx, file_version="brain.Event:2"))
-    file_writer.add_event(Event(step=round_idx, session_log=SessionLog(status=SessionLog.START)))
 
 
 def flatten(config: Any, prefix: str = "") -> dict[str, str | float | int]:
@@ -198,50 +181,22 @@ def _hparam_metrics(run: Run) -> list[str]:
     return [f"global/{name}" for name in names] + [f"clients/{names[0]}_mean"]
 
 
-def _add_hparams(writer: SummaryWriter, config: str, told: Sequence[str], metrics: list[str]) -> None:
+def _settings(config: str, told: Sequence[str]) -> dict[str, str | float | int]:
+    """The configuration, flat, without what makes no run another one; first what was told last."""
     settings = flatten(yaml.safe_load(config) if config else {})
     found = {
         name.replace(".init_args", ""): value for name, value in settings.items() if not name.startswith(_NO_HPARAMS)
     }
-    if not found:
-        return
 
     def rank(name: str) -> int:
         return next((place for place, key in enumerate(told) if f"{name}.".startswith(f"{key}.")), len(told))
 
-    params = {name: found[name] for name in sorted(found, key=rank)}  # TensorBoard's columns have this order
-    file_writer = writer._get_file_writer()
-    # Not `SummaryWriter.add_hparams`, which adds a scalar at step 0 for every metric, in a folder of its own.
-    for summary in hparams(params, dict.fromkeys(metrics, 0.0)):
-        file_writer.add_summary(summary)
-
-
-def tensorboard_writers(run: Run) -> list[SummaryWriter]:
-    """The TensorBoard writers of a run; none on other processes than the first."""
-    if not run.fabric.is_global_zero:
-        return []
-    return [logger.experiment for logger in run.loggers if isinstance(logger, TensorBoardLogger)]
-
-
-def _flush(run: Run) -> None:
-    """Hand everything logged to the operating system, which keeps it when the process is killed."""
-    if not run.fabric.is_global_zero:
-        return
-    for logger in run.loggers:
-        if isinstance(logger, TensorBoardLogger):
-            logger.experiment.flush()
-        else:
-            logger.save()
+    return {name: found[name] for name in sorted(found, key=rank)}  # TensorBoard's columns have this order
 
 
 def _close(run: Run, status: str) -> None:
-    if not run.fabric.is_global_zero:
-        return
-    for logger in run.loggers:
-        if isinstance(logger, TensorBoardLogger):
-            logger.experiment.close()  # `finalize` would also write an empty hparams.yaml; ours is config.yaml
-        else:
-            logger.finalize(status)
+    for board in boards(run):
+        board.close(status)
 
 
 def _values_over_clients(rows: Iterable[ClientRow]) -> dict[str, NDArray[np.float64]]:
@@ -254,11 +209,6 @@ def _values_over_clients(rows: Iterable[ClientRow]) -> dict[str, NDArray[np.floa
         if row.stage in _HISTOGRAMS and abs(row.value) < _LARGEST:
             values.setdefault(f"{_HISTOGRAMS[row.stage]}/{row.metric}", []).append(row.value)
     return {tag: np.asarray(column) for tag, column in values.items()}
-
-
-def _add_picture(writers: list[SummaryWriter], tag: str, picture: NDArray[np.uint8], round_idx: int) -> None:
-    for writer in writers:
-        writer.add_image(tag, picture, round_idx, dataformats="HWC")
 
 
 def _sample_predictions(federation: Federation, round_idx: int) -> NDArray[np.uint8] | None:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from lit_fed.callbacks.dashboard import tensorboard_writers
+from lit_fed.callbacks.boards import show_picture, takes_pictures
 from lit_fed.callbacks.pictures import curves_picture
 from lit_fed.data.pictures import render
 from lit_fed.engine.algorithm import NEEDS
@@ -142,13 +142,11 @@ class Alignment(Callback):
 
     def on_fit_end(self, run: Run) -> None:
         """Draw the curves."""
-        if self.rounds and (writers := tensorboard_writers(run)):
+        if self.rounds and takes_pictures(run):
             panels = {
                 title: {group: self.curves[prefix + group] for group in _GROUPS} for prefix, title in _TITLES.items()
             }
-            picture = render(curves_picture(self.rounds, panels))
-            for writer in writers:
-                writer.add_image("pictures/alignment", picture, self.rounds[-1], dataformats="HWC")
+            show_picture(run, "pictures/alignment", render(curves_picture(self.rounds, panels)), self.rounds[-1])
 
     def state_dict(self) -> dict[str, Any]:
         """The curves so far."""

@@ -1,0 +1,153 @@
+"""The documentation site: every public name, method and page is in it, and no link within it is dead."""
+
+import inspect
+import re
+import subprocess
+import sys
+import zlib
+from html.parser import HTMLParser
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+import yaml
+
+from tests.support import ROOT
+from website.links import other_pages, site_links
+from website.pages import ROOMS, generated_pages, methods, public_names, rows_with, studies
+
+EXPORTING = [room for room in ROOMS if not room.startswith("lit_fed.engine.")]
+
+
+@pytest.mark.parametrize("room", EXPORTING)
+def test_every_public_name_is_in_the_reference(room: str) -> None:
+    page = generated_pages()[f"reference/{room}.md"]
+    exported = import_module("lit_fed.api" if room == "lit_fed" else room).__all__
+    assert exported
+    for name in exported:
+        method_page = f"methods/{name}.md"
+        if room == "lit_fed.methods" and method_page in generated_pages():
+            assert f"[`{name}`](../{method_page})" in page
+            assert f"::: {room}.{name}\n" in generated_pages()[method_page]
+        else:
+            assert f"::: {room}.{name}\n" in page or f"## {name}\n" in page, f"{room}.{name}"
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_public_class_and_function_says_what_it_is(room: str) -> None:
+    module = import_module(room)
+    for name in public_names(room):
+        thing = getattr(module, name)
+        if inspect.isclass(thing) or inspect.isfunction(thing):
+            assert (thing.__doc__ or "").strip(), f"{room}.{name}"
+
+
+def test_every_method_has_a_page() -> None:
+    """Also each that a file of configs/method names, in whatever class it is."""
+    named = {yaml.safe_load(path.read_text())["algorithm"]["class_path"] for path in ROOT.glob("configs/method/*.yaml")}
+    assert len(named) > 25
+    assert named <= methods().keys()
+    assert {f"methods/{name}.md" for name in methods()} <= generated_pages().keys()
+
+
+def test_a_methods_page_has_what_one_asks_of_it() -> None:
+    page = generated_pages()["methods/FedProx.md"]
+    assert page.startswith("---\ntitle: FedProx\n---\n\n::: lit_fed.methods.FedProx\n")
+    assert '"Federated Optimization in Heterogeneous Networks", MLSys 2020' in page
+    assert "| `loss` | a loss that `training_step` returns" in page
+    assert "lit-fed fit -c configs/quickstart.yaml -c configs/method/fedprox.yaml" in page
+    assert "| `fedprox` | yes |" in page
+    assert "| `objective` | The task's loss and the distance to the global model. |" in page
+    assert "studies.md#fedprox_heterogeneity" in page
+    assert "Of its own: the client × class picture" in generated_pages()["methods/UWA.md"]
+
+
+def test_studies_are_found_by_the_method_that_a_cell_ends_with() -> None:
+    """A row's file, a file of tuned/ and a setting may name it."""
+    assert len(studies()) == len(list(ROOT.glob("configs/papers/*/studies/*.yaml")))
+    where = {name: labels for name, _, labels in rows_with("FedDrPlus")}
+    assert where["feddr_plus_figure6"] == ["FedDr+"]
+    where = {name: labels for name, _, labels in rows_with("FedAvg")}
+    assert where["classics"] == ["FedAvg", "FedAvg + KD", "FedAvg + LD", "FedAvg + FD"]
+
+
+def test_links_lead_to_pages_and_else_to_the_repository() -> None:
+    text = "[a](../README.md#methods) [b](own_data.md) [c](../examples/my_data.yaml) [d](../configs/data) [e](#here)"
+    moved = site_links(text + "\n```text\n[f](../README.md)\n```\n", "docs/x.md", "x.md", "https://forge/lib")
+    assert moved == (
+        "[a](readme.md#methods) [b](own_data.md) [c](https://forge/lib/blob/main/examples/my_data.yaml) "
+        "[d](https://forge/lib/tree/main/configs/data) [e](#here)\n```text\n[f](../README.md)\n```\n"
+    )
+    assert site_links("[a](docs/own_data.md)", "README.md", "readme.md", "") == "[a](own_data.md)"
+    assert site_links("[a](no_such.md)", "docs/x.md", "x.md", "") == "[a](no_such.md)"  # which a strict build refuses
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/**/*.md")}
+    pages |= set(other_pages().values()) | {page for page in generated_pages() if not page.startswith("methods/")}
+    assert not [page for page in sorted(pages) if not re.search(rf" {re.escape(page)}$", text, re.MULTILINE)]
+
+
+# --- the built site --------------------------------------------------------------------------------------------------
+
+
+class Page(HTMLParser):
+    """A page's anchors, what it links to, and what it loads."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.anchors: set[str] = set()
+        self.links: list[str] = []
+        self.loaded: list[str] = []
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.anchors |= {value for name in ("id", "name") if (value := found.get(name))}
+        if tag == "a" and (link := found.get("href")):
+            self.links.append(link)
+        if tag in ("img", "script") and (source := found.get("src")):
+            self.loaded.append(source)
+        if tag == "link" and found.get("rel") in ("stylesheet", "icon", "preload") and (source := found.get("href")):
+            self.loaded.append(source)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if find_spec("mkdocs") is None:
+        pytest.skip("the extra docs is not installed")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr[-2000:]
+    return folder
+
+
+@pytest.mark.long
+def test_the_site_is_whole(site: Path) -> None:
+    """Every name is where the inventory says, every link leads somewhere, and nothing is fetched from elsewhere."""
+    inventory = zlib.decompress((site / "objects.inv").read_bytes().split(b"\n", 4)[4]).decode()
+    listed = {line.split(" ", 1)[0] for line in inventory.splitlines()}
+    for room in EXPORTING:
+        for name in import_module("lit_fed.api" if room == "lit_fed" else room).__all__:
+            thing = getattr(import_module(room), name)
+            if getattr(thing, "__module__", "lit_fed").startswith("lit_fed"):
+                assert f"{room}.{name}" in listed, f"{room}.{name}"
+    pages = {path: Page(path) for path in site.rglob("*.html") if path.name != "404.html"}
+    assert len(pages) > 60
+    for path, page in pages.items():
+        assert ":math:" not in re.sub(r"<pre.*?</pre>", "", path.read_text(encoding="utf-8"), flags=re.DOTALL), path
+        for source in page.loaded:
+            assert not urlsplit(source).netloc, f"{path.name} loads {source}"
+            assert (path.parent / unquote(urlsplit(source).path)).is_file(), f"{path.name} loads {source}"
+        for link in page.links:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            assert target.exists(), f"{path.name} links to {link}"
+            if parts.fragment and target.suffix == ".html":
+                assert unquote(parts.fragment) in pages[target].anchors, f"{path.name} links to {link}"
