@@ -198,6 +198,14 @@ def test_commands_parse(command: tuple[str, ...], at_root: Path, capsys: pytest.
         main([*command, "--simulate.rounds", "4", "--simulate.seeds", "2", "--processes", "1"])
         assert "written" in capsys.readouterr().out
         return
+    if command[0] == "results":
+        with pytest.raises(SystemExit):
+            main([*command])
+        assert "no cell of these studies has finished in studies_out" in capsys.readouterr().err
+        return
+    if "my_loggers.yaml" in command:  # the last block before it, as the page has it
+        all_at_once = blocks(ROOT / "docs/loggers.md", "yaml")[-1]
+        (at_root / "my_loggers.yaml").write_text(all_at_once, encoding="utf-8")
     if "lightning_logs/version_0/config.yaml" in command:
         (at_root / "lightning_logs/version_0").mkdir(parents=True)
         shutil.copy(QUICKSTART, at_root / "lightning_logs/version_0/config.yaml")
