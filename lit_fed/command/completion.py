@@ -52,7 +52,7 @@ def script(shell: str) -> str:
         parser._actions.extend(_of_classes(parser))
         for action in parser._actions:
             if "--config" in action.option_strings:
-                action.complete = _STARTED  # type: ignore[attr-defined]
+                action.complete = _STARTED  # type: ignore[attr-defined]  # shtab looks for it
             else:
                 action.choices = action.choices or _choices(action)
     names = shlex.quote(" ".join(shipped()))

@@ -67,7 +67,7 @@ def test_any_logger_gets_the_settings_and_one_with_log_image_the_pictures(tmp_pa
 
 
 def test_nothing_is_drawn_for_loggers_that_take_no_pictures(tmp_path: Path) -> None:
-    """A map of all rounds and a pass over test data, for nobody."""
+    """A map of all rounds and a pass over test data, for nobody: this federation has nothing to draw, and raises."""
     dashboard, run = Dashboard(picture_every=1), a_run(tmp_path, loggers=[CSVLogger(tmp_path)])
     run.federation = type("Undrawn", (), {"data": type("Data", (), {"views": staticmethod(dict)})})
     dashboard.on_fit_start(run)

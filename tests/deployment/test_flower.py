@@ -114,7 +114,7 @@ def test_a_superlink_that_is_gone_is_noticed_while_its_run_still_asks_for_it() -
     one, stub = socket.socketpair()
     with one, stub:
         with pytest.raises(ProcessLost, match="flower-superlink was killed by signal 9; go on with --ckpt_path last"):
-            RelayGrid(one, [Ended()], limit=100, ttl=1, keys=False).nodes()  # type: ignore[list-item]
+            RelayGrid(one, [Ended()], limit=100, ttl=1, keys=False).nodes()  # type: ignore[list-item]  # has ended
         with pytest.raises(ProcessLost, match=r"the SuperLink has not answered for 0\.1 s; look whether it runs"):
             RelayGrid(one, [], limit=100, ttl=1, keys=False, silent_s=0.1).nodes()
 

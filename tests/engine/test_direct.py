@@ -90,7 +90,7 @@ def test_a_step_that_a_class_wraps_is_not_passed_over() -> None:
     called = list[int]()
 
     class Own(torch.optim.SGD):
-        def step(self, closure=None):  # type: ignore[no-untyped-def]
+        def step(self, closure=None):  # type: ignore[no-untyped-def]  # as torch's own
             called.append(1)
             return super().step(closure)
 
