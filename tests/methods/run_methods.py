@@ -34,6 +34,7 @@ SMALL_PUPPETS = {
     "data.init_args.test_resolutions": "[[24, 16], [40, 32]]",
     "data.init_args.samples_per_client": "12",
     "data.init_args.test_samples": "16",
+    "model.init_args.network": "pose_vit_tiny",
     "model.init_args.network_args": "{depth: 1, embed_dim: 16, drop_path: 0.5}",
 }
 # What a method cannot do without: its own network or learning rate, and here a warm-up that ends before the last round.

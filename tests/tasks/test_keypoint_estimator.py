@@ -227,8 +227,9 @@ def test_the_command_line_says_what_does_not_fit(
 ) -> None:
     few = ["--data.init_args.samples_per_client", "4", "--trainer.default_root_dir", str(tmp_path)]
     few += ["--data.init_args.clients_per_level", "null", "--data.init_args.num_clients", "1"]
+    files = [ROOT / "configs" / name for name in ("papers/raf/runs/puppets.yaml", "network/pose_vit_tiny.yaml")]
     with pytest.raises(SystemExit) as stopped:
-        main(["fit", "-c", str(ROOT / "configs" / "papers" / "raf" / "runs" / "puppets.yaml"), *few, *options])
+        main(["fit", *(word for path in files for word in ("-c", str(path))), *few, *options])
     assert stopped.value.code == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("lit-fed: error: ")
