@@ -224,15 +224,18 @@ def _legend(figure: Figure, panels: Iterable[Axes], variants: Mapping[str, Varia
     entries = {label: found[label] for label in labels if label in found}
     if published:
         entries["published"] = Line2D([], [], color="#b00020", linewidth=2)
-    if entries:
-        figure.legend(
+    for ncols in range(min(5, len(entries)), 0, -1):  # as many side by side as the figure has room for
+        legend = figure.legend(
             list(entries.values()),
             list(entries),
             loc="outside lower center",
-            ncols=min(5, len(entries)),
+            ncols=ncols,
             frameon=False,
             fontsize=8,
         )
+        if ncols == 1 or legend.get_window_extent().width <= figure.bbox.width:
+            return
+        legend.remove()
 
 
 def _save(figure: Figure, path: Path) -> None:

@@ -167,6 +167,22 @@ def test_legends_have_the_studys_order_whoever_comes_first_in_a_panel(tmp_path: 
         assert [text.get_text() for text in legend.get_texts()] == ["fedavg", "prox"]
 
 
+def test_a_legend_is_no_wider_than_its_figure(tmp_path: Path, drawn: list[Any]) -> None:
+    names = [f"a method of many words, {number}" for number in range(9)]
+    rows = {f"r{i}": {"label": name, "set": {"trainer.max_rounds": 2 + i}} for i, name in enumerate(names)}
+    grid = grid_of(tmp_path, rows=rows)
+    for number in range(9):
+        finish(grid, f"r{number}", "iid", 0, "round,global/acc\n0,0.5\n1,0.6\n")
+    for draw in (figures.draw_bars, figures.draw_curves):
+        draw(collect(grid), tmp_path / "x.png")
+    for figure in drawn:
+        (legend,) = figure.legends
+        assert [text.get_text() for text in legend.get_texts()] == names
+        figure.canvas.draw()
+        assert figure.bbox.x0 <= legend.get_window_extent().x0
+        assert legend.get_window_extent().x1 <= figure.bbox.x1
+
+
 def test_the_bands_of_curves_are_confidence_intervals_and_do_not_flatten_the_lines(
     tmp_path: Path, drawn: list[Any]
 ) -> None:
