@@ -26,7 +26,9 @@ def test_drawn_cases_end_as_they_must(tmp_path: Path) -> None:
 def test_cases_follow_from_their_seed(tmp_path: Path) -> None:
     found = [[case.name for _, case in islice(draw_cases(random.Random(3), tmp_path, "value"), 20)] for _ in range(2)]
     assert found[0] == found[1]
-    assert len(set(found[0])) > 10  # a drawing may name one value of one option twice: which options there are, extras say
+    assert (
+        len(set(found[0])) > 10
+    )  # a drawing may name one value of one option twice: which options there are, extras say
 
 
 def test_what_ends_otherwise_is_told(tmp_path: Path) -> None:

@@ -237,6 +237,7 @@ class KeypointEstimator(OnNetwork):
             heatmaps=_numbers(heatmaps[first]),
             targets=_numbers(targets[first]),
             score=float(pck.compute()) if pck.total > 0 else math.nan,
+            looked_at=len(found),
         )
 
     def heatmaps(self, images: Tensor) -> Tensor:

@@ -35,6 +35,7 @@ class Shown:
         heatmaps: What that is read from, shape (n, K, h, w).
         targets: What the heatmaps should be, shape (n, K, h, w).
         score: PCK of all that were looked at, in percent; NaN where it is not known.
+        looked_at: How many persons these are, as a rule a batch of the test set.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Shown:
     heatmaps: Floats
     targets: Floats
     score: float
+    looked_at: int
 
 
 def poses_figure(
@@ -83,7 +85,7 @@ def poses_figure(
                 axes.set_xticks([])
                 axes.set_yticks([])
                 axes.spines[:].set_visible(False)
-        score = "" if np.isnan(shown.score) else f"\nPCK {shown.score:.0f} %"
+        score = "" if np.isnan(shown.score) else f"\nPCK {shown.score:.0f} %\n(n = {shown.looked_at})"
         row[0].set_ylabel(readable(shown.name) + score, fontsize=8, rotation=0, ha="right", va="center", labelpad=6)
     for person in range(people):
         for place, title in enumerate(("joints", f"found, 0–{peak:.2g}", "true, 0–1")):

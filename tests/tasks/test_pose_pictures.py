@@ -33,13 +33,14 @@ def shown(name: str, size: tuple[int, int] = (16, 12), score: float = 50.0) -> S
         heatmaps=0.5 * maps,
         targets=maps,
         score=score,
+        looked_at=7,
     )
 
 
 def test_a_row_a_resolution_with_what_is_found_beside_what_is_true() -> None:
     figure = poses_figure([shown("16x12"), shown("8x6", score=float("nan"))], EDGES, PAIRS)
     panels = np.array(figure.axes).reshape(2, 6)
-    assert [axes.get_ylabel() for axes in panels[:, 0]] == ["16×12\nPCK 50 %", "8×6"]
+    assert [axes.get_ylabel() for axes in panels[:, 0]] == ["16×12\nPCK 50 %\n(n = 7)", "8×6"]
     assert [axes.get_title() for axes in panels[0]] == ["joints", "found, 0–0.5", "true, 0–1"] * 2
     first, second = panels[0, 0], panels[0, 3]
     # The truth in white, then what was found, a pixel to the right; the first joint's side, then the other joint's.
@@ -93,7 +94,7 @@ def test_a_task_draws_what_it_finds() -> None:
         figures = oracle(skeleton_edges=[[0, 1]]).test_figures({"32x24": batch})
     assert list(figures) == ["poses"], "this network makes no features"
     axes = figures["poses"].axes
-    assert axes[0].get_ylabel() == "32×24\nPCK 100 %"
+    assert axes[0].get_ylabel() == f"32×24\nPCK 100 %\n(n = {len(JOINTS)})"
     true, found = (np.asarray(line.get_xydata()) for line in axes[0].lines)
     np.testing.assert_allclose(true, JOINTS[0].numpy())
     np.testing.assert_allclose(found, true, atol=0.01)
