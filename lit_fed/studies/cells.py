@@ -74,10 +74,13 @@ class Cell:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of all settings, however they came together; folders and comments do not change it."""
+        """A digest of all settings, however they came together; folders and comments do not change it.
+
+        Nor does a setting that is null or false: what a later release adds, and is off, changes no run.
+        """
         config = copy.deepcopy(dict(self.config))
         config["trainer"].pop("default_root_dir", None)
-        text = json.dumps(config, sort_keys=True, default=str)
+        text = json.dumps(_what_is_on(config), sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     # ------------------------------------------------------------------ on disk
@@ -230,6 +233,13 @@ def lay_out(study: Study, output: Path) -> Grid:
                 cells[commands[seed]] = Cell(place.row, place.column, seed, commands[seed], config, where)
         at |= {(place, seed): cells[commands[seed]] for seed in study.seeds}
     return Grid(study, folder, tuple(cells.values()), at)
+
+
+def _what_is_on(value: Any) -> Any:
+    """Settings without those that are null or false."""
+    if isinstance(value, Mapping):
+        return {key: _what_is_on(item) for key, item in value.items() if item is not None and item is not False}
+    return [_what_is_on(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _filled(value: Any, seed: int, mark: str | int = _SEED) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 
 import pytest
 import yaml
@@ -123,6 +124,19 @@ def test_other_settings_are_another_run_and_comments_are_not(tmp_path):
     assert (other.changed, other.done) == (True, False)
     assert other.set_aside() == cell.folder.with_name("seed_0.before_1")
     assert (other.changed, other.done) == (False, False)
+
+
+def test_a_setting_that_came_since_and_is_off_changes_no_cell(tmp_path):
+    cell = grid_of(tmp_path).cells[0]
+
+    def digest(**data):
+        config = dict(cell.config)
+        config["data"] = {**config["data"], "init_args": {**config["data"]["init_args"], **data}}
+        return replace(cell, config=config).fingerprint
+
+    assert {digest(new=off) for off in (None, False)} == {cell.fingerprint}
+    assert digest(new={"within": None}) == digest(new={}) != cell.fingerprint
+    assert len({cell.fingerprint, *(digest(new=on) for on in (0, 1, True, "", [None], []))}) == 7
 
 
 def test_a_half_written_line_is_not_read(tmp_path):
