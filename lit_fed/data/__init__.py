@@ -10,9 +10,11 @@ from lit_fed.data.cut import Strata
 from lit_fed.data.dataset_module import DatasetModule, Datasets
 from lit_fed.data.diabetes import Diabetes
 from lit_fed.data.digits import Digits
+from lit_fed.data.feature_skew import Brightness, FeatureSkew, NoiseLevels, Rotations
 from lit_fed.data.in_memory import Arrays, ImageDataModule, TensorDataModule
 from lit_fed.data.label_skew import ClassesPerClient, Dirichlet, Shards
-from lit_fed.data.partition import IID, Natural, Partition, Quantity, Samples
+from lit_fed.data.listed import Listed
+from lit_fed.data.partition import IID, LogNormal, Natural, Partition, Quantity, Samples, UnequalSizes
 from lit_fed.data.pose import CocoKeypoints, Mpii, PhotoPose, PoseAugmentation, PoseDataModule, Puppets, Skeleton
 from lit_fed.data.sensors import PAMAP2, UCIHAR
 from lit_fed.data.targets import quantile_strata
@@ -39,6 +41,7 @@ __all__ = [
     "ArrayFile",
     "Arrays",
     "Augmentation",
+    "Brightness",
     "CSVText",
     "ClassesPerClient",
     "ClientArrays",
@@ -51,11 +54,15 @@ __all__ = [
     "Digits",
     "Dirichlet",
     "FashionMNIST",
+    "FeatureSkew",
     "FederatedDataModule",
     "ImageDataModule",
+    "Listed",
     "Loader",
+    "LogNormal",
     "Mpii",
     "Natural",
+    "NoiseLevels",
     "Normalize",
     "Partition",
     "PhotoPose",
@@ -67,6 +74,7 @@ __all__ = [
     "RandomHorizontalFlip",
     "RandomTransform",
     "Resize",
+    "Rotations",
     "Samples",
     "Shards",
     "Skeleton",
@@ -75,6 +83,7 @@ __all__ = [
     "TensorDataModule",
     "TensorLoader",
     "TinyImageNet",
+    "UnequalSizes",
     "View",
     "quantile_strata",
 ]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import Dataset
+from torch.utils.data import ConcatDataset, Dataset
 
 from lit_fed.data.base import FederatedDataModule, Subset
 from lit_fed.data.contents import chosen_rows
@@ -41,6 +41,10 @@ class Datasets:
         train_clients: The data set's own client of each training sample, counted from 0, shape (n,).
         test_clients: The same for the test samples.
         source: Where the data are from, for error messages.
+        val: A validation set of its own, without random transforms; None where there is none, and `val_fraction` may
+            hold out some of the training samples.
+        val_labels: The same for its samples.
+        val_clients: The same for its samples.
     """
 
     train: Dataset[Any]
@@ -51,6 +55,9 @@ class Datasets:
     train_clients: IntArray | None = None
     test_clients: IntArray | None = None
     source: str = "the data set"
+    val: Dataset[Any] | None = None
+    val_labels: IntArray | None = None
+    val_clients: IntArray | None = None
 
 
 class DatasetModule(FederatedDataModule):
@@ -103,6 +110,8 @@ class DatasetModule(FederatedDataModule):
         """See `FederatedDataModule.read_strata`."""
         datasets = self.build_datasets()
         plain = datasets.train if datasets.train_plain is None else datasets.train_plain
+        if datasets.val is not None:
+            plain = ConcatDataset([plain, datasets.val])
         self._parts = {"train": datasets.train, "plain": plain, "test": datasets.test}
         self._strata = Strata(
             datasets.train_labels,
@@ -112,6 +121,9 @@ class DatasetModule(FederatedDataModule):
             datasets.train_clients,
             datasets.test_clients,
             datasets.source,
+            datasets.val_labels,
+            0 if datasets.val is None else _size(datasets.val, datasets.val_labels),
+            datasets.val_clients,
         )
         return self._strata
 
