@@ -30,6 +30,7 @@ from lit_fed.data.transforms import (
     Resize,
 )
 from lit_fed.data.views import View
+from lit_fed.data.wrapped import Wrapped
 
 __all__ = [
     "CIFAR10",
@@ -85,5 +86,6 @@ __all__ = [
     "TinyImageNet",
     "UnequalSizes",
     "View",
+    "Wrapped",
     "quantile_strata",
 ]

@@ -102,8 +102,13 @@ class DatasetModule(FederatedDataModule):
         """Deterministic work on the inputs of a batch that is better done on the device, such as normalising."""
         return inputs
 
-    def collate(self) -> Callable[[list[Any]], Any] | None:
-        """What makes a batch of a list of samples, in the workers; None for PyTorch's way, which stacks them."""
+    def collate(self, training: bool) -> Callable[[list[Any]], Any] | None:
+        """What makes a batch of a list of samples, in the workers; None for PyTorch's way, which stacks them.
+
+        Args:
+            training: For training batches, not for all others.
+        """
+        del training
         return None
 
     def read_strata(self) -> Strata:
@@ -200,7 +205,7 @@ class DatasetModule(FederatedDataModule):
         """The workers for training, or those for everything else."""
         if training not in self._pools:
             self._pools[training] = WorkerPool(
-                self._parts, self.num_workers, self._device.type == "cuda", self.collate()
+                self._parts, self.num_workers, self._device.type == "cuda", self.collate(training)
             )
         return self._pools[training]
 
