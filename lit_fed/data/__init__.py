@@ -17,6 +17,7 @@ from lit_fed.data.listed import Listed
 from lit_fed.data.partition import IID, LogNormal, Natural, Partition, Quantity, Samples, UnequalSizes
 from lit_fed.data.pose import CocoKeypoints, Mpii, PhotoPose, PoseAugmentation, PoseDataModule, Puppets, Skeleton
 from lit_fed.data.sensors import PAMAP2, UCIHAR
+from lit_fed.data.table import Table
 from lit_fed.data.targets import quantile_strata
 from lit_fed.data.tensor_loader import Loader, TensorLoader
 from lit_fed.data.tiny_imagenet import TinyImageNet
@@ -81,6 +82,7 @@ __all__ = [
     "Skeleton",
     "Strata",
     "Subset",
+    "Table",
     "TensorDataModule",
     "TensorLoader",
     "TinyImageNet",
