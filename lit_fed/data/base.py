@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable
 from operator import index
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -17,6 +18,7 @@ import torch
 from lit_fed.data.csr import IntArray
 from lit_fed.data.cut import Settings, Strata, cut_population, named
 from lit_fed.data.feature_skew import FeatureSkew
+from lit_fed.data.new_inputs import NewInputs
 from lit_fed.data.partition import IID, Natural, Partition
 from lit_fed.data.tensor_loader import Loader
 from lit_fed.data.viewed import ViewedPopulation
@@ -145,6 +147,17 @@ class FederatedDataModule(ViewedPopulation):
     def own_client_names(self) -> list[str] | None:
         """What the data set calls its own clients, in their order; none where they have no names."""
         return None
+
+    def new_inputs(self, path: Path) -> NewInputs:
+        """Samples of a file or a folder that are none of the data set's, to predict on; called after `setup`.
+
+        Args:
+            path: What ``lit-fed predict --inputs`` names.
+
+        Raises:
+            ConfigError: It is missing or damaged, or does not hold what the network takes.
+        """
+        raise ConfigError(f"{type(self).__name__} reads no inputs from files, so {path} cannot be predicted on")
 
     def keep(self, train: IntArray, test: IntArray) -> None:
         """Forget samples that belong to clients who are not here; called by `setup` for some clients only.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from lit_fed.data.base import FederatedDataModule, Subset
 from lit_fed.data.contents import chosen_rows
 from lit_fed.data.csr import IntArray
 from lit_fed.data.cut import Strata
+from lit_fed.data.new_inputs import NewInputs, Rows, image_files, is_arrays, read_x
 from lit_fed.data.worker_loader import Key, WorkerLoader, WorkerPool
 from lit_fed.errors import ConfigError
 from lit_fed.machine import most_threads
@@ -200,6 +202,30 @@ class DatasetModule(FederatedDataModule):
             self._device,
             unlabeled=True,
         )
+
+    def decode(self, paths: Sequence[Path]) -> Dataset[Any] | None:
+        """Images in files as the data set's inputs, before `finish_batch`; None where its inputs are no such images."""
+        del paths
+        return None
+
+    def new_inputs(self, path: Path) -> NewInputs:
+        """Arrays ``x`` as samples have them, or images of any size; see `FederatedDataModule.new_inputs`."""
+        dataset: Dataset[Any]
+        if is_arrays(path):
+            sample = self._parts["plain"][0]
+            x = np.asarray(sample[0] if isinstance(sample, tuple | list) else sample)
+            if x.dtype.kind not in "iuf":
+                raise ConfigError(f"{path}: an input of {type(self).__name__} is no single array: predict in Python")
+            files, dataset = None, Rows(torch.from_numpy(read_x(path, x.shape, x.dtype)))
+        else:
+            paths = image_files(path)
+            found = self.decode(paths)
+            if found is None:
+                raise ConfigError(f"{type(self).__name__} reads no images from files: name an .npz file with --inputs")
+            files, dataset = [str(one) for one in paths], found
+        pool = WorkerPool({"inputs": dataset}, self.num_workers, self._device.type == "cuda")
+        count, size = np.arange(_size(dataset, None), dtype=np.int64), self.test_batch_size
+        return NewInputs(WorkerLoader(pool, "inputs", count, size, None, self.finish_batch, self._device), files)
 
     def _pool(self, training: bool) -> WorkerPool:
         """The workers for training, or those for everything else."""

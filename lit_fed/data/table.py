@@ -7,20 +7,24 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from lit_fed.data.columns import ENDINGS, Columns, read_columns
 from lit_fed.data.csr import IntArray, held_out
 from lit_fed.data.in_memory import Arrays, TensorDataModule
 from lit_fed.data.naming import in_order, numbered
+from lit_fed.data.new_inputs import NewInputs, is_arrays
 from lit_fed.data.partition import Natural, Partition
 from lit_fed.data.targets import quantile_strata
 from lit_fed.data.transforms import Normalize
+from lit_fed.data.views import viewed
 from lit_fed.errors import ConfigError
 from lit_fed.seeding import numpy_generator
 
 Kind = Literal["classes", "numbers"]
 _MANY_CLASSES = 100
+_NOBODY = ""  # the client of rows that are to be predicted on
 
 
 class _Rows(NamedTuple):
@@ -169,6 +173,20 @@ class Table(TensorDataModule):
         known = rows.clients is not None and self._clients is not None
         return numbered(rows.clients or [], self._clients or []) if known else None
 
+    def new_inputs(self, path: Path) -> NewInputs:
+        """Rows of a file with the features' columns; where it has the target too, batches are (x, y)."""
+        if is_arrays(path):
+            return super().new_inputs(path)
+        columns = read_columns(path)
+        x = torch.from_numpy(self.read_features(columns, "data.features"))
+        if not set(self._target) <= columns.cells.keys():
+            return NewInputs(viewed(self._loader_of(x, torch.zeros(len(x))), lambda batch: batch[0]))
+        y = self._part(columns, _NOBODY, self._classes is not None).y
+        if self._classes is not None:
+            check_classes(y, self._classes, str(path))
+            return NewInputs(self._loader_of(x, torch.from_numpy(numbered(y.tolist(), self._classes))))
+        return NewInputs(self._loader_of(x, torch.from_numpy(y.astype(np.float32))))
+
     # The files.
 
     def _rows(self) -> tuple[_Rows, _Rows]:
@@ -252,7 +270,7 @@ class Table(TensorDataModule):
         else:
             y = np.stack([columns.numbers(name, "data.target") for name in self._target], axis=1)
             y = y[:, 0] if self._single else y
-        if self._client is not None:
+        if self._client is not None and owner != _NOBODY:
             return _Rows(x, y, columns.texts(self._client, "data.client"))
         return _Rows(x, y, None if owner is None else [owner] * len(columns))
 
