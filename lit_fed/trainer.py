@@ -246,22 +246,24 @@ class FederatedTrainer:
         datamodule: FederatedDataModule,
         algorithm: Algorithm[Any],
         ckpt_path: str | None = None,
-        client_id: int | None = None,
+        client_id: int | str | None = None,
         output: str = "predictions.csv",
+        inputs: str | None = None,
     ) -> Path:
-        """Write predictions on the shared test set, or on one client's own, to a file.
+        """Write predictions on the shared test set, on one client's own, or on inputs of another file, to a file.
 
         Args:
             model: What was learnt.
             datamodule: The population.
             algorithm: How it was federated.
             ckpt_path: ``last``, ``best``, a file or a run folder; None for the model just trained.
-            client_id: Predict as this client, on its own test data; None for the global model on the shared set.
+            client_id: Predict as this client, an id or a name, on its own test data; None for the global model.
             output: File to write: ``.csv`` (one row a sample) or ``.npz`` (one array per output).
+            inputs: Predict on these: a table, ``.npz`` arrays, or a folder of images, as the data module reads them.
         """
-        return self._launch(
-            lambda: predict(self.assemble(model, datamodule, algorithm, "predict"), ckpt_path, client_id, Path(output))
-        )
+        new = None if inputs is None else Path(inputs)
+        parts = (model, datamodule, algorithm)
+        return self._launch(lambda: predict(self.assemble(*parts, "predict"), ckpt_path, client_id, Path(output), new))
 
     def describe(self, config: str, told: tuple[str, ...] = ()) -> None:
         """Take in the resolved configuration as YAML, which the run's folder keeps, and what of it was asked for."""

@@ -30,12 +30,14 @@ class Recorder(Callback):
     """Writes the files of a run's folder; every round is on disk before its checkpoint is.
 
     ``metrics.csv`` has one row a round; a metric that is not evaluated every round leaves its cell empty.
-    ``clients.csv`` has one row a client, stage and metric. After a resume, rows of rounds that will be run again are
-    removed, so no round is missing or there twice. What cannot be read back is not rewritten: the resume is refused.
+    ``clients.csv`` has one row a client, stage and metric; where clients have names, they are its last column. After a
+    resume, rows of rounds that will be run again are removed, so no round is missing or there twice. What cannot be
+    read back is not rewritten: the resume is refused.
     """
 
     def __init__(self) -> None:
         self._columns: list[str] = []
+        self._names: list[str] | None = None
 
     def on_fit_start(self, run: Run) -> None:
         """Write what is known before the first round, or cut the files back to the checkpoint.
@@ -46,10 +48,12 @@ class Recorder(Callback):
         if not run.fabric.is_global_zero:
             return
         folder, start = run.log_dir, run.start_round
+        self._names = run.federation.data.client_names
+        columns = _CLIENT_COLUMNS if self._names is None else [*_CLIENT_COLUMNS, "client"]
         before = folder if run.resumed_from is None else run.resumed_from
         metrics, clients = (Table(before / name) for name in ("metrics.csv", "clients.csv"))
         there = metrics.check(start)
-        clients.check(start, _CLIENT_COLUMNS)
+        clients.check(start, columns)
         settings = Settings(before if start and run.settings.config else None)
         # Everything has been read: from here on files are replaced.
         if there < start:
@@ -58,7 +62,7 @@ class Recorder(Callback):
             run.fabric.print(f"{clients.path} lacks the {start} rounds before this one")
         self._columns = metrics.columns or ["round"]
         metrics.cut(folder / "metrics.csv", self._columns, start)
-        clients.cut(folder / "clients.csv", _CLIENT_COLUMNS, start)
+        clients.cut(folder / "clients.csv", columns, start)
         if run.settings.config and (changed := settings.write(folder, run.settings.config, start)):
             run.fabric.print(f"resumed with other settings from round {start} on: {', '.join(changed)}")
         if not (folder / "partition.json").is_file():
@@ -77,7 +81,14 @@ class Recorder(Callback):
             self._columns += new
             Table(metrics).cut(metrics, self._columns, record.round_idx)
         _append(metrics, [[record.round_idx, *(record.metrics.get(name, "") for name in self._columns[1:])]])
-        _append(clients, ([record.round_idx, r.client_id, r.stage, r.metric, r.value] for r in record.rows))
+        names = self._names
+        _append(
+            clients,
+            (
+                [record.round_idx, r.client_id, r.stage, r.metric, r.value, *([names[r.client_id]] if names else [])]
+                for r in record.rows
+            ),
+        )
 
 
 class Table:

@@ -14,7 +14,7 @@ from lit_fed.deployment.home import Home
 from lit_fed.engine.protocols import EvalSubset
 from lit_fed.errors import ConfigError
 
-_OWN = ("client", "state_dir", "output")
+_OWN = ("client", "state_dir", "output", "inputs")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -23,6 +23,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--client", type=int | list[int] | None, default=None, help="who: an id, a list, or all here")
     parser.add_argument("--state_dir", type=str, required=True, help="the folder that the node was started with")
     parser.add_argument("--output", type=str, default="predictions.csv", help="file of predictions: .csv or .npz")
+    parser.add_argument("--inputs", type=str | None, default=None, help="predict on these and not on the test data")
 
 
 def run(call: Call) -> int:
@@ -36,7 +37,7 @@ def run(call: Call) -> int:
         output = Path(settings.output)
         if len(home.clients) > 1:
             raise ConfigError(f"{output} takes the predictions of one client; name one of {home.clients} with --client")
-        home.predict(home.clients[0], output)
+        home.predict(home.clients[0], output, None if settings.inputs is None else Path(settings.inputs))
     else:
         _print(home.evaluate("val" if name == "validate" else "test"), "val" if name == "validate" else "test")
     print(f"model      {origin}")

@@ -7,7 +7,7 @@ import importlib
 from lightning import LightningModule
 from torch.optim import SGD, Adam
 
-from lit_fed.data import FederatedDataModule, Partition
+from lit_fed.data import FeatureSkew, FederatedDataModule, Partition
 from lit_fed.engine.algorithm import Algorithm, Regularizer
 from lit_fed.engine.participation import Participation
 from lit_fed.trainer import FederatedTrainer
@@ -19,6 +19,7 @@ PLACES: dict[str, tuple[type, ...]] = {
     "trainer": (FederatedTrainer,),
     "data.init_args": (FederatedDataModule,),
     "data.init_args.partition.init_args": (Partition,),
+    "data.init_args.skew.init_args": (FeatureSkew,),
     "model.init_args": (LightningModule,),
     "model.init_args.optimizer.init_args": (SGD, Adam),
     "algorithm.init_args": (Algorithm,),

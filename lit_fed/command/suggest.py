@@ -11,6 +11,8 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
+from lightning import LightningDataModule
+
 _MOST = 16  # names in a list that is still read
 LIGHTNING = {
     "max_epochs": "trainer.max_rounds, and trainer.local_epochs within a round",
@@ -199,6 +201,8 @@ def no_class(path: str, bases: Sequence[type]) -> str:
     """About something that is none of the classes it could be."""
     kind = bases[0].__name__ if bases else "class"
     what = f"{path} is no {kind}" if _import(path) else f"there is no {kind} named {path!r}"
+    if kind == "FederatedDataModule" and issubclass(_import(path) or object, LightningDataModule):
+        return f"{path} is a plain LightningDataModule; name Wrapped as the class, and {path} as its module"
     if meant := close_class(path, bases):
         return f"{what}; did you mean {meant}?"
     listed = choices(bases)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 import yaml
-from lightning import LightningModule
+from lightning import LightningDataModule, LightningModule
 from torch import nn
 
 from lit_fed.command.config_files import check_config, check_value
@@ -143,6 +143,7 @@ def prepared(words: Sequence[str]) -> list[str]:
     if command is None or command == "study":
         return list(words)
     begin = words.index(command) + 1
+    words = [*words[:begin], *_wrapped(words[begin:])]
     for _, option, value in _options(words):
         if option in _FILES:
             check_config(Path(value))
@@ -151,6 +152,18 @@ def prepared(words: Sequence[str]) -> list[str]:
     first, rest = list(words[:begin]), list(words[begin:])
     said = list(mentions(rest))
     return [*first, *_classes_first(said), *_begin_anew(rest, said)]
+
+
+def _wrapped(words: Sequence[str]) -> Iterator[str]:
+    """Put `Wrapped` around a plain LightningDataModule that an option names."""
+    for end, word in enumerate(words, start=1):
+        option, _, value = word.partition("=") if word.startswith("--data=") else ("", "", word)
+        if option or words[end - 2 : end - 1] == ["--data"]:
+            named = named_class(value, [PARTS["data"]])
+            if named is not None and issubclass(named, LightningDataModule) and not issubclass(named, PARTS["data"]):
+                yield from [*["--data"] * bool(option), "Wrapped", "--data.module", value]
+                continue
+        yield word
 
 
 def _classes_first(said: Sequence[Mention]) -> list[str]:

@@ -10,11 +10,14 @@ from lit_fed.data.cut import Strata
 from lit_fed.data.dataset_module import DatasetModule, Datasets
 from lit_fed.data.diabetes import Diabetes
 from lit_fed.data.digits import Digits
+from lit_fed.data.feature_skew import Brightness, FeatureSkew, NoiseLevels, Rotations
 from lit_fed.data.in_memory import Arrays, ImageDataModule, TensorDataModule
 from lit_fed.data.label_skew import ClassesPerClient, Dirichlet, Shards
-from lit_fed.data.partition import IID, Natural, Partition, Quantity, Samples
+from lit_fed.data.listed import Listed
+from lit_fed.data.partition import IID, LogNormal, Natural, Partition, Quantity, Samples, UnequalSizes
 from lit_fed.data.pose import CocoKeypoints, Mpii, PhotoPose, PoseAugmentation, PoseDataModule, Puppets, Skeleton
 from lit_fed.data.sensors import PAMAP2, UCIHAR
+from lit_fed.data.table import Table
 from lit_fed.data.targets import quantile_strata
 from lit_fed.data.tensor_loader import Loader, TensorLoader
 from lit_fed.data.tiny_imagenet import TinyImageNet
@@ -28,6 +31,7 @@ from lit_fed.data.transforms import (
     Resize,
 )
 from lit_fed.data.views import View
+from lit_fed.data.wrapped import Wrapped
 
 __all__ = [
     "CIFAR10",
@@ -39,6 +43,7 @@ __all__ = [
     "ArrayFile",
     "Arrays",
     "Augmentation",
+    "Brightness",
     "CSVText",
     "ClassesPerClient",
     "ClientArrays",
@@ -51,11 +56,15 @@ __all__ = [
     "Digits",
     "Dirichlet",
     "FashionMNIST",
+    "FeatureSkew",
     "FederatedDataModule",
     "ImageDataModule",
+    "Listed",
     "Loader",
+    "LogNormal",
     "Mpii",
     "Natural",
+    "NoiseLevels",
     "Normalize",
     "Partition",
     "PhotoPose",
@@ -67,14 +76,18 @@ __all__ = [
     "RandomHorizontalFlip",
     "RandomTransform",
     "Resize",
+    "Rotations",
     "Samples",
     "Shards",
     "Skeleton",
     "Strata",
     "Subset",
+    "Table",
     "TensorDataModule",
     "TensorLoader",
     "TinyImageNet",
+    "UnequalSizes",
     "View",
+    "Wrapped",
     "quantile_strata",
 ]

@@ -7,8 +7,9 @@ Two bases build on it: `TensorDataModule` for data that fit into memory, `Datase
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from operator import index
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -16,17 +17,19 @@ import torch
 
 from lit_fed.data.csr import IntArray
 from lit_fed.data.cut import Settings, Strata, cut_population, named
-from lit_fed.data.described import DescribedPopulation
+from lit_fed.data.feature_skew import FeatureSkew
+from lit_fed.data.new_inputs import NewInputs
 from lit_fed.data.partition import IID, Natural, Partition
 from lit_fed.data.tensor_loader import Loader
-from lit_fed.data.views import View, viewed
+from lit_fed.data.viewed import ViewedPopulation
+from lit_fed.data.views import viewed
 from lit_fed.errors import ConfigError
 from lit_fed.seeding import torch_generator
 
 Subset = Literal["train", "test"]
 
 
-class FederatedDataModule(DescribedPopulation):
+class FederatedDataModule(ViewedPopulation):
     """A data set and the clients that share it.
 
     ``num_clients``, ``num_classes``, ``in_channels``, ``input_shape`` and ``output_shape`` are known after
@@ -49,6 +52,7 @@ class FederatedDataModule(DescribedPopulation):
         fresh_batches: Make every training batch the first of a fresh shuffle of the client's samples, instead of going
             through one shuffle after the other.
         stratified_public: Take equally many public samples of every class, instead of any.
+        skew: How clients' inputs differ, such as `NoiseLevels`; none given shows all of them the same.
         root: Folder where data sets lie.
         download: Fetch what is missing in `root`, for data sets that can be had in public.
 
@@ -74,10 +78,11 @@ class FederatedDataModule(DescribedPopulation):
         drop_last: bool = False,
         fresh_batches: bool = False,
         stratified_public: bool = False,
+        skew: FeatureSkew | None = None,
         root: str = "data",
         download: bool = False,
     ) -> None:
-        super().__init__()
+        super().__init__(skew)
         shared = test_batch_size if shared_batch_size is None else shared_batch_size
         sizes = {"batch_size": batch_size, "test_batch_size": test_batch_size, "shared_batch_size": shared}
         for name, value in sizes.items():
@@ -139,24 +144,20 @@ class FederatedDataModule(DescribedPopulation):
         """How many clients the data set itself knows, without `setup`; none where it knows of no clients."""
         return None
 
-    def view(self, client_id: int) -> View | None:
-        """What a client makes of its batches, such as a lower resolution; None shows them as they are.
+    def own_client_names(self) -> list[str] | None:
+        """What the data set calls its own clients, in their order; none where they have no names."""
+        return None
 
-        A view is applied to all batches of the client's own data, after normalising. See `ViewLoader` for random ones.
+    def new_inputs(self, path: Path) -> NewInputs:
+        """Samples of a file or a folder that are none of the data set's, to predict on; called after `setup`.
 
         Args:
-            client_id: Which client.
+            path: What ``lit-fed predict --inputs`` names.
+
+        Raises:
+            ConfigError: It is missing or damaged, or does not hold what the network takes.
         """
-        del client_id
-        return None
-
-    def shared_view(self) -> View | None:
-        """What is made of the batches of shared and pooled sets, nobody's own; None shows them as they are."""
-        return None
-
-    def views(self) -> Mapping[str, View]:
-        """The views that an evaluation may ask for, by name; in the order in which to evaluate them."""
-        return {}
+        raise ConfigError(f"{type(self).__name__} reads no inputs from files, so {path} cannot be predicted on")
 
     def keep(self, train: IntArray, test: IntArray) -> None:
         """Forget samples that belong to clients who are not here; called by `setup` for some clients only.
@@ -177,9 +178,15 @@ class FederatedDataModule(DescribedPopulation):
     def num_clients(self) -> int:
         """Clients in the population."""
         if self._num_clients is None:
-            own = self.own_clients() if isinstance(self.partition, Natural) else None
-            self._num_clients = 10 if own is None else own
+            asked_for = self.partition.count(self.own_clients)
+            self._num_clients = 10 if asked_for is None else asked_for
         return self._num_clients
+
+    @property
+    def client_names(self) -> list[str] | None:
+        """What the clients are called: as the data set calls its own, under `Natural`."""
+        names = self.own_client_names() if isinstance(self.partition, Natural) else None
+        return None if names is None else names[: self.num_clients]
 
     @property
     def in_channels(self) -> int:
@@ -265,7 +272,7 @@ class FederatedDataModule(DescribedPopulation):
     def has_val(self) -> bool:
         """Whether samples are held out to validate on; before `setup`, whether any are asked for."""
         if self._cut is None or self._cut.clients is not None:
-            return self.val_fraction > 0
+            return self.val_fraction > 0 or (self._cut is not None and self._cut.own_val)
         return len(self._cut.shared_val) > 0
 
     @property
@@ -289,7 +296,7 @@ class FederatedDataModule(DescribedPopulation):
         """
         indices = self._of(client_id).train[client_id]
         loader = self.make_loader("train", indices, batch_size=self.batch_size, generator=generator, training=True)
-        return viewed(loader, self.view(client_id), generator)
+        return viewed(loader, self.seen(client_id), generator)
 
     def val_loader(self, client_id: int | None = None, view: str | None = None) -> Loader:
         """One client's held-out batches, or everybody's.
@@ -309,7 +316,7 @@ class FederatedDataModule(DescribedPopulation):
         else:
             indices, size = self._of(client_id).val[client_id], self.test_batch_size
         loader = self.make_loader("train", indices, batch_size=size)
-        return viewed(loader, self._view(client_id, view))
+        return viewed(loader, self.seen(client_id, view))
 
     def test_loader(self, client_id: int | None = None, view: str | None = None) -> Loader:
         """Test batches that match one client's data, or the shared test set.
@@ -322,7 +329,7 @@ class FederatedDataModule(DescribedPopulation):
         if client_id is not None:
             indices, size = indices[self._of(client_id).test[client_id]], self.test_batch_size
         loader = self.make_loader("test", indices, batch_size=size)
-        return viewed(loader, self._view(client_id, view))
+        return viewed(loader, self.seen(client_id, view))
 
     def calibration_loader(self, client_id: int) -> Loader:
         """The batches that one client holds out for calibration, neither shuffled nor augmented.
@@ -336,7 +343,7 @@ class FederatedDataModule(DescribedPopulation):
         if not self.has_calibration:
             raise ConfigError("clients hold no calibration samples: set algorithm.calibration_fraction above 0")
         indices = self._of(client_id).calibration[client_id]
-        return viewed(self.make_loader("train", indices, batch_size=self.test_batch_size), self.view(client_id))
+        return viewed(self.make_loader("train", indices, batch_size=self.test_batch_size), self.seen(client_id))
 
     def public_loader(self, generator: torch.Generator | None = None, client_id: int | None = None) -> Loader:
         """The public set as (x, index), never with labels and never augmented.
@@ -355,7 +362,7 @@ class FederatedDataModule(DescribedPopulation):
             raise ConfigError("there is no public set: set algorithm.public_size above 0")
         batch_size = self.test_batch_size if generator is None else self.batch_size
         loader = self.make_public_loader(self._ready.public, batch_size=batch_size, generator=generator)
-        return viewed(loader, self._view(client_id, None), generator)
+        return viewed(loader, self.seen(client_id), generator)
 
     # Loaders for a plain lightning.Trainer: all clients' data pooled.
 
@@ -378,20 +385,6 @@ class FederatedDataModule(DescribedPopulation):
     def predict_dataloader(self) -> Any:
         """The shared test set."""
         return self.test_loader()
-
-    def _view(self, client_id: int | None, name: str | None) -> View | None:
-        """The view of a name, of a client, or of nobody.
-
-        Raises:
-            ConfigError: There is no view of that name.
-        """
-        if name is None:
-            return self.shared_view() if client_id is None else self.view(client_id)
-        views = self.views()
-        if name not in views:
-            known = ", ".join(views) or "none"
-            raise ConfigError(f"{type(self).__name__} has no view named {name!r}: it has {known}")
-        return views[name]
 
     def _all_here(self, what: str) -> None:
         """Refuse what is made of everybody's data where only some clients are here."""

@@ -167,7 +167,7 @@ class ClientArrays(ImageDataModule):
         if client_id is not None:
             return super().test_loader(client_id, view)
         indices = np.arange(self._shared_test, dtype=np.int64)
-        return viewed(self.make_loader("test", indices, batch_size=self.test_batch_size), self._view(None, view))
+        return viewed(self.make_loader("test", indices, batch_size=self.test_batch_size), self.seen(None, view))
 
     def fingerprint(self, client_id: int) -> str:
         """The SHA-256 of one client's training, validation and calibration samples."""

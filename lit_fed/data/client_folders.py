@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,12 +12,11 @@ from lit_fed.data.csr import IntArray, held_out
 from lit_fed.data.dataset_module import DatasetModule, Datasets
 from lit_fed.data.image_files import ImageFiles
 from lit_fed.data.in_memory import image_augmentation
+from lit_fed.data.new_inputs import IMAGES, Images
 from lit_fed.data.partition import Natural, Partition
 from lit_fed.data.transforms import Normalize, Step
 from lit_fed.errors import ConfigError
 from lit_fed.seeding import numpy_generator
-
-ENDINGS = (".png", ".jpg", ".jpeg", ".webp")
 
 
 class _Scan(NamedTuple):
@@ -94,6 +94,10 @@ class ClientFolders(DatasetModule):
         """The number of client folders."""
         return len(self._scan.clients)
 
+    def own_client_names(self) -> list[str]:
+        """The names of the client folders."""
+        return self._scan.clients
+
     @property
     def class_names(self) -> list[str]:
         """The names of the class folders."""
@@ -141,6 +145,10 @@ class ClientFolders(DatasetModule):
             source=self.root,
         )
 
+    def decode(self, paths: Sequence[Path]) -> Images:
+        """See `DatasetModule.decode`."""
+        return Images(paths, self._side, self.grayscale)
+
     @property
     def _scan(self) -> _Scan:
         if self._scan_result is None:
@@ -169,10 +177,10 @@ def _scan(root: Path) -> _Scan:
         parts = [(client / name, name == "test") for name in ("train", "test")] if is_split else [(client, False)]
         for folder, is_test in parts:
             for class_folder in _folders(folder) if folder.is_dir() else []:
-                files = sorted(str(file) for file in class_folder.iterdir() if file.suffix.lower() in ENDINGS)
+                files = sorted(str(file) for file in class_folder.iterdir() if file.suffix.lower() in IMAGES)
                 found += [(file, owner, class_folder.name, is_test) for file in files]
     if not found:
-        raise ConfigError(f"{root} holds no images: put {', '.join(ENDINGS)} files in {root}/<client>/<class>/")
+        raise ConfigError(f"{root} holds no images: put {', '.join(IMAGES)} files in {root}/<client>/<class>/")
     classes = sorted({name for _, _, name, _ in found})
     number = {name: label for label, name in enumerate(classes)}
     return _Scan(

@@ -10,7 +10,7 @@ import numpy as np
 from lit_fed.data.csr import CSR, ClientIndices, IntArray, sha256_of
 from lit_fed.data.partition import Partition, Samples, class_index, equal_sizes
 from lit_fed.errors import ConfigError
-from lit_fed.seeding import numpy_generator
+from lit_fed.seeding import derive_seed, numpy_generator
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,9 @@ class Strata:
         train_clients: The data set's own client of each training sample, shape (n,), where it has one.
         test_clients: The same for the test samples, shape (m,).
         source: The file or data set that this is from, for error messages.
+        val: The same for the samples of a validation set of its own, which are numbered after the training samples.
+        val_size: The number of these; 0 where there is no such set.
+        val_clients: The data set's own client of each of these.
     """
 
     train: IntArray | None
@@ -35,6 +38,9 @@ class Strata:
     train_clients: IntArray | None = None
     test_clients: IntArray | None = None
     source: str = "the data set"
+    val: IntArray | None = None
+    val_size: int = 0
+    val_clients: IntArray | None = None
 
     def checked(self, num_classes: int | None) -> Strata:
         """The same with strata in int64, after checking that everything fits together.
@@ -48,18 +54,28 @@ class Strata:
         kind = "strata" if num_classes is None else "labels"
         train = _checked(self.train, self.train_size, num_classes, f"training {kind} of {self.source}")
         test = _checked(self.test, self.test_size, num_classes, f"test {kind} of {self.source}")
-        for own, size in ((self.train_clients, self.train_size), (self.test_clients, self.test_size)):
+        val = _checked(self.val, self.val_size, num_classes, f"validation {kind} of {self.source}")
+        for own, size in (
+            (self.train_clients, self.train_size),
+            (self.test_clients, self.test_size),
+            (self.val_clients, self.val_size),
+        ):
             if own is not None and len(own) != size:
                 raise ConfigError(f"{self.source}: {len(own)} client ids for {size} samples: give one each")
-        return replace(self, train=train, test=test)
+        return replace(self, train=train, test=test, val=val)
 
     def train_samples(self, indices: IntArray) -> Samples:
         """Some of the training samples."""
-        return Samples(len(indices), _take(self.train, indices), _take(self.train_clients, indices), self.source)
+        strata, clients = _take(self.train, indices), _take(self.train_clients, indices)
+        return Samples(len(indices), strata, clients, self.source, indices, self.train_size)
 
     def test_samples(self, indices: IntArray) -> Samples:
         """Some of the test samples."""
         return Samples(len(indices), _take(self.test, indices), _take(self.test_clients, indices), self.source)
+
+    def val_samples(self) -> Samples:
+        """The validation set of its own."""
+        return Samples(self.val_size, self.val, self.val_clients, self.source)
 
 
 @dataclass(frozen=True)
@@ -88,9 +104,11 @@ class Cut:
         public: The public set.
         shared_val: What all clients hold out to validate on.
         shared_test: The test samples in use.
-        strata: The stratum of each training sample; −1 where its client is not here.
+        strata: The stratum of each training sample, and of each of a validation set of its own; −1 where its client is
+            not here.
         sha256: Of the whole population's rows, whoever is here.
         clients: Who is here; None for everybody.
+        own_val: Whether the validation set is the data set's own.
     """
 
     train: CSR
@@ -103,6 +121,7 @@ class Cut:
     strata: IntArray | None
     sha256: str | None = None
     clients: frozenset[int] | None = None
+    own_val: bool = False
 
     def check(self, client_id: int) -> None:
         """Refuse a client whose data are not here.
@@ -174,15 +193,25 @@ def cut_population(strata: Strata, partition: Partition, settings: Settings) -> 
     val, calibration, train = cut.hold_out(fractions, numpy_generator(seed, "data", "hold-out"))
     _check_held_out(cut, train, settings)
     val = val.through(pool)
+    if strata.val_size:
+        if settings.val_fraction:
+            raise ConfigError(
+                f"data.val_fraction is {settings.val_fraction}, and {strata.source} has {strata.val_size} validation "
+                "samples of its own: set it to 0"
+            )
+        matched = partition.split_test(cut, train_samples, strata.val_samples(), derive_seed(seed, "data", "own-val"))
+        rows = [matched[client_id] for client_id in range(len(cut))]
+        val = CSR.from_sizes(np.concatenate(rows) + strata.train_size, np.array([len(row) for row in rows]))
     return Cut(
         train=train.through(pool),
         val=val,
         calibration=calibration.through(pool),
         test=test,
         public=public,
-        shared_val=np.unique(val.indices),
+        shared_val=np.unique(val.indices) if not strata.val_size else strata.train_size + np.arange(strata.val_size),
         shared_test=shared_test,
-        strata=strata.train,
+        strata=_joined(strata),
+        own_val=bool(strata.val_size),
     )
 
 
@@ -208,6 +237,13 @@ def named(clients: Iterable[int]) -> str:
         return "no client"
     shown = ", ".join(str(client_id) for client_id in ids[:8])
     return f"client{'s' if len(ids) > 1 else ''} {shown}{', …' if len(ids) > 8 else ''}"
+
+
+def _joined(strata: Strata) -> IntArray | None:
+    """The strata of training samples and of a validation set, in the order of their numbers."""
+    if strata.train is None or not strata.val_size:
+        return strata.train
+    return np.concatenate([strata.train, np.full(strata.val_size, -1) if strata.val is None else strata.val])
 
 
 def _take(array: IntArray | None, indices: IntArray) -> IntArray | None:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import Dataset
+from torch.utils.data import ConcatDataset, Dataset
 
 from lit_fed.data.base import FederatedDataModule, Subset
 from lit_fed.data.contents import chosen_rows
 from lit_fed.data.csr import IntArray
 from lit_fed.data.cut import Strata
+from lit_fed.data.new_inputs import NewInputs, Rows, image_files, is_arrays, read_x
 from lit_fed.data.worker_loader import Key, WorkerLoader, WorkerPool
 from lit_fed.errors import ConfigError
 from lit_fed.machine import most_threads
@@ -41,6 +43,10 @@ class Datasets:
         train_clients: The data set's own client of each training sample, counted from 0, shape (n,).
         test_clients: The same for the test samples.
         source: Where the data are from, for error messages.
+        val: A validation set of its own, without random transforms; None where there is none, and `val_fraction` may
+            hold out some of the training samples.
+        val_labels: The same for its samples.
+        val_clients: The same for its samples.
     """
 
     train: Dataset[Any]
@@ -51,6 +57,9 @@ class Datasets:
     train_clients: IntArray | None = None
     test_clients: IntArray | None = None
     source: str = "the data set"
+    val: Dataset[Any] | None = None
+    val_labels: IntArray | None = None
+    val_clients: IntArray | None = None
 
 
 class DatasetModule(FederatedDataModule):
@@ -95,14 +104,21 @@ class DatasetModule(FederatedDataModule):
         """Deterministic work on the inputs of a batch that is better done on the device, such as normalising."""
         return inputs
 
-    def collate(self) -> Callable[[list[Any]], Any] | None:
-        """What makes a batch of a list of samples, in the workers; None for PyTorch's way, which stacks them."""
+    def collate(self, training: bool) -> Callable[[list[Any]], Any] | None:
+        """What makes a batch of a list of samples, in the workers; None for PyTorch's way, which stacks them.
+
+        Args:
+            training: For training batches, not for all others.
+        """
+        del training
         return None
 
     def read_strata(self) -> Strata:
         """See `FederatedDataModule.read_strata`."""
         datasets = self.build_datasets()
         plain = datasets.train if datasets.train_plain is None else datasets.train_plain
+        if datasets.val is not None:
+            plain = ConcatDataset([plain, datasets.val])
         self._parts = {"train": datasets.train, "plain": plain, "test": datasets.test}
         self._strata = Strata(
             datasets.train_labels,
@@ -112,6 +128,9 @@ class DatasetModule(FederatedDataModule):
             datasets.train_clients,
             datasets.test_clients,
             datasets.source,
+            datasets.val_labels,
+            0 if datasets.val is None else _size(datasets.val, datasets.val_labels),
+            datasets.val_clients,
         )
         return self._strata
 
@@ -184,11 +203,35 @@ class DatasetModule(FederatedDataModule):
             unlabeled=True,
         )
 
+    def decode(self, paths: Sequence[Path]) -> Dataset[Any] | None:
+        """Images in files as the data set's inputs, before `finish_batch`; None where its inputs are no such images."""
+        del paths
+        return None
+
+    def new_inputs(self, path: Path) -> NewInputs:
+        """Arrays ``x`` as samples have them, or images of any size; see `FederatedDataModule.new_inputs`."""
+        dataset: Dataset[Any]
+        if is_arrays(path):
+            sample = self._parts["plain"][0]
+            x = np.asarray(sample[0] if isinstance(sample, tuple | list) else sample)
+            if x.dtype.kind not in "iuf":
+                raise ConfigError(f"{path}: an input of {type(self).__name__} is no single array: predict in Python")
+            files, dataset = None, Rows(torch.from_numpy(read_x(path, x.shape, x.dtype)))
+        else:
+            paths = image_files(path)
+            found = self.decode(paths)
+            if found is None:
+                raise ConfigError(f"{type(self).__name__} reads no images from files: name an .npz file with --inputs")
+            files, dataset = [str(one) for one in paths], found
+        pool = WorkerPool({"inputs": dataset}, self.num_workers, self._device.type == "cuda")
+        count, size = np.arange(_size(dataset, None), dtype=np.int64), self.test_batch_size
+        return NewInputs(WorkerLoader(pool, "inputs", count, size, None, self.finish_batch, self._device), files)
+
     def _pool(self, training: bool) -> WorkerPool:
         """The workers for training, or those for everything else."""
         if training not in self._pools:
             self._pools[training] = WorkerPool(
-                self._parts, self.num_workers, self._device.type == "cuda", self.collate()
+                self._parts, self.num_workers, self._device.type == "cuda", self.collate(training)
             )
         return self._pools[training]
 

@@ -164,6 +164,11 @@ class DescribedPopulation(LightningDataModule, ABC):
         """What the classes are called, in their order; None where they have no names. Known after `setup`."""
         return None
 
+    @property
+    def client_names(self) -> list[str] | None:
+        """What the clients are called, in their order; None where they have no names."""
+        return None
+
     # What a run writes down.
 
     def partition_sha256(self) -> str:
@@ -191,12 +196,14 @@ class DescribedPopulation(LightningDataModule, ABC):
         """One client in plain Python values: a row of ``partition.json``.
 
         Returns:
-            Its training ``indices``, in the data set's own numbering; and their class ``histogram`` where there are
-            classes, else the number of ``samples``, and the ``quantiles`` of their targets where these are numbers:
-            minimum, quartiles and maximum, a list for each of k targets.
+            Its ``name`` where clients have names; its training ``indices``, in the data set's own numbering; and their
+            class ``histogram`` where there are classes, else the number of ``samples``, and the ``quantiles`` of their
+            targets where these are numbers: minimum, quartiles and maximum, a list for each of k targets.
         """
         indices = self._of(client_id).train[client_id]
-        row: dict[str, Any] = {"indices": indices.tolist()}
+        names = self.client_names
+        row: dict[str, Any] = {} if names is None else {"name": names[client_id]}
+        row["indices"] = indices.tolist()
         if self._has_labels:
             return row | {"histogram": self.class_counts(client_id).tolist()}
         row["samples"] = len(indices)

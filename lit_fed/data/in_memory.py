@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch import Tensor
 from lit_fed.data.base import FederatedDataModule, Subset
 from lit_fed.data.csr import IntArray
 from lit_fed.data.cut import Strata
+from lit_fed.data.new_inputs import Images, NewInputs, image_files, is_arrays, read_x
 from lit_fed.data.targets import check_finite, checked_targets, native
 from lit_fed.data.tensor_loader import TensorLoader
 from lit_fed.data.transforms import (
@@ -28,6 +30,7 @@ from lit_fed.data.transforms import (
     Resize,
     Step,
 )
+from lit_fed.data.views import viewed
 from lit_fed.errors import ConfigError
 
 
@@ -230,6 +233,42 @@ class TensorDataModule(FederatedDataModule):
             values_per_sample=math.prod(self.input_shape),
         )
 
+    def pixels(self, images: Tensor) -> Tensor | None:
+        """Images of bytes, (n, channels, H, W), as they would be stored; None where inputs are no images."""
+        del images
+        return None
+
+    def new_inputs(self, path: Path) -> NewInputs:
+        """Arrays ``x`` as they are stored, or images of any size; see `FederatedDataModule.new_inputs`."""
+        stored = next(x for x in self._x.values() if len(x))
+        shape, files = tuple(stored.shape[1:]), None
+        if is_arrays(path):
+            x = torch.from_numpy(read_x(path, shape, stored[:0].cpu().numpy().dtype))
+        else:
+            paths = image_files(path)
+            x, files = self._decoded(paths, shape, stored.dtype), [str(one) for one in paths]
+        return NewInputs(viewed(self._loader_of(x, torch.zeros(len(x))), lambda batch: batch[0]), files)
+
+    def _loader_of(self, x: Tensor, y: Tensor) -> TensorLoader:
+        """All of some tensors, as what is tested on."""
+        size, values = self.test_batch_size, math.prod(self.input_shape)
+        x, y = x.to(self._device), y.to(self._device)
+        return TensorLoader(x, y, torch.arange(len(x)), size, normalize=self._pipeline[1], values_per_sample=values)
+
+    def _decoded(self, paths: Sequence[Path], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Images in files, as they would be stored.
+
+        Raises:
+            ConfigError: What is stored is no square image of 1 or 3 channels, or a file cannot be decoded.
+        """
+        found = None
+        if len(shape) == 3 and shape[0] in (1, 3) and shape[1] == shape[2]:
+            images = Images(paths, shape[1], shape[0] == 1)
+            found = self.pixels(torch.stack([images[index] for index in range(len(paths))]))
+        if found is None:
+            raise ConfigError(f"{type(self).__name__} reads no images from files: name an .npz file with --inputs")
+        return found.to(dtype) if dtype.is_floating_point else found.round().to(dtype)
+
     def _stored(self, subset: Subset, indices: IntArray) -> IntArray:
         """Where samples stand in the tensors."""
         rows = self._kept_rows.get(subset)
@@ -292,6 +331,10 @@ class ImageDataModule(TensorDataModule):
         """See `FederatedDataModule.input_shape`."""
         shape = self.stored_shape
         return shape if self._resize is None else (shape[0], self._resize.size, self._resize.size)
+
+    def pixels(self, images: Tensor) -> Tensor:
+        """Scaled so that white is `max_value`."""
+        return images if self.max_value == 255 else images.float() * (self.max_value / 255)
 
     def augmentation(self) -> RandomTransform | None:
         """Crops and mirrors, as the settings say."""

@@ -139,7 +139,8 @@ class Dirichlet(Partition):
                     owners = np.repeat(np.tile(np.arange(num_clients), len(sizes)), sizes.ravel())
                     return CSR.from_owners(indices, owners, num_clients)
                 smallest = max(smallest, fewest)
-        raise ConfigError(too_few("Dirichlet", self.alpha, num_clients, self.min_samples, self.max_retries, smallest))
+        name, remedy = f"Dirichlet(alpha={self.alpha})", "raise partition.alpha"
+        raise ConfigError(too_few(name, remedy, num_clients, self.min_samples, self.max_retries, smallest))
 
     def _draw(self, by_class: CSR, num_clients: int, random: np.random.RandomState) -> tuple[IntArray, IntArray] | None:
         """One draw; None where the shares of a class vanish, which happens for a tiny α.

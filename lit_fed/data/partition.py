@@ -7,9 +7,11 @@ A `Partition` is a function of (samples, number of clients, seed), stateless and
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lit_fed.data.csr import CSR, ClientIndices, IntArray
 from lit_fed.errors import ConfigError
@@ -25,12 +27,16 @@ class Samples:
         strata: The class of each sample, or another stratum, counted from 0, shape (n,), where the data set has any.
         clients: The data set's own client of each sample, counted from 0, shape (n,), where it has one.
         source: Where the samples are from, for error messages.
+        numbers: The data set's own number of each sample, ascending, shape (n,); None where it is its position.
+        total: How many samples the data set has, of which these are some; None where these are all.
     """
 
     size: int
     strata: IntArray | None = None
     clients: IntArray | None = None
     source: str = "the data set"
+    numbers: IntArray | None = None
+    total: int | None = None
 
     @classmethod
     def of(cls, strata: IntArray, clients: IntArray | None = None) -> Samples:
@@ -87,6 +93,15 @@ class Partition(ABC):
     @abstractmethod
     def assign(self, samples: Samples, num_clients: int, seed: int) -> CSR:
         """Cut the samples; the arguments have been checked. See `__call__`."""
+
+    def count(self, own: Callable[[], int | None]) -> int | None:
+        """How many clients it makes where nobody says how many; None leaves that to the data module.
+
+        Args:
+            own: Tells how many clients the data set itself knows, maybe by reading it.
+        """
+        del own
+        return None
 
     def split_test(self, train: CSR, train_samples: Samples, test_samples: Samples, seed: int) -> ClientIndices:
         """Give each client test samples that match its training samples.
@@ -160,7 +175,51 @@ class IID(Partition):
         return _deal(test_samples.size, len(train), numpy_generator(seed, "partition", "iid", "test"))
 
 
-class Quantity(Partition):
+class UnequalSizes(Partition):
+    """Clients hold random samples, but unequally many; the shares are drawn anew until nobody has too few.
+
+    Args:
+        min_samples: The fewest training samples a client may hold.
+        max_retries: How many times to draw before giving up.
+    """
+
+    setting: str
+    """The setting that says how unequal they are."""
+    remedy: str
+    """What to do to it where a client has too few."""
+
+    def __init__(self, min_samples: int = 10, max_retries: int = 1000) -> None:
+        self.min_samples, self.max_retries = min_samples, max_retries
+
+    @abstractmethod
+    def shares(self, num_clients: int, generator: np.random.Generator) -> NDArray[np.float64]:
+        """Shares of the samples, not negative, that sum to 1, shape (num_clients,)."""
+
+    def assign(self, samples: Samples, num_clients: int, seed: int) -> CSR:
+        """See `Partition.__call__`.
+
+        Raises:
+            ConfigError: No draw gave every client `min_samples`.
+        """
+        name = type(self).__name__
+        check_enough(name, self.min_samples, num_clients, samples.size)
+        generator = numpy_generator(seed, "partition", name.lower())
+        smallest = 0
+        for _ in range(self.max_retries):
+            shares = self.shares(num_clients, generator)
+            if not shares.sum() > 0:  # a tiny α underflows
+                continue
+            cuts = (np.cumsum(shares) * samples.size).astype(np.int64)[:-1]
+            sizes = np.diff(cuts, prepend=0, append=samples.size)
+            if sizes.min() >= self.min_samples:
+                return CSR.from_sizes(generator.permutation(samples.size), sizes)
+            smallest = max(smallest, int(sizes.min()))
+        drawn = f"{name}({self.setting}={getattr(self, self.setting)})"
+        remedy = f"{self.remedy} partition.{self.setting}"
+        raise ConfigError(too_few(drawn, remedy, num_clients, self.min_samples, self.max_retries, smallest))
+
+
+class Quantity(UnequalSizes):
     """Clients hold random samples, but unequally many: q ~ Dir(α·1_N), and client k gets the share q_k of them.
 
     The shares are drawn anew until the smallest client holds at least `min_samples`. The smaller α, the more unequal
@@ -175,29 +234,47 @@ class Quantity(Partition):
         max_retries: How many times to draw before giving up.
     """
 
+    setting, remedy = "alpha", "raise"
+
     def __init__(self, alpha: float = 0.5, min_samples: int = 10, max_retries: int = 1000) -> None:
         check_draws("Quantity", alpha, min_samples, max_retries)
-        self.alpha, self.min_samples, self.max_retries = alpha, min_samples, max_retries
+        self.alpha = alpha
+        super().__init__(min_samples, max_retries)
 
-    def assign(self, samples: Samples, num_clients: int, seed: int) -> CSR:
-        """See `Partition.__call__`.
+    def shares(self, num_clients: int, generator: np.random.Generator) -> NDArray[np.float64]:
+        """Dirichlet."""
+        return generator.dirichlet(np.full(num_clients, self.alpha))
 
-        Raises:
-            ConfigError: No draw gave every client `min_samples`.
-        """
-        check_enough("Quantity", self.min_samples, num_clients, samples.size)
-        generator = numpy_generator(seed, "partition", "quantity")
-        smallest = 0
-        for _ in range(self.max_retries):
-            shares = generator.dirichlet(np.full(num_clients, self.alpha))
-            if not shares.sum() > 0:  # a tiny α underflows
-                continue
-            cuts = (np.cumsum(shares) * samples.size).astype(np.int64)[:-1]
-            sizes = np.diff(cuts, prepend=0, append=samples.size)
-            if sizes.min() >= self.min_samples:
-                return CSR.from_sizes(generator.permutation(samples.size), sizes)
-            smallest = max(smallest, int(sizes.min()))
-        raise ConfigError(too_few("Quantity", self.alpha, num_clients, self.min_samples, self.max_retries, smallest))
+
+class LogNormal(UnequalSizes):
+    """Clients hold random samples, but unequally many: client k's share is in proportion to exp(σ·z_k), z_k ~ N(0, 1).
+
+    The shares are drawn anew until the smallest client holds at least `min_samples`. With σ = 0 all are equal, give or
+    take one sample. Nothing need be known of the samples.
+
+    Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021, arXiv:2111.04263 (unbalanced data).
+
+    Args:
+        sigma: σ ≥ 0, the standard deviation of the logarithm of a client's size.
+        min_samples: The fewest training samples a client may hold.
+        max_retries: How many times to draw before giving up.
+    """
+
+    setting, remedy = "sigma", "lower"
+
+    def __init__(self, sigma: float = 1.0, min_samples: int = 10, max_retries: int = 1000) -> None:
+        if not (np.isfinite(sigma) and sigma >= 0):
+            raise ConfigError(f"LogNormal.sigma is {sigma}: it must be a number, 0 or more")
+        check_draws("LogNormal", 1.0, min_samples, max_retries)
+        self.sigma = sigma
+        super().__init__(min_samples, max_retries)
+
+    def shares(self, num_clients: int, generator: np.random.Generator) -> NDArray[np.float64]:
+        """Log-normal."""
+        logarithms = self.sigma * generator.standard_normal(num_clients)
+        sizes = np.exp(logarithms - logarithms.max())  # the largest is 1: none overflows
+        found: NDArray[np.float64] = sizes / sizes.sum()
+        return found
 
 
 class Natural(Partition):
@@ -207,6 +284,10 @@ class Natural(Partition):
     client of each test sample. Where it does not tell, or where no client has any because the test samples are from
     other clients (UCI-HAR's official split), the default of `Partition.split_test` takes over.
     """
+
+    def count(self, own: Callable[[], int | None]) -> int | None:
+        """As many as the data set knows."""
+        return own()
 
     def assign(self, samples: Samples, num_clients: int, seed: int) -> CSR:
         """See `Partition.__call__`.
@@ -276,12 +357,12 @@ def check_enough(name: str, min_samples: int, num_clients: int, size: int) -> No
         )
 
 
-def too_few(name: str, alpha: float, num_clients: int, min_samples: int, max_retries: int, best: int) -> str:
+def too_few(drawn: str, remedy: str, num_clients: int, min_samples: int, max_retries: int, best: int) -> str:
     """What to say where no draw gave every client enough samples."""
     return (
-        f"{name}(alpha={alpha}) gave some of {num_clients} clients fewer than "
-        f"{min_samples} samples in each of {max_retries} draws (best smallest client: {best}): raise partition.alpha "
-        "or partition.max_retries, or lower partition.min_samples or data.num_clients"
+        f"{drawn} gave some of {num_clients} clients fewer than {min_samples} samples in each of {max_retries} draws "
+        f"(best smallest client: {best}): {remedy}, raise partition.max_retries, or lower partition.min_samples or "
+        "data.num_clients"
     )
 
 

@@ -24,7 +24,7 @@ def settings_of(data: FederatedDataModule) -> dict[str, Any]:
     name = type(data).__name__
     if not isinstance(data, TensorDataModule):
         raise ConfigError(f"lit-fed split writes data that fit into memory, and {name} reads files one by one")
-    if data.views() or any(data.view(one) is not None for one in range(data.num_clients)):
+    if data.views() or any(data.seen(one) is not None for one in range(data.num_clients)):
         raise ConfigError(f"{name} shows its clients views of their samples, which lit-fed split cannot write")
     found: dict[str, Any] = {
         "num_clients": data.num_clients,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from lit_fed.data.csr import IntArray
 from lit_fed.data.dataset_module import DatasetModule, Datasets
 from lit_fed.data.image_files import ImageFiles
 from lit_fed.data.in_memory import image_augmentation
+from lit_fed.data.new_inputs import Images
 from lit_fed.data.transforms import Normalize, Step
 from lit_fed.errors import ConfigError
 
@@ -90,6 +92,10 @@ class TinyImageNet(DatasetModule):
     def stored_like(self) -> tuple[tuple[int, ...], str]:
         """Those images, as bytes."""
         return self.input_shape, "uint8"
+
+    def decode(self, paths: Sequence[Path]) -> Images:
+        """See `DatasetModule.decode`."""
+        return Images(paths, self._side, grayscale=False)
 
     def build_datasets(self) -> Datasets:
         """See `DatasetModule.build_datasets`."""

@@ -65,10 +65,10 @@ class Home:
         ]
         self.broadcast = Broadcast(self.kept.round_idx, moved[0], moved[1])
 
-    def predict(self, client_id: int, output: Path) -> None:
-        """Write what a client's model predicts on the client's own test data."""
+    def predict(self, client_id: int, output: Path, inputs: Path | None = None) -> None:
+        """Write what a client's model predicts on the client's own test data, or on inputs of another file."""
         with self.federation.session.at_work("predict"):
-            write_predictions(self.federation, output, client_id, self.kept.round_idx, self.broadcast)
+            write_predictions(self.federation, output, client_id, self.kept.round_idx, self.broadcast, inputs)
 
     def evaluate(self, subset: EvalSubset) -> dict[int, dict[str, float]]:
         """By client: what all protocols that ask clients find on the client's own data."""

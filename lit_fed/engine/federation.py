@@ -127,6 +127,9 @@ def assemble(
         ConfigError: For parts that cannot work together; nothing has been trained yet.
     """
     workers = Workers(fabric)
+    if not hasattr(data, "reserve"):
+        name = type(data).__name__
+        raise ConfigError(f"datamodule is a {name}, which knows no clients; wrap it: lit_fed.data.Wrapped({name}(…))")
     data.reserve(algorithm.public_size, algorithm.calibration_fraction)
     with fabric.rank_zero_first():
         data.prepare_data()

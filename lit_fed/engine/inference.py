@@ -22,11 +22,13 @@ def evaluate(run: Run, ckpt_path: str | None, subset: EvalSubset) -> dict[str, f
     return evaluation.metrics
 
 
-def predict(run: Run, ckpt_path: str | None, client_id: int | None, output: Path) -> Path:
-    """Write what a checkpoint, or what was just trained, predicts on test data."""
+def predict(
+    run: Run, ckpt_path: str | None, client_id: int | str | None, output: Path, inputs: Path | None = None
+) -> Path:
+    """Write what a checkpoint, or what was just trained, predicts on test data, or on inputs of another file."""
     last_round = _load_trained(run, ckpt_path)
     with run.federation.session.at_work("predict"):
-        write_predictions(run.federation, output, client_id, last_round)
+        write_predictions(run.federation, output, client_id, last_round, inputs=inputs)
     run.fabric.print(f"model      {run.origin}")
     return output
 

@@ -3,42 +3,62 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lit_fed.data.new_inputs import NewInputs
+from lit_fed.data.tensor_loader import Loader
+from lit_fed.data.views import View, viewed
 from lit_fed.engine.federation import Federation
 from lit_fed.engine.session import Broadcast
-from lit_fed.errors import ConfigError
+from lit_fed.errors import ConfigError, LitFedError, own_traceback, reason
+
+if TYPE_CHECKING:
+    from lit_fed.data import FederatedDataModule
 
 
 def write_predictions(
-    federation: Federation, output: Path, client_id: int | None, round_idx: int, broadcast: Broadcast | None = None
+    federation: Federation,
+    output: Path,
+    client_id: int | str | None,
+    round_idx: int,
+    broadcast: Broadcast | None = None,
+    inputs: Path | None = None,
 ) -> Path:
-    """Run ``predict_step`` over test data and write every output.
+    """Run ``predict_step`` over test data, or over inputs of another file, and write every output.
 
     Args:
         federation: With a trained state loaded.
         output: ``.csv`` (a row a sample; a tensor of several values takes several columns) or ``.npz``. Where the data
-            have labels, ``label`` is the last column.
-        client_id: Predict as this client on its own test data; None for the global model on the shared test set.
+            have labels, ``label`` is the last number; where classes have names, columns of them follow, and of scores
+            each is called by its class; where every sample is a file, ``file`` is the first.
+        client_id: Predict as this client, an id or a name, on its own test data; None for the global model on the
+            shared test set.
         round_idx: The last finished round.
         broadcast: What the client has received; what the server here sends, where it is not given.
+        inputs: Predict on these and not on test data, as `FederatedDataModule.new_inputs` reads them.
 
     Returns:
         The file written.
 
     Raises:
-        ConfigError: For another file type, an unknown client, or a method without a global model.
+        ConfigError: For another file type, an unknown client, inputs that the data module cannot read, or a method
+            without a global model.
     """
     if output.suffix not in (".csv", ".npz"):
         raise ConfigError(f"predictions go to a .csv or .npz file, not {output.name!r}; change --output")
+    data = federation.data
+    client_id = client_of(data, client_id) if isinstance(client_id, str) else client_id
+    new = None if inputs is None else data.new_inputs(inputs)
     batches: dict[str, list[np.ndarray]] = {}
-    for batch, result in _predictions(federation, client_id, round_idx, broadcast):
+    for batch, result in _predictions(federation, client_id, round_idx, broadcast, new):
         for name, value in (_named(result) | _label(batch)).items():
             batches.setdefault(name, []).append(_array(value))
     if not batches:
@@ -46,23 +66,46 @@ def write_predictions(
             "there is no test data to predict on" + ("" if client_id is None else f" for client {client_id}")
         )
     columns = {name: np.concatenate(parts) for name, parts in batches.items()}
+    names = _telling(data.class_names)
+    files = None if new is None else new.files
     if federation.fabric.is_global_zero:
         try:
             output.parent.mkdir(parents=True, exist_ok=True)
             if output.suffix == ".npz":
+                texts = {"file": files, "class_names": names}
+                columns |= {name: np.array(text) for name, text in texts.items() if text is not None}
                 np.savez(output, **columns)  # type: ignore[arg-type]  # numpy takes the arrays for its allow_pickle
             else:
-                _write_csv(output, columns)
+                _write_csv(output, columns, names, files)
         except OSError as error:
             raise ConfigError(f"cannot write {output}: {error.strerror}; change --output") from error
         federation.fabric.print(f"wrote predictions for {len(next(iter(columns.values())))} samples to {output}")
     return output
 
 
+def client_of(data: FederatedDataModule, name: str) -> int:
+    """The id of a client that is called by its name.
+
+    Raises:
+        ConfigError: There is none of that name.
+    """
+    names = data.client_names or []
+    if name in names:
+        return names.index(name)
+    close = get_close_matches(name, names, n=1)
+    known = f"they are {', '.join(names[:10])}{', …' if len(names) > 10 else ''}" if names else "these data name none"
+    hint = f"did you mean {close[0]}?" if close else f"{known}, and clients are also called 0 to {data.num_clients - 1}"
+    raise ConfigError(f"there is no client named {name!r}; {hint}")
+
+
 def _predictions(
-    federation: Federation, client_id: int | None, round_idx: int, broadcast: Broadcast | None
+    federation: Federation,
+    client_id: int | None,
+    round_idx: int,
+    broadcast: Broadcast | None,
+    new: NewInputs | None,
 ) -> Iterator[tuple[Any, Any]]:
-    """Batches of test data with what the global model, or a client, predicts for them."""
+    """Batches with what the global model, or a client, predicts for them."""
     data = federation.data
     if client_id is None:
         models = federation.global_models(round_idx)
@@ -75,14 +118,40 @@ def _predictions(
         ((kind, state),) = models.items()
         loop = federation.loops[kind]
         loop.model.load(state)
-        yield from loop.predict(data.test_loader())
+        yield from _seen_through(new, data.seen(None), loop.predict) if new else loop.predict(data.test_loader())
         return
     if not 0 <= client_id < data.num_clients:
         raise ConfigError(f"there is no client {client_id}; clients are 0 to {data.num_clients - 1}")
     session = federation.session
     client = session.enter(client_id, broadcast or federation.broadcast(round_idx, "predict"), "predict")
     with session.prepared(client):
-        yield from session.predict(client, data.test_loader(client_id))
+        predict = partial(session.predict, client)
+        yield from _seen_through(new, data.seen(client_id), predict) if new else predict(data.test_loader(client_id))
+
+
+def _seen_through(
+    new: NewInputs, view: View | None, predict: Callable[[Loader], Iterator[tuple[Any, Any]]]
+) -> Iterator[tuple[Any, Any]]:
+    """Predictions on inputs that may come without targets.
+
+    Raises:
+        ConfigError: The task cannot do without.
+    """
+    try:
+        yield from predict(viewed(new.loader, view))
+    except LitFedError:
+        raise
+    except Exception as error:  # whatever a task's own code raises
+        told = ConfigError(
+            f"predict_step cannot take these inputs ({reason(error)}); without targets a batch is x alone"
+        )
+        told.details = own_traceback(error)
+        raise told from error
+
+
+def _telling(names: list[str] | None) -> list[str] | None:
+    """Names of classes, but for those that only count them."""
+    return None if names is None or names == [str(number) for number in range(len(names))] else names
 
 
 def _array(tensor: Tensor) -> np.ndarray:
@@ -104,14 +173,30 @@ def _named(result: Any) -> dict[str, Tensor]:
     raise ConfigError(f"predict_step must return a tensor or a dict of tensors, not {type(result).__name__}")
 
 
-def _write_csv(output: Path, columns: Mapping[str, np.ndarray]) -> None:
-    header, flat = ["index"], []
+def _write_csv(
+    output: Path, columns: Mapping[str, np.ndarray], names: list[str] | None, files: list[str] | None
+) -> None:
+    count = len(next(iter(columns.values())))
+    header = ["index"] if files is None else ["index", "file"]
+    first = [[index] if files is None else [index, files[index]] for index in range(count)]
+    flat, texts = list[np.ndarray](), dict[str, list[str]]()
     for name, values in columns.items():
         matrix = values.reshape(len(values), -1)
-        header += [name] if matrix.shape[1] == 1 else [f"{name}_{column}" for column in range(matrix.shape[1])]
+        is_score = names is not None and values.ndim == 2 and values.dtype.kind == "f" and values.shape[1] == len(names)
+        ends = names if is_score and names is not None else [str(column) for column in range(matrix.shape[1])]
+        header += [name] if matrix.shape[1] == 1 else [f"{name}_{end}" for end in ends]
         flat.append(matrix)
-    with open(output, "w", newline="") as file:
+        if names is not None and _are_classes(values, len(names)):
+            texts[f"{name}_name"] = [names[value] for value in values.tolist()]
+    with open(output, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(header)
+        writer.writerow([*header, *texts])
         for index, row in enumerate(np.concatenate(flat, axis=1).astype(np.float64).tolist()):
-            writer.writerow([index, *(int(value) if value.is_integer() else value for value in row)])
+            numbers = (int(value) if value.is_integer() else value for value in row)
+            writer.writerow([*first[index], *numbers, *(text[index] for text in texts.values())])
+
+
+def _are_classes(values: np.ndarray, count: int) -> bool:
+    """Whether an output is a class for each sample."""
+    is_whole = values.ndim == 1 and values.dtype.kind in "iu" and len(values) > 0
+    return bool(is_whole and values.min() >= 0 and values.max() < count)

@@ -15,6 +15,7 @@ from lit_fed.data import (
     Dirichlet,
     FederatedDataModule,
     Natural,
+    NoiseLevels,
     PoseDataModule,
     Puppets,
     Quantity,
@@ -91,6 +92,11 @@ def test_short_names_and_single_settings():
     assert (data.num_clients, data.partition.alpha) == (4, 2.0)
     for partition, cls in (("Shards", Shards), ("Quantity", Quantity), ("Natural", Natural)):
         assert isinstance(parse("--data", "Digits", "--data.partition", partition).partition, cls)
+    data = parse("--data", "Digits", "--data.skew", "NoiseLevels", "--data.skew.sigma", "2")
+    assert isinstance(data.skew, NoiseLevels)
+    assert data.skew.sigma == 2
+    listed = ("--data", "Digits", "--data.partition", "Listed", "--data.partition.clients")
+    assert parse(*listed, "[[0, 1], [2], [7]]").num_clients == 3
 
 
 @pytest.mark.parametrize("option", ["--data.num_client", "--data.partition.alfa", "--data.public_size"])

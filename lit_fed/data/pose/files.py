@@ -65,7 +65,7 @@ class PhotoPose(PoseDataModule, DatasetModule):
         )
         return Datasets(augmented, None, tested, None, train_plain=plain, source=strata.source)
 
-    def collate(self) -> Callable[[list[Any]], Any]:
+    def collate(self, training: bool) -> Callable[[list[Any]], Any]:
         """Images of a batch get the size of the largest, with black on the right and below."""
         return _collate
 

@@ -1,0 +1,186 @@
+"""Columns of CSV and Parquet files: read as they are, turned into numbers, with the line of whatever is wrong."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import re
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_fed.errors import ConfigError
+
+ENDINGS = (".csv", ".csv.gz", ".parquet")
+_WHOLE = re.compile(r"[+-]?\d{1,18}")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """A file's columns.
+
+    Args:
+        path: The file.
+        cells: By name texts of a CSV file, or what a Parquet file holds, shape (n,).
+        place: Names row i (counted from 0) for messages, such as ``line 7``.
+    """
+
+    path: Path
+    cells: dict[str, NDArray[Any]]
+    place: Callable[[int], str]
+
+    def __len__(self) -> int:
+        return len(next(iter(self.cells.values()), ()))
+
+    def raw(self, name: str, setting: str) -> NDArray[Any]:
+        """A column as it is.
+
+        Args:
+            name: Which one.
+            setting: What asks for it, for messages.
+
+        Raises:
+            ConfigError: There is none of that name.
+        """
+        if name not in self.cells:
+            close = get_close_matches(name, list(self.cells), n=1)
+            hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(self.cells) or 'no column'}"
+            raise ConfigError(f"{self.path} has no column {name!r}, which {setting} names: {hint}")
+        return self.cells[name]
+
+    def texts(self, name: str, setting: str) -> list[str]:
+        """A column as texts: classes, clients.
+
+        Raises:
+            ConfigError: There is none of that name, or a cell is empty or a number with a fraction.
+        """
+        column = self.raw(name, setting)
+        if column.dtype.kind == "f":
+            if len(wrong := np.flatnonzero(~(np.isfinite(column) & (column == np.round(column))))):
+                raise self._wrong(name, column, int(wrong[0]), "a name or a whole number")
+            column = column.astype(np.int64)
+        found = ["" if value is None or value != value else str(value).strip() for value in column.tolist()]
+        if "" in found:
+            raise self._wrong(name, column, found.index(""), "a name or a whole number")
+        return found
+
+    def numbers(self, name: str, setting: str) -> NDArray[np.float64]:
+        """A column as numbers.
+
+        Raises:
+            ConfigError: There is none of that name, or a cell is no finite number.
+        """
+        column = self.raw(name, setting)
+        if column.dtype.kind not in "biufO":
+            raise ConfigError(f"{self.path}: {name} holds {column.dtype}, and {setting} needs numbers: leave it out")
+        try:
+            found = column.astype(np.float64)
+        except (ValueError, TypeError):
+            for row, cell in enumerate(column.tolist()):
+                try:
+                    float(cell)
+                except (ValueError, TypeError):
+                    raise self._wrong(name, column, row, "a number") from None
+            raise
+        if len(wrong := np.flatnonzero(~np.isfinite(found))):
+            raise self._wrong(name, column, int(wrong[0]), "a finite number")
+        return found
+
+    def is_whole(self, name: str, setting: str) -> bool:
+        """Whether a column holds whole numbers only, or texts: what can be classes."""
+        column = self.raw(name, setting)
+        if column.dtype.kind in "iub":
+            return True
+        if column.dtype.kind == "f":
+            return False
+        cells = [str(cell).strip() for cell in column.tolist()]
+        return all(map(_WHOLE.fullmatch, cells)) or not all(map(_is_number, cells))
+
+    def _wrong(self, name: str, column: NDArray[Any], row: int, wanted: str) -> ConfigError:
+        cell = column.tolist()[row]
+        found = "empty" if cell is None or cell != cell or str(cell).strip() == "" else f"{str(cell)[:40]!r}"
+        return ConfigError(
+            f"{self.path}, {self.place(row)}: {name} is {found}, not {wanted}: correct or remove the row"
+        )
+
+
+def read_columns(path: Path, wanted: Sequence[str] | None = None) -> Columns:
+    """Read a file.
+
+    Args:
+        path: A CSV file (``.csv``, ``.csv.gz``) whose first row names the columns, or a Parquet file.
+        wanted: Which columns a Parquet file need give; None for all.
+
+    Raises:
+        ConfigError: It is missing, damaged, or of another kind.
+    """
+    if not path.is_file():
+        raise ConfigError(f"{path} does not exist: name a file that ends in {', '.join(ENDINGS)}")
+    if path.name.endswith(".parquet"):
+        return _parquet(path, wanted)
+    if path.name.endswith((".csv", ".csv.gz")):
+        return _csv(path)
+    raise ConfigError(f"{path} is no table: name a file that ends in {', '.join(ENDINGS)}")
+
+
+def _csv(path: Path) -> Columns:
+    opener: Any = gzip.open if path.suffix == ".gz" else open
+    rows, lines = list[list[str]](), list[int]()
+    try:
+        with opener(path, "rt", newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file, strict=True)  # else a quote that nobody closes swallows all that follows
+            names = [name.strip() for name in next(reader, [])]
+            for row in reader:
+                if not row:  # an empty line
+                    continue
+                if len(row) != len(names):
+                    count = f"{len(row)} cells and line 1 has {len(names)}"
+                    raise ConfigError(f"{path}, line {reader.line_num} has {count}: correct the row")
+                rows.append(row)
+                lines.append(reader.line_num)
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
+        line = f", line {reader.line_num}," if isinstance(error, csv.Error) else ""
+        raise ConfigError(f"{path}{line} cannot be read ({error}): it must be a UTF-8 CSV file") from error
+    _check_names(path, names)
+    if not rows:
+        raise ConfigError(f"{path} has no rows{' below its header' if names else ''}: give one sample a row")
+    table = np.array(rows, dtype=object)
+    return Columns(
+        path, {name: table[:, column] for column, name in enumerate(names)}, lambda row: f"line {lines[row]}"
+    )
+
+
+def _parquet(path: Path, wanted: Sequence[str] | None) -> Columns:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError as error:
+        raise ConfigError(f"{path} needs pyarrow to be read; pip install 'lit-fed[parquet]'") from error
+    try:
+        names = parquet.read_schema(path).names
+        _check_names(path, names)
+        table = parquet.read_table(path, columns=None if wanted is None else [n for n in names if n in wanted])
+        cells = {name: table.column(name).to_numpy() for name in table.column_names}
+    except (OSError, ArrowException) as error:
+        raise ConfigError(f"{path} cannot be read ({' '.join(str(error).split())[:200]}): write it anew") from error
+    if not table.num_rows:
+        raise ConfigError(f"{path} has no rows: give one sample a row")
+    return Columns(path, cells, lambda row: f"row {row}")
+
+
+def _check_names(path: Path, names: Sequence[str]) -> None:
+    if twice := next((name for name in names if list(names).count(name) > 1), None):
+        raise ConfigError(f"{path} has two columns named {twice!r}: rename one")
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
