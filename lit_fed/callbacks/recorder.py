@@ -77,7 +77,7 @@ class Recorder(Callback):
             self._columns += new
             Table(metrics).cut(metrics, self._columns, record.round_idx)
         _append(metrics, [[record.round_idx, *(record.metrics.get(name, "") for name in self._columns[1:])]])
-        _append(clients, ([record.round_idx, r.client_id, r.stage, r.metric, r.value] for r in record.rows))
+        _append(clients, ((record.round_idx, *row) for row in record.rows))
 
 
 class Table:

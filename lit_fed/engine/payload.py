@@ -196,6 +196,8 @@ class Channel:
         """Take in a client's update, across the wire unless it has come that way; returns it and its bytes."""
         if update.uplink_bytes is not None:
             return update, update.uplink_bytes
+        if update.flat is not None and self.uplink is None:
+            return update, update.flat.values.nbytes
         payload, uplink_bytes = self.up(update.payload)
         return update.with_payload(payload), uplink_bytes
 
