@@ -114,9 +114,9 @@ class ClientUpdate:
     flat: Flat | None = None
     uplink_bytes: int | None = None
 
-    def with_payload(self, payload: Payload) -> ClientUpdate:
-        """The same update with other tensors."""
-        return self if payload is self.payload else replace(self, payload=payload, flat=None)
+    def with_payload(self, payload: Payload, flat: Flat | None = None) -> ClientUpdate:
+        """The same update with other tensors, also as one vector where they are at hand so."""
+        return self if payload is self.payload else replace(self, payload=payload, flat=flat)
 
     def detached(self) -> ClientUpdate:
         """A copy that survives the next client: every tensor cloned."""

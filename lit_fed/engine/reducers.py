@@ -147,14 +147,38 @@ class ByPrefix(Reducer[Payload]):
     def __init__(self, rest: Reducer[Payload], parts: Mapping[str, Reducer[Payload]]) -> None:
         self.rest = rest
         self.parts = parts
+        self._alike: Mapping[str, torch.Size] | None = None
+        self._places: dict[str, tuple[Mapping[str, torch.Size], slice]] = {}
 
     def add(self, update: ClientUpdate) -> None:
         """Give each its part."""
+        if update.flat is not None and update.flat.layout is not self._alike:
+            self._alike, self._places = update.flat.layout, self._find(update.flat.layout)
         payload = update.payload
         for prefix, reducer in self.parts.items():
             own, payload = split_prefix(prefix, payload)
-            reducer.add(update.with_payload(own))
-        self.rest.add(update.with_payload(payload))
+            reducer.add(update.with_payload(own, self._part(prefix, update.flat)))
+        self.rest.add(update.with_payload(payload, self._part("", update.flat)))
+
+    def _part(self, prefix: str, flat: Flat | None) -> Flat | None:
+        if flat is None or prefix not in self._places:
+            return None
+        layout, place = self._places[prefix]
+        return Flat(layout, flat.values[place])
+
+    def _find(self, layout: Mapping[str, torch.Size]) -> dict[str, tuple[Mapping[str, torch.Size], slice]]:
+        """Where each part stands in a vector of this layout, by prefix; one that is scattered is left out."""
+        numbers = torch.arange(sum(map(torch.Size.numel, layout.values())))
+        rest = Flat(layout, numbers).split(numbers)
+        found: dict[str, tuple[Mapping[str, torch.Size], slice]] = {}
+        for prefix in (*self.parts, ""):  # every name begins with nothing
+            own, rest = split_prefix(prefix, rest)
+            at = torch.cat([numbers[:0], *(tensor.flatten() for tensor in own.values())])
+            first = int(at[0]) if len(at) else 0
+            place = slice(first, first + len(at))
+            if at.equal(numbers[place]):
+                found[prefix] = ({name: tensor.shape for name, tensor in own.items()}, place)
+        return found
 
     def result(self, workers: Workers) -> Payload | None:
         """All results, under the names that clients sent."""
