@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from lightning import Fabric
 
@@ -85,6 +85,7 @@ def as_vectors(made: list[ClientUpdate], which: list[bool], likes: list[bool]) -
 choices = st.lists(st.booleans(), min_size=8, max_size=8)
 
 
+@settings(deadline=None)
 @given(cohort, choices, choices, st.integers(1, 40))
 def test_vectors_give_the_bits_of_tensors(clients: Clients, which: list[bool], likes: list[bool], block: int) -> None:
     def made() -> list[ClientUpdate]:
@@ -95,6 +96,7 @@ def test_vectors_give_the_bits_of_tensors(clients: Clients, which: list[bool], l
         assert_same(mean(as_vectors(made(), which, likes)), mean(made()))
 
 
+@settings(deadline=None)
 @given(cohort, choices, choices, st.integers(1, 40), st.permutations(["a", "c.a", "c.b", "b"]))
 def test_vectors_in_parts_give_the_bits_of_tensors(
     clients: Clients, which: list[bool], likes: list[bool], block: int, names: list[str]
