@@ -82,13 +82,7 @@ class Recorder(Callback):
             Table(metrics).cut(metrics, self._columns, record.round_idx)
         _append(metrics, [[record.round_idx, *(record.metrics.get(name, "") for name in self._columns[1:])]])
         names = self._names
-        _append(
-            clients,
-            (
-                [record.round_idx, r.client_id, r.stage, r.metric, r.value, *([names[r.client_id]] if names else [])]
-                for r in record.rows
-            ),
-        )
+        _append(clients, ((record.round_idx, *r, *([names[r.client_id]] if names else [])) for r in record.rows))
 
 
 class Table:

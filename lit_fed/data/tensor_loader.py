@@ -128,13 +128,17 @@ class TensorLoader:
             and self.batch_size == other.batch_size
         )
 
+    @property
+    def indices(self) -> Tensor:
+        """The rows to iterate over, on the CPU."""
+        return self._indices
+
     def order(self) -> Tensor:
-        """The rows of the next iteration, on the CPU; it draws on the generator as an iteration does."""
-        indices, generator = self._indices, self._generator
+        """Which of `indices` the next iteration takes, in order, on the CPU; it draws on the generator as that does."""
+        count, generator = self._indices.shape[0], self._generator
         if generator is None:
-            return indices[: self.num_samples]
-        chosen = draw_order(indices.shape[0], self.num_samples, self.batch_size, self._fresh, generator)
-        return indices.index_select(0, chosen)
+            return torch.arange(self.num_samples)
+        return draw_order(count, self.num_samples, self.batch_size, self._fresh, generator)
 
     def fetch(self, rows: Tensor) -> Batch:
         """Rows of the tensors as a batch, without augmentation."""
@@ -143,7 +147,9 @@ class TensorLoader:
 
     def _plan(self) -> tuple[Tensor, Tensor | None]:
         """The epoch's order of rows and its augmentation's random numbers, on the data's device."""
-        order = self.order()
+        order = self._indices[: self.num_samples]
+        if self._generator is not None:
+            order = self._indices.index_select(0, self.order())
         if self._augmentation is None or self._generator is None:
             return _move(order, self._inputs.device), None
         draws = self._augmentation.draw(self.num_samples, self._generator)

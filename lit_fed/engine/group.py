@@ -47,11 +47,6 @@ class Slice(Model):
         return self._whole.tensor(name) if own is None else own
 
 
-def held_by(client: Client) -> Mapping[str, Tensor]:
-    """A client's own tensors, where it is one of a group."""
-    return client.model.own if isinstance(client.model, Slice) else {}
-
-
 class GroupClient(Client):
     """All clients of a group at once, as ``objective`` and ``correct`` see them.
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from lit_fed.data.csr import IntArray
 from lit_fed.data.tensor_loader import TensorLoader
 from lit_fed.engine.client import Phase
 from lit_fed.engine.group import NotVectorizable
@@ -67,7 +68,7 @@ class Gathered:
 
     Args:
         loaders: One a client.
-        num_steps: Of every client, descending.
+        num_steps: Of every client, descending; the first one's is not 0.
     """
 
     def __init__(self, loaders: Sequence[TensorLoader], num_steps: Sequence[int]) -> None:
@@ -75,25 +76,26 @@ class Gathered:
         self.each: Sequence[int] = [len(loader) for loader in loaders]
         self._like = loaders[0]
         size, longest = self._like.batch_size, num_steps[0]
-        orders, begins, sizes = [], [], np.zeros((len(loaders), longest), dtype=np.int64)
-        padding = torch.zeros(len(loaders), dtype=torch.int64)
-        for idx, (loader, steps, each) in enumerate(zip(loaders, num_steps, self.each, strict=True)):
-            sizes[idx, :steps] = size
-            for begin in range(0, steps, each or 1):
-                order = loader.order()
-                if begin + each > steps:
-                    order = order[: (steps - begin) * size]
-                else:
-                    sizes[idx, begin + each - 1] = len(order) - (each - 1) * size
-                padding[idx] = order[0]  # its own sample: of another's its loss may not know the label
-                orders.append(order)
-                begins.append((idx * longest + begin) * size)
-        lengths = np.array([len(order) for order in orders], dtype=np.int64)
-        # Where each order begins, and on from there: one copy for all.
-        places = np.repeat(np.array(begins) - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
-        rows = padding.repeat_interleave(longest * size)
-        rows[torch.from_numpy(places)] = torch.cat(orders)
-        self._sizes = sizes
+        steps, each = np.array(num_steps), np.maximum(self.each, 1)
+        taken = np.array([loader.num_samples for loader in loaders])
+        self._sizes = _sizes(size, steps, each, taken)
+        # Every pass of every client: whose it is, at which of its steps it begins, and how many samples it takes.
+        passes = -(-steps // each)
+        whose = np.arange(len(loaders)).repeat(passes)
+        begins = (np.arange(len(whose)) - (passes.cumsum() - passes)[whose]) * each[whose]
+        lengths = np.minimum(taken[whose], (steps[whose] - begins) * size)
+        orders = [loaders[idx].order() for idx in whose.tolist()]
+        if (lengths < taken[whose]).any():
+            orders = [order[:length] for order, length in zip(orders, lengths.tolist(), strict=True)]
+        counts = np.array([loader.indices.shape[0] for loader in loaders])
+        own = torch.cat([loader.indices for loader in loaders])
+        firsts = counts.cumsum() - counts
+        chosen = own[torch.cat(orders) + torch.from_numpy(firsts[whose].repeat(lengths))]
+        # Where each pass begins, and on from there: one copy for all.
+        places = ((whose * longest + begins) * size - lengths.cumsum() + lengths).repeat(lengths)
+        # Padding is its own sample: of another's its loss may not know the label.
+        rows = own[torch.from_numpy(np.minimum(firsts, len(own) - 1))].repeat_interleave(longest * size)
+        rows[torch.from_numpy(places + np.arange(len(places)))] = chosen
         self._rows = rows.view(len(loaders), longest, size).to(self._like.device)
 
     def take(self, step: int, active: int, pad_to: int) -> tuple[Any, list[int]]:
@@ -133,6 +135,21 @@ def cut(batch: Any, rows: Tensor, size: int, longest: int) -> Any:
         return chosen[:, :size] if is_padded else chosen
 
     return tree_map(one, batch)
+
+
+def _sizes(size: int, steps: IntArray, each: IntArray, taken: IntArray) -> IntArray:
+    """The samples of every client's batches, (clients, steps); 0 where it is done.
+
+    Args:
+        size: Of a batch that is no pass's last.
+        steps: How many batches, by client.
+        each: How many in one pass.
+        taken: Samples in one pass.
+    """
+    step = np.arange(steps[0])
+    ends_pass = (step + 1) % each[:, None] == 0
+    found: IntArray = np.where(ends_pass, (taken - (each - 1) * size)[:, None], size) * (step < steps[:, None])
+    return found
 
 
 def _endless(loader: Iterable[Any]) -> Iterator[Any]:

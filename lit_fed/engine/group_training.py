@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -55,30 +55,43 @@ class Trained:
 
     Args:
         tensors: Of the clients' models, stacked.
+        parts: The same, client by client.
         metrics: What each client logged.
     """
 
-    def __init__(self, tensors: Tensors, metrics: list[dict[str, float]]) -> None:
+    def __init__(
+        self, tensors: Tensors, parts: Mapping[str, Sequence[Tensor]], metrics: list[dict[str, float]]
+    ) -> None:
         self.metrics = metrics
         self.finite = _finite(tensors, len(metrics))
-        self._tensors = tensors
-        self._layout: dict[str, torch.Size] = {}
-        self._rows: Sequence[Tensor] = ()
+        self._tensors, self._parts = tensors, parts
+        self._layout: Mapping[str, torch.Size] = {}
+        self._rows: Sequence[Tensor] | None = None
 
-    def flat(self, idx: int, payload: Payload) -> Flat | None:
-        """A client's payload as one vector; None where it is not just its model's floating-point tensors."""
-        if not self._layout or list(payload) != list(self._layout):
-            if self._layout or not self._is_flat(payload):
+    def flat(self, idx: int, payload: Payload, like: Mapping[str, torch.Size]) -> Flat | None:
+        """A client's payload as one vector; None where it is not just its model's floating-point tensors as trained.
+
+        Args:
+            idx: The client's place in the group.
+            payload: What it sends.
+            like: The layout of an earlier payload, which this one shares where it fits.
+        """
+        for name, tensor in payload.items():
+            if name not in self._parts or self._parts[name][idx] is not tensor:
                 return None
-            self._layout = {name: tensor.shape for name, tensor in payload.items()}
-            stacks = [self._tensors[name].reshape(len(self.metrics), -1) for name in payload]
-            self._rows = torch.cat(stacks, 1).unbind(0)
-        return Flat(self._layout, self._rows[idx])
+        if self._rows is None:
+            self._rows = self._lay_out(payload, like)
+        return Flat(self._layout, self._rows[idx]) if self._rows and payload.keys() == self._layout.keys() else None
 
-    def _is_flat(self, payload: Payload) -> bool:
+    def _lay_out(self, payload: Payload, like: Mapping[str, torch.Size]) -> Sequence[Tensor]:
+        """All clients' tensors of these names, a row a client; none where they are not of one floating-point type."""
         types = {tensor.dtype for tensor in payload.values()}
-        alike = len(types) == 1 and next(iter(types)).is_floating_point
-        return alike and all(name in self._tensors for name in payload)
+        if len(types) != 1 or not types.pop().is_floating_point:
+            return ()
+        shapes = {name: tensor.shape for name, tensor in payload.items()}
+        self._layout = like if shapes == like else shapes
+        stacks = [self._tensors[name].reshape(len(self.metrics), -1) for name in self._layout]
+        return torch.cat(stacks, 1).unbind(0)
 
 
 class GroupLoop:
@@ -118,7 +131,7 @@ class GroupLoop:
         with self._at_work(clients[0].round_idx):
             for phases in zip(*work, strict=True):
                 self._run(phases, clients, tensors, meter)
-        return Trained(tensors, meter.compute())
+        return Trained(tensors, parts, meter.compute())
 
     @contextmanager
     def _at_work(self, round_idx: int) -> Iterator[None]:
@@ -144,7 +157,8 @@ class GroupLoop:
                 self.loop.read(one, client)  # type: ignore[arg-type]  # a Pass: no phase was found
             return
         first = found[0]
-        if len(found) < len(phases) or any(_kind(one) != _kind(first) for one in found):
+        kind = _kind(first)
+        if len(found) < len(phases) or any(_kind(one) != kind for one in found):
             raise NotVectorizable("clients of a round have different phases of work")
         if first.begin is not None:
             for one, client in zip(found, clients, strict=True):
@@ -372,7 +386,7 @@ def _batches(loop: LocalLoop, phases: Sequence[Phase]) -> GroupBatches:
     lengths = [total_steps(phase) for phase in phases]
     if lengths != sorted(lengths, reverse=True):
         raise NotVectorizable("clients with more samples make fewer steps")
-    if not loop.converts and can_gather(phase.loader for phase in phases):
+    if lengths[0] and not loop.converts and can_gather(phase.loader for phase in phases):
         return Gathered([phase.loader for phase in phases], lengths)  # type: ignore[misc]  # `can_gather` has looked
     return Collected(phases, lengths, loop.to_device)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.engine.kinds import ONLY
-from lit_fed.engine.payload import ClientUpdate, Payload
+from lit_fed.engine.payload import ClientUpdate, Flat, Payload
 from lit_fed.engine.strategy import Workers
 from lit_fed.engine.totals import Totals, exact_sum
 from lit_fed.errors import ClientFailure
@@ -48,35 +48,41 @@ class DriftMeter:
         self._norms: list[Tensor] = []
         self._units: Tensor | None = None
         self._origin: Tensor | None = None
-        self._end = 0
         self._waiting: list[Tensor] = []
+        self._most = 0  # as many wait
         self._alike: Mapping[str, torch.Size] | None = None
 
     def add(self, update: ClientUpdate, broadcast: Payload) -> None:
         """Take in one client's movement; nothing is synchronised."""
-        flat, payload = update.flat, update.payload
+        flat = update.flat
         if flat is not None and flat.layout is self._alike:
-            self._wait(flat.values[: self._end])
-            return
+            self._waiting.append(flat.values)
+        else:
+            self._take_unlike(update.payload, flat, broadcast)
+        if len(self._waiting) >= self._most:
+            self._measure()
+
+    def _take_unlike(self, payload: Payload, flat: Flat | None, broadcast: Payload) -> None:
         names = [name for name, tensor in payload.items() if name in broadcast and tensor.is_floating_point()]
         if not names:
             return
         if self._origin is None:
             self._origin = torch.cat([broadcast[name].flatten() for name in names])
-            self._end = self._origin.numel()
+            self._most = -(-_BLOCK_VALUES // max(self._origin.numel(), 1))
         # What is not the server's own, such as control variates, stands behind it in a payload.
         self._alike = flat.layout if flat is not None and names == list(flat.layout)[: len(names)] else None
-        self._wait(torch.cat([payload[name].detach().flatten() for name in names]))
-
-    def _wait(self, values: Tensor) -> None:
-        self._waiting.append(values)
-        if len(self._waiting) * values.numel() >= _BLOCK_VALUES:
+        if flat is not None and self._alike is not None:
+            values = flat.values
+        else:
+            values = torch.cat([payload[name].detach().flatten() for name in names])
+        if self._waiting and self._waiting[0].shape != values.shape:
             self._measure()
+        self._waiting.append(values)
 
     def _measure(self) -> None:
         if not self._waiting or self._origin is None:
             return
-        moves = torch.stack(self._waiting) - self._origin
+        moves = torch.stack(self._waiting)[:, : len(self._origin)] - self._origin
         self._waiting = []
         norms = torch.linalg.vector_norm(moves, dim=1)
         units = (moves / norms.clamp_min(torch.finfo(moves.dtype).tiny).unsqueeze(1)).sum(0)
@@ -110,27 +116,32 @@ class RoundLedger:
 
     Args:
         drift: How far clients move; None where they have different networks, between which there is no angle.
+        downloads: The bytes that each client downloaded.
+        logged: What each client logged in its local work.
+        uploads: Clients and the bytes that reached the server from them; a client whose late update arrives beside its
+            new one is there twice.
         rates: By kind of network, the client with the lowest id and the learning rate that it began with.
         totals: What clients that tell nothing of themselves logged together.
     """
 
     drift: DriftMeter | None = field(default_factory=DriftMeter)
-    rows: list[ClientRow] = field(default_factory=list)
+    downloads: dict[int, int] = field(default_factory=dict)
+    logged: dict[int, dict[str, float]] = field(default_factory=dict)
+    uploads: list[tuple[int, int]] = field(default_factory=list)
     failures: list[ClientFailure] = field(default_factory=list)
-    delivered: list[int] = field(default_factory=list)
     rates: dict[str, tuple[int, float]] = field(default_factory=dict)
     totals: list[Totals] = field(default_factory=list)
     local_s: float = 0.0
 
     def sent(self, client_id: int, downlink_bytes: int) -> None:
         """A client downloaded the broadcast."""
-        self.rows.append(ClientRow(client_id, "train", "downlink_bytes", downlink_bytes))
+        self.downloads[client_id] = downlink_bytes
 
     def trained(self, update: ClientUpdate, broadcast: Payload) -> None:
         """A client finished its local work."""
         if (rate := update.metrics.pop("lr", None)) is not None:
             self._begun(update.kind, (update.client_id, rate))
-        self.rows += [ClientRow(update.client_id, "train", name, value) for name, value in update.metrics.items()]
+        self.logged[update.client_id] = dict(update.metrics)
         if self.drift is not None:
             self.drift.add(update, broadcast)
 
@@ -139,64 +150,72 @@ class RoundLedger:
 
     def arrived(self, client_id: int, uplink_bytes: int) -> None:
         """A client's update reached the server."""
-        self.rows.append(ClientRow(client_id, "train", "uplink_bytes", uplink_bytes))
-        self.delivered.append(client_id)
+        self.uploads.append((client_id, uplink_bytes))
 
     def failed(self, failure: ClientFailure) -> None:
         """A client could not finish."""
         self.failures.append(failure)
 
     def merge(self, workers: Workers) -> None:
-        """Bring every process's rows, failures and deliveries to all of them, in an order that knows no processes."""
+        """Bring what every process took down to all of them, in an order that knows no processes."""
         failures = [
             (f.client_id, f.round_idx, f.cause, f.details) for f in self.failures
         ]  # the error cannot be pickled
-        parts = workers.gather((self.rows, failures, self.delivered, self.local_s, self.rates, self.totals))
-        self.rows = sorted((row for part in parts for row in part[0]), key=_place)
-        self.failures = [ClientFailure(*failure) for failure in sorted(f for part in parts for f in part[1])]
-        self.delivered = sorted(client_id for part in parts for client_id in part[2])
-        self.local_s = max(part[3] for part in parts)
-        self.totals = [totals for part in parts for totals in part[5]]
-        for part in parts:
-            for kind, found in part[4].items():
-                self._begun(kind, found)
+        own = (self.downloads, self.logged, self.uploads, failures, self.local_s, self.rates, self.totals)
+        downloads, logged, uploads, every_failure, seconds, rates, totals = zip(*workers.gather(own), strict=True)
+        self.downloads = dict(sorted(item for part in downloads for item in part.items()))
+        self.logged = {client_id: part[client_id] for part in logged for client_id in part}
+        self.uploads = sorted(upload for part in uploads for upload in part)
+        self.failures = [ClientFailure(*failure) for failure in sorted(f for part in every_failure for f in part)]
+        self.local_s = max(seconds)
+        self.totals = [one for part in totals for one in part]
+        for kind, found in (item for part in rates for item in part.items()):
+            self._begun(kind, found)
+
+    @property
+    def delivered(self) -> list[int]:
+        """Whose updates reached the server."""
+        return [client_id for client_id, _ in self.uploads]
+
+    @property
+    def rows(self) -> list[ClientRow]:
+        """By client: its download, what it logged, and its uploads.
+
+        A client's may come from several processes: who takes in a late update need not train the client now.
+        """
+        found: dict[int, list[tuple[str, float]]] = {
+            client_id: [("downlink_bytes", num_bytes)] for client_id, num_bytes in self.downloads.items()
+        }
+        for client_id, metrics in self.logged.items():
+            found.setdefault(client_id, []).extend(metrics.items())
+        for client_id, num_bytes in self.uploads:
+            found.setdefault(client_id, []).append(("uplink_bytes", num_bytes))
+        return [ClientRow(client_id, "train", *value) for client_id in sorted(found) for value in found[client_id]]
 
     def metrics(self, num_samples: Callable[[int], int], workers: Workers) -> dict[str, float]:
         """Round metrics: sample-weighted means of what clients logged, learning rates, bytes, drift, counts."""
-        down, up = self._total("downlink_bytes"), self._total("uplink_bytes")
+        down, up = sum(self.downloads.values()), sum(num_bytes for _, num_bytes in self.uploads)
         metrics = {"train/lr" if kind == ONLY else f"train/lr_{kind}": rate for kind, (_, rate) in self.rates.items()}
         metrics |= self._training_means(num_samples)
         metrics |= {"comm/uplink_bytes": up, "comm/downlink_bytes": down, "comm/total_bytes": up + down}
         if self.drift is not None:
             metrics |= self.drift.result(workers)
-        metrics["participation/count"] = len(self.delivered)
+        metrics["participation/count"] = len(self.uploads)
         return metrics
-
-    def _total(self, metric: str) -> float:
-        return sum(row.value for row in self.rows if row.metric == metric)
 
     def _training_means(self, num_samples: Callable[[int], int]) -> dict[str, float]:
         sums: dict[str, list[float]] = {}
         counts: dict[str, int] = {}
-        for row in sorted(self.rows, key=lambda row: row.client_id):
-            if "/" in row.metric:  # what the module logged; bytes and seconds have no slash
-                count = num_samples(row.client_id)
-                sums.setdefault(row.metric, []).append(row.value * count)
-                counts[row.metric] = counts.get(row.metric, 0) + count
+        for client_id in sorted(self.logged):
+            count = num_samples(client_id)
+            for name, value in self.logged[client_id].items():
+                if "/" in name:  # what the module logged; seconds have no slash
+                    sums.setdefault(name, []).append(value * count)
+                    counts[name] = counts.get(name, 0) + count
         for name, total in (entry for totals in self.totals for entry in totals.items()):
             sums.setdefault(name, []).extend(total.parts)
             counts[name] = counts.get(name, 0) + total.weight
         return {name: exact_sum(parts) / max(counts[name], 1e-300) for name, parts in sums.items()}
-
-
-def _place(row: ClientRow) -> tuple[int, int, float]:
-    """Where a row of training stands: a client's download, what it logged, and its uploads.
-
-    A client's rows may come from several processes: who takes in a late update need not train the client now.
-    """
-    if row.metric == "uplink_bytes":
-        return row.client_id, 2, row.value
-    return row.client_id, int(row.metric != "downlink_bytes"), 0.0
 
 
 def spread(prefix: str, rows: list[ClientRow], totals: Sequence[Totals] = ()) -> dict[str, float]:

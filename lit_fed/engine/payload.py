@@ -114,9 +114,9 @@ class ClientUpdate:
     flat: Flat | None = None
     uplink_bytes: int | None = None
 
-    def with_payload(self, payload: Payload) -> ClientUpdate:
-        """The same update with other tensors."""
-        return self if payload is self.payload else replace(self, payload=payload, flat=None)
+    def with_payload(self, payload: Payload, flat: Flat | None = None) -> ClientUpdate:
+        """The same update with other tensors, also as one vector where they are at hand so."""
+        return self if payload is self.payload else replace(self, payload=payload, flat=flat)
 
     def detached(self) -> ClientUpdate:
         """A copy that survives the next client: every tensor cloned."""
@@ -196,6 +196,8 @@ class Channel:
         """Take in a client's update, across the wire unless it has come that way; returns it and its bytes."""
         if update.uplink_bytes is not None:
             return update, update.uplink_bytes
+        if update.flat is not None and self.uplink is None:
+            return update, update.flat.values.nbytes
         payload, uplink_bytes = self.up(update.payload)
         return update.with_payload(payload), uplink_bytes
 

@@ -53,7 +53,9 @@ class WeightedMean(Reducer[Payload]):
         self._dtypes: dict[str, torch.dtype] = {}
         self._total = 0.0
         self._alike: Mapping[str, torch.Size] | None = None
-        self._waiting: list[tuple[Tensor, float]] = []
+        self._waiting: list[Tensor] = []
+        self._weights: list[float] = []
+        self._most = 0  # as many wait
 
     def add(self, update: ClientUpdate) -> None:
         """Add ``weight * tensor`` for every tensor of the payload."""
@@ -67,8 +69,9 @@ class WeightedMean(Reducer[Payload]):
             for name, tensor in update.payload.items():
                 self._sums[name].add_(tensor.detach(), alpha=weight)
             return
-        self._waiting.append((flat.values, weight))
-        if len(self._waiting) * flat.values.numel() >= _BLOCK_VALUES:
+        self._waiting.append(flat.values)
+        self._weights.append(weight)
+        if len(self._waiting) >= self._most:
             self._sum_up()
 
     def _check(self, update: ClientUpdate) -> None:
@@ -80,6 +83,7 @@ class WeightedMean(Reducer[Payload]):
             device = next((tensor.device for tensor in payload.values()), None)
             self._sum = torch.zeros(sum(map(torch.Size.numel, shapes.values())), dtype=torch.float64, device=device)
             self._sums = Flat(shapes, self._sum).split(self._sum)
+            self._most = -(-_BLOCK_VALUES // max(self._sum.numel(), 1))
         elif payload.keys() != self._sums.keys():
             odd = sorted(payload.keys() ^ self._sums.keys())
             raise ValueError(f"client {update.client_id} sends other tensors than the clients before it: {odd}")
@@ -93,12 +97,12 @@ class WeightedMean(Reducer[Payload]):
     def _sum_up(self) -> None:
         """Add the vectors that wait, in one operation."""
         if len(self._waiting) == 1:
-            self._sum.add_(self._waiting[0][0], alpha=self._waiting[0][1])
+            self._sum.add_(self._waiting[0], alpha=self._weights[0])
         elif self._waiting:
-            values = torch.stack([values for values, _ in self._waiting]).double()
-            weights = torch.tensor([weight for _, weight in self._waiting], dtype=torch.float64, device=values.device)
+            values = torch.stack(self._waiting).double()
+            weights = torch.tensor(self._weights, dtype=torch.float64, device=values.device)
             self._sum.add_(weights @ values)
-        self._waiting = []
+        self._waiting, self._weights = [], []
 
     def result(self, workers: Workers) -> Payload | None:
         """The mean over all processes, each tensor in the type it arrived in."""
@@ -143,14 +147,38 @@ class ByPrefix(Reducer[Payload]):
     def __init__(self, rest: Reducer[Payload], parts: Mapping[str, Reducer[Payload]]) -> None:
         self.rest = rest
         self.parts = parts
+        self._alike: Mapping[str, torch.Size] | None = None
+        self._places: dict[str, tuple[Mapping[str, torch.Size], slice]] = {}
 
     def add(self, update: ClientUpdate) -> None:
         """Give each its part."""
+        if update.flat is not None and update.flat.layout is not self._alike:
+            self._alike, self._places = update.flat.layout, self._find(update.flat.layout)
         payload = update.payload
         for prefix, reducer in self.parts.items():
             own, payload = split_prefix(prefix, payload)
-            reducer.add(update.with_payload(own))
-        self.rest.add(update.with_payload(payload))
+            reducer.add(update.with_payload(own, self._part(prefix, update.flat)))
+        self.rest.add(update.with_payload(payload, self._part("", update.flat)))
+
+    def _part(self, prefix: str, flat: Flat | None) -> Flat | None:
+        if flat is None or prefix not in self._places:
+            return None
+        layout, place = self._places[prefix]
+        return Flat(layout, flat.values[place])
+
+    def _find(self, layout: Mapping[str, torch.Size]) -> dict[str, tuple[Mapping[str, torch.Size], slice]]:
+        """Where each part stands in a vector of this layout, by prefix; one that is scattered is left out."""
+        numbers = torch.arange(sum(map(torch.Size.numel, layout.values())))
+        rest = Flat(layout, numbers).split(numbers)
+        found: dict[str, tuple[Mapping[str, torch.Size], slice]] = {}
+        for prefix in (*self.parts, ""):  # every name begins with nothing
+            own, rest = split_prefix(prefix, rest)
+            at = torch.cat([numbers[:0], *(tensor.flatten() for tensor in own.values())])
+            first = int(at[0]) if len(at) else 0
+            place = slice(first, first + len(at))
+            if at.equal(numbers[place]):
+                found[prefix] = ({name: tensor.shape for name, tensor in own.items()}, place)
+        return found
 
     def result(self, workers: Workers) -> Payload | None:
         """All results, under the names that clients sent."""

@@ -9,20 +9,24 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+import torch
 
 from lit_fed.engine.client import Client
 from lit_fed.engine.executor import Executor, SequentialExecutor, failure
-from lit_fed.engine.group import NotVectorizable, held_by
-from lit_fed.engine.group_training import GroupLoop
-from lit_fed.engine.payload import ClientUpdate, is_finite
+from lit_fed.engine.group import NotVectorizable
+from lit_fed.engine.group_training import GroupLoop, Trained
+from lit_fed.engine.payload import ClientUpdate, Flat, is_finite
 from lit_fed.engine.session import Broadcast, Session
 from lit_fed.engine.vectorizable import probe, refuse
 from lit_fed.errors import ClientFailure, ConfigError, NonFiniteUpdate
 
 _CACHE_BYTES = 4 * 2**20
-_MOST = 128
+_MOST = 512
+_MANY = 128  # whatever a batch holds
+_BATCH_VALUES = 2**19  # of all clients' inputs in a step
 _FEWEST = 8  # below it, groups were measured slower on a CPU than one client after the other
 
 
@@ -38,6 +42,7 @@ class VectorizedExecutor(Executor):
         self.session = session
         self.group_size = group_size
         self.groups = {kind: GroupLoop(loop) for kind, loop in session.loops.items()}
+        self._layout: Mapping[str, torch.Size] = {}
 
     def prepare(self, broadcast: Broadcast) -> None:
         """See `lit_fed.engine.vectorizable`."""
@@ -80,40 +85,46 @@ class VectorizedExecutor(Executor):
             except (Exception, SystemExit) as error:
                 if len(clients) == 1:
                     yield failure(clients[0].id, broadcast.round_idx, error)
-                else:  # who was it? what each gives alone does not depend on the others
-                    for client in clients:
-                        yield from self._run_group(kind, [client.id], broadcast)
+                else:  # who was it? what each gives does not depend on who else is in the group
+                    half = len(clients) // 2
+                    for part in (clients[:half], clients[half:]):
+                        yield from self._run_group(kind, [client.id for client in part], broadcast)
                 continue
             seconds = (time.perf_counter() - started) / len(ids)
-            for idx, (client, metrics, finite) in enumerate(zip(clients, trained.metrics, trained.finite, strict=True)):
+            for idx, client in enumerate(clients):
                 try:
-                    update = self._finish(client, metrics, finite, kind)
+                    update = self._finish(client, trained, idx, kind)
                 except (Exception, SystemExit) as error:
                     yield failure(client.id, broadcast.round_idx, error)
                     continue
                 update.metrics["time_s"] = seconds
-                held = held_by(client)
-                if all(held.get(name) is tensor for name, tensor in update.payload.items()):
-                    update.flat = trained.flat(idx, update.payload)
                 yield update
 
-    def _finish(self, client: Client, metrics: dict[str, float], finite: bool, kind: str) -> ClientUpdate:
-        session = self.session
+    def _finish(self, client: Client, trained: Trained, idx: int, kind: str) -> ClientUpdate:
+        session, metrics = self.session, trained.metrics[idx]
         made = session.algorithm.finish(client)
+        flat = trained.flat(idx, made.payload, self._layout)
+        finite = trained.finite[idx]
+        if flat is None:  # it is more, or another, than was trained
+            flat = Flat.of(made.payload, self._layout)
+            finite = finite and is_finite(made.payload if flat is None else {"": flat.values})
+        if flat is not None:
+            self._layout = flat.layout
         bad = [name for name, value in metrics.items() if not math.isfinite(value)]
-        held = held_by(client)
-        beside = {name: tensor for name, tensor in made.payload.items() if held.get(name) is not tensor}
-        if bad or not finite or (beside and not is_finite(beside)):
+        if bad or not finite:
             raise NonFiniteUpdate(f"{', '.join(bad) or 'the update'} is not finite; try a smaller learning rate")
         if state := session.kept(client, made.state):
             session.store.put(client.id, state)
         if (rate := session.loops[kind].optimizers.rate_of(client.round_idx)) is not None:
             metrics["lr"] = rate
         weight = client.num_samples if made.weight is None else made.weight
-        return ClientUpdate(client.id, made.payload, weight, metrics, kind)
+        return ClientUpdate(client.id, made.payload, weight, metrics, kind, flat=flat)
 
     def _size(self, kind: str) -> int:
-        return max(2, min(_MOST, fitting(self.session, kind)))
+        """As many as fit the cache with their weights, and the more the smaller a step's batches are."""
+        data = self.session.data
+        values = data.batch_size * math.prod(data.input_shape)
+        return max(2, min(_MOST, max(_BATCH_VALUES // values, _MANY), fitting(self.session, kind)))
 
 
 class AutoExecutor(Executor):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lit_fed.engine.payload import CastCodec, Channel, ClientUpdate, is_finite, num_bytes
+from lit_fed.engine.payload import CastCodec, Channel, ClientUpdate, Flat, is_finite, num_bytes
 from lit_fed.errors import ConfigError
 from tests.support import assert_same
 
@@ -132,3 +132,39 @@ def test_detached_update_survives_the_next_client() -> None:
     kept: Tensor = copy.payload["x"]
     assert (copy.client_id, copy.weight, kept.tolist(), kept.requires_grad) == (3, 5, [1.0, 1.0], False)
     assert update.metrics == {"train/loss": 1.0}
+
+
+shapes = st.lists(st.lists(st.integers(0, 3), max_size=3), min_size=1, max_size=4)
+floats = st.sampled_from([torch.float16, torch.float32, torch.float64])
+
+
+@given(shapes, floats)
+def test_a_vector_splits_into_the_tensors_that_it_is_of(sizes: list[list[int]], dtype: torch.dtype) -> None:
+    tensors = [torch.randn(size, generator=torch.Generator().manual_seed(0)).to(dtype) for size in sizes]
+    payload = {f"t{position}": tensor for position, tensor in enumerate(tensors)}
+    flat = Flat.of(payload, {})
+    assert flat is not None
+    assert_same(flat.split(flat.values), payload)
+    again = Flat.of(dict(reversed(payload.items())), flat.layout)  # of the same names: in the order of the first
+    assert again is not None
+    assert again.layout is flat.layout
+    assert again.values.equal(flat.values)
+    update = ClientUpdate(0, payload, flat=flat)
+    assert Channel().receive(update) == (update, num_bytes(payload))
+
+
+def test_a_vector_is_a_copy_of_its_own() -> None:
+    payload = {"w": torch.ones(2)}
+    flat = Flat.of(payload, {})
+    assert flat is not None
+    payload["w"].zero_()
+    assert flat.values.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "other", [torch.ones(2, dtype=torch.float64), torch.tensor(1), torch.ones(2, device="meta")], ids=str
+)
+def test_tensors_of_several_types_or_places_are_no_vector(other: Tensor) -> None:
+    assert Flat.of({"w": torch.ones(2), "x": other}, {}) is None
+    assert Flat.of({"x": torch.tensor([1, 2])}, {}) is None
+    assert Flat.of({}, {}) is None

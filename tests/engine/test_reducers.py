@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from lightning import Fabric
 
-from lit_fed.engine.payload import ClientUpdate
-from lit_fed.engine.reducers import Gather, Reducer, WeightedMean
+from lit_fed.engine import reducers
+from lit_fed.engine.payload import ClientUpdate, Flat
+from lit_fed.engine.reducers import ByPrefix, Gather, Reducer, WeightedMean
 from lit_fed.engine.strategy import ClientParallelStrategy, Workers
 from tests.support import assert_same
 
@@ -70,6 +71,68 @@ def test_any_order_of_clients_gives_the_same_bits(clients: Clients, random: Any)
     shuffled = updates(clients)
     random.shuffle(shuffled)
     assert_same(mean(shuffled), mean(updates(clients)))
+
+
+def as_vectors(made: list[ClientUpdate], which: list[bool], likes: list[bool]) -> list[ClientUpdate]:
+    """Some of the updates also as one vector, some of which share the layout of the first."""
+    first = Flat.of(made[0].payload, {})
+    assert first is not None
+    for update, is_flat, is_like in zip(made, which, likes, strict=False):
+        update.flat = Flat.of(update.payload, first.layout if is_like else {}) if is_flat else None
+    return made
+
+
+choices = st.lists(st.booleans(), min_size=8, max_size=8)
+
+
+@settings(deadline=None)
+@given(cohort, choices, choices, st.integers(1, 40))
+def test_vectors_give_the_bits_of_tensors(clients: Clients, which: list[bool], likes: list[bool], block: int) -> None:
+    def made() -> list[ClientUpdate]:
+        return [update.with_payload({n: update.payload[n] for n in ("a", "b")}) for update in updates(clients)]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reducers, "_BLOCK_VALUES", block)
+        assert_same(mean(as_vectors(made(), which, likes)), mean(made()))
+
+
+@settings(deadline=None)
+@given(cohort, choices, choices, st.integers(1, 40), st.permutations(["a", "c.a", "c.b", "b"]))
+def test_vectors_in_parts_give_the_bits_of_tensors(
+    clients: Clients, which: list[bool], likes: list[bool], block: int, names: list[str]
+) -> None:
+    def made() -> list[ClientUpdate]:
+        found = []
+        for update in updates(clients):
+            both = {**update.payload, "c.a": update.payload["a"] * 2, "c.b": -update.payload["b"]}
+            found.append(update.with_payload({name: both[name] for name in names}))
+        return found
+
+    def parts() -> Reducer[Any]:
+        return ByPrefix(WeightedMean(), {"c.": WeightedMean(uniform=True)})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reducers, "_BLOCK_VALUES", block)
+        found = mean(as_vectors(made(), which, likes), parts())
+        assert_same(found, mean(made(), parts()))
+    # By hand, exact in float64: Σ n a / Σ n, and 2 Σ a / K.
+    a = np.array([values[:4] for _, values in clients], dtype=np.float64) * UNIT
+    weights = np.array([weight for weight, _ in clients], dtype=np.float64)
+    expected = {"a": (weights @ a) / weights.sum(), "c.a": 2 * a.sum(0) / len(clients)}
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name].numpy().ravel(), values.astype(np.float32))
+
+
+def test_neighbours_in_a_vector_are_summed_as_vectors() -> None:
+    parts = ByPrefix(WeightedMean(), {"c.": WeightedMean()})
+    payload = {"a": torch.ones(2), "b": torch.ones(1), "c.a": torch.ones(3)}
+    shapes = {name: tensor.shape for name, tensor in payload.items()}
+    assert parts._find(shapes) == {
+        "": ({"a": torch.Size([2]), "b": torch.Size([1])}, slice(0, 3)),
+        "c.": ({"a": torch.Size([3])}, slice(3, 6)),
+    }
+    scattered = {name: shapes[name] for name in ("a", "c.a", "b")}
+    assert [*parts._find(scattered)] == ["c."]
 
 
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False, min_value=-(2.0**60), max_value=2.0**60)
