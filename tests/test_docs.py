@@ -195,7 +195,8 @@ def test_commands_parse(command: tuple[str, ...], at_root: Path, capsys: pytest.
         assert {"model.pt2", "model.safetensors", "model.json", "MODEL_CARD.md"} <= {p.name for p in written.iterdir()}
         return
     if command[0] == "simulate":
-        main([*command, "--simulate.rounds", "4", "--simulate.seeds", "2", "--processes", "1"])
+        length = "steps" if any("/uwa/" in word for word in command) else "rounds"
+        main([*command, f"--simulate.{length}", "4", "--simulate.seeds", "2", "--processes", "1"])
         assert "written" in capsys.readouterr().out
         return
     if command[0] == "results":

@@ -51,3 +51,15 @@ def test_a_deviation_over_clients_is_not_told_as_one_over_seeds():
             personal = study.measure_of(place, MetricNames()).metric.startswith("personal/")
             told += [(study.name, place)] * (deviation is not None and (personal or study.name.endswith("table8")))
     assert told == []
+
+
+def test_figure_3_of_feddr_plus_is_four_panels_with_a_title_and_a_claim_each():
+    study = read_study(ROOT / "configs/papers/feddr_plus/studies/feddr_plus_figures_2_to_5.yaml", "paper")
+    labels = [column.label for column in study.columns.values()]
+    assert len(set(labels)) == len(labels)
+    gaps = {f"alignment/{gap}_{group}" for gap in ("gap", "acc_gap") for group in ("observed", "unobserved")}
+    shown = {study.measure_of((row, column), MetricNames()).metric for row in study.rows for column in study.columns}
+    claimed = {study.measure_of(place, MetricNames()).metric for claim in study.claims for place in claim.places}
+    assert gaps <= shown
+    assert gaps <= claimed
+    assert study.pictures == ("alignment",)

@@ -17,6 +17,8 @@ from lit_fed.errors import ConfigError
 from lit_fed.studies.results import verdict_text
 from lit_fed.studies.simulations.simulation import Point, Simulation, verdicts
 
+_WIDE = 4  # panels side by side
+
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the command's options."""
@@ -68,10 +70,17 @@ def quartiles_of(points: Sequence[Point]) -> dict[tuple[str, str, float], tuple[
         values[point.panel, point.line, point.x].append(point.value if np.isfinite(point.value) else np.inf)
     found = {}
     for key, numbers in values.items():
-        # Between two values, `lower` and `higher` would differ; the midpoint of infinity and a number is infinity.
-        q25, median, q75 = (float(np.quantile(numbers, q, method="median_unbiased")) for q in (0.25, 0.5, 0.75))
-        found[key] = (q25, median, q75)
+        found[key] = (quantile(numbers, 0.25), quantile(numbers, 0.5), quantile(numbers, 0.75))
     return found
+
+
+def quantile(numbers: Sequence[float], share: float) -> float:
+    """NumPy's ``median_unbiased`` quantile, of numbers that may be infinite, between which NumPy has NaN."""
+    ordered, count = sorted(numbers), len(numbers)
+    place = round(min(max(share * (count + 1 / 3) + 1 / 3, 1), count), 9)  # from 1; Hyndman and Fan, 1996, definition 8
+    below, above = ordered[int(place) - 1], ordered[min(int(place), count - 1)]
+    rest = place - int(place)
+    return below if rest == 0 or below == above else below + rest * (above - below)
 
 
 def summary(points: Sequence[Point]) -> str:
@@ -98,9 +107,14 @@ def draw(points: Sequence[Point], path: Path, simulation: Simulation) -> None:
 
     quartiles = quartiles_of(points)
     panels = list(dict.fromkeys(point.panel for point in points))
-    figure = Figure(figsize=(4.2 * len(panels), 3.4), layout="constrained")
+    wide = min(_WIDE, len(panels))
+    tall = -(-len(panels) // wide)
+    figure = Figure(figsize=(4.2 * wide, 3.4 * tall), layout="constrained")
     FigureCanvasAgg(figure)
-    for axes, panel in zip(np.atleast_1d(figure.subplots(1, len(panels))), panels, strict=True):
+    places = figure.subplots(tall, wide, squeeze=False).flat
+    for axes in places[len(panels) :]:
+        axes.set_axis_off()
+    for axes, panel in zip(places, panels, strict=False):
         lines: dict[str, list[tuple[float, ...]]] = defaultdict(list)
         for (where, line, x), numbers in quartiles.items():
             if where == panel:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from math import inf, log
+from multiprocessing import get_context
+from typing import Any, NamedTuple, TypeVar
 
 from lit_fed.errors import ConfigError
 from lit_fed.studies.claims import Claim, Verdict, check, parse_claim
@@ -13,6 +16,8 @@ from lit_fed.studies.claims import Claim, Verdict, check, parse_claim
 Place = tuple[str, str]
 Values = Mapping[Place, Mapping[int, float]]
 Curves = Mapping[Place, Mapping[int, Sequence[tuple[int, float]]]]
+JobT = TypeVar("JobT")
+OutcomeT = TypeVar("OutcomeT")
 
 
 class Point(NamedTuple):
@@ -64,6 +69,19 @@ class Simulation(ABC):
     def dress(self, axes: Any, panel: str) -> None:
         """Scales and label of a panel's axes."""
         axes.set_xlabel(panel.split(" by ")[-1])
+
+
+def side_by_side(work: Callable[[JobT], OutcomeT], jobs: Sequence[JobT], processes: int) -> list[OutcomeT]:
+    """What jobs give, so many at a time."""
+    if processes < 2 or len(jobs) < 2:
+        return [work(job) for job in jobs]
+    with ProcessPoolExecutor(min(processes, len(jobs)), mp_context=get_context("spawn")) as pool:
+        return list(pool.map(work, jobs))
+
+
+def logarithm(value: float) -> float:
+    """The natural logarithm; infinite for what diverged."""
+    return log(value) if 0 < value < inf else inf
 
 
 def verdicts(simulation: Simulation, points: Sequence[Point]) -> list[tuple[Claim, Verdict, int]]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
+from math import inf, log
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from jsonargparse import ArgumentParser
@@ -24,15 +27,17 @@ from lit_fed.studies.simulations.attention_kernel.descent import (
     train_values,
 )
 from lit_fed.studies.simulations.attention_kernel.linear_attention import Clients, Task, attended, draw, gradient
-from lit_fed.studies.simulations.run_simulation import add_arguments, quartiles_of
-from lit_fed.studies.simulations.simulation import Point, Simulation
+from lit_fed.studies.simulations.attention_kernel.panels import KernelFigure
+from lit_fed.studies.simulations.run_simulation import add_arguments, quantile, quartiles_of
+from lit_fed.studies.simulations.simulation import Point
 from tests.support import ROOT
 
 SMALL = Task(num_clients=3, dim=6, key_dim=4, value_dim=5, tokens=3, examples=7)
-FIGURE_FILES = sorted((ROOT / "configs/papers/fedfrozen/simulations").glob("figure*.yaml"))
+SOFTMAX = replace(SMALL, feature_map="softmax", reduction="mean")
+FILES = sorted((ROOT / "configs/papers/fedfrozen/simulations").glob("*.yaml"))
 
 
-def read(path: Path) -> Simulation:
+def read(path: Path) -> KernelFigure:
     parser = ArgumentParser(exit_on_error=False)
     add_arguments(parser)
     return parser.instantiate(parser.parse_args(["-c", str(path)])).simulate
@@ -47,34 +52,62 @@ def loss(task: Task, inputs: Tensor, targets: Tensor, weights: Tensor) -> Tensor
     losses = []
     for x, y, w in zip(inputs, targets, weights, strict=True):
         query, key, value = w.split([task.key_dim, task.key_dim, task.value_dim], dim=1)
+        sigmoid = task.feature_map == "sigmoid"
         total = torch.zeros((), dtype=x.dtype)
         for h, target in zip(x.split(task.tokens), y.split(task.tokens), strict=True):
-            output = (h @ query).softmax(1) @ (h @ key).softmax(1).T @ (h @ value)
-            total = total + (output - target).square().sum()
+            q, k = ((h @ block).sigmoid() if sigmoid else (h @ block).softmax(1) for block in (query, key))
+            kernel = q @ k.T / task.tokens if sigmoid else q @ k.T
+            total = total + (kernel @ h @ value - target).square().sum()
         losses.append(task.loss_scale * total)
     return torch.stack(losses)
 
 
-def test_gradient_of_linear_attention_is_autograds() -> None:
-    data = clients()
+@pytest.mark.parametrize("task", [SMALL, SOFTMAX], ids=lambda task: task.feature_map)
+def test_gradient_of_linear_attention_is_autograds(task: Task) -> None:
+    data = clients(task=task)
     inputs, targets = data.inputs.flatten(0, 1), data.targets.flatten(0, 1)
     weights = data.weights.repeat_interleave(3, 0).requires_grad_()
-    expected = loss(SMALL, inputs, targets, weights)
+    expected = loss(task, inputs, targets, weights)
     slopes = torch.autograd.grad(expected.sum(), weights)[0]
-    residuals, found = gradient(SMALL, inputs, targets, weights.detach())
-    losses = attention.loss(SMALL, residuals)
+    residuals, found = gradient(task, inputs, targets, weights.detach())
+    losses = attention.loss(task, residuals)
     torch.testing.assert_close(losses, expected.detach(), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(found, slopes, rtol=1e-10, atol=1e-12)
 
 
+def test_the_kernel_of_two_tokens_by_hand() -> None:
+    # Tokens ln 3 and 0, all weights 1. φ = sigmoid: ¾ and ½, so A = φφᵀ/2 = [[9/32, 3/16], [3/16, 1/8]], and
+    # A·(ln 3, 0) = ln 3·(9/32, 3/16).
+    task = Task(num_clients=1, dim=1, key_dim=1, value_dim=1, tokens=2, examples=1)
+    tokens, ones = torch.tensor([[[log(3.0)], [0.0]]]), torch.ones(1, 1, 3)
+    torch.testing.assert_close(attended(task, tokens, ones)[0, :, 0], log(3.0) * torch.tensor([9 / 32, 3 / 16]))
+    # φ = softmax of (ln 3, 0) and (0, 0), with W^Q = W^K = [1, 0]: (¾, ¼) and (½, ½), so A = φφᵀ has
+    # 9/16 + 1/16 = 5/8 and 3/8 + 1/8 = ½ in its first column.
+    task = replace(task, key_dim=2, feature_map="softmax")
+    weights = torch.tensor([[[1.0, 0.0, 1.0, 0.0, 1.0]]])
+    torch.testing.assert_close(attended(task, tokens, weights)[0, :, 0], log(3.0) * torch.tensor([5 / 8, 1 / 2]))
+
+
+def test_a_loss_and_its_gradient_by_hand() -> None:
+    # As above with targets 0: the outputs are ln 3·(9/32, 3/16), whose squares sum to (ln 3)²·(81 + 36)/1024, halved
+    # over the two tokens. dV = Aᵀ·outputs = ln 3·((81 + 36)/1024, (54 + 24)/1024); dW^V = 2/2·ln 3·dV[0].
+    task = Task(num_clients=1, dim=1, key_dim=1, value_dim=1, tokens=2, examples=1)
+    tokens, ones = torch.tensor([[[log(3.0)], [0.0]]]), torch.ones(1, 1, 3)
+    residuals, slope = gradient(task, tokens, torch.zeros(1, 2, 1), ones)
+    assert attention.loss(task, residuals).item() == pytest.approx(log(3.0) ** 2 * 117 / 2048)
+    assert slope[0, 0, 2].item() == pytest.approx(log(3.0) ** 2 * 117 / 1024)
+    # dA = outputs·(ln 3, 0); of φφᵀ it is halved: d = (ln 3)²/2·(9/32, 3/16) in its first column. dφ(Q) = d·φ(K)[0] =
+    # (ln 3)²/2·(27/128, 9/64); the slope of token ln 3 is ¾·¼·dφ(Q)[0], token 0 counts nothing: times 2/2 and ln 3.
+    assert slope[0, 0, 0].item() == pytest.approx(log(3.0) ** 3 / 2 * 3 / 16 * 27 / 128)
+
+
 @pytest.mark.parametrize(
-    # Times the sum of squares: half of it over 7 examples; all of it; both also over 3 tokens; all over 5 values too.
+    # Times the sum of squares: over 7 examples of 3 tokens; over 5 values too.
     ("reduction", "scale"),
-    [("half_sum", 1 / 14), ("sum", 1 / 7), ("half_tokens", 1 / 42), ("tokens", 1 / 21), ("mean", 1 / 105)],
+    [("tokens", 1 / 21), ("mean", 1 / 105)],
 )
 def test_reductions(reduction: str, scale: float) -> None:
-    task = Task(num_clients=3, dim=6, key_dim=4, value_dim=5, tokens=3, examples=7, reduction=reduction)  # type: ignore[arg-type]
-    assert task.loss_scale == pytest.approx(scale)
+    assert replace(SMALL, reduction=reduction).loss_scale == pytest.approx(scale)  # type: ignore[arg-type]
 
 
 def test_the_teacher_explains_the_targets_up_to_the_noise() -> None:
@@ -184,23 +217,46 @@ def test_attended_tokens_times_values_are_the_output() -> None:
     torch.testing.assert_close(residual.view(2, 3).mean(1), evaluate(data, data.weights))
 
 
+def test_all_figures_have_one_task_and_another_reading_a_name_of_its_own() -> None:
+    figures = {path.stem: read(path) for path in FILES}
+    assert all(figure.name == stem for stem, figure in figures.items())
+    others = {"figure1_softmax"}
+    # φ = sigmoid, A = φφᵀ/n, squares summed over values, weights N(0, 1/d), and Table 3's numbers.
+    for stem in figures.keys() - others:
+        task = Task(10, 64, 32, 32, 16, 40, 1e-2, feature_map="sigmoid", reduction="tokens", scale=1.0)
+        assert figures[stem].task == task, stem
+    for stem in others:
+        assert figures[stem].task.feature_map == "softmax"
+    assert {figure.lr for figure in figures.values() if isinstance(figure, Figure1)} == {1e-3}, "appendix B.1"
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("path", FIGURE_FILES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_a_tiny_version_of_every_figure(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = read(path)
     assert (settings.seeds, settings.rounds, settings.local_steps) == (10, 200, 20), "Table 3"
     small = ["--simulate.seeds", "2", "--simulate.rounds", "4", "--processes", "1"]
+    if hasattr(settings, "every"):
+        small += ["--simulate.every", "1"]
     main(["simulate", "-c", str(path), "-o", str(tmp_path), *small])
-    assert str(tmp_path) in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert str(tmp_path) in said
     assert (tmp_path / f"{settings.name}.png").stat().st_size > 10_000
     with open(tmp_path / "summary.csv", newline="") as file:
         table = list(csv.DictReader(file))
     assert all(float(row["q25"]) <= float(row["median"]) <= float(row["q75"]) for row in table)
     panels = {row["panel"] for row in table}
+    profiles = {f"profile, rho {rho:g}" for rho in settings.rhos}
     expected = {
-        "figure1": {f"profile, rho {rho:g}" for rho in settings.rhos},
+        "figure1": profiles,
+        "figure1_softmax": profiles,
         "figure2": {"loss ratio by E", "loss by warm-up", "loss by rho"},
         "figure3": {"loss by warm-up and rho", "loss by ridge", "drift by ridge"},
+        "proposition1": {
+            *("freezing bias by round", "residual by round", "residual after phase 2 by round"),
+            *("distance of the values by round", "bound by round", "excess by round"),
+            *("best warm-up by rho", "loss over the best by rho"),
+        },
     }
     assert panels == expected[settings.name]
 
@@ -212,9 +268,21 @@ def test_quartiles_by_hand_with_a_seed_that_diverged() -> None:
     assert 1.0 < q25 < 2.0
 
 
+def test_quartiles_are_numpys_and_infinite_where_all_between_them_diverged() -> None:
+    for count in (1, 2, 3, 7, 10):
+        numbers = np.random.default_rng(count).normal(size=count).tolist()
+        for share in (0.25, 0.5, 0.75):
+            expected = np.quantile(numbers, share, method="median_unbiased")
+            assert quantile(numbers, share) == pytest.approx(expected, abs=1e-8)
+    assert [quantile([1.0, inf, inf, inf], share) for share in (0.25, 0.5, 0.75)] == [inf, inf, inf]
+    assert quantile([1.0, 2.0, 3.0, inf, inf], 0.5) == 3.0
+
+
 def test_wrong_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ConfigError, match=r"task\.reduction is 'max'"):
+    with pytest.raises(ConfigError, match=r"task\.reduction is 'max'; choose one of tokens, mean"):
         Task(reduction="max")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"task\.feature_map is 'elu'; choose one of sigmoid, softmax"):
+        Task(feature_map="elu")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"1\.5 is no fraction of the rounds"):
         Figure2(warmups=(1.5,))
     with pytest.raises(ConfigError, match=r"simulate\.every is 0; it must be at least 1"):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lit_fed.errors import ConfigError
-from lit_fed.studies.simulations.attention_kernel import Figure1, Figure2, Figure3
+from lit_fed.studies.simulations.attention_kernel import Figure1, Figure2, Figure3, Proposition1
 from lit_fed.studies.simulations.attention_kernel.panels import KernelFigure
 from lit_fed.studies.simulations.run_simulation import claims
 from lit_fed.studies.simulations.simulation import Point, verdicts
@@ -58,6 +58,32 @@ def test_rows_of_figure_3_are_rhos() -> None:
     points = [Point("loss by warm-up and rho", "rho 2", x, seed, 4 * x) for x in (0.5, 1) for seed in range(3)]
     points += [Point("drift by ridge", "FedFrozen", 100, seed, 1) for seed in range(3)]
     assert outcomes(Figure3, points, "warm=1 > warm=0.5 at rho=2") == [("holds", pytest.approx(log(2)))]
+
+
+def test_rows_of_proposition_1_are_its_terms_and_warm_ups_are_no_logarithms() -> None:
+    points = []
+    for seed in range(3):
+        for panel, values in {
+            "freezing bias by round": (8, 4, 2),
+            "residual by round": (1, 2, 4),
+            "bound by round": (9, 6, 6),
+            "excess by round": (3, 3, 4),
+        }.items():
+            points += [Point(panel, "rho 1", 10 * n, seed, value * 10**seed) for n, value in enumerate(values)]
+        points += [Point("best warm-up by rho", line, 1, seed, x) for line, x in (("bound", 0.5), ("run", 0.25))]
+        points.append(Point("loss over the best by rho", "bound", 1, seed, 2))
+    found = outcomes(
+        Proposition1,
+        points,
+        "bias falls at rho=1",  # thirds of 8, 4, 2
+        "residual rises from 10 at rho=1",
+        "slack > 0 at rho=1",  # the least of 9/3, 6/3, 6/4
+        "warm_bound/rho=1 - 0.2 > warm_run/rho=1",
+        "0.1 > regret at rho=1",
+    )
+    assert [outcome for outcome, _ in found] == ["holds", "holds", "holds", "holds", "fails"]
+    expected = [log(8 / 2), log(4 / 2), log(6 / 4), 0.05, 0.1 - log(2)]
+    assert [margin for _, margin in found] == pytest.approx(expected)
 
 
 def test_a_loss_that_diverged_decides_nothing() -> None:

@@ -139,10 +139,15 @@ class Quadratic:
     cross: Tensor
     constant: Tensor
 
-    def loss(self, values: Tensor) -> Tensor:
-        """The global loss f (S,), without the ridge, of value blocks (S, d, d_v)."""
+    def loss(self, values: Tensor, ridge: float = 0.0) -> Tensor:
+        """The global loss f_λ (S,) of value blocks (S, d, d_v), without a ridge f."""
         gram, cross = self.gram.mean(1), self.cross.mean(1)
-        return ((0.5 * gram @ values - cross) * values).sum((1, 2)) + self.constant.mean(1)
+        fitted = ((0.5 * gram @ values - cross) * values).sum((1, 2)) + self.constant.mean(1)
+        return fitted + 0.5 * ridge * values.square().sum((1, 2))
+
+    def best(self, ridge: float) -> Tensor:
+        r"""The value blocks of the least global loss (S, d, d_v), :math:`\theta^\star = (G + \lambda I)^{-1} B`."""
+        return ridge_solution(self.gram.mean(1), self.cross.mean(1), ridge)
 
 
 def fix_kernel(clients: Clients, weights: Tensor) -> Quadratic:
@@ -173,9 +178,7 @@ def profile(clients: Clients, weights: Tensor, ridge: float) -> Tensor:
     """
     finite = torch.isfinite(weights).all((1, 2))
     problem = fix_kernel(clients, torch.where(finite[:, None, None], weights, 0.0))
-    gram, cross = problem.gram.mean(1), problem.cross.mean(1)
-    values = ridge_solution(gram, cross, ridge)
-    return torch.where(finite, problem.loss(values) + 0.5 * ridge * values.square().sum((1, 2)), torch.inf)
+    return torch.where(finite, problem.loss(problem.best(ridge), ridge), torch.inf)
 
 
 def ridge_solution(gram: Tensor, cross: Tensor, ridge: float) -> Tensor:
@@ -188,20 +191,23 @@ def ridge_solution(gram: Tensor, cross: Tensor, ridge: float) -> Tensor:
 
 
 def train_values(clients: Clients, work: Work, weights: Tensor, rounds: int) -> Path:
-    """Rounds in which the value block trains under the kernel of the given weights: phase 2 of FedFrozen.
+    r"""Rounds in which the value block trains under the kernel of the given weights: phase 2 of FedFrozen.
 
-    Under a fixed kernel the clients' losses are quadratics, so their steps need no data, only G and B: E steps of
-    length η on all of them cost less than one step with the kernel.
+    Under a fixed kernel the clients' losses are quadratics, so E steps of length η are one affine map of θ, made once:
+
+    .. math:: \theta \leftarrow P^E \theta + \eta \sum_{j<E} P^j B, \qquad P = I - \eta (G + \lambda I) .
     """
     problem = fix_kernel(clients, weights)
     split = 2 * clients.task.key_dim
     values = weights[..., split:].double()
     path = Path(losses=[problem.loss(values)])
-    shrink = 1.0 - work.lr * work.ridge
+    one = torch.eye(values.shape[1], dtype=values.dtype)
+    step, offset = (1.0 - work.lr * work.ridge) * one - work.lr * problem.gram, torch.zeros_like(problem.cross)
+    for _ in range(work.local_steps):
+        offset = step @ offset + work.lr * problem.cross
+    power = torch.linalg.matrix_power(step, work.local_steps)
     for _ in range(rounds):
-        local = values[:, None].expand(-1, problem.gram.shape[1], -1, -1)
-        for _ in range(work.local_steps):
-            local = shrink * local - work.lr * (problem.gram @ local - problem.cross)
+        local = power @ values[:, None] + offset
         path.drifts.append((local - values[:, None]).flatten(2).norm(dim=2).mean(1))
         values = local.mean(1)
         path.losses.append(problem.loss(values))

@@ -7,9 +7,7 @@ every length of warm-up at once: its kernels are kept, and phase 2 starts from e
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
-from multiprocessing import get_context
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +16,7 @@ from lit_fed.errors import ConfigError
 from lit_fed.studies.simulations.attention_kernel.descent import Work, profile, train, train_values
 from lit_fed.studies.simulations.attention_kernel.linear_attention import Task, draw
 from lit_fed.studies.simulations.attention_kernel.sentences import readings
-from lit_fed.studies.simulations.simulation import Curves, Point, Simulation, Values
+from lit_fed.studies.simulations.simulation import Curves, Point, Simulation, Values, side_by_side
 
 LAST = 50  # rounds at the end over which the drift is averaged, as in Figure 3
 
@@ -99,16 +97,12 @@ def solve_all(jobs: Sequence[Job], processes: int) -> list[Outcome]:
         )
         for alone, same in asked.items()
     ]
-    if processes < 2 or len(together) < 2:
-        outcomes = [solve(job) for job in together]
-    else:
-        with ProcessPoolExecutor(min(processes, len(together)), mp_context=get_context("spawn")) as pool:
-            outcomes = list(pool.map(solve, together))
-    found = dict(zip(asked, outcomes, strict=True))
+    found = dict(zip(asked, side_by_side(solve, together, processes), strict=True))
     return [found[replace(job, profiles=(), warmups=(), whole=True)] for job in jobs]
 
 
-def _points(panel: str, line: str, x: float, values: Sequence[float]) -> list[Point]:
+def by_seed(panel: str, line: str, x: float, values: Sequence[float]) -> list[Point]:
+    """A point a seed."""
     return [Point(panel, line, x, seed, value) for seed, value in enumerate(values)]
 
 
@@ -150,6 +144,11 @@ class KernelFigure(Simulation):
         for fraction in (getattr(self, "warmup", 0), *getattr(self, "warmups", ())):
             if not 0 <= fraction <= 1:
                 raise ConfigError(f"simulate.warmups: {fraction} is no fraction of the rounds; give 0 to 1")
+
+    @property
+    def name(self) -> str:
+        """What its picture and its folder are called; another reading of the task is told apart by its feature map."""
+        return super().name if self.task.feature_map == "sigmoid" else f"{super().name}_{self.task.feature_map}"
 
     @property
     def work(self) -> Work:
@@ -196,7 +195,7 @@ class Figure1(KernelFigure):
         outcomes = solve_all([self.job(rho, profiles=at) for rho in self.rhos], processes)
         for rho, outcome in zip(self.rhos, outcomes, strict=True):
             for round_idx, values in outcome.profiles.items():
-                points += _points(f"profile, rho {rho:g}", "h", round_idx, values)
+                points += by_seed(f"profile, rho {rho:g}", "h", round_idx, values)
         return points
 
 
@@ -231,14 +230,14 @@ class Figure2(KernelFigure):
         points = []
         for steps, outcome in zip(self.steps, outcomes[: len(ladder)], strict=True):
             ratios = [ours / theirs for ours, theirs in zip(outcome.frozen[warm], outcome.loss, strict=True)]
-            points += _points("loss ratio by E", "FedFrozen/FedAvg", steps, ratios)
+            points += by_seed("loss ratio by E", "FedFrozen/FedAvg", steps, ratios)
         for fraction in self.warmups:
             losses = outcomes[len(ladder)].frozen[self.round_of(fraction)]
-            points += _points("loss by warm-up", "FedFrozen", fraction, losses)
+            points += by_seed("loss by warm-up", "FedFrozen", fraction, losses)
         for (rho, name), outcome in zip(grid, outcomes[len(ladder) + 1 :], strict=True):
-            points += _points("loss by rho", name, rho, outcome.loss)
+            points += by_seed("loss by rho", name, rho, outcome.loss)
             if name == "FedAvg":
-                points += _points("loss by rho", "FedFrozen", rho, outcome.frozen[warm])
+                points += by_seed("loss by rho", "FedFrozen", rho, outcome.frozen[warm])
         return points
 
 
@@ -270,8 +269,8 @@ class Figure3(KernelFigure):
         for rho, outcome in zip(self.rhos, outcomes, strict=False):
             for fraction in self.warmups:
                 losses = outcome.frozen[self.round_of(fraction)]
-                points += _points("loss by warm-up and rho", f"rho {rho:g}", fraction, losses)
+                points += by_seed("loss by warm-up and rho", f"rho {rho:g}", fraction, losses)
         for ridge, outcome in zip(self.ridges, outcomes[len(self.rhos) :], strict=True):
-            points += _points("loss by ridge", "FedFrozen", ridge, outcome.frozen[warm])
-            points += _points("drift by ridge", "FedFrozen", ridge, outcome.drift[warm])
+            points += by_seed("loss by ridge", "FedFrozen", ridge, outcome.frozen[warm])
+            points += by_seed("drift by ridge", "FedFrozen", ridge, outcome.drift[warm])
         return points
