@@ -1,7 +1,7 @@
 """Seconds a round of this library beside Flower's simulation and pfl, on one core, in steady state.
 
-Every library runs the same federation in a process of its own that is bound to one core, as `peer_loops.py` has them, in
-shuffled order, several times. A round lies between two ends of rounds, so start-up is left out. Needs an environment
+Every library runs the same federation in a process of its own that is bound to one core, as `peer_loops.py` has them,
+in shuffled order, several times. A round lies between two ends of rounds, so start-up is left out. Needs an environment
 with all three::
 
     python -m venv .venv-peers
