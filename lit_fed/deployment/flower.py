@@ -217,7 +217,7 @@ def superlink_grid(
     with ExitStack() as stack:
         stack.enter_context(ending_by_signal())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lit_fed_")))
-        programs = [stack.enter_context(running(_superlink(address, security), home))] if own else []
+        programs = [stack.enter_context(running(superlink_words(address, security), home))] if own else []
         wait_for(address, _START_S if own else 10.0, programs[0] if own else None)
         register(address, security, home, node_keys)
         listener = stack.enter_context(_listen(folder / "server"))
@@ -228,7 +228,8 @@ def superlink_grid(
         yield grid
 
 
-def _superlink(address: str, security: Security) -> list[str]:
+def superlink_words(address: str, security: Security) -> list[str]:
+    """The command of a SuperLink."""
     host, port = split_address(address)
     words = ["flower-superlink", "--host", host, "--port", str(port), "--disable-runtime-dependency-installation"]
     if not security.is_on:
