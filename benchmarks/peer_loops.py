@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -66,7 +66,7 @@ def samples_of(task: Task) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     return x, rng.integers(0, 10, (task.clients, task.samples))
 
 
-def lit_fed(task: Task, rounds: int, executor: str) -> list[float]:
+def lit_fed(task: Task, rounds: int, executor: Literal["sequential", "vectorized"]) -> list[float]:
     """By this library, with its checkpoints and logs."""
     from lit_fed import Classifier, FederatedTrainer
     from lit_fed.callbacks import Callback
@@ -133,7 +133,7 @@ def pfl(task: Task, rounds: int) -> list[float]:
 
     ends: list[float] = []
 
-    class Ends(TrainingProcessCallback):
+    class Ends(TrainingProcessCallback):  # type: ignore[misc]  # pfl is not installed where types are checked
         def after_central_iteration(self, *_args: Any, **_kwargs: Any) -> tuple[bool, Metrics]:
             ends.append(time.monotonic())
             return False, Metrics()

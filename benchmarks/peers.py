@@ -67,7 +67,8 @@ def measure(loop: str, task: str, rounds: int) -> float:
             )
         if done.returncode:
             sys.exit(f"{loop}, {task} failed:\n{log.read_text(errors='replace')[-2000:]}")
-        return statistics.median(json.loads(path.read_text(encoding="utf-8")))
+        seconds: list[float] = json.loads(path.read_text(encoding="utf-8"))
+        return statistics.median(seconds)
 
 
 def table(found: dict[tuple[str, str], list[float]], loops: list[str], tasks: list[str]) -> list[str]:
