@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -138,6 +138,7 @@ shapes = st.lists(st.lists(st.integers(0, 3), max_size=3), min_size=1, max_size=
 floats = st.sampled_from([torch.float16, torch.float32, torch.float64])
 
 
+@settings(deadline=None)
 @given(shapes, floats)
 def test_a_vector_splits_into_the_tensors_that_it_is_of(sizes: list[list[int]], dtype: torch.dtype) -> None:
     tensors = [torch.randn(size, generator=torch.Generator().manual_seed(0)).to(dtype) for size in sizes]
