@@ -368,18 +368,3 @@ def test_what_cannot_work_is_refused_in_a_line(case: str) -> None:
         use()
     assert message in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_a_folder_of_hugging_faces_is_a_map_style_data_set(tmp_path: Path) -> None:
-    hub = pytest.importorskip("datasets")
-    features = {"pixels": [[float(i), 1.0] for i in range(30)], "label": [i % 2 for i in range(30)]}
-    saved = hub.Dataset.from_dict(features | {"writer": [f"w{i % 3}" for i in range(30)]})
-    hub.DatasetDict({"train": saved, "test": saved.select(range(9))}).save_to_disk(str(tmp_path / "saved"))
-    opened = hub.load_from_disk(str(tmp_path / "saved")).with_format("torch")
-    plain = LightningDataModule.from_datasets(opened["train"], test_dataset=opened["test"], batch_size=4)
-    data = ready(Wrapped(plain, client="writer"))
-    assert (data.num_classes, data.client_names, data.input_shape) == (2, ["w0", "w1", "w2"], (2,))
-    assert [data.num_samples(k) for k in range(3)] == [10, 10, 10]
-    batch = next(iter(data.test_loader(1)))
-    assert batch["pixels"].tolist() == [[1.0, 1.0], [4.0, 1.0], [7.0, 1.0]]
-    assert batch["label"].tolist() == [1, 0, 1]
