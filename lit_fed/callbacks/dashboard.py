@@ -233,7 +233,8 @@ def _sample_predictions(federation: Federation, round_idx: int) -> NDArray[np.ui
     classes = _classes(output, len(labels), num_classes)
     if classes is None:
         return None
-    return render(predictions_picture(images.float().cpu().numpy(), classes, labels.tolist()))
+    names = federation.data.class_names
+    return render(predictions_picture(images.float().cpu().numpy(), classes, labels.tolist(), names))
 
 
 def _test_figures(federation: Federation, round_idx: int) -> Iterator[tuple[str, Figure]]:

@@ -8,13 +8,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_fed.data.pictures import MOST_CLASSES, MOST_CLIENTS, counted, even_subset, label_axis, new_figure
+from lit_fed.data.pictures import (
+    MOST_CLASSES,
+    MOST_CLIENTS,
+    counted,
+    even_subset,
+    label_axis,
+    new_figure,
+    shortened,
+    text_width,
+)
 from lit_fed.engine.participation import Fate, Participant
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MOST_BINS = 400
+_TITLE_SIZE = 8  # points, over a predicted image
+_LONGEST_TITLE = 18
+_WIDEST = 8.0  # inches of a picture of predictions
 _MOST_PARTICIPANTS = 200_000  # whose fates a map works out, 0.5 to 3 s; of more, only some rounds are looked at
 
 # From least to most worth noticing; the position is the value in a map, 0 stands for "not selected".
@@ -111,33 +123,41 @@ def weights_picture(weights: NDArray[np.float64], clients: NDArray[np.int64]) ->
     return figure
 
 
-def predictions_picture(images: NDArray[np.float32], predicted: Sequence[int], true: Sequence[int]) -> Figure:
+def predictions_picture(
+    images: NDArray[np.float32], predicted: Sequence[int], true: Sequence[int], names: Sequence[str] | None = None
+) -> Figure:
     """Images with what the model took them for.
 
     Args:
         images: Inputs as the model sees them, shape (n, channels, height, width), 1 or 3 channels, any scale.
         predicted: Classes, n of them.
         true: Classes, n of them.
+        names: What the classes are called, in their order; None calls them by their numbers. Long names are cut.
     """
     from matplotlib.figure import Figure
 
     low, high = float(images.min()), float(images.max())
     pixels = np.clip((images - low) / max(high - low, 1e-12), 0, 1).transpose(0, 2, 3, 1)
-    num_columns = min(8, len(pixels))
+    shown = [shortened(str(one) if names is None else names[one], _LONGEST_TITLE) for one in (*predicted, *true)]
+    guesses, truths = shown[: len(predicted)], shown[len(predicted) :]
+    width = max([0.75, *(text_width(f"not {name}", _TITLE_SIZE, "bold") + 0.1 for name in set(shown))])
+    num_columns = min(8, len(pixels), max(1, int(_WIDEST / width)))
     num_rows = -(-len(pixels) // num_columns)
-    figure = Figure(figsize=(max(0.75 * num_columns, 4), 0.95 * num_rows + 0.4), dpi=150, layout="constrained")
+    figure = Figure(figsize=(max(width * num_columns, 4), 1.1 * num_rows + 0.4), dpi=150, layout="constrained")
     grid = figure.subplots(num_rows, num_columns, squeeze=False)
     for axes in grid.flat:
         axes.set_axis_off()
-    for axes, image, guess, label in zip(grid.flat, pixels, predicted, true, strict=False):
+    right = [guess == label for guess, label in zip(predicted, true, strict=True)]
+    for axes, image, is_right, guess, label in zip(grid.flat, pixels, right, guesses, truths, strict=False):
         axes.imshow(image.squeeze(-1) if image.shape[-1] == 1 else image, cmap="gray", vmin=0, vmax=1)
-        right = guess == label
-        text = f"{guess}" if right else f"{guess}, not {label}"
         axes.set_title(
-            text, fontsize=10, color="#1b7837" if right else "#b2182b", fontweight="normal" if right else "bold"
+            f"\n{guess}" if is_right else f"{guess}\nnot {label}",
+            fontsize=_TITLE_SIZE,
+            color="#1b7837" if is_right else "#b2182b",
+            fontweight="normal" if is_right else "bold",
+            parse_math=False,
         )
-    correct = sum(guess == label for guess, label in zip(predicted, true, strict=True))
-    figure.suptitle(f"Global model on test images: {correct} of {len(pixels)} right", fontsize=11)
+    figure.suptitle(f"Global model on test images: {sum(right)} of {len(pixels)} right", fontsize=11)
     return figure
 
 

@@ -18,7 +18,7 @@ from lit_fed.data.client_report import ClientReport
 from lit_fed.data.contents import Contents, contents_of
 from lit_fed.data.csr import IntArray
 from lit_fed.data.cut import Cut
-from lit_fed.data.pictures import partition_picture, render, sizes_picture, target_picture
+from lit_fed.data.pictures import Names, partition_picture, render, sizes_picture, target_picture
 from lit_fed.data.targets import quantiles
 from lit_fed.data.transforms import Step
 from lit_fed.errors import ConfigError
@@ -230,12 +230,13 @@ class DescribedPopulation(LightningDataModule, ABC):
         if not rows:
             return None
         ids, train = np.asarray(rows, dtype=np.int64), self._ready.train
+        names = Names(self.client_names, self.class_names)
         if self._has_labels:
-            return partition_picture(self.class_histogram(), ids)
+            return partition_picture(self.class_histogram(), ids, names)
         targets = self.target_values(train.indices)
         if targets is None:
-            return sizes_picture(train.sizes[ids], ids)
-        return target_picture(targets, np.searchsorted(ids, train.owners()), len(ids), ids)
+            return sizes_picture(train.sizes[ids], ids, names)
+        return target_picture(targets, np.searchsorted(ids, train.owners()), len(ids), ids, names)
 
     def picture(self) -> NDArray[np.uint8] | None:
         """What `figure` draws, as pixels, shape (height, width, 3)."""

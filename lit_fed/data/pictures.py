@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +15,26 @@ if TYPE_CHECKING:
 
 MOST_CLIENTS = 200  # on one axis; more could not be told apart
 MOST_CLASSES = 200
+_MOST_NAMES = 24  # on one axis, below each other
+_LONGEST_NAME = 16
+_WIDTH = 3.8  # inches that axes are wide at least
 _MOST_BINS = 40  # of a target's range; finer ones are mostly empty where clients have some hundred samples
+
+
+@dataclass(frozen=True)
+class Names:
+    """What clients and classes are called in pictures.
+
+    Args:
+        clients: The clients' names, in the order of their ids; None for their ids.
+        classes: The classes' names, in their order; None for their numbers.
+    """
+
+    clients: Sequence[str] | None = None
+    classes: Sequence[str] | None = None
+
+
+NAMELESS = Names()
 
 
 def even_subset(count: int, most: int) -> NDArray[np.int64]:
@@ -23,19 +44,22 @@ def even_subset(count: int, most: int) -> NDArray[np.int64]:
     return np.round(np.linspace(0, count - 1, most)).astype(np.int64)
 
 
-def partition_picture(histogram: NDArray[np.int64], client_ids: NDArray[np.int64] | None = None) -> Figure:
+def partition_picture(
+    histogram: NDArray[np.int64], client_ids: NDArray[np.int64] | None = None, names: Names = NAMELESS
+) -> Figure:
     """How many samples of each class each client has.
 
     Args:
         histogram: Training samples per client and class, shape (num_clients, num_classes).
         client_ids: The clients' ids, shape (num_clients,); None counts them from 0.
+        names: What they and the classes are called.
     """
     num_clients, num_classes = histogram.shape
     clients, classes = even_subset(num_clients, MOST_CLIENTS), even_subset(num_classes, MOST_CLASSES)
     figure, axes = new_figure()
     _counts(figure, axes, histogram[np.ix_(clients, classes)])
-    label_axis(axes.xaxis, clients if client_ids is None else client_ids[clients], "client")
-    label_axis(axes.yaxis, classes, "class")
+    label_axis(axes.xaxis, clients if client_ids is None else client_ids[clients], "client", names.clients)
+    label_axis(axes.yaxis, classes, "class", names.classes)
     title = f"Who has what: {int(histogram.sum()):,} training samples, {counted(num_clients, len(clients), 'client')}"
     if len(classes) < num_classes:
         title += f", {counted(num_classes, len(classes), 'class')}"
@@ -44,7 +68,11 @@ def partition_picture(histogram: NDArray[np.int64], client_ids: NDArray[np.int64
 
 
 def target_picture(
-    targets: NDArray[np.float32], owners: NDArray[np.int64], num_clients: int, client_ids: NDArray[np.int64]
+    targets: NDArray[np.float32],
+    owners: NDArray[np.int64],
+    num_clients: int,
+    client_ids: NDArray[np.int64],
+    names: Names = NAMELESS,
 ) -> Figure:
     """How each client's targets are distributed.
 
@@ -53,6 +81,7 @@ def target_picture(
         owners: The row of the client of each, shape (n,).
         num_clients: The number of rows.
         client_ids: The clients' ids, shape (num_clients,).
+        names: What they are called.
     """
     from matplotlib.ticker import AutoLocator, ScalarFormatter
 
@@ -65,7 +94,7 @@ def target_picture(
     figure, axes = new_figure()
     image = _counts(figure, axes, cells.reshape(num_clients, _MOST_BINS)[clients])
     image.set_extent((-0.5, len(clients) - 0.5, low, high))
-    label_axis(axes.xaxis, client_ids[clients], "client")
+    label_axis(axes.xaxis, client_ids[clients], "client", names.clients)
     axes.yaxis.set_major_locator(AutoLocator())
     axes.yaxis.set_major_formatter(ScalarFormatter())
     axes.set_ylabel("target" if targets.ndim == 1 else f"first of {targets.shape[1]} targets")
@@ -73,17 +102,18 @@ def target_picture(
     return figure
 
 
-def sizes_picture(sizes: NDArray[np.int64], client_ids: NDArray[np.int64]) -> Figure:
+def sizes_picture(sizes: NDArray[np.int64], client_ids: NDArray[np.int64], names: Names = NAMELESS) -> Figure:
     """How many samples each client has, where nothing else is known of them.
 
     Args:
         sizes: Training samples of each client, shape (num_clients,).
         client_ids: The clients' ids, shape (num_clients,).
+        names: What they are called.
     """
     clients = even_subset(len(sizes), MOST_CLIENTS)
     figure, axes = new_figure()
     axes.bar(np.arange(len(clients)), sizes[clients], width=0.9, color="#2a7fba")
-    label_axis(axes.xaxis, client_ids[clients], "client")
+    label_axis(axes.xaxis, client_ids[clients], "client", names.clients)
     axes.set_ylabel("training samples")
     total = int(sizes.sum())
     axes.set_title(f"Who has how much: {total:,} training samples, {counted(len(sizes), len(clients), 'client')}")
@@ -108,16 +138,41 @@ def new_figure() -> tuple[Figure, Axes]:
     return figure, figure.subplots()
 
 
-def label_axis(axis: Any, ids: NDArray[np.int64], name: str) -> None:
-    """Ticks that show the ids at their positions: all where they fit, else a round step apart."""
+def label_axis(axis: Any, ids: NDArray[np.int64], name: str, names: Sequence[str] | None = None) -> None:
+    """Ticks that show the ids, or names, at their positions: all where they fit, else ids a round step apart."""
     axis.set_label_text(name)
     most = 12
+    if names is not None and len(ids) <= _MOST_NAMES:
+        size = 8 if len(ids) <= most else 6.5
+        texts = axis.set_ticks(np.arange(len(ids)), [shortened(names[i], _LONGEST_NAME) for i in ids.tolist()])
+        axis.set_tick_params(labelsize=size)
+        widest = max(text_width(text.label1.get_text(), size) for text in texts)
+        if axis.axis_name == "x" and widest > _WIDTH / len(ids):
+            axis.set_tick_params(rotation=90)
+        for text in texts:
+            text.label1.set_parse_math(False)
+        return
     if len(ids) == ids[-1] + 1:  # nothing left out: positions are ids
         step = next(s * 10**e for e in range(12) for s in (1, 2, 5) if len(ids) <= most * s * 10**e)
         positions = np.arange(0, len(ids), step)
     else:
         positions = even_subset(len(ids), 11)
     axis.set_ticks(positions, [str(i) for i in ids[positions].tolist()])
+
+
+def shortened(name: str, most: int) -> str:
+    """A name in one line of at most so many letters."""
+    plain = " ".join(name.split())
+    return plain if len(plain) <= most else f"{plain[: most - 1]}…"
+
+
+def text_width(text: str, size: float, weight: str = "normal") -> float:
+    """How many inches a line takes in a font of so many points."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import text_to_path
+
+    font = FontProperties(size=size, weight=weight)
+    return float(text_to_path.get_text_width_height_descent(text, font, False)[0]) / 72
 
 
 def counted(total: int, shown: int, name: str) -> str:

@@ -52,6 +52,7 @@ class Module(LightningModule):
 
 class Data:
     num_classes: int | None = 10
+    class_names: list[str] | None = None
     num_clients, input_shape = 4, (1, 8, 8)
 
     def picture(self) -> Any:
@@ -229,9 +230,9 @@ def test_a_whole_fit_leaves_pictures_once(tmp_path: Path) -> None:
 def test_predictions_are_those_of_the_global_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Any] = []
 
-    def spy(images: Any, predicted: Any, true: Any) -> Any:
+    def spy(images: Any, predicted: Any, true: Any, names: Any) -> Any:
         drawn.append((predicted, true))
-        return predictions_picture(images, predicted, true)
+        return predictions_picture(images, predicted, true, names)
 
     monkeypatch.setattr("lit_fed.callbacks.dashboard.predictions_picture", spy)
     Dashboard().on_fit_end(a_run(tmp_path, next_round=1))
