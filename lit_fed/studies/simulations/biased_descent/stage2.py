@@ -150,7 +150,7 @@ def minimiser(data: Data) -> Tensor:
         value.backward()
         return value
 
-    search.step(closure)  # type: ignore[no-untyped-call]
+    search.step(closure)
     return theta.detach()[0]
 
 
