@@ -40,7 +40,8 @@ FILES = sorted((ROOT / "configs/papers/fedfrozen/simulations").glob("*.yaml"))
 def read(path: Path) -> KernelFigure:
     parser = ArgumentParser(exit_on_error=False)
     add_arguments(parser)
-    return parser.instantiate(parser.parse_args(["-c", str(path)])).simulate
+    figure: KernelFigure = parser.instantiate(parser.parse_args(["-c", str(path)])).simulate
+    return figure
 
 
 def clients(rho: float = 1.0, task: Task = SMALL) -> Clients:
@@ -236,6 +237,8 @@ def test_a_tiny_version_of_every_figure(path: Path, tmp_path: Path, capsys: pyte
     settings = read(path)
     assert (settings.seeds, settings.rounds, settings.local_steps) == (10, 200, 20), "Table 3"
     small = ["--simulate.seeds", "2", "--simulate.rounds", "4", "--processes", "1"]
+    for key in ("num_clients", "dim", "key_dim", "value_dim", "tokens", "examples"):
+        small += [f"--simulate.task.{key}", str(getattr(SMALL, key))]
     if hasattr(settings, "every"):
         small += ["--simulate.every", "1"]
     main(["simulate", "-c", str(path), "-o", str(tmp_path), *small])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import log
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -112,7 +113,7 @@ def test_gradients_are_autograds_and_the_minimiser_has_none() -> None:
     best = minimiser(data)
     assert data.slope(best[None]).abs().max() < 1e-8
     # Along any direction the curvature lies between μ and L.
-    curvature = torch.autograd.functional.hessian(lambda t: data.risk(t[None])[0], theta[0].detach()).view(24, 24)  # type: ignore[no-untyped-call]
+    curvature = torch.autograd.functional.hessian(lambda t: data.risk(t[None])[0], theta[0].detach()).view(24, 24)
     lowest, *_, highest = torch.linalg.eigvalsh(curvature).tolist()
     assert SMALL.ridge - 1e-9 <= lowest
     assert highest <= data.smoothness
@@ -155,7 +156,7 @@ def test_rows_and_slacks_of_points_by_hand() -> None:
         for line, values in {"tau=0": (2, 1), "tau=0, bound": (6, 2)}.items():
             points += [Point("bias by step", line, 10 * n, seed, v * 10**seed) for n, v in enumerate(values)]
         points.append(Point("floor by τ", "floor_43", 0, seed, 4))
-    told = ["bias_slack > 0 at tau=0", "bias_bound > bias at tau=0", "2 > floor_43 at tau=0"]
+    told: list[Any] = ["bias_slack > 0 at tau=0", "bias_bound > bias at tau=0", "2 > floor_43 at tau=0"]
     found = [verdict.margin for _, verdict, _ in verdicts(Proposition42(seeds=3, claims=told), points)]
     # The least of 6/2 and 2/1; the last of both curves, 2/1.
     assert found == pytest.approx([log(2), log(2), 2 - log(4)])
