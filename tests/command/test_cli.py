@@ -97,7 +97,6 @@ def test_a_damaged_array_file_is_named(capsys):
         (["test", "--ckpt_path", "last"], "no run under lightning_logs has a checkpoint named last.ckpt"),
         (["test", "--ckpt_path", "."], "there is no checkpoint at checkpoints/last.ckpt"),
         (["validate", "--data.init_args.val_fraction", "0"], "there is no validation data"),
-        (["predict", "--client_id", "bob"], "client_id: expected a whole number, not bob"),
     ],
 )
 def test_evaluation_without_a_model_says_what_to_give(args, expected, capsys):
@@ -109,6 +108,7 @@ def test_evaluation_without_a_model_says_what_to_give(args, expected, capsys):
     [
         (["--client_id", "20"], "there is no client 20; clients are 0 to 19"),
         (["--client_id", "-1"], "there is no client -1; clients are 0 to 19"),
+        (["--client_id", "bob"], "there is no client named 'bob'"),
         (["--output", "p.txt"], "predictions go to a .csv or .npz file, not 'p.txt'; change --output"),
         (["--output", str(QUICKSTART / "p.csv")], "quickstart.yaml"),
     ],
