@@ -1,9 +1,10 @@
 """The same federation by one library, in a process of its own: prints the seconds of every round as JSON.
 
 FedAvg over all clients in every round, plain SGD, one thread, no evaluation; the same network, samples, epochs and
-batches. Each library is used as its own examples use it. Run by ``peers.py``::
+batches. Each library is used as its own examples use it. Run by ``peers.py``,
+as a module that Flower's workers import, with this folder on the path::
 
-    python benchmarks/peer_loops.py pfl logistic 5
+    PYTHONPATH=benchmarks python -c 'import peer_loops; peer_loops.main()' pfl logistic 5 seconds.json
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -61,9 +63,14 @@ TASKS = {
 
 def samples_of(task: Task) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Noise, a client after the other: inputs of shape (clients, samples, …), labels of shape (clients, samples)."""
+    return _noise(task.clients, task.samples, task.shape)
+
+
+@lru_cache(maxsize=1)  # a process of Flower's makes it once, rather than being sent it with every message
+def _noise(clients: int, samples: int, shape: tuple[int, ...]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     rng = np.random.default_rng(0)
-    x = rng.standard_normal((task.clients, task.samples, *task.shape), dtype=np.float32)
-    return x, rng.integers(0, 10, (task.clients, task.samples))
+    x = rng.standard_normal((clients, samples, *shape), dtype=np.float32)
+    return x, rng.integers(0, 10, (clients, samples))
 
 
 def lit_fed(task: Task, rounds: int, executor: Literal["sequential", "vectorized"]) -> list[float]:
@@ -166,17 +173,18 @@ def flower(task: Task, rounds: int) -> list[float]:
 
     ends: list[float] = []
     client_app, server_app = ClientApp(), ServerApp()
-    x, y = (torch.from_numpy(values) for values in samples_of(task))
 
     @client_app.train()  # type: ignore[untyped-decorator]  # flwr is not installed where types are checked
     def train(message: Message, context: Context) -> Message:
-        network, client = task.network(), int(context.node_config["partition-id"])
+        client = int(context.node_config["partition-id"])
+        x, y = (torch.from_numpy(values[client]) for values in samples_of(task))
+        network = task.network()
         network.load_state_dict(message.content["arrays"].to_torch_state_dict())
         optimizer = torch.optim.SGD(network.parameters(), lr=LR)
         for _ in range(task.epochs):
             for chosen in torch.randperm(task.samples).split(task.batch_size):
                 optimizer.zero_grad()
-                nn.functional.cross_entropy(network(x[client][chosen]), y[client][chosen]).backward()
+                nn.functional.cross_entropy(network(x[chosen]), y[chosen]).backward()
                 optimizer.step()
         found = MetricRecord({"num-examples": task.samples})
         return Message(RecordDict({"arrays": ArrayRecord(network.state_dict()), "metrics": found}), reply_to=message)
@@ -209,7 +217,3 @@ def main() -> None:
     torch.set_num_threads(1)
     ends = LOOPS[loop](TASKS[task], int(rounds))
     Path(path).write_text(json.dumps(np.diff(ends).tolist()), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()

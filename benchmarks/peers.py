@@ -54,14 +54,14 @@ def measure(loop: str, task: str, rounds: int) -> float:
     """The median round of one run."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "seconds.json"
-        words = [sys.executable, str(Path(__file__).with_name("peer_loops.py")), loop, task, str(rounds), str(path)]
+        words = [sys.executable, "-c", "import peer_loops; peer_loops.main()", loop, task, str(rounds), str(path)]
         log = Path(folder) / "log"
         with open(log, "wb") as file:
             done = subprocess.run(
                 words,
                 stdout=file,
                 stderr=file,
-                env=os.environ | QUIET | {"OMP_NUM_THREADS": "1"},
+                env=os.environ | QUIET | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)},
                 preexec_fn=lambda: os.sched_setaffinity(0, {0}),
                 check=False,
             )

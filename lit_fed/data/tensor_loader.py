@@ -120,13 +120,18 @@ class TensorLoader:
 
     def reads_as(self, other: TensorLoader) -> bool:
         """Whether this loader's rows are of the same tensors, and without random numbers for every sample."""
-        return (
-            self._inputs is other._inputs
-            and self._targets is other._targets
-            and self._normalize is other._normalize
-            and self._augmentation is other._augmentation is None
-            and self.batch_size == other.batch_size
-        )
+        augmented = self._augmentation is not None or other._augmentation is not None
+        return self.reads_same(other) and not augmented and self.batch_size == other.batch_size
+
+    def reads_same(self, other: TensorLoader) -> bool:
+        """Whether both loaders' rows are of the same tensors."""
+        same = self._inputs is other._inputs and self._targets is other._targets
+        return same and self._normalize is other._normalize
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether every iteration is over all of `indices` in their order."""
+        return self._generator is None and self.num_samples == self._indices.shape[0]
 
     @property
     def indices(self) -> Tensor:

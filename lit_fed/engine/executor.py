@@ -32,12 +32,15 @@ class Question:
         subset: On which data.
         answer: Answers for a client of this process; None where the client has nothing to say.
         layout: The tensors that an answer holds.
+        loader: Where an answer is nothing but what the client's evaluation step logs over a loader: a client's, or that
+            of the data of which every client's are a part (None), all of which are asked for.
     """
 
     protocol: str
     subset: Literal["val", "test"]
     answer: Callable[[int, Broadcast], ClientUpdate | None]
     layout: Layout
+    loader: Callable[[int | None], Iterable[object]] | None = None
 
 
 class Executor(ABC):

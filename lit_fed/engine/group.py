@@ -105,11 +105,9 @@ class Recorder(Meter):
     def add(self, name: str, value: Any, batch_size: int | None = None, reduce_fx: Any = "mean") -> None:
         """See `Meter.add`."""
         if isinstance(value, Metric):
-            raise NotVectorizable(
-                f"training_step logs {name!r} as a torchmetrics object, which sees one client at a time"
-            )
+            raise NotVectorizable(f"a step logs {name!r} as a torchmetrics object, which sees one client at a time")
         if reduce_fx != "mean" and reduce_fx is not torch.mean:
-            raise NotVectorizable(f"training_step logs {name!r} with reduce_fx={reduce_fx!r} and not as a mean")
+            raise NotVectorizable(f"a step logs {name!r} with reduce_fx={reduce_fx!r} and not as a mean")
         tensor = value.detach() if isinstance(value, Tensor) else torch.tensor(float(value))
         if tensor.numel() != 1:
             raise ConfigError(f"self.log({name!r}, …) got {tensor.numel()} values; log one number, or their mean")

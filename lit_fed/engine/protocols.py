@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -180,6 +180,20 @@ class ClientTest(Protocol):
     def clients(self, federation: Federation) -> NDArray[np.int64]:
         """Whom to test: all that may be sampled."""
         return federation.participation.seen_clients
+
+    def question(self, federation: Federation, subset: EvalSubset) -> Question:
+        """See `Protocol.question`; with the data, where all clients are tested and nothing is done before."""
+        question = super().question(federation, subset)
+        own = (type(self).answer, type(self).test_client, type(self).enter)
+        if self.max_clients is not None or own != (ClientTest.answer, ClientTest.test_client, ClientTest.enter):
+            return question
+
+        def loader(client_id: int | None) -> Iterable[object]:
+            if client_id is not None:
+                return self.loader(federation, client_id, subset)
+            return federation.data.test_loader() if subset == "test" else federation.data.val_loader()
+
+        return replace(question, loader=loader)
 
     def answer(self, federation: Federation, client_id: int, broadcast: Broadcast, subset: EvalSubset) -> ClientUpdate:
         """One client's metrics."""

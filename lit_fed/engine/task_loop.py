@@ -182,7 +182,7 @@ class TaskLoop:
         stage = self.evaluation_stage(subset)
         if stage is None:
             return {}
-        step = self._bound(f"{stage}_step")
+        step = self.bound(f"{stage}_step")
         batches, length = loader, len(loader) if isinstance(loader, Sized) else None
         if length == 0:
             return {}
@@ -193,7 +193,7 @@ class TaskLoop:
         meter = self.state.meter = Meter()
         self.trainer.stage = "test" if subset == "test" else "validate"
         self.begin_metrics(sync=spread)
-        with self._mode(stage):
+        with self.mode(stage):
             try:
                 self.call(f"on_{stage}_start")
                 self.call(f"on_{stage}_epoch_start")
@@ -214,7 +214,7 @@ class TaskLoop:
         return {plain_name(name): value for name, value in values.items()}
 
     @contextmanager
-    def _mode(self, stage: str) -> Iterator[None]:
+    def mode(self, stage: str) -> Iterator[None]:
         """Evaluation mode for a while, or what the task's own hooks make of it; and noise that is always the same."""
         seed_device(_EVALUATION_SEED, self.fabric.device)
         enter, leave = (self.listeners(f"on_{stage}_model_{mode}") for mode in ("eval", "train"))
@@ -229,7 +229,7 @@ class TaskLoop:
             for function in leave:
                 function()
 
-    def _bound(self, hook: str) -> Callable[..., Any]:
+    def bound(self, hook: str) -> Callable[..., Any]:
         """One of the task's steps; looked up once, for every client is evaluated."""
         if hook not in self._steps:
             self._steps[hook] = bind_step(self.objective, hook)
@@ -243,10 +243,10 @@ class TaskLoop:
     @torch.no_grad()
     def predict(self, loader: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
         """Every batch with what ``predict_step`` returns for it, in order."""
-        step = self._bound("predict_step")
+        step = self.bound("predict_step")
         self.trainer.stage = "predict"
         self.begin_metrics(sync=False)
-        with self._mode("predict"):
+        with self.mode("predict"):
             self.call("on_predict_start")
             self.call("on_predict_epoch_start")
             for batch_idx, batch in enumerate(loader):
@@ -268,7 +268,7 @@ class TaskLoop:
         batches = {name: batch for name, loader in loaders.items() for batch in islice(self.batches(loader), 1)}
         if not batches:
             return {}
-        with self._mode("predict"), self.autocast():
+        with self.mode("predict"), self.autocast():
             found: dict[str, Figure] = draw(batches)
         return found
 

@@ -15,11 +15,12 @@ from typing import Any
 import torch
 
 from lit_fed.engine.client import Client
-from lit_fed.engine.executor import Executor, SequentialExecutor, failure
+from lit_fed.engine.executor import Executor, Question, SequentialExecutor, failure
 from lit_fed.engine.group import NotVectorizable
 from lit_fed.engine.group_training import GroupLoop, Trained
 from lit_fed.engine.payload import ClientUpdate, Flat, is_finite
 from lit_fed.engine.session import Broadcast, Session
+from lit_fed.engine.shared_evaluation import SharedEvaluation
 from lit_fed.engine.vectorizable import probe, refuse
 from lit_fed.errors import ClientFailure, ConfigError, NonFiniteUpdate
 
@@ -42,6 +43,7 @@ class VectorizedExecutor(Executor):
         self.session = session
         self.group_size = group_size
         self.groups = {kind: GroupLoop(loop) for kind, loop in session.loops.items()}
+        self.evaluations = {kind: SharedEvaluation(session, kind) for kind in session.loops}
         self._layout: Mapping[str, torch.Size] = {}
 
     def prepare(self, broadcast: Broadcast) -> None:
@@ -66,6 +68,16 @@ class VectorizedExecutor(Executor):
             size = self.group_size or self._size(kind)
             for start in range(0, len(own), size):
                 yield from self._run_group(kind, own[start : start + size], broadcast)
+
+    def ask(self, question: Question, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[ClientUpdate]:
+        """Ask every client; those who are tested with one model by one pass over the data they share."""
+        left = dict.fromkeys(client_ids)
+        for kind, evaluation in self.evaluations.items():
+            own = [client_id for client_id in left if self.session.kinds[client_id] == kind]
+            for answer in evaluation.answers(question, own, broadcast):
+                del left[answer.client_id]
+                yield answer
+        yield from super().ask(question, left, broadcast)
 
     def _run_group(self, kind: str, ids: Sequence[int], broadcast: Broadcast) -> Iterator[ClientUpdate | ClientFailure]:
         started = time.perf_counter()
@@ -161,6 +173,10 @@ class AutoExecutor(Executor):
     def run(self, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[ClientUpdate | ClientFailure]:
         """As was chosen."""
         return self.chosen.run(client_ids, broadcast)
+
+    def ask(self, question: Question, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[ClientUpdate]:
+        """As was chosen."""
+        return self.chosen.ask(question, client_ids, broadcast)
 
 
 def fitting(session: Session, kind: str) -> int:
