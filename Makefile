@@ -58,9 +58,10 @@ federation: $(FLOWER_STAMP)  ## Train over Flower on this machine, without and w
 	$(FLOWER_VENV)/bin/python benchmarks/federation.py
 	$(FLOWER_VENV)/bin/python benchmarks/federation.py --tls
 
-bench: $(STAMP)  ## Measure the loop's overhead and what a large population costs
-	$(BIN)/python benchmarks/overhead.py
-	$(BIN)/python benchmarks/population.py
+bench: $(STAMP)  ## Measure what the loop, groups, evaluation, aggregation, data, start-up and large populations cost
+	for one in overhead evaluation scale aggregation data startup population; do \
+	  $(BIN)/python benchmarks/$$one.py || failed="$$failed $$one"; done; \
+	if [ -n "$$failed" ]; then echo "missed a demand:$$failed"; exit 1; fi
 
 studies-pocket: $(STAMP)  ## Run every study in its small profile, and print what became of the claims
 	$(BIN)/python cli.py study --config configs/papers/*/studies/*.yaml --profile pocket

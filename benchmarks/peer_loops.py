@@ -57,6 +57,7 @@ def two_convs() -> nn.Module:
 
 TASKS = {
     "logistic": Task(1000, 5, (60,), 5, 1, lambda: nn.Linear(60, 10)),
+    "mlp": Task(1000, 5, (60,), 5, 5, lambda: nn.Sequential(nn.Linear(60, 32), nn.ReLU(), nn.Linear(32, 10))),
     "cnn": Task(10, 500, (3, 32, 32), 50, 1, two_convs),
 }
 
@@ -163,6 +164,39 @@ def pfl(task: Task, rounds: int) -> list[float]:
     return ends
 
 
+def trainer_each(task: Task, rounds: int) -> list[float]:
+    """By a Lightning Trainer made anew for every client, which logs and saves nothing, and the mean of the weights."""
+    from lightning import Trainer
+    from torch.utils.data import DataLoader, TensorDataset
+
+    from lit_fed import Classifier
+
+    x, y = (torch.from_numpy(values) for values in samples_of(task))
+    model = Classifier(network=task.network(), optimizer=lambda p: torch.optim.SGD(p, lr=LR))
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    ends: list[float] = []
+    for _ in range(rounds):
+        total = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+        for client in range(task.clients):
+            model.load_state_dict(state)
+            loader = DataLoader(TensorDataset(x[client], y[client]), task.batch_size, shuffle=True)
+            trainer = Trainer(
+                accelerator="cpu",
+                devices=1,
+                max_epochs=task.epochs,
+                logger=False,
+                enable_checkpointing=False,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+            )
+            trainer.fit(model, loader)
+            for name, tensor in model.state_dict().items():
+                total[name] += tensor / task.clients
+        state = total
+        ends.append(time.monotonic())
+    return ends
+
+
 def flower(task: Task, rounds: int) -> list[float]:
     """By Flower's simulation on one core, with its FedAvg."""
     from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -208,6 +242,7 @@ LOOPS: dict[str, Callable[[Task, int], list[float]]] = {
     "lit_fed, vectorized": lambda task, rounds: lit_fed(task, rounds, "vectorized"),
     "pfl": pfl,
     "flower": flower,
+    "trainer": trainer_each,
 }
 
 

@@ -1,4 +1,4 @@
-"""Seconds a round of this library beside Flower's simulation and pfl, on one core, in steady state.
+"""Seconds a round of this library beside Flower's simulation, pfl and a Trainer for every client, on one core.
 
 Every library runs the same federation in a process of its own that is bound to one core, as `peer_loops.py` has them,
 in shuffled order, several times. A round lies between two ends of rounds, so start-up is left out. Needs an environment
@@ -23,7 +23,7 @@ from pathlib import Path
 
 from peer_loops import LOOPS, TASKS  # beside this file
 
-ROUNDS = {"flower": 3}  # the others have more, for theirs are short
+ROUNDS = {"flower": 3, "trainer": 2}  # the others have more, for theirs are short
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_DEDUP_LOGS": "0"}
 
 
