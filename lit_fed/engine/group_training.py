@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -14,40 +13,10 @@ from torch.optim import Optimizer
 from lit_fed.engine.client import Client, Pass, Phase, Tensors
 from lit_fed.engine.group import Differs, GroupObjective, NotVectorizable, Slice
 from lit_fed.engine.group_batches import Collected, Gathered, GroupBatches, can_gather, cut, total_steps
+from lit_fed.engine.group_meter import GroupMeter, MeanGradients
 from lit_fed.engine.local import LocalLoop
 from lit_fed.engine.optimization import EffectiveSteps
 from lit_fed.engine.payload import Flat, Payload
-
-
-class GroupMeter:
-    """Sample-weighted means of what each client of a group logs.
-
-    Args:
-        num_clients: How many.
-    """
-
-    def __init__(self, num_clients: int) -> None:
-        self._num_clients = num_clients
-        self._sums: dict[str, Tensor] = {}
-        self._counts: dict[str, Any] = {}
-
-    def add(self, name: str, values: Tensor, counts: Tensor | int, sizes: Sequence[int] | int) -> None:
-        """Take in a value of each of the first clients, and what it weighs: as a tensor, and as numbers."""
-        weighted = values.detach() * counts
-        if name not in self._sums:
-            self._sums[name] = weighted.new_zeros(self._num_clients)
-            self._counts[name] = np.zeros(self._num_clients, dtype=np.int64)
-        self._sums[name][: len(values)] += weighted
-        self._counts[name][: len(values)] += sizes
-
-    def compute(self) -> list[dict[str, float]]:
-        """Every client's means; one device synchronisation a name."""
-        found: list[dict[str, float]] = [{} for _ in range(self._num_clients)]
-        for name, sums in self._sums.items():
-            for metrics, total, count in zip(found, sums.tolist(), self._counts[name].tolist(), strict=True):
-                if count:
-                    metrics[name] = total / count
-        return found
 
 
 class Trained:
@@ -209,7 +178,7 @@ class _PhaseOfGroup:
             group["lr"] = self.phase.lr
         own_parameters = [list(group["params"]) for group in optimizer.param_groups]
         distances = [0.0]
-        mean_gradient = _MeanGradients(len(self.clients))
+        mean_gradient = MeanGradients(len(self.clients))
         try:
             active = 0
             for step in range(lengths[0] if lengths else 0):
@@ -328,32 +297,6 @@ class _PhaseOfGroup:
             _clip(list(found.values()), options.clip_val, options.clip_algorithm)
         loop.take_step(optimizer)
         loop.trainer.global_step += 1
-
-
-class _MeanGradients:
-    """Every client's gradient over all its samples, from those of its batches."""
-
-    def __init__(self, num_clients: int) -> None:
-        self._sums: Tensors = {}
-        self._totals = [0] * num_clients
-
-    def add(self, gradients: Tensors, sizes: Sequence[int]) -> None:
-        """Take in the mean gradients of the samples of the first clients' batches."""
-        for idx, size in enumerate(sizes):
-            self._totals[idx] += size
-        for name, gradient in gradients.items():
-            counts = torch.tensor(sizes, device=gradient.device).view(-1, *(1 for _ in gradient.shape[1:]))
-            if name not in self._sums:
-                self._sums[name] = gradient.new_zeros(len(self._totals), *gradient.shape[1:])
-            self._sums[name][: len(sizes)] += gradient * counts
-
-    def means(self) -> list[Tensors]:
-        """By client and name; a parameter that never had a gradient is missing."""
-        parts = {name: total.unbind(0) for name, total in self._sums.items()}
-        return [
-            {name: found[idx] / total for name, found in parts.items()} if total else {}
-            for idx, total in enumerate(self._totals)
-        ]
 
 
 def _stack_models(model: Any, clients: Sequence[Client]) -> Tensors:

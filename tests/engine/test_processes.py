@@ -51,6 +51,19 @@ def test_two_processes_on_one_machine(single: Path, tmp_path: Path) -> None:
     same_run(single, tmp_path / "lightning_logs/version_0")
 
 
+def test_two_processes_test_clients_that_share_a_model_to_the_same_bits(tmp_path: Path) -> None:
+    found = []
+    for folder, devices in (("one", "1"), ("two", "2")):
+        (tmp_path / folder).mkdir()
+        words = ("--trainer.executor", "vectorized", "--trainer.devices", devices, "--trainer.accelerator", "cpu")
+        done = run_cli(*QUICK, *words, cwd=tmp_path / folder)
+        assert done.returncode == 0, done.stderr
+        lines = rows(tmp_path / folder / "lightning_logs/version_0/clients.csv")
+        found.append([tuple(row.values()) for row in lines if row["stage"] == "test"])
+    assert found[0]
+    assert found[0] == found[1]
+
+
 def test_torchrun_on_loopback(single: Path, tmp_path: Path) -> None:
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29531")
     done = run_cli(*QUICK, "--trainer.devices", "2", cwd=tmp_path, program=torchrun)
