@@ -67,8 +67,10 @@ class Simulation(ABC):
         """The points as the table that claims are about: numbers, and curves over rounds, by row, column and seed."""
 
     def dress(self, axes: Any, panel: str) -> None:
-        """Scales and label of a panel's axes."""
-        axes.set_xlabel(panel.split(" by ")[-1])
+        """Scales and labels of a panel's axes; its title says what is drawn, and by what."""
+        drawn, _, by = panel.rpartition(" by ")
+        axes.set_xlabel(by)
+        axes.set_ylabel(drawn)
 
 
 def side_by_side(work: Callable[[JobT], OutcomeT], jobs: Sequence[JobT], processes: int) -> list[OutcomeT]:

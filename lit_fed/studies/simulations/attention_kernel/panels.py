@@ -172,10 +172,12 @@ class KernelFigure(Simulation):
         super().dress(axes, panel)
         if panel.startswith("profile"):
             axes.set_xlabel("round")
+            axes.set_ylabel("profile objective h")
         if "loss by rho" in panel or "ridge" in panel:
             axes.set_yscale("log")
         if "ridge" in panel:
             axes.set_xscale("symlog", linthresh=0.1)
+            axes.set_xlim(left=0)
 
 
 @dataclass(frozen=True, kw_only=True)
