@@ -25,6 +25,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import torch.nn.functional as F
+from networks import logistic, mlp, two_convs  # beside this file
 from torch import Tensor, nn
 
 from lit_fed import Classifier, FederatedTrainer
@@ -68,25 +69,6 @@ class Noise(TensorDataModule):
         x = rng.standard_normal((len(clients), *self.input_shape), dtype=np.float32)
         y = rng.integers(0, 10, len(clients))
         return Arrays(x, y, x[:1000], y[:1000], clients, clients[:1000], "noise")
-
-
-def two_convs() -> nn.Module:
-    """A 2-conv CNN over 3×32×32 images."""
-    return nn.Sequential(
-        nn.Conv2d(3, 32, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 5, padding=2),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(64 * 8 * 8, 10),
-    )
-
-
-def mlp() -> nn.Module:
-    """A hidden layer of 32 units over 60 numbers."""
-    return nn.Sequential(nn.Linear(60, 32), nn.ReLU(), nn.Linear(32, 10))
 
 
 class BareLoop:
@@ -218,11 +200,6 @@ def compare(row: Row, rounds: int, momentum: float = 0.9) -> dict[str, float]:
     found = {loop: statistics.median(column) for loop, column in columns.items()}
     pairs = zip(columns["lit_fed"], columns["bare"], strict=True)
     return found | {"ratio": statistics.median(ours / bare for ours, bare in pairs)}
-
-
-def logistic() -> nn.Module:
-    """One layer over 60 numbers."""
-    return nn.Linear(60, 10)
 
 
 IMAGES, POINTS = partial(Noise, 10, 500, (3, 32, 32), 50), partial(Noise, 1000, 5, (60,), 5)

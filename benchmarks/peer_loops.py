@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from networks import logistic, mlp, two_convs  # beside this file
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -48,16 +49,9 @@ class Task:
     network: Callable[[], nn.Module]
 
 
-def two_convs() -> nn.Module:
-    """A 2-conv CNN over 3×32×32 images."""
-    first = (nn.Conv2d(3, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2))
-    second = (nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2))
-    return nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(64 * 8 * 8, 10))
-
-
 TASKS = {
-    "logistic": Task(1000, 5, (60,), 5, 1, lambda: nn.Linear(60, 10)),
-    "mlp": Task(1000, 5, (60,), 5, 5, lambda: nn.Sequential(nn.Linear(60, 32), nn.ReLU(), nn.Linear(32, 10))),
+    "logistic": Task(1000, 5, (60,), 5, 1, logistic),
+    "mlp": Task(1000, 5, (60,), 5, 5, mlp),
     "cnn": Task(10, 500, (3, 32, 32), 50, 1, two_convs),
 }
 

@@ -27,7 +27,8 @@ from lit_fed.engine.task_loop import TaskLoop
 Subset = Literal["val", "test"]
 Columns = dict[str, NDArray[np.float64]]
 _HOOKS = ("start", "epoch_start", "batch_start", "batch_end", "epoch_end", "end", "model_eval", "model_train")
-_CLOSE = 1e-3
+_LOOK = 32  # samples on which both ways are compared
+_CLOSE = 1e-4
 
 
 class SharedEvaluation:
@@ -41,7 +42,6 @@ class SharedEvaluation:
     def __init__(self, session: Session, kind: str) -> None:
         self.session, self.kind = session, kind
         self.loop: TaskLoop = session.loops[kind]
-        self._fits: dict[Subset, bool] = {}
 
     def answers(self, question: Question, ids: Sequence[int], broadcast: Broadcast) -> Iterator[ClientUpdate]:
         """The answers of those clients for which this gives them; the others are to be asked one by one.
@@ -58,7 +58,7 @@ class SharedEvaluation:
             return
         rows = self._rows(question.loader, ids, whole)
         alike = self._alike(list(rows), broadcast)
-        if not alike or not self._fit(whole, question.subset):
+        if not alike or not self._fits(whole, question.subset):
             return
         places = _places(np.concatenate([rows[client_id] for client_id in alike]), whole.indices.numpy())
         if places is None:
@@ -101,20 +101,22 @@ class SharedEvaluation:
                 found.append(client_id)
         return found
 
-    def _fit(self, whole: TensorLoader, subset: Subset) -> bool:
-        """Whether what the task logs of a batch is the mean of what it logs of its samples; looked at once."""
-        if subset not in self._fits:
-            batch = next(iter(whole))
-            try:
-                found = {name: float(values.mean()) for name, values in self._values(batch, whole, subset).items()}
-            except Exception:  # whatever a step that takes a batch cannot do with one sample
-                self._fits[subset] = False
-            else:
-                expected = self.loop.evaluate([batch], subset)
-                self._fits[subset] = found.keys() == expected.keys() and all(
-                    abs(found[name] - value) <= _CLOSE * (1 + abs(value)) for name, value in expected.items()
-                )
-        return self._fits[subset]
+    def _fits(self, whole: TensorLoader, subset: Subset) -> bool:
+        """Whether what the task logs of a batch is the mean of what it logs of its samples, with the model as it is.
+
+        It is looked at every time, on samples from all over the shared data: what is no mean may look like one while
+        all outputs are alike, or all samples of a class. So it is a function of model and data, on every process alike.
+        """
+        places = torch.linspace(0, len(whole.indices) - 1, min(_LOOK, len(whole.indices))).long()
+        batch = whole.fetch(whole.indices[places].to(whole.device))
+        try:
+            found = {name: float(values.mean()) for name, values in self._values(batch, whole, subset).items()}
+        except Exception:  # whatever a step that takes a batch cannot do with one sample
+            return False
+        expected = self.loop.evaluate([batch], subset)
+        return found.keys() == expected.keys() and all(
+            abs(found[name] - value) <= _CLOSE * (1 + abs(value)) for name, value in expected.items()
+        )
 
     def _columns(self, whole: TensorLoader, subset: Subset, places: NDArray[np.int64]) -> Columns:
         """What is logged of every shared sample; of batches without a sample at these places, nothing.
@@ -129,10 +131,9 @@ class SharedEvaluation:
             batch = whole.fetch(rows[one * size : (one + 1) * size].to(whole.device))
             for name, values in self._values(batch, whole, subset).items():
                 found.setdefault(name, []).append(values.double())
-        columns = {}
+        known = np.concatenate([np.arange(one * size, min((one + 1) * size, len(rows))) for one in wanted])
+        columns = {name: np.full(len(rows), math.nan) for name in found}
         for name, parts in found.items():
-            columns[name] = np.full(len(rows), np.nan)
-            known = np.concatenate([np.arange(one * size, min((one + 1) * size, len(rows))) for one in wanted])
             columns[name][known] = torch.cat(parts).cpu().numpy()
         return columns
 

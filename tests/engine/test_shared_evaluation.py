@@ -15,6 +15,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from lit_fed import Classifier, FederatedTrainer
 from lit_fed.data import Arrays, Digits, Dirichlet
 from lit_fed.engine.protocols import ClientGlobalTest, ClientTest, GlobalTest
+from lit_fed.engine.shared_evaluation import SharedEvaluation
 from lit_fed.methods import FedAvg, FedPer
 from tests.support import LeastSquares, Points, fit, rows
 
@@ -55,6 +56,22 @@ class LogsARoot(Counting):
     def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         super().test_step(batch, batch_idx)
         self.log("test/rms", self(batch[0]).square().mean().sqrt())
+
+
+class Perplexed(Counting):
+    """Logs what is no mean over samples, and looks like one while all outputs are alike: in round 0 nothing trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for parameter in self.parameters():
+            torch.nn.init.zeros_(parameter)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.5 * self.current_epoch)
+
+    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        super().test_step(batch, batch_idx)
+        self.log("test/perplexity", torch.nn.functional.cross_entropy(self(batch[0]), batch[1]).exp())
 
 
 class LooksAtTheIndex(Counting):
@@ -101,6 +118,16 @@ def test_values_are_those_of_one_client_after_the_other(tmp_path: Path, task: ty
     assert_close(found_by_client(alone), found_by_client(grouped))
 
 
+def test_what_looked_like_a_mean_is_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[bool] = []
+    fits = SharedEvaluation._fits
+    monkeypatch.setattr(SharedEvaluation, "_fits", lambda *args: found.append(fits(*args)) or found[-1])
+    settings = {"max_rounds": 2, "protocols": [ClientTest()]}
+    alone, grouped = (federate(tmp_path / how, how, Perplexed(), **settings) for how in ("sequential", "vectorized"))
+    assert found == [True, False]
+    assert_close(found_by_client(alone), found_by_client(grouped))
+
+
 def test_personal_models_are_tested_one_after_the_other(tmp_path: Path) -> None:
     alone, grouped = (federate(tmp_path / how, how, algorithm=FedPer()) for how in ("sequential", "vectorized"))
     assert_close(found_by_client(alone), found_by_client(grouped))
@@ -110,8 +137,8 @@ def test_the_shared_data_are_gone_through_once(tmp_path: Path) -> None:
     task = Counting()
     made = federate(tmp_path, "vectorized", task, protocols=[ClientTest(), ClientGlobalTest()])
     shared = len(made.run.federation.data.test_loader())
-    look = 2  # at the first batch, both ways
-    assert task.steps == 2 * shared + look
+    look = 2  # at some samples, both ways, each time
+    assert task.steps == 2 * (shared + look)
 
 
 def test_by_hand(tmp_path: Path) -> None:

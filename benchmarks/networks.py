@@ -1,0 +1,29 @@
+"""What is trained in the comparisons; nothing of any federated library."""
+
+from __future__ import annotations
+
+from torch import nn
+
+
+def logistic() -> nn.Module:
+    """One layer over 60 numbers."""
+    return nn.Linear(60, 10)
+
+
+def mlp() -> nn.Module:
+    """A hidden layer of 32 units over 60 numbers."""
+    return nn.Sequential(nn.Linear(60, 32), nn.ReLU(), nn.Linear(32, 10))
+
+
+def two_convs() -> nn.Module:
+    """A 2-conv CNN over 3×32×32 images."""
+    return nn.Sequential(
+        nn.Conv2d(3, 32, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * 8 * 8, 10),
+    )
