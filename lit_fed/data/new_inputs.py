@@ -34,7 +34,7 @@ class NewInputs(NamedTuple):
 
 def is_arrays(path: Path) -> bool:
     """Whether a path is that of a file of arrays."""
-    return path.suffix in ARRAYS
+    return path.suffix.lower() in ARRAYS
 
 
 def read_x(path: Path, shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -67,7 +67,7 @@ def _load(path: Path) -> NDArray[Any]:
     if not path.is_file():
         raise ConfigError(f"{path} does not exist: name a file with --inputs")
     try:
-        if path.suffix == ".npy":
+        if path.suffix.lower() == ".npy":
             return np.asarray(np.load(path, allow_pickle=False))
         with np.load(path, allow_pickle=False) as found:
             if "x" not in found:

@@ -108,7 +108,7 @@ def test_a_loss_and_its_gradient_by_hand() -> None:
     [("tokens", 1 / 21), ("mean", 1 / 105)],
 )
 def test_reductions(reduction: str, scale: float) -> None:
-    assert replace(SMALL, reduction=reduction).loss_scale == pytest.approx(scale)  # type: ignore[arg-type]
+    assert replace(SMALL, reduction=reduction).loss_scale == pytest.approx(scale)  # type: ignore[arg-type]  # a parameter of the test
 
 
 def test_the_teacher_explains_the_targets_up_to_the_noise() -> None:
@@ -283,9 +283,9 @@ def test_quartiles_are_numpys_and_infinite_where_all_between_them_diverged() -> 
 
 def test_wrong_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError, match=r"task\.reduction is 'max'; choose one of tokens, mean"):
-        Task(reduction="max")  # type: ignore[arg-type]
+        Task(reduction="max")  # type: ignore[arg-type]  # the mistake
     with pytest.raises(ConfigError, match=r"task\.feature_map is 'elu'; choose one of sigmoid, softmax"):
-        Task(feature_map="elu")  # type: ignore[arg-type]
+        Task(feature_map="elu")  # type: ignore[arg-type]  # the mistake
     with pytest.raises(ConfigError, match=r"1\.5 is no fraction of the rounds"):
         Figure2(warmups=(1.5,))
     with pytest.raises(ConfigError, match=r"simulate\.every is 0; it must be at least 1"):
