@@ -18,7 +18,7 @@ import threading
 import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import Any
@@ -41,13 +41,24 @@ class CellProcess:
             _start_server(context, env)
         held = [_Held(lock) for lock in locks]
         here = (str(log.absolute()), str(Path.cwd()), dict(env), held)
-        self._process = context.Process(target=_begin, args=(list(command), *here))
+        self._cpu_seconds = 0.0
+        self._used, used = context.Pipe(duplex=False)
+        self._process = context.Process(target=_begin, args=(list(command), *here, used))
         self._process.start()
+        used.close()
 
     @property
     def pid(self) -> int:
         """Its number, which is that of its group too."""
         return int(self._process.pid)
+
+    @property
+    def cpu_seconds(self) -> float:
+        """Processor time that it and its own processes took, once it has ended; 0 where it was killed."""
+        with suppress(EOFError):
+            if self._used.poll():
+                self._cpu_seconds = float(self._used.recv())
+        return self._cpu_seconds
 
     def poll(self) -> int | None:
         """The exit status, below zero for a signal; None while it runs."""
@@ -103,7 +114,9 @@ def _start_server(context: Any, env: Mapping[str, str]) -> None:
 # ---------------------------------------------------------------------- in the new process
 
 
-def _begin(command: list[str], log: str, folder: str, env: Mapping[str, str], held: list[_Held]) -> None:
+def _begin(
+    command: list[str], log: str, folder: str, env: Mapping[str, str], held: list[_Held], used: Connection
+) -> None:
     """Become the cell."""
     atexit.unregister(os._exit)  # see lit_fed.studies.warm
     os.setpgid(0, 0)
@@ -118,7 +131,9 @@ def _begin(command: list[str], log: str, folder: str, env: Mapping[str, str], he
     sys.modules["__main__"] = importlib.import_module("lit_fed.__main__")
     sys.argv[1:] = command
     _end_with_study()
-    os._exit(_run(command))
+    status = _run(command)
+    used.send(sum(os.times()[:4]))
+    os._exit(status)
 
 
 def _end_with_study() -> None:

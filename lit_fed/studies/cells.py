@@ -28,7 +28,10 @@ from lit_fed.studies.rounds import guide_of, reported
 from lit_fed.studies.study import Measure, Place, Study
 
 _SEED = "{seed}"
-_RECORD = (("status", str), ("error", str), ("seconds", int | float), ("made_with", dict))
+_RECORD = (
+    *(("status", str), ("error", str), ("made_with", dict)),
+    *(("seconds", int | float), ("cpu_seconds", int | float)),
+)
 _ANY = 1_827_364_591  # stands for any seed while a command is read; nobody writes this number
 
 
@@ -112,7 +115,7 @@ class Cell:
             raise CheckpointError(f"{self.run}/metrics.csv: {metric} is no number: {error}") from error
 
     def record(self) -> dict[str, Any]:
-        """What the study knows of the cell: ``status``, ``fingerprint``, ``seconds``, ….; empty where nothing is."""
+        """What the study knows of the cell: ``status``, ``fingerprint``, ``seconds``, …; empty where nothing is."""
         try:
             content = json.loads((self.folder / "cell.json").read_text(encoding="utf-8"))
         except (FileNotFoundError, ValueError):  # written at once or not at all, so this is none of ours

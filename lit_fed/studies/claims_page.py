@@ -14,6 +14,10 @@ from lit_fed.studies.study import Place, Study
 from lit_fed.studies.summary import summary_of, tally_text
 
 _GENERATED = "Written by `lit-fed results` from the cells that have finished; change the studies, not this page."
+_MINUTES = (
+    "Minutes are those of the cells one after the other, whatever else ran on the machine; those of CPU are the "
+    "time that cores spent on them."
+)
 
 
 class Row(NamedTuple):
@@ -94,7 +98,7 @@ def claims_csv(several: Sequence[Results]) -> str:
 
 def claims_page(several: Sequence[Results]) -> str:
     """The page: how many claims came out how, how long each study took, and every claim."""
-    heads = ("study", "profile", "cells", "seeds", "minutes", *OUTCOMES)
+    heads = ("study", "profile", "cells", "seeds", "minutes", "of CPU", *OUTCOMES)
     lines = [
         "# Claims",
         "",
@@ -106,16 +110,21 @@ def claims_page(several: Sequence[Results]) -> str:
     ]
     for results in several:
         study, done = results.grid.study, _done(results)
-        minutes = sum(cell.record().get("seconds", 0.0) for cell in done) / 60
+        minutes, cpu = (_minutes(done, key) for key in ("seconds", "cpu_seconds"))
         counts = summary_of(results).counts
         cells = f"{len(done)} of {len(results.grid.cells)}"
         named = f"[`{study.name}`](#{_anchor(results)})"
-        words = (named, study.profile, cells, len(study.seeds), f"{minutes:.1f}", *(counts[o] for o in OUTCOMES))
+        words = (named, study.profile, cells, len(study.seeds), minutes, cpu, *(counts[o] for o in OUTCOMES))
         lines.append(_line(words))
-    lines += ["", "Minutes are those of the cells one after the other, on the machine named below.", "", HOW_DECIDED]
+    lines += ["", _MINUTES, "", HOW_DECIDED]
     for results in several:
         lines += _section(results)
     return "\n".join(lines) + "\n"
+
+
+def _minutes(done: Sequence[Cell], key: str) -> str:
+    taken = [cell.record()[key] for cell in done if key in cell.record()]
+    return f"{sum(taken) / 60:.1f}" if len(taken) == len(done) else "not measured"
 
 
 def _section(results: Results) -> list[str]:

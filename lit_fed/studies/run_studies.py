@@ -213,9 +213,13 @@ def _run_grid(
 
     def ended(job: Job, reason: str) -> None:
         cell = job.cell
-        seconds = cell.record().get("seconds", 0.0) + job.seconds
+        before = cell.record()
+        taken = {
+            "seconds": before.get("seconds", 0.0) + job.seconds,
+            "cpu_seconds": before.get("cpu_seconds", 0.0) + job.process.cpu_seconds,
+        }
         status = "failed" if reason else "done"
-        cell.write_record(status=status, error=reason, seconds=seconds, run=str(cell.run), made_with=made_with)
+        cell.write_record(status=status, error=reason, **taken, run=str(cell.run), made_with=made_with)
         if not reason and (lacking := _lacking(grid, cell)):
             reason = f"it ended without reporting {' and '.join(lacking)}"
             cell.write_record(status="failed", error=reason)

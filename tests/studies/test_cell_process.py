@@ -60,8 +60,9 @@ def gone(pid):
 def test_every_cell_has_its_own_status_and_log(tmp_path):
     for number, (words, expected) in enumerate({"fit --help": 0, "fat": 2, "fit": 2}.items()):
         log = tmp_path / f"{number}.txt"
-        process = CellProcess(words.split(), log, ENV)
+        process, begun = CellProcess(words.split(), log, ENV), time.monotonic()
         assert ended(process) == expected
+        assert 0 < process.cpu_seconds <= time.monotonic() - begun + 0.1, "one thread cannot take more"
         assert process.poll() == expected, "asked again it says the same"
     assert "usage" in (tmp_path / "0.txt").read_text()
     assert "lit-fed: error: " in (tmp_path / "1.txt").read_text()

@@ -36,7 +36,11 @@ def studied(tmp_path: Path) -> tuple[Path, Path]:
     for row, seed, value in (("fedavg", 0, 0.50), ("fedavg", 1, 0.51), ("prox", 0, 0.70), ("prox", 1, 0.72)):
         finish(grid, row, "iid", seed, f"round,global/acc\n0,0.1\n1,{value}\n")
     for number, cell in enumerate(grid.cells):
-        cell.write_record(seconds=30.0, made_with={"commit": f"c{number // 3}", "hardware": "2 cores", "versions": "1"})
+        cell.write_record(
+            seconds=30.0,
+            cpu_seconds=24.0,
+            made_with={"commit": f"c{number // 3}", "hardware": "2 cores", "versions": "1"},
+        )
     return write_study(tmp_path, **settings), tmp_path / "out"
 
 
@@ -68,8 +72,8 @@ def test_every_claim_is_a_line_with_the_papers_margin_and_ours(studied, tmp_path
 def test_the_page_counts_and_explains(studied, tmp_path):
     results(*studied, tmp_path / "page")
     page = (tmp_path / "page" / "claims.md").read_text(encoding="utf-8")
-    # Four cells of half a minute; of the profile paper no cell was run, so it is not there.
-    assert "| [`tiny`](#tiny-pocket) | pocket | 4 of 4 | 2 | 2.0 | 2 | 1 | 1 | 1 |\n" in page
+    # Four cells of half a minute, 24 s of them at work; of the profile paper no cell was run, so it is not there.
+    assert "| [`tiny`](#tiny-pocket) | pocket | 4 of 4 | 2 | 2.0 | 1.6 | 2 | 1 | 1 | 1 |\n" in page
     assert "paper |" not in page.partition("## tiny")[0]
     assert "- commit: c0; c1\n- hardware: 2 cores\n" in page
     assert "| `fedavg > prox + 2 at iid` | fails | -28 | −22.5 ± 3.2 | 2 | its steps are \\| short |\n" in page
