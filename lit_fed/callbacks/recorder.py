@@ -7,6 +7,7 @@ import io
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,8 +82,10 @@ class Recorder(Callback):
             self._columns += new
             Table(metrics).cut(metrics, self._columns, record.round_idx)
         _append(metrics, [[record.round_idx, *(record.metrics.get(name, "") for name in self._columns[1:])]])
-        names = self._names
-        _append(clients, ((record.round_idx, *r, *([names[r.client_id]] if names else [])) for r in record.rows))
+        columns: list[Iterable[object]] = [repeat(record.round_idx, len(record.rows)), *zip(*record.rows, strict=True)]
+        if self._names:
+            columns.append(self._names[row.client_id] for row in record.rows)
+        _append(clients, zip(*columns, strict=True))
 
 
 class Table:

@@ -11,7 +11,6 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,7 +117,7 @@ def snapshot(run: Run) -> dict[str, Any]:
         "round_idx": run.next_round,
         "seed": run.settings.seed,
         "partition": federation.data.partition_sha256(),
-        "data": asdict(federation.data.contents()),
+        "data": dict(vars(federation.data.contents())),
         "method": type(federation.algorithm).__name__,
         "tasks": _tasks(run),
         "state_dict": models.get(federation.kinds.names[0], {}),
