@@ -22,6 +22,7 @@ from lit_fed.deployment.grid import Reply
 from lit_fed.deployment.node import Node
 from lit_fed.deployment.processes import (
     Program,
+    check_free,
     ending_by_signal,
     environment,
     program,
@@ -29,7 +30,7 @@ from lit_fed.deployment.processes import (
     split_address,
     wait_for,
 )
-from lit_fed.deployment.security import Security, connection_file, register
+from lit_fed.deployment.security import Security, connection_file, in_one_line, register
 from lit_fed.deployment.stub.pipe import receive, send
 from lit_fed.deployment.wire import join, split
 from lit_fed.errors import ConfigError, ProcessLost, WireError
@@ -214,6 +215,10 @@ def superlink_grid(
         ConfigError: If there is no such SuperLink, or flwr is not installed.
     """
     security.check(address, ("ca", "certificate", "key") if own else ("ca",))
+    if own:
+        check_free(address)
+    if security.is_on:
+        security.try_out(address) if own else security.authority()
     with ExitStack() as stack:
         stack.enter_context(ending_by_signal())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lit_fed_")))
@@ -260,10 +265,10 @@ def _start_run(address: str, security: Security, home: Path, folder: Path) -> No
     try:
         content = json.loads(done.stdout[done.stdout.index("{") :])
     except ValueError:
-        content = {"success": False, "error-message": " ".join((done.stderr or done.stdout).split())}
+        content = {"success": False, "error-message": done.stderr or done.stdout}
     if not content.get("success"):
         why = str(content.get("error-message") or content.get("error_message") or content)
-        raise ConfigError(f"the SuperLink at {address} takes no run: {why[:300]}")
+        raise ConfigError(f"the SuperLink at {address} takes no run: {in_one_line(why)}")
 
 
 def _listen(path: Path) -> socket.socket:
@@ -312,6 +317,7 @@ def serve(node: Node, address: str, security: Security, home: Path) -> None:
         listener.settimeout(0.5)
         stack.enter_context(node.at_work())
         wait_for(address, _START_S)
+        security.greet(address)
         words = _supernode(address, security, folder / "node")
         supernode = stack.enter_context(running(words, home))
         begun = failing = time.monotonic()

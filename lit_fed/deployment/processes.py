@@ -135,6 +135,23 @@ def wait_for(address: str, seconds: float, process: Program | None = None) -> No
         time.sleep(0.1)
 
 
+def check_free(address: str) -> None:
+    """Refuse an address at which this program cannot listen.
+
+    Raises:
+        ConfigError: If somebody else does, or it is not of this machine.
+    """
+    host, port = split_address(address)
+    try:
+        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as one:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            one.bind(place)
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+        raise ConfigError(f"the server cannot listen at {address}: {why}; choose another --superlink") from error
+
+
 def split_address(address: str) -> tuple[str, int]:
     """Host and port.
 

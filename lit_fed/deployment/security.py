@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
+import socket
+import ssl
 import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from lit_fed.deployment.processes import environment, is_loopback, program
+from lit_fed.deployment.processes import environment, is_loopback, program, split_address
 from lit_fed.errors import ConfigError
 
 _AT_ONCE = 4  # keys that are registered at a time
+_ANSWER_S = 10.0
+_ANYWHERE = ("0.0.0.0", "::")
 
 
 @dataclass(frozen=True)
@@ -50,10 +55,102 @@ class Security:
         if absent and len(absent) < len(given):
             raise ConfigError(f"--{absent[0]} is missing: TLS and keys are used together, or on loopback not at all")
 
+    def authority(self) -> ssl.SSLContext:
+        """Whom this end believes.
+
+        Raises:
+            ConfigError: If ``ca`` is no certificate.
+        """
+        try:
+            return ssl.create_default_context(cafile=self.ca)
+        except (ssl.SSLError, OSError) as error:
+            raise ConfigError(f"--ca {self.ca} is no certificate: {_reason(error)}") from error
+
+    def try_out(self, address: str) -> None:
+        """Let the server shake hands with itself, as a node will with it.
+
+        Args:
+            address: Of the SuperLink.
+
+        Raises:
+            ConfigError: If a node that believes ``ca`` would not take the server for what it is.
+        """
+        node, server = self.authority(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        assert self.certificate is not None
+        try:
+            server.load_cert_chain(self.certificate, self.key)
+        except (ssl.SSLError, OSError) as error:
+            words = f"--certificate {self.certificate} and --key {self.key} do not go together"
+            raise ConfigError(f"{words}: {_reason(error)}") from error
+        host = split_address(address)[0]
+        if host in _ANYWHERE:  # nodes know the server by another name
+            node.check_hostname = False
+        here, there = ssl.MemoryBIO(), ssl.MemoryBIO()
+        ends = [
+            node.wrap_bio(here, there, server_hostname=None if host in _ANYWHERE else host),
+            server.wrap_bio(there, here, server_side=True),
+        ]
+        while ends:
+            for end in list(ends):
+                try:
+                    end.do_handshake()
+                    ends.remove(end)
+                except ssl.SSLWantReadError:
+                    continue
+                except ssl.SSLCertVerificationError as error:
+                    raise ConfigError(
+                        f"no node that believes --ca {self.ca} takes --certificate {self.certificate}: "
+                        f"{error.verify_message}; make another, see docs/deployment.md"
+                    ) from error
+
+    def greet(self, address: str) -> None:
+        """Shake hands with the server, as this node's SuperNode will.
+
+        Args:
+            address: Of the SuperLink, which is there.
+
+        Raises:
+            ConfigError: If ``ca`` does not vouch for who answers, or they speak TLS and there is no ``ca``.
+        """
+        host, port = split_address(address)
+        context = self.authority() if self.is_on else ssl._create_unverified_context()
+        context.set_alpn_protocols(["h2"])
+        try:
+            with (
+                socket.create_connection((host, port), timeout=_ANSWER_S) as line,
+                context.wrap_socket(line, server_hostname=host),
+            ):
+                spoken = True
+        except ssl.SSLCertVerificationError as error:
+            raise ConfigError(
+                f"--ca {self.ca} does not vouch for the server at {address}: {error.verify_message}"
+            ) from error
+        except ssl.SSLError as error:
+            spoken = False
+            if self.is_on:
+                raise ConfigError(f"what listens at {address} speaks no TLS: {_reason(error)}") from error
+        except OSError:  # it is being started again, or hangs up
+            return
+        if spoken and not self.is_on:
+            raise ConfigError(f"the server at {address} speaks TLS: give --ca and --key; see docs/deployment.md")
+
     @property
     def is_on(self) -> bool:
         """Whether there is TLS."""
         return self.ca is not None
+
+
+def _reason(error: OSError) -> str:
+    """Why OpenSSL refuses, without where in its code that is."""
+    reason = (error.reason if isinstance(error, ssl.SSLError) else error.strerror) or "it cannot be read"
+    return reason.lower().replace("_", " ")
+
+
+def in_one_line(said: str, most: int = 300) -> str:
+    """What one of Flower's programs said, without the frame around it; the beginning, which names the cause."""
+    words = re.sub(r"[\u2500-\u257f]", " ", said).split()
+    text = " ".join(words)
+    return text if len(text) <= most else text[:most].rsplit(" ", 1)[0] + " …"
 
 
 def connection_file(address: str, security: Security, home: Path) -> str:
@@ -81,8 +178,8 @@ def register(address: str, security: Security, home: Path, node_keys: Sequence[s
     def register_one(path: str) -> str | None:
         words = [program("flwr"), "supernode", "register", path, name]
         done = subprocess.run(words, env=environment(home), capture_output=True, text=True, check=False)
-        said = " ".join((done.stdout + done.stderr).split())
-        return said[-200:] if done.returncode and "already" not in said else None
+        said = in_one_line(done.stdout + done.stderr)
+        return said if done.returncode and "already" not in said else None
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:  # each is a process that takes seconds to start
         for path, odd in zip(node_keys, pool.map(register_one, node_keys), strict=True):

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
+import ssl
 import subprocess
 import sys
+import threading
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import pytest
 
 from lit_fed.deployment.flower import RelayGrid, _opened, _parcels
-from lit_fed.deployment.processes import is_loopback, running, split_address, wait_for
-from lit_fed.deployment.security import Security
+from lit_fed.deployment.processes import check_free, is_loopback, running, split_address, wait_for
+from lit_fed.deployment.security import Security, in_one_line
 from lit_fed.deployment.stub.pipe import receive, send
 from lit_fed.deployment.wire import join
 from lit_fed.errors import ConfigError, ProcessLost
@@ -47,6 +51,99 @@ def test_what_others_can_hear_is_protected(tmp_path: Path) -> None:
         Security(ca="nowhere").check("127.0.0.1:9092", ("ca", "key"))
     Security().check("127.0.0.1:9092", ("ca", "key"))
     Security(ca=str(file), key=str(file)).check("192.0.2.7:9092", ("ca", "key"))
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An authority, and a server's certificate for 127.0.0.1, one that has expired, and another authority."""
+    if shutil.which("openssl") is None:
+        pytest.skip("there is no openssl here")
+    folder = tmp_path_factory.mktemp("keys")
+
+    def openssl(*words: str) -> None:
+        subprocess.run(["openssl", *words], check=True, cwd=folder, capture_output=True)
+
+    curve = ("-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-384")
+    for name in ("ca", "foreign"):
+        openssl("genpkey", *curve, "-out", f"{name}.key")
+        openssl(
+            "req", "-x509", "-new", "-key", f"{name}.key", "-days", "2", "-subj", f"/CN={name}", "-out", f"{name}.crt"
+        )
+    openssl("genpkey", *curve, "-out", "server.key")
+    openssl("req", "-new", "-key", "server.key", "-subj", "/CN=127.0.0.1", "-out", "server.csr")
+    (folder / "san").write_text("subjectAltName=IP:127.0.0.1\n")
+    signed = ("-in", "server.csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "san")
+    openssl("x509", "-req", *signed, "-days", "2", "-out", "server.crt")
+    openssl("x509", "-req", *signed, "-days", "-1", "-out", "old.crt")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("files", "address", "expected"),
+    [
+        (("ca.crt", "server.crt", "server.key"), "127.0.0.1:1", ""),
+        (("ca.crt", "server.crt", "server.key"), "0.0.0.0:1", ""),
+        (("ca.crt", "old.crt", "server.key"), "127.0.0.1:1", r"no node .* takes .*old.crt: certificate has expired"),
+        (("foreign.crt", "server.crt", "server.key"), "127.0.0.1:1", "takes .*server.crt: .*local issuer certificate"),
+        (("ca.crt", "server.crt", "server.key"), "127.0.0.2:1", "certificate is not valid for '127.0.0.2'"),
+        (("ca.crt", "server.crt", "ca.key"), "127.0.0.1:1", "ca.key do not go together: key values mismatch"),
+        (("ca.crt", "san", "server.key"), "127.0.0.1:1", "san and .* do not go together"),
+        (("server.key", "server.crt", "server.key"), "127.0.0.1:1", "--ca .*server.key is no certificate"),
+    ],
+)
+def test_a_server_finds_out_what_nodes_would_stumble_over(
+    keys: Path, files: tuple[str, str, str], address: str, expected: str
+) -> None:
+    security = Security(*(str(keys / name) for name in files))
+    with pytest.raises(ConfigError, match=expected) if expected else nullcontext():
+        security.try_out(address)
+
+
+@pytest.mark.parametrize(
+    ("ca", "certificate", "expected"),
+    [
+        ("ca.crt", "server.crt", ""),
+        ("foreign.crt", "server.crt", "foreign.crt does not vouch for the server at .*: .*local issuer certificate"),
+        ("ca.crt", "old.crt", "does not vouch for the server at .*: certificate has expired"),
+        ("ca.crt", "", "speaks no TLS"),
+        ("", "server.crt", "speaks TLS: give --ca and --key"),
+        ("", "", ""),
+    ],
+)
+def test_a_node_looks_at_the_servers_certificate(keys: Path, ca: str, certificate: str, expected: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            line, _ = listener.accept()
+            with line, suppress(OSError):
+                if not certificate:
+                    line.sendall(b"HTTP/1.0 200 OK\r\n\r\n")
+                    return
+                context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+                context.load_cert_chain(keys / certificate, keys / "server.key")
+                context.wrap_socket(line, server_side=True).close()
+
+        server = threading.Thread(target=answer)
+        server.start()
+        with pytest.raises(ConfigError, match=expected) if expected else nullcontext():
+            Security(str(keys / ca) if ca else None).greet(f"127.0.0.1:{listener.getsockname()[1]}")
+        server.join()
+
+
+def test_an_address_that_is_taken_is_told_before_anything_starts() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        address = f"127.0.0.1:{one.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=f"cannot listen at {address}: address already in use; choose another"):
+            check_free(address)
+    check_free(address)
+    with pytest.raises(ConfigError, match=r"cannot listen at 192\.0\.2\.7:9092: "):
+        check_free("192.0.2.7:9092")
+
+
+def test_what_a_program_said_is_told_from_its_beginning_and_without_its_frame() -> None:
+    said = "╭─ Error ─╮\n│ The key is no key. │\n╰─────────╯\n"
+    assert in_one_line(said) == "Error The key is no key."
+    assert in_one_line("word " * 100, most=12) == "word word …"
 
 
 def test_a_server_that_is_not_there_is_told() -> None:
