@@ -2,6 +2,7 @@
 
 Both in this process, in turn; the median of the ratios of their CPU times. `ClientTest` also makes a row of metrics for
 every client, which is what is left of the difference where the network is so small that a pass takes milliseconds.
+Below it, what testing models of the clients' own takes one after the other and in groups.
 
     python benchmarks/evaluation.py [--repeats 9]
 """
@@ -25,11 +26,13 @@ from torch import nn
 from lit_fed import Classifier, FederatedTrainer
 from lit_fed.callbacks import Callback
 from lit_fed.data import Arrays, Natural, TensorDataModule
+from lit_fed.engine.algorithm import Algorithm
 from lit_fed.engine.participation import Participant
-from lit_fed.engine.protocols import ClientTest, GlobalTest
+from lit_fed.engine.protocols import ClientTest, GlobalTest, PersonalTest, Protocol
 from lit_fed.engine.run import Run
-from lit_fed.methods import FedAvg
+from lit_fed.methods import FedAvg, LocalOnly
 
+Times = list[tuple[float, ...]]
 CLIENTS = 1000
 DEMAND = 1.3
 ROWS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
@@ -62,29 +65,28 @@ class Tests(TensorDataModule):
 class Timing(Callback):
     """Tests before the second round, both ways in turn."""
 
-    def __init__(self, repeats: int) -> None:
-        self.repeats = repeats
-        self.seconds: list[tuple[float, float]] = []
+    def __init__(self, repeats: int, *protocols: Protocol) -> None:
+        self.repeats, self.protocols = repeats, protocols
+        self.seconds: list[tuple[float, ...]] = []
 
     def on_round_start(self, run: Run, round_idx: int, plan: Sequence[Participant]) -> None:
         """The first time warms up."""
         for _ in range(self.repeats + 1 if round_idx == 1 else 0):
-            once, clients = (cpu_seconds(protocol, run, round_idx) for protocol in (GlobalTest(), ClientTest()))
-            self.seconds.append((once, clients))
+            self.seconds.append(tuple(cpu_seconds(protocol, run, round_idx) for protocol in self.protocols))
 
 
-def cpu_seconds(protocol: Any, run: Run, round_idx: int) -> float:
+def cpu_seconds(protocol: Protocol, run: Run, round_idx: int) -> float:
     """Of one evaluation."""
     started = time.process_time()
     protocol.run(run.federation, round_idx, "test")
     return time.process_time() - started
 
 
-def measure(name: str, executor: Any, repeats: int) -> list[tuple[float, float]]:
-    """CPU seconds of one pass, and of all clients."""
+def measure(name: str, executor: Any, repeats: int, method: Algorithm[Any], *protocols: Protocol) -> Times:
+    """CPU seconds of some protocols, by repeat."""
     network, shape, samples = ROWS[name]
     torch.manual_seed(0)
-    timing = Timing(repeats)
+    timing = Timing(repeats, *protocols)
     with tempfile.TemporaryDirectory() as folder:
         trainer = FederatedTrainer(
             accelerator="cpu",
@@ -97,7 +99,7 @@ def measure(name: str, executor: Any, repeats: int) -> list[tuple[float, float]]
             callbacks=[timing],
         )
         model = Classifier(network=network(), optimizer=lambda p: torch.optim.SGD(p, lr=LR))
-        trainer.fit(model, Tests(shape, samples), FedAvg())
+        trainer.fit(model, Tests(shape, samples), method)
     return timing.seconds[1:]
 
 
@@ -110,13 +112,22 @@ def main() -> None:
     lines, missed = ["| | executor | one pass, ms | 1,000 clients, ms | ratio |", "|---|---|---|---|---|"], []
     for name in ROWS:
         for executor in ("sequential", "vectorized"):
-            found = measure(name, executor, args.repeats)
+            found = measure(name, executor, args.repeats, FedAvg(), GlobalTest(), ClientTest())
             once, clients = (statistics.median(column) * 1e3 for column in zip(*found, strict=True))
             ratio = statistics.median(b / a for a, b in found)
             lines.append(f"| {name} | {executor} | {once:.1f} | {clients:.1f} | {ratio:.2f} |")
             if executor == "vectorized" and ratio > DEMAND:
                 missed.append(name)
-    print("\n".join(lines))
+    print("\n".join([*lines, "", "| own models | alone, ms | in groups, ms | ratio |", "|---|---|---|---|"]))
+    for name in list(ROWS)[1:]:
+        for method, protocol in ((LocalOnly, ClientTest), (FedAvg, PersonalTest)):
+            alone, groups = (
+                statistics.median(times[0] for times in measure(name, executor, args.repeats, method(), protocol()))
+                * 1e3
+                for executor in ("sequential", "vectorized")
+            )
+            called = f"{name}, {method.__name__}, {protocol.__name__}"
+            print(f"| {called} | {alone:.0f} | {groups:.0f} | {groups / alone:.2f} |", flush=True)
     print(f"one thread; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     if missed:
         raise SystemExit(f"above {DEMAND}: {'; '.join(missed)}")

@@ -326,6 +326,11 @@ def serve(node: Node, address: str, security: Security, home: Path) -> None:
                 now = time.monotonic()
                 failing = now if now > begun + _SETTLED_S else failing
                 if now > failing + _START_S:  # its key may be about to be registered, but not for ever
+                    if security.is_on and "Failed to activate" in supernode.last_words():
+                        raise ConfigError(
+                            f"the server at {address} does not let this node in: give the public key of {security.key} "
+                            "to lit-fed federate, with --node_keys"
+                        )
                     supernode.check()
                 time.sleep(_AGAIN_S)
                 supernode, begun = stack.enter_context(running(words, home)), time.monotonic()

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import takewhile
 from pathlib import Path
 from types import FrameType
 
@@ -22,7 +23,7 @@ from lit_fed.errors import ConfigError, ProcessLost
 _PATIENCE_S = 10  # with a program that is told to end
 _QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
 _PR_SET_PDEATHSIG = 1
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class Program:
@@ -66,10 +67,13 @@ class Program:
         return self.process.poll() is not None
 
     def last_words(self) -> str:
-        """The last line that says something."""
-        lines = [line.strip() for line in self._text().splitlines() if any(map(str.isalpha, line))]
-        errors = [line for line in lines if "ERROR" in line or "Error" in line]
-        return (errors or lines or ["nothing"])[-1][:300]
+        """The last error with what it says of itself, or the last line that says something."""
+        lines = [line.strip() for line in self._text().splitlines()]
+        errors = [place for place, line in enumerate(lines) if "ERROR" in line or "Error" in line]
+        if not errors:
+            return next((line for line in reversed(lines) if any(map(str.isalpha, line))), "nothing")[:300]
+        more = takewhile(lambda line: line and not line.startswith("INFO"), lines[errors[-1] + 1 :])
+        return " ".join([lines[errors[-1]], *more])[:300]
 
     def end(self) -> None:
         """End it, and whatever it has started."""
@@ -82,7 +86,7 @@ class Program:
         self.process.wait()
 
     def _text(self) -> str:
-        return _COLOUR.sub("", self.log.read_text(encoding="utf-8", errors="replace"))
+        return COLOUR.sub("", self.log.read_text(encoding="utf-8", errors="replace"))
 
 
 @contextmanager

@@ -11,11 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from lit_fed.deployment.processes import environment, is_loopback, program, split_address
+from lit_fed.deployment.processes import COLOUR, environment, is_loopback, program, split_address
 from lit_fed.errors import ConfigError
 
 _AT_ONCE = 4  # keys that are registered at a time
 _ANSWER_S = 10.0
+_FRAME = re.compile("[\u2500-\u257f]")  # what boxes are drawn of
 _ANYWHERE = ("0.0.0.0", "::")
 
 
@@ -148,7 +149,7 @@ def _reason(error: OSError) -> str:
 
 def in_one_line(said: str, most: int = 300) -> str:
     """What one of Flower's programs said, without the frame around it; the beginning, which names the cause."""
-    words = re.sub(r"[\u2500-\u257f]", " ", said).split()
+    words = _FRAME.sub(" ", COLOUR.sub("", said)).split()
     text = " ".join(words)
     return text if len(text) <= most else text[:most].rsplit(" ", 1)[0] + " …"
 

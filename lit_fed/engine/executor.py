@@ -16,6 +16,7 @@ from typing import Literal
 
 import torch
 
+from lit_fed.engine.client import FineTuning, Stage
 from lit_fed.engine.payload import ClientUpdate, Flat, Layout, is_finite
 from lit_fed.engine.session import Broadcast, Session
 from lit_fed.engine.strategy import Workers, raise_if_lost
@@ -33,7 +34,10 @@ class Question:
         answer: Answers for a client of this process; None where the client has nothing to say.
         layout: The tensors that an answer holds.
         loader: Where an answer is nothing but what the client's evaluation step logs over a loader: a client's, or that
-            of the data of which every client's are a part (None), all of which are asked for.
+            of the data of which every client's are a part (None).
+        stage: Of what happens before that step.
+        fine_tuning: How the client adapts its model before it, in the stage ``personal``.
+        of_all: Whether every client of the federation is asked.
     """
 
     protocol: str
@@ -41,6 +45,9 @@ class Question:
     answer: Callable[[int, Broadcast], ClientUpdate | None]
     layout: Layout
     loader: Callable[[int | None], Iterable[object]] | None = None
+    stage: Stage = "test"
+    fine_tuning: FineTuning | None = None
+    of_all: bool = True
 
 
 class Executor(ABC):

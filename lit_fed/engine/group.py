@@ -166,10 +166,10 @@ class GroupObjective:
         """
         own = self._of(rows)
         if len(next(iter(parameters.values()))) == 1:  # one alone would be multiplied by other kernels than a group
-            twice = tree_map(_twice, (parameters, buffers, batch, own, counts))
-            loss, values = self._run(*twice)
+            doubled = tree_map(twice, (parameters, buffers, batch, own, counts))
+            loss, values = self._run(*doubled)
             for name, tensor in buffers.items():
-                tensor.copy_(twice[1][name][:1])
+                tensor.copy_(doubled[1][name][:1])
             return loss[:1], [value[:1] for value in values]
         return self._run(parameters, buffers, batch, own, counts)
 
@@ -177,13 +177,13 @@ class GroupObjective:
         self, parameters: Tensors, buffers: Tensors, batch: Any, own: dict[str, Any], counts: Tensor | None
     ) -> tuple[Tensor, list[Tensor]]:
         if counts is None:
-            step = torch.vmap(self._step, in_dims=(0, 0, _dims(batch), 0))
+            step = torch.vmap(self._step, in_dims=(0, 0, batch_dims(batch), 0))
             loss, values, rebound = step(parameters, buffers, batch, own)
             for name, tensor in zip(self._rebound, rebound, strict=True):
                 buffers[name].copy_(tensor)
             return loss, list(values)
-        by_sample = torch.vmap(self._step_on_sample, in_dims=(None, None, _dims(batch), None))
-        loss, values = torch.vmap(by_sample, in_dims=(0, 0, _dims(batch), 0))(parameters, buffers, batch, own)
+        by_sample = torch.vmap(self._step_on_sample, in_dims=(None, None, batch_dims(batch), None))
+        loss, values = torch.vmap(by_sample, in_dims=(0, 0, batch_dims(batch), 0))(parameters, buffers, batch, own)
         weights = (torch.arange(loss.shape[1], device=loss.device) < counts.unsqueeze(1)) / counts.unsqueeze(1)
         return (loss * weights).sum(1), [(value * weights).sum(1) for value in values]
 
@@ -242,9 +242,11 @@ def _stacked(held: Sequence[Mapping[str, Tensor]]) -> Tensors:
     return {name: torch.stack(found) for name, found in fit.items()}  # type: ignore[arg-type]  # of one shape, so no None
 
 
-def _twice(leaf: Any) -> Any:
+def twice(leaf: Any) -> Any:
+    """A client's tensor for two that are alike."""
     return torch.cat([leaf, leaf.detach()]) if isinstance(leaf, Tensor) else leaf
 
 
-def _dims(batch: Any) -> Any:
+def batch_dims(batch: Any) -> Any:
+    """Along what ``torch.vmap`` takes apart a batch that holds tensors of several clients, and anything else."""
     return tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) else None, batch)

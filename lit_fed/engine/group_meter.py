@@ -33,6 +33,14 @@ class GroupMeter:
         self._sums[name][: len(values)] += weighted
         self._counts[name][: len(values)] += sizes
 
+    def add_at(self, rows: Tensor, name: str, values: Tensor, count: int) -> None:
+        """Take in a value of each of some clients, all of the same weight."""
+        if name not in self._sums:
+            self._sums[name] = values.new_zeros(self._num_clients)
+            self._counts[name] = np.zeros(self._num_clients, dtype=np.int64)
+        self._sums[name].index_add_(0, rows, values.detach() * count)
+        self._counts[name][rows.cpu().numpy()] += count
+
     def compute(self) -> list[dict[str, float]]:
         """Every client's means; one device synchronisation a name."""
         found: list[dict[str, float]] = [{} for _ in range(self._num_clients)]

@@ -33,7 +33,7 @@ class Trained:
     ) -> None:
         self.metrics = metrics
         self.finite = _finite(tensors, len(metrics))
-        self._tensors, self._parts = tensors, parts
+        self.tensors, self._parts = tensors, parts
         self._layout: Mapping[str, torch.Size] = {}
         self._rows: Sequence[Tensor] | None = None
 
@@ -59,8 +59,15 @@ class Trained:
             return ()
         shapes = {name: tensor.shape for name, tensor in payload.items()}
         self._layout = like if shapes == like else shapes
-        stacks = [self._tensors[name].reshape(len(self.metrics), -1) for name in self._layout]
+        stacks = [self.tensors[name].reshape(len(self.metrics), -1) for name in self._layout]
         return torch.cat(stacks, 1).unbind(0)
+
+
+def holdings(client: Client) -> Any:
+    """What must be the same for clients of a group: names and shapes of what they hold, and whether they are new."""
+    held = (client.state, *client.results.values())
+    shapes = tuple(tuple((name, tensor.shape) for name, tensor in one.items()) for one in held)
+    return client.is_new, tuple(client.begun), tuple(client.results), shapes
 
 
 class GroupLoop:
@@ -174,8 +181,11 @@ class _PhaseOfGroup:
         optimizer = optimizers[0]
         if schedulers and len(set(lengths)) > 1:
             raise NotVectorizable("with a schedule by steps, the clients of a group need equally many batches")
-        for group in optimizer.param_groups if self.phase.lr is not None else ():
-            group["lr"] = self.phase.lr
+        lr, fine_tuning = self.phase.lr, self.clients[0].fine_tuning
+        if lr is None and fine_tuning is not None and not self.phase.public:
+            lr = fine_tuning.lr
+        for group in optimizer.param_groups if lr is not None else ():
+            group["lr"] = lr
         own_parameters = [list(group["params"]) for group in optimizer.param_groups]
         distances = [0.0]
         mean_gradient = MeanGradients(len(self.clients))

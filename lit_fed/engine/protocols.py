@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_fed.engine.client import Client, FineTuning
+from lit_fed.engine.client import Client, FineTuning, Stage
 from lit_fed.engine.executor import Question
 from lit_fed.engine.ledger import ClientRow, spread
 from lit_fed.engine.payload import ClientUpdate, Layout
@@ -159,6 +159,8 @@ class ClientTest(Protocol):
 
     name = "clients"
     stage = "test"
+    entered: Stage = "test"  # as what a client is entered
+    fine_tuning: FineTuning | None = None
 
     def __init__(self, max_clients: int | None = None) -> None:
         if max_clients is not None and max_clients < 1:
@@ -182,10 +184,10 @@ class ClientTest(Protocol):
         return federation.participation.seen_clients
 
     def question(self, federation: Federation, subset: EvalSubset) -> Question:
-        """See `Protocol.question`; with the data, where all clients are tested and nothing is done before."""
+        """See `Protocol.question`; with the data, and with what a client does before they are looked at."""
         question = super().question(federation, subset)
         own = (type(self).answer, type(self).test_client, type(self).enter)
-        if self.max_clients is not None or own != (ClientTest.answer, ClientTest.test_client, ClientTest.enter):
+        if own != (ClientTest.answer, ClientTest.test_client, ClientTest.enter):
             return question
 
         def loader(client_id: int | None) -> Iterable[object]:
@@ -193,7 +195,8 @@ class ClientTest(Protocol):
                 return self.loader(federation, client_id, subset)
             return federation.data.test_loader() if subset == "test" else federation.data.val_loader()
 
-        return replace(question, loader=loader)
+        of_all = self.max_clients is None
+        return replace(question, loader=loader, stage=self.entered, fine_tuning=self.fine_tuning, of_all=of_all)
 
     def answer(self, federation: Federation, client_id: int, broadcast: Broadcast, subset: EvalSubset) -> ClientUpdate:
         """One client's metrics."""
@@ -210,7 +213,7 @@ class ClientTest(Protocol):
 
     def enter(self, federation: Federation, client_id: int, broadcast: Broadcast) -> Client:
         """Become the client, as it is to be tested."""
-        return federation.session.enter(client_id, broadcast, "test")
+        return federation.session.enter(client_id, broadcast, self.entered, self.fine_tuning)
 
     def loader(self, federation: Federation, client_id: int, subset: EvalSubset) -> Iterable[object]:
         """What to test on: the client's own data."""
@@ -243,7 +246,7 @@ class PersonalTest(ClientTest):
     """
 
     name = "personal"
-    stage = "personal"
+    stage = entered = "personal"
 
     def __init__(self, epochs: int = 1, lr: float | None = None, max_clients: int | None = None) -> None:
         super().__init__(max_clients)
@@ -252,10 +255,6 @@ class PersonalTest(ClientTest):
         if lr is not None and lr <= 0:
             raise ConfigError(f"PersonalTest.lr is {lr}; it must be positive")
         self.fine_tuning = FineTuning(epochs, lr)
-
-    def enter(self, federation: Federation, client_id: int, broadcast: Broadcast) -> Client:
-        """Become the client, to be fine-tuned and put back."""
-        return federation.session.enter(client_id, broadcast, "personal", self.fine_tuning)
 
 
 class ClientGlobalTest(ClientTest):

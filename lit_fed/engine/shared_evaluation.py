@@ -51,10 +51,12 @@ class SharedEvaluation:
             ids: Whom.
             broadcast: What they receive.
         """
-        if question.loader is None or not ids or self.loop.model.split.personal:
+        if question.loader is None or not question.of_all or question.stage != "test":
+            return
+        if not ids or self.loop.model.split.personal or not is_only_its_step(self.loop, question.subset):
             return
         whole = question.loader(None)
-        if not isinstance(whole, TensorLoader) or not len(whole) or not self._can(whole, question.subset):
+        if not isinstance(whole, TensorLoader) or not len(whole) or not whole.is_fixed:
             return
         rows = self._rows(question.loader, ids, whole)
         alike = self._alike(list(rows), broadcast)
@@ -69,12 +71,6 @@ class SharedEvaluation:
         for idx, client_id in enumerate(alike):
             metrics = {name: values[idx] for name, values in means.items()} if sizes[idx] else {}
             yield ClientUpdate(client_id, {}, metrics=metrics, kind=self.kind)
-
-    def _can(self, whole: TensorLoader, subset: Subset) -> bool:
-        """Whether nothing but the step looks at a batch."""
-        stage = self.loop.evaluation_stage(subset)
-        watched = any(self.loop.listeners(f"on_{stage}_{hook}") for hook in _HOOKS)
-        return stage is not None and not watched and whole.is_fixed
 
     def _rows(
         self, loader_of: Callable[[int | None], Iterable[object]], ids: Iterable[int], whole: TensorLoader
@@ -158,6 +154,12 @@ class SharedEvaluation:
         if any(weight not in (None, 1) for _, weight in recorder.logged):
             raise NotVectorizable("the step says itself what its values weigh")
         return {plain_name(name): found for (name, _), found in zip(recorder.logged, values, strict=True)}
+
+
+def is_only_its_step(loop: TaskLoop, subset: Subset) -> bool:
+    """Whether the task has a step that evaluates, and nothing else of it or of a callback looks at a batch."""
+    stage = loop.evaluation_stage(subset)
+    return stage is not None and not any(loop.listeners(f"on_{stage}_{hook}") for hook in _HOOKS)
 
 
 def _places(rows: NDArray[np.int64], among: NDArray[np.int64]) -> NDArray[np.int64] | None:

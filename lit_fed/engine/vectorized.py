@@ -17,7 +17,8 @@ import torch
 from lit_fed.engine.client import Client
 from lit_fed.engine.executor import Executor, Question, SequentialExecutor, failure
 from lit_fed.engine.group import NotVectorizable
-from lit_fed.engine.group_training import GroupLoop, Trained
+from lit_fed.engine.group_evaluation import GroupEvaluation
+from lit_fed.engine.group_training import GroupLoop, Trained, holdings
 from lit_fed.engine.payload import ClientUpdate, Flat, is_finite
 from lit_fed.engine.session import Broadcast, Session
 from lit_fed.engine.shared_evaluation import SharedEvaluation
@@ -43,7 +44,8 @@ class VectorizedExecutor(Executor):
         self.session = session
         self.group_size = group_size
         self.groups = {kind: GroupLoop(loop) for kind, loop in session.loops.items()}
-        self.evaluations = {kind: SharedEvaluation(session, kind) for kind in session.loops}
+        self.shared = {kind: SharedEvaluation(session, kind) for kind in session.loops}
+        self.own = {kind: GroupEvaluation(session, kind, group) for kind, group in self.groups.items()}
         self._layout: Mapping[str, torch.Size] = {}
 
     def prepare(self, broadcast: Broadcast) -> None:
@@ -70,11 +72,18 @@ class VectorizedExecutor(Executor):
                 yield from self._run_group(kind, own[start : start + size], broadcast)
 
     def ask(self, question: Question, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[ClientUpdate]:
-        """Ask every client; those who are tested with one model by one pass over the data they share."""
+        """Ask every client: those who share a model by one pass over the data they share, others in groups."""
         left = dict.fromkeys(client_ids)
-        for kind, evaluation in self.evaluations.items():
-            own = [client_id for client_id in left if self.session.kinds[client_id] == kind]
-            for answer in evaluation.answers(question, own, broadcast):
+
+        def of(kind: str) -> list[int]:
+            return [client_id for client_id in left if self.session.kinds[client_id] == kind]
+
+        for kind in self.groups:
+            for answer in self.shared[kind].answers(question, of(kind), broadcast):
+                del left[answer.client_id]
+                yield answer
+            size = self.group_size or self._size(kind)
+            for answer in self.own[kind].answers(question, of(kind), broadcast, size):
                 del left[answer.client_id]
                 yield answer
         yield from super().ask(question, left, broadcast)
@@ -88,7 +97,7 @@ class VectorizedExecutor(Executor):
             except (Exception, SystemExit) as error:
                 yield failure(client_id, broadcast.round_idx, error)
                 continue
-            admitted.setdefault(_holdings(client), []).append(client)
+            admitted.setdefault(holdings(client), []).append(client)
         for clients in admitted.values():
             try:
                 trained = self.groups[kind].train(clients)
@@ -184,10 +193,3 @@ def fitting(session: Session, kind: str) -> int:
     model = session.loops[kind].model
     each = 3 * sum(tensor.numel() * tensor.element_size() for tensor in model.parameters.values())
     return _CACHE_BYTES // max(each, 1)
-
-
-def _holdings(client: Client) -> Any:
-    """What must be the same for clients of a group: names and shapes of what they hold, and whether they are new."""
-    held = (client.state, *client.results.values())
-    shapes = tuple(tuple((name, tensor.shape) for name, tensor in one.items()) for one in held)
-    return client.is_new, tuple(client.begun), tuple(client.results), shapes

@@ -141,7 +141,7 @@ def test_an_address_that_is_taken_is_told_before_anything_starts() -> None:
 
 
 def test_what_a_program_said_is_told_from_its_beginning_and_without_its_frame() -> None:
-    said = "╭─ Error ─╮\n│ The key is no key. │\n╰─────────╯\n"
+    said = "\033[91m╭─ Error ─╮\033[0m\n│ The key is no key. │\n╰─────────╯\n"
     assert in_one_line(said) == "Error The key is no key."
     assert in_one_line("word " * 100, most=12) == "word word …"
 
@@ -222,8 +222,13 @@ def test_a_superlink_that_is_gone_is_noticed_while_its_run_still_asks_for_it() -
         ("exec sleep 60", "sh was killed by signal 9; what it said is in "),
         (
             r"printf '\033[91mERROR\033[0m: no key\n1\n'; exit 3",
-            "sh ended with status 3: ERROR: no key; all",
+            "sh ended with status 3: ERROR: no key 1; all",
         ),
+        (
+            r"printf 'ERROR: Exit Code: 305\nFailed to activate.\n\nSee elsewhere\nINFO: done\n'; exit 1",
+            "sh ended with status 1: ERROR: Exit Code: 305 Failed to activate.; all",
+        ),
+        ("echo; echo All is well; echo 1; exit 4", "sh ended with status 4: All is well; all"),
     ],
 )
 def test_the_end_of_a_program_is_told_with_its_last_words(
