@@ -70,7 +70,12 @@ class GroupEvaluation:
         size = min(size, _BATCH_VALUES // max(1, largest * math.prod(self.session.data.input_shape)))
         if size < _FEWEST:  # a batch is large enough to be computed alone
             return
-        ordered = sorted(ids, key=lambda client_id: (-self.session.data.num_samples(client_id), client_id))
+        samples = self.session.data.num_samples
+
+        def many(client_id: int) -> int:  # who has more batches to train on comes first; else, alike ones go together
+            return samples(client_id) if question.fine_tuning is not None else loaders[client_id].num_samples
+
+        ordered = sorted(ids, key=lambda client_id: (-many(client_id), client_id))
         for start in range(0, len(ordered), size):
             chosen = ordered[start : start + size]
             try:

@@ -29,6 +29,7 @@ Columns = dict[str, NDArray[np.float64]]
 _HOOKS = ("start", "epoch_start", "batch_start", "batch_end", "epoch_end", "end", "model_eval", "model_train")
 _LOOK = 32  # samples on which both ways are compared
 _CLOSE = 1e-4
+_PIECE_VALUES = 2**19  # of inputs that the model goes over at once, or a batch
 
 
 class SharedEvaluation:
@@ -115,12 +116,13 @@ class SharedEvaluation:
         )
 
     def _columns(self, whole: TensorLoader, subset: Subset, places: NDArray[np.int64]) -> Columns:
-        """What is logged of every shared sample; of batches without a sample at these places, nothing.
+        """What is logged of every shared sample; of pieces of the data without a sample at these places, nothing.
 
-        Batches are those of the shared data whoever asks for them, so that their values are the same bits on any number
-        of processes.
+        Pieces are those of the shared data whoever asks for them, so that their values are the same bits on any number
+        of processes: batches, or several where samples are so small that a batch is done at once.
         """
-        size, rows = whole.batch_size, whole.indices
+        batch_values = whole.batch_size * math.prod(self.session.data.input_shape)
+        size, rows = whole.batch_size * max(1, _PIECE_VALUES // max(1, batch_values)), whole.indices
         wanted = np.unique(places // size).tolist()
         found: dict[str, list[Tensor]] = {}
         for one in wanted:

@@ -133,12 +133,18 @@ def test_personal_models_are_tested_one_after_the_other(tmp_path: Path) -> None:
     assert_close(found_by_client(alone), found_by_client(grouped))
 
 
-def test_the_shared_data_are_gone_through_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("piece_values", [1, 2**19])
+def test_the_shared_data_are_gone_through_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece_values: int
+) -> None:
+    monkeypatch.setattr("lit_fed.engine.shared_evaluation._PIECE_VALUES", piece_values)
     task = Counting()
     made = federate(tmp_path, "vectorized", task, protocols=[ClientTest(), ClientGlobalTest()])
-    shared = len(made.run.federation.data.test_loader())
+    batches = len(made.run.federation.data.test_loader())
+    assert batches == 4
+    pieces = batches if piece_values == 1 else 1  # 4 × 100 × 64 values are fewer than 2**19
     look = 2  # at some samples, both ways, each time
-    assert task.steps == 2 * (shared + look)
+    assert task.steps == 2 * (pieces + look)
 
 
 def test_by_hand(tmp_path: Path) -> None:
