@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from lit_fed import Client, FederatedTrainer, Model, Split, Update
 from lit_fed.callbacks import Callback, RoundRecord
 from lit_fed.data import Arrays, Natural, TensorDataModule
+from lit_fed.engine.payload import ClientUpdate
 from lit_fed.engine.run import Run
 from lit_fed.methods import FedAvg
 
@@ -152,6 +153,23 @@ class SmallDisk(Callback):
         if round_idx == 1:
             (events,) = run.log_dir.glob("events*")
             resource.setrlimit(resource.RLIMIT_FSIZE, (events.stat().st_size + 10, resource.RLIM_INFINITY))
+
+
+class KilledOnce(Callback):
+    """The last process is killed in a round; the file says that it was.
+
+    Args:
+        round_idx: The round.
+    """
+
+    def __init__(self, round_idx: int) -> None:
+        self.round_idx = round_idx
+
+    def on_client_end(self, run: Run, update: ClientUpdate) -> None:
+        done, last = Path("killed"), run.workers.rank + 1 == run.workers.world_size
+        if run.next_round == self.round_idx and last and not done.exists():
+            done.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Agreement(Callback):

@@ -51,16 +51,19 @@ def test_two_processes_on_one_machine(single: Path, tmp_path: Path) -> None:
     same_run(single, tmp_path / "lightning_logs/version_0")
 
 
-def test_two_processes_test_clients_that_share_a_model_to_the_same_bits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("algorithm", ["FedAvg", "FedPer"])
+def test_two_processes_test_clients_in_groups_to_the_same_bits(tmp_path: Path, algorithm: str) -> None:
+    """Clients that share a model, have a part of it to themselves, or fine-tune it."""
     found = []
+    tests = ("--algorithm", algorithm, "--trainer.protocols", "[ClientTest, PersonalTest]")
     for folder, devices in (("one", "1"), ("two", "2")):
         (tmp_path / folder).mkdir()
         words = ("--trainer.executor", "vectorized", "--trainer.devices", devices, "--trainer.accelerator", "cpu")
-        done = run_cli(*QUICK, *words, cwd=tmp_path / folder)
+        done = run_cli(*QUICK, *words, *tests, cwd=tmp_path / folder)
         assert done.returncode == 0, done.stderr
         lines = rows(tmp_path / folder / "lightning_logs/version_0/clients.csv")
-        found.append([tuple(row.values()) for row in lines if row["stage"] == "test"])
-    assert found[0]
+        found.append([tuple(row.values()) for row in lines if row["stage"] in ("test", "personal")])
+    assert {row[2] for row in found[0]} == {"test", "personal"}
     assert found[0] == found[1]
 
 
@@ -68,6 +71,21 @@ def test_torchrun_on_loopback(single: Path, tmp_path: Path) -> None:
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29531")
     done = run_cli(*QUICK, "--trainer.devices", "2", cwd=tmp_path, program=torchrun)
     assert done.returncode == 0, done.stderr
+    same_run(single, tmp_path / "lightning_logs/version_0")
+
+
+def test_torchrun_starts_killed_processes_again_to_the_same_bits(
+    single: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Else the processes that are started again find each other's old addresses, whatever they run: of PyTorch 2.15.
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    killed = ("--trainer.callbacks", "[{class_path: tests.support.KilledOnce, init_args: {round_idx: 1}}]")
+    words = (*QUICK, "--trainer.devices", "2", *killed, "--ckpt_path", "last")
+    done = run_cli(*words, cwd=tmp_path, program=(*torchrun, "--max-restarts", "1"))
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "killed").exists()
+    assert "with round 1" in done.stdout, "it went on from the round that had ended"
     same_run(single, tmp_path / "lightning_logs/version_0")
 
 
