@@ -1,9 +1,10 @@
 """What the round loop costs over a bare hand-written PyTorch loop that does the same work.
 
 Both run in this process, in turn, on the same tensors and with the same shuffling; the median over rounds of the ratio
-of a round's two CPU times is what counts, for a machine's speed drifts. The weights of both must agree in the first rounds, or the comparison is
-void: later on, networks that learn noise by heart make much of rounding. The federation also writes its logs and a
-checkpoint every round, which the bare loop does not. Every row has a demand; the exit status is 1 where one is missed.
+of a round's two CPU times is what counts, for a machine's speed drifts. The weights of both must agree in the first
+rounds, or the comparison is void: later on, networks that learn noise by heart make much of rounding. The federation
+also writes its logs and a checkpoint every round, which the bare loop does not. Every row has a demand; the exit status
+is 1 where one is missed.
 
     python benchmarks/overhead.py [--rounds 20] [--threads 1] [--only WORD] [--output FOLDER]
 """
