@@ -39,7 +39,8 @@ from lit_fed.engine.run import Run
 from lit_fed.methods import FedAvg, Scaffold
 
 GROUPS_DEMAND, PROCESSES_DEMAND = 0.25, 0.9
-ROUNDS = {"bare": 6, "fedavg": 6, "scaffold": 12}
+ROUNDS = {"bare": 5, "fedavg": 5, "scaffold": 8}
+IMAGES = 200  # of a client
 
 
 class Starts(Callback):
@@ -81,7 +82,7 @@ def bare(rounds: int) -> list[list[float]]:
     torch.manual_seed(0)
     network = two_convs()
     loop = BareLoop(network, network.state_dict(), 0.0, 1)
-    clients = [(torch.randn(500, 3, 32, 32), torch.randint(0, 10, (500,)), seed) for seed in range(10)]
+    clients = [(torch.randn(IMAGES, 3, 32, 32), torch.randint(0, 10, (IMAGES,)), seed) for seed in range(10)]
     times = []
     for _ in range(rounds + 1):
         times.append((time.monotonic(), time.process_time()))
@@ -105,7 +106,7 @@ def work(what: str, how: str, path: str) -> None:
     elif what == "scaffold":
         times = federate(Scaffold(), Noise(1000, 5, (60,), 5), logistic, rounds, devices=1, executor=how)
     else:
-        times = federate(FedAvg(), Noise(10, 500, (3, 32, 32), 50), two_convs, rounds, devices=int(how))
+        times = federate(FedAvg(), Noise(10, IMAGES, (3, 32, 32), 50), two_convs, rounds, devices=int(how))
     if os.environ.get("LOCAL_RANK", "0") == "0":
         Path(path).write_text(json.dumps(times), encoding="utf-8")
 
@@ -140,8 +141,11 @@ def main() -> None:
     groups, gains = [], []
     for _ in range(args.repeats):
         groups.append(seconds("scaffold", "vectorized")[1] / seconds("scaffold", "sequential")[1])
+        print(f"SCAFFOLD: {groups[-1]:.3f}, load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
+    for _ in range(args.repeats):
         ours = seconds("fedavg", "1")[0] / seconds("fedavg", "2")[0]
         gains.append(ours / (2 * seconds("bare", "")[0] / seconds("bare", "", 2)[0]))
+        print(f"processes: {gains[-1]:.3f}, load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
     ratio, gain = statistics.median(groups), statistics.median(gains)
     print(f"SCAFFOLD in groups / one client after the other: {ratio:.3f} (demand ≤ {GROUPS_DEMAND})")
     print(f"gain of a second process / of a second bare loop: {gain:.3f} (demand ≥ {PROCESSES_DEMAND})")
