@@ -217,8 +217,9 @@ def superlink_grid(
     security.check(address, ("ca", "certificate", "key") if own else ("ca",))
     if own:
         check_free(address)
-    if security.is_on:
-        security.try_out(address) if own else security.authority()
+        security.try_out(address)
+    else:
+        security.greet(address)
     with ExitStack() as stack:
         stack.enter_context(ending_by_signal())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lit_fed_")))

@@ -39,8 +39,11 @@ def check(name: str, folder: Path) -> None:
     other = deploy(lambda root: parts_of(name, root), folder / "other", HOMES)
     assert_same(saved_weights(one), saved_weights(other.log_dir))
     store = other.run.federation.store.state_dict()
-    files = {(path.name.partition(".r")[0], path.name.split(".r")[1]) for path in one.glob("checkpoints/clients/*.pt")}
-    assert {(client, f"{version[0]}.pt") for client, version in store.items()} <= files
+    files = {
+        (path.name.partition(".r")[0], path.name.split(".r")[1])
+        for path in one.glob("checkpoints/clients/*.safetensors")
+    }
+    assert {(client, f"{version[0]}.safetensors") for client, version in store.items()} <= files
 
 
 @pytest.mark.parametrize("method", SOON)

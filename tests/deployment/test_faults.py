@@ -318,12 +318,12 @@ def test_states_that_nobody_needs_are_deleted_where_they_lie(tmp_path: Path) -> 
     index = made.run.federation.store.state_dict()
     for place, clients in enumerate(HOMES):
         for client in clients:
-            files = list((tmp_path / f"node_{place}" / "states").rglob(f"{client}.r*.pt"))
-            assert any(path.name == f"{client}.r{index[str(client)][0]}.pt" for path in files)
+            files = list((tmp_path / f"node_{place}" / "states").rglob(f"{client}.r*.safetensors"))
+            assert any(path.name == f"{client}.r{index[str(client)][0]}.safetensors" for path in files)
             assert len(files) <= 3
 
 
 def test_the_server_has_no_clients_state(tmp_path: Path) -> None:
     made = deploy(wanderers(), tmp_path / "other", HOMES)
-    assert not list(made.log_dir.rglob("*.r*.pt"))
-    assert list(simulate(wanderers(), tmp_path / "one").log_dir.rglob("*.r*.pt"))
+    assert not list(made.log_dir.rglob("*.r*.safetensors"))
+    assert list(simulate(wanderers(), tmp_path / "one").log_dir.rglob("*.r*.safetensors"))

@@ -70,6 +70,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "req", "-x509", "-new", "-key", f"{name}.key", "-days", "2", "-subj", f"/CN={name}", "-out", f"{name}.crt"
         )
     openssl("genpkey", *curve, "-out", "server.key")
+    openssl("pkey", "-in", "server.key", "-aes256", "-passout", "pass:secret", "-out", "locked.key")
     openssl("req", "-new", "-key", "server.key", "-subj", "/CN=127.0.0.1", "-out", "server.csr")
     (folder / "san").write_text("subjectAltName=IP:127.0.0.1\n")
     signed = ("-in", "server.csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "san")
@@ -87,6 +88,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (("foreign.crt", "server.crt", "server.key"), "127.0.0.1:1", "takes .*server.crt: .*local issuer certificate"),
         (("ca.crt", "server.crt", "server.key"), "127.0.0.2:1", "certificate is not valid for '127.0.0.2'"),
         (("ca.crt", "server.crt", "ca.key"), "127.0.0.1:1", "ca.key do not go together: key values mismatch"),
+        (("ca.crt", "server.crt", "locked.key"), "127.0.0.1:1", "locked.key do not go together"),  # asks nobody for it
         (("ca.crt", "san", "server.key"), "127.0.0.1:1", "san and .* do not go together"),
         (("server.key", "server.crt", "server.key"), "127.0.0.1:1", "--ca .*server.key is no certificate"),
     ],
