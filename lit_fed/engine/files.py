@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import struct
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -26,23 +29,11 @@ def shown(path: Path) -> str:
 
 
 Version = tuple[int, int]
-"""The round in which a state was written, and the checksum of what was written."""
-
-
-def checksum(state: Mapping[str, Tensor]) -> int:
-    """The CRC-32 of named tensors: of names, types, shapes and values, in any order and on any device.
-
-    It tells an accident, not an attack.
-    """
-    total = 0
-    for name, tensor in sorted(state.items()):
-        total = crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), total)
-        total = crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data, total)
-    return total
+"""The round in which a state was written, and the CRC-32 of its file: that tells an accident, not an attack."""
 
 
 class VersionedFiles:
-    """Tensors in files of their own, ``<name>.r<round>.pt``, each of which says whose they are.
+    """Tensors in files of their own, ``<name>.r<round>.safetensors``, each of which says whose they are.
 
     Args:
         directory: Their folder; it is made with the first file. None refuses to write.
@@ -59,24 +50,37 @@ class VersionedFiles:
         """
         path = self.path(name, version[0])
         try:
-            content = torch.load(path, weights_only=True, map_location="cpu")
-        except (
-            Exception
-        ) as error:  # damaged bytes make the reader fail in a dozen ways, TypeError and struct.error included
-            raise _unreadable(name, path, " ".join(str(error).split())[:120]) from error
-        state = content.get("state") if isinstance(content, dict) else None
-        if not isinstance(state, dict) or not all(isinstance(tensor, Tensor) for tensor in state.values()):
-            raise _unreadable(name, path, "it is no client's state")
-        if content.get("client") != name:
-            raise _unreadable(name, path, f"it is that of client {content.get('client')}")
-        if checksum(state) != version[1]:
-            raise _unreadable(name, path, "it is not what the run wrote there")
-        return state
+            blob = path.read_bytes()
+        except OSError as error:
+            raise _unreadable(name, path, str(error.strerror)) from error
+        if crc32(blob) != version[1]:
+            owner = _client_of(blob)
+            other = owner is not None and owner != name
+            why = f"it is that of client {owner}" if other else "it is not what the run wrote there"
+            raise _unreadable(name, path, why)
+        state = safetensors.torch.load(blob)
+        return {entry: state[entry] for entry in _about(blob)["names"]}
 
     def write(self, name: str, round_idx: int, state: Mapping[str, Tensor]) -> Version:
-        """Write one version."""
-        write_atomically({"client": name, "state": dict(state)}, self.path(name, round_idx), durable=False)
-        return round_idx, checksum(state)
+        """Write one version.
+
+        Args:
+            name: Whose.
+            round_idx: The version.
+            state: Contiguous tensors that share no memory.
+
+        Raises:
+            CheckpointError: If the disk is full, the folder cannot be written, or safetensors has no such tensors.
+        """
+        about = {"state": json.dumps({"client": name, "names": list(state)})}  # one entry: their order is not fixed
+        try:
+            blob = safetensors.torch.save(dict(state), about)
+        except KeyError as error:  # such as complex128
+            words = " ".join(str(error).split())
+            raise CheckpointError(f"the state of client {name} fits no file of safetensors: {words}") from error
+        with _in_place_of(self.path(name, round_idx)) as temporary:
+            temporary.write_bytes(blob)
+        return round_idx, crc32(blob)
 
     def delete(self, name: str, round_idx: int) -> None:
         """Delete one version, if it is there."""
@@ -97,8 +101,8 @@ class VersionedFiles:
 
     def rounds(self) -> Iterator[tuple[str, int]]:
         """Every name and round that has a file."""
-        for path in self.directory.glob("*.r*.pt") if self.directory is not None else ():
-            name, _, round_idx = path.name.removesuffix(".pt").rpartition(".r")
+        for path in self.directory.glob("*.r*.safetensors") if self.directory is not None else ():
+            name, _, round_idx = path.stem.rpartition(".r")
             if round_idx.isdecimal() and not name.startswith("."):
                 yield name, int(round_idx)
 
@@ -117,7 +121,22 @@ class VersionedFiles:
             raise CheckpointError(
                 f"a client cannot be called {name!r}: its state would lie outside of the run's folder"
             )
-        return self.directory / f"{name}.r{round_idx}.pt"
+        return self.directory / f"{name}.r{round_idx}.safetensors"
+
+
+def _about(blob: bytes) -> dict[str, Any]:
+    """Whose state a file is, and its names in their order: in its header in JSON, whose length its first bytes say."""
+    (length,) = struct.unpack_from("<Q", blob)
+    about: dict[str, Any] = json.loads(json.loads(blob[8 : 8 + length])["__metadata__"]["state"])
+    return about
+
+
+def _client_of(blob: bytes) -> str | None:
+    """Whose state some bytes are, None where they are none."""
+    try:
+        return str(_about(blob)["client"])
+    except Exception:  # damaged bytes make the reader fail in a dozen ways
+        return None
 
 
 def _unreadable(name: str, path: Path, why: str) -> CheckpointError:
@@ -130,13 +149,12 @@ def remove_half_written(directory: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def write_atomically(content: Any, path: Path, durable: bool = True) -> None:
-    """Save tensors and primitives to a temporary file and rename it into place.
+def write_atomically(content: Any, path: Path) -> None:
+    """Save tensors and primitives to a temporary file, wait until it is on the disk, and rename it into place.
 
     Args:
         content: What ``torch.load(..., weights_only=True)`` can read back.
         path: The final name; what was there survives any failure.
-        durable: Also wait until the bytes are on the disk, so that a power cut loses nothing.
 
     Raises:
         CheckpointError: If the disk is full or the folder cannot be written.
@@ -144,8 +162,7 @@ def write_atomically(content: Any, path: Path, durable: bool = True) -> None:
     with _in_place_of(path) as temporary, open(temporary, "wb") as file:
         torch.save(content, file)
         file.flush()
-        if durable:
-            os.fsync(file.fileno())
+        os.fsync(file.fileno())
 
 
 def write_text(parts: Iterable[str], path: Path) -> None:
@@ -168,7 +185,8 @@ def _in_place_of(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with cannot_write(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.parent.is_dir():  # which costs less than to find it there
+                path.parent.mkdir(parents=True, exist_ok=True)
             yield temporary
             temporary.replace(path)
     except BaseException:

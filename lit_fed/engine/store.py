@@ -1,9 +1,9 @@
 """What clients keep between rounds.
 
-A state written in round r goes to a file of its own, ``<key>.r<r>.pt``; the run's checkpoint holds the index that says
-which version of each client is current, with its checksum. A run killed at any moment therefore finds, with its last
-checkpoint, exactly the client states of that moment: a newer file that no index names is never read. A round costs what
-its cohort writes, whatever the population.
+A state written in round r goes to a file of its own, ``<key>.r<r>.safetensors``; the run's checkpoint holds the index
+that says which version of each client is current, with its checksum. A run killed at any moment therefore finds, with
+its last checkpoint, exactly the client states of that moment: a newer file that no index names is never read. A round
+costs what its cohort writes, whatever the population.
 """
 
 from __future__ import annotations
@@ -71,7 +71,10 @@ class ClientStore:
     def put(self, key: Key, state: Mapping[str, Tensor]) -> None:
         """Write a state of this round; it becomes current with `commit`."""
         name = str(key)
-        kept = {entry: tensor.detach().to("cpu", copy=True) for entry, tensor in state.items()}
+        kept = {
+            entry: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+            for entry, tensor in state.items()
+        }
         version = self._changed[name] = self.files.write(name, self.round_idx, kept)
         if self.mode == "memory":
             self._cache[name] = (version, kept)

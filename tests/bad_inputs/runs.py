@@ -43,7 +43,7 @@ def broken_runs(run: Path) -> Callable[[random.Random], Iterator[Case]]:
         again = [*RUN, "--trainer.max_rounds=3", "--ckpt_path=lightning_logs/version_0/checkpoints/last.ckpt"]
         yield Case("a run that is good", again, _copied(run), status=(0,))
         files = sorted(path.relative_to(run) for path in run.rglob("*") if path.is_file())
-        kept = [path for path in files if path.suffix == ".pt"]
+        kept = [path for path in files if path.suffix == ".safetensors"]
         while True:
             command = draw.choice(["fit", "fit", "test", "predict", "validate"])
             args = fit(*RUN_AGAIN, name=command)

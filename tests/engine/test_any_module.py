@@ -11,6 +11,7 @@ from typing import Any
 import lightning
 import pytest
 import torch
+from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import lit_fed.engine.rounds as rounds_of_a_run
@@ -214,8 +215,8 @@ def interrupted(run_round: Any, at: int) -> Any:
 
 
 def client_states(folder: Path) -> dict[str, Any]:
-    files = sorted(folder.glob("checkpoints/clients/*.pt"))
-    return {path.name: torch.load(path, weights_only=True)["state"] for path in files}
+    files = sorted(folder.glob("checkpoints/clients/*.safetensors"))
+    return {path.name: load_file(path) for path in files}
 
 
 @pytest.mark.parametrize(

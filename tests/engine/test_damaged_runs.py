@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from lit_fed.callbacks import Checkpoint
 from lit_fed.data import Arrays
@@ -175,24 +177,22 @@ def test_the_same_data_read_again_are_the_same(tmp_path: Path) -> None:
 
 
 def state_file(run: Path, client_id: int) -> Path:
-    (path,) = (run / "checkpoints" / "clients").glob(f"{client_id}.r*.pt")
+    (path,) = (run / "checkpoints" / "clients").glob(f"{client_id}.r*.safetensors")
     return path
 
 
 def test_a_damaged_state_is_found_before_anything_is_written(tmp_path: Path) -> None:
     run = federation(tmp_path, 1).log_dir
     path = state_file(run, 0)
-    whole = torch.load(path, weights_only=True)
-    state = dict(whole["state"])
+    state = load_file(path)
     name = next(iter(state))
-    for content, why in (
-        ([], "it is no client's state"),
-        ({}, "it is no client's state"),
-        (whole | {"client": "1"}, "it is that of client 1"),
-        (whole | {"state": state | {name: state[name].flatten()[:1]}}, "it is not what the run wrote there"),
+    for content, client_id, why in (
+        ({}, "0", "it is not what the run wrote there"),
+        (state, "1", "it is that of client 1"),
+        (state | {name: state[name].flatten()[:1]}, "0", "it is not what the run wrote there"),
     ):
-        torch.save(content, path)
-        message = rf"the state of client 0 cannot be read from .*0\.r0\.pt: {why}$"
+        save_file(content, path, {"state": json.dumps({"client": client_id, "names": list(content)})})
+        message = rf"the state of client 0 cannot be read from .*0\.r0\.safetensors: {why}$"
         refused(tmp_path, message, lambda: federation(tmp_path, 2, ckpt_path="last"))
     path.unlink()
     refused(

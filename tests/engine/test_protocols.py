@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from lit_fed import Client
@@ -150,7 +151,7 @@ def test_personal_test_changes_nothing_that_follows(tmp_path: Path) -> None:
         torch.manual_seed(0)
         made = fit(tmp_path, Wanderer(lr=0.05), Threes(4), Wandering(), max_rounds=3, protocols=protocols)
         saved = made.log_dir / "checkpoints" / "clients"
-        states = {p.name: torch.load(p, weights_only=True)["state"] for p in sorted(saved.iterdir())}
+        states = {p.name: load_file(p) for p in sorted(saved.iterdir())}
         table = [
             {n: v for n, v in r.items() if not n.startswith(("time", "personal"))}
             for r in rows(made.log_dir / "metrics.csv")

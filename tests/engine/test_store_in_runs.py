@@ -26,7 +26,7 @@ from tests.support import Threes, Wanderer, Wandering, assert_same, fit, kept, r
 def named_files(folder: Path) -> set[str]:
     """The client states that the checkpoints of a folder name."""
     indices = [torch.load(path, weights_only=True)["clients"] for path in folder.glob("*.ckpt")]
-    return {f"{name}.r{version}.pt" for index in indices for name, (version, _) in index.items()}
+    return {f"{name}.r{version}.safetensors" for index in indices for name, (version, _) in index.items()}
 
 
 class Watching(Wandering):
@@ -101,7 +101,7 @@ def test_a_run_keeps_exactly_the_files_its_checkpoints_name(tmp_path: Path) -> N
 
 def test_without_checkpoints_only_current_states_are_kept(tmp_path: Path) -> None:
     made = fit(tmp_path, Wanderer(lr=0.05), Threes(2), Wandering(), max_rounds=4, enable_checkpointing=False)
-    assert files(made.log_dir / "checkpoints" / "clients") == {"0.r3.pt", "1.r3.pt"}
+    assert files(made.log_dir / "checkpoints" / "clients") == {"0.r3.safetensors", "1.r3.safetensors"}
 
 
 class Killer(Callback):
@@ -122,14 +122,16 @@ def test_killed_in_a_round_and_resumed_equals_uninterrupted(tmp_path: Path) -> N
     child.join(60)
     assert child.exitcode == -signal.SIGKILL
     folder = tmp_path / "lightning_logs" / "version_0" / "checkpoints"
-    assert any(name.endswith(".r2.pt") for name in files(folder / "clients"))  # of the round that did not end
+    assert any(name.endswith(".r2.safetensors") for name in files(folder / "clients"))  # of the round that did not end
     resumed, whole = run(tmp_path, ckpt_path="last"), run(tmp_path / "whole")
     assert resumed.run.start_round == 2
     assert_same(weights(resumed), weights(whole))
-    assert files(folder / "clients") == named_files(folder) >= {"0.r3.pt", "1.r3.pt", "2.r3.pt"}
+    assert (
+        files(folder / "clients") == named_files(folder) >= {"0.r3.safetensors", "1.r3.safetensors", "2.r3.safetensors"}
+    )
     for client_id in range(3):
         assert_same(kept(resumed, client_id), kept(whole, client_id))
-        assert (folder / "clients" / f"{client_id}.r3.pt").is_file()
+        assert (folder / "clients" / f"{client_id}.r3.safetensors").is_file()
 
 
 def test_full_disk_during_a_run_leaves_a_checkpoint_to_resume_from(tmp_path: Path) -> None:

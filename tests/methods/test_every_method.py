@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests.methods.run_methods import METHODS, ON_PUPPETS, run_method
 from tests.support import ROOT, assert_same, rows, saved_weights
@@ -50,8 +51,8 @@ def spread(chosen: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def client_states(run: Path) -> dict[str, Any]:
-    files = sorted(run.glob("checkpoints/clients/*.pt"))
-    return {path.name: torch.load(path, weights_only=True)["state"] for path in files}
+    files = sorted(run.glob("checkpoints/clients/*.safetensors"))
+    return {path.name: load_file(path) for path in files}
 
 
 def assert_same_run(one: Path, other: Path) -> None:

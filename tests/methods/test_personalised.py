@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from lit_fed import Classifier, Model, objective_of
@@ -165,7 +166,7 @@ def test_local_only_two_rounds_by_hand(tmp_path: Path) -> None:
 
 def test_local_only_keeps_batch_norm_to_itself(tmp_path: Path) -> None:
     run = run_quickstart(tmp_path, "--algorithm", "LocalOnly", "--model.network", "test_resnet", rounds=1)
-    kept = torch.load(next((run / "checkpoints/clients").glob("*.pt")), weights_only=True)["state"]
+    kept = load_file(next((run / "checkpoints/clients").glob("*.safetensors")))
     assert kept["network.bn1.running_mean"].any()
     assert saved_weights(run) == {}
 

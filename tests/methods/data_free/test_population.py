@@ -19,7 +19,7 @@ def test_500_clients_of_three_widths_fit_into_a_gigabyte_and_a_half(tmp_path: Pa
     peak = float(done.stdout.split("peak ")[1])
     assert peak < 1.5e9
     run = tmp_path / "lightning_logs" / "version_0"
-    assert {path.name.split(".")[0] for path in (run / "checkpoints" / "clients").glob("*.pt")} == {
+    assert {path.name.split(".")[0] for path in (run / "checkpoints" / "clients").glob("*.safetensors")} == {
         str(client_id) for client_id in range(NUM_CLIENTS)
     }
     first, last = rows(run / "metrics.csv")
