@@ -112,11 +112,9 @@ class WeightedMean(Reducer[Payload]):
             return None
         if self._total <= 0:
             raise ValueError("the weights of this round's updates sum to 0; a mean needs at least one positive weight")
-        return {name: self._mean(name) for name in self._sums}
-
-    def _mean(self, name: str) -> Tensor:
-        mean, dtype = self._sums[name] / self._total, self._dtypes[name]
-        return mean.to(dtype) if dtype.is_floating_point else mean.round().to(dtype)
+        self._sum.div_(self._total)  # in its place: a new vector would cost as much as some updates
+        self._total = 1.0
+        return {name: _as(self._dtypes[name], mean) for name, mean in self._sums.items()}
 
     def _merge(self, workers: Workers) -> None:
         if workers.world_size == 1:
@@ -134,6 +132,11 @@ class WeightedMean(Reducer[Payload]):
         merged = workers.all_reduce(torch.cat([own, total]))
         self._sum, self._total = merged[:-1], float(merged[-1].item())
         self._sums = Flat(shapes, self._sum).split(self._sum)
+
+
+def _as(dtype: torch.dtype, mean: Tensor) -> Tensor:
+    """A mean as what was sent, in memory of its own; a whole number is the nearest."""
+    return mean.to(dtype, copy=True) if dtype.is_floating_point else mean.round().to(dtype)
 
 
 class ByPrefix(Reducer[Payload]):
