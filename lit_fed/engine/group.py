@@ -7,7 +7,7 @@ stacked tensors as its model.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -115,15 +115,21 @@ class Recorder(Meter):
         self.values.append(tensor.reshape(()))
 
 
-class _Stepper(nn.Module):
-    """An objective's ``training_step`` as a forward, which is what ``functional_call`` takes."""
+class Stepper(nn.Module):
+    """One of an objective's steps as a forward, which is what ``functional_call`` takes.
 
-    def __init__(self, objective: Any) -> None:
+    Args:
+        objective: Whose tensors are replaced for the while, under ``objective.``.
+        step: Such as its ``training_step``.
+    """
+
+    def __init__(self, objective: nn.Module, step: Callable[..., Any]) -> None:
         super().__init__()
-        self.objective = objective
+        self.objective, self.step = objective, step
 
     def forward(self, batch: Any, batch_idx: Any) -> Any:
-        return self.objective.training_step(batch, batch_idx)
+        """The step."""
+        return self.step(batch, batch_idx)
 
 
 class GroupObjective:
@@ -139,7 +145,7 @@ class GroupObjective:
         self.client = GroupClient(clients[0])
         self.recorder = Recorder()
         self.batch_idx: Any = 0
-        self._stepper = _Stepper(loop.objective)
+        self._stepper = Stepper(loop.objective, loop.objective.training_step)
         self._rebound: list[str] = []
         self._common, own = _common({name: [one.begun[name] for one in clients] for name in clients[0].begun})
         self._own: dict[str, Any] = {

@@ -12,14 +12,14 @@ from itertools import groupby
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
 
 from lit_fed.data.tensor_loader import TensorLoader
 from lit_fed.engine.client import Client, Tensors
 from lit_fed.engine.executor import Question
-from lit_fed.engine.group import GroupClient, NotVectorizable, Recorder, batch_dims, twice
+from lit_fed.engine.group import GroupClient, NotVectorizable, Recorder, Stepper, batch_dims, twice
 from lit_fed.engine.group_batches import Gathered, can_gather, cut
 from lit_fed.engine.group_meter import GroupMeter
 from lit_fed.engine.group_training import GroupLoop, holdings
@@ -80,7 +80,7 @@ class GroupEvaluation:
             chosen = ordered[start : start + size]
             try:
                 yield from self._answers(question, chosen, [loaders[one] for one in chosen], broadcast)
-            except (NotVectorizable, RuntimeError):  # of the step, or what torch.vmap says of it
+            except Exception:  # whatever a step for several clients cannot do; asked alone, a client says what is wrong
                 self._impossible.add(question.protocol)
                 return
 
@@ -120,7 +120,7 @@ class GroupEvaluation:
             return [{} for _ in clients]
         batches = Gathered([loaders[idx] for idx in order], lengths)
         stacks = {name: tensor[order] for name, tensor in tensors.items()}
-        step = _by_client(_Step(loop.objective, loop.bound(f"{stage}_step")), recorder)
+        step = _by_client(Stepper(loop.objective, loop.bound(f"{stage}_step")), recorder)
         loop.state.client, loop.state.meter = GroupClient(clients[0]), recorder
         loop.trainer.stage = "test" if subset == "test" else "validate"
         loop.begin_metrics(sync=False)
@@ -143,18 +143,7 @@ class GroupEvaluation:
         return [{plain_name(name): value for name, value in metrics.items()} for _, metrics in by_client]
 
 
-class _Step(nn.Module):
-    """One of an objective's steps as a forward, which is what ``functional_call`` takes."""
-
-    def __init__(self, objective: nn.Module, step: Callable[[Any, int], Any]) -> None:
-        super().__init__()
-        self.objective, self.step = objective, step
-
-    def forward(self, batch: Any, batch_idx: int) -> None:
-        self.step(batch, batch_idx)
-
-
-def _by_client(step: _Step, recorder: Recorder) -> Callable[[Tensors, Any, int], list[Tensor]]:
+def _by_client(step: Stepper, recorder: Recorder) -> Callable[[Tensors, Any, int], list[Tensor]]:
     """The step for several clients at once: what it logs for each, given stacked tensors and batches of one size."""
 
     def several(tensors: Tensors, batch: Any, batch_idx: int) -> list[Tensor]:

@@ -27,19 +27,20 @@ class GroupMeter:
     def add(self, name: str, values: Tensor, counts: Tensor | int, sizes: Sequence[int] | int) -> None:
         """Take in a value of each of the first clients, and what it weighs: as a tensor, and as numbers."""
         weighted = values.detach() * counts
-        if name not in self._sums:
-            self._sums[name] = weighted.new_zeros(self._num_clients)
-            self._counts[name] = np.zeros(self._num_clients, dtype=np.int64)
+        self._begin(name, weighted)
         self._sums[name][: len(values)] += weighted
         self._counts[name][: len(values)] += sizes
 
     def add_at(self, rows: Tensor, name: str, values: Tensor, count: int) -> None:
         """Take in a value of each of some clients, all of the same weight."""
-        if name not in self._sums:
-            self._sums[name] = values.new_zeros(self._num_clients)
-            self._counts[name] = np.zeros(self._num_clients, dtype=np.int64)
+        self._begin(name, values)
         self._sums[name].index_add_(0, rows, values.detach() * count)
         self._counts[name][rows.cpu().numpy()] += count
+
+    def _begin(self, name: str, like: Tensor) -> None:
+        if name not in self._sums:
+            self._sums[name] = like.new_zeros(self._num_clients)
+            self._counts[name] = np.zeros(self._num_clients, dtype=np.int64)
 
     def compute(self) -> list[dict[str, float]]:
         """Every client's means; one device synchronisation a name."""
