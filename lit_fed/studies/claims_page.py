@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from lit_fed.studies.cells import Cell
 from lit_fed.studies.claims import HOW_DECIDED, OUTCOMES, Claim, Verdict
-from lit_fed.studies.results import Results, verdict_text
+from lit_fed.studies.results import Results, caption, table_lines, verdict_text
 from lit_fed.studies.study import Place, Study
 from lit_fed.studies.summary import summary_of, tally_text
 
@@ -97,7 +97,7 @@ def claims_csv(several: Sequence[Results]) -> str:
 
 
 def claims_page(several: Sequence[Results]) -> str:
-    """The page: how many claims came out how, how long each study took, and every claim."""
+    """The page: how many claims came out how, how long each study took, every table and every claim."""
     heads = ("study", "profile", "cells", "seeds", "minutes", "of CPU", *OUTCOMES)
     lines = [
         "# Claims",
@@ -133,6 +133,7 @@ def _section(results: Results) -> list[str]:
     for key in ("commit", "hardware", "versions"):
         found = list(dict.fromkeys(_made_with(cell, key) for cell in _done(results)))
         lines.append(f"- {key}: {'; '.join(found)}")
+    lines += ["", *table_lines(results), "", *caption(results)]
     lines += ["", *_head(("claim", "verdict", "the paper's margin", "ours", "seeds", "cause"))]
     for (claim, verdict), row in zip(results.verdicts, rows_of(results), strict=True):
         said = f"{claim.says} (`{claim.text}`)" if claim.says else f"`{claim.text}`"

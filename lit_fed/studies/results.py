@@ -164,12 +164,18 @@ def table_markdown(results: Results) -> str:
     profile = f"Profile {study.profile}." if study.profile != PLAIN else ""
     source = f"Source: {study.source}." if study.source else ""
     lines = [f"# {study.title}", "", *([f"{profile} {source}".strip(), ""] if profile or source else [])]
-    lines += ["| | " + " | ".join(_escaped(column.label) for column in study.columns.values()) + " |"]
+    return "\n".join([*lines, *table_lines(results), "", *caption(results)]) + "\n"
+
+
+def table_lines(results: Results) -> list[str]:
+    """The table alone, best in bold, as lines of Markdown."""
+    study = results.grid.study
+    lines = ["| | " + " | ".join(_escaped(column.label) for column in study.columns.values()) + " |"]
     lines.append("|---" * (len(study.columns) + 1) + "|")
     for row, variant in study.rows.items():
         cells = [_markdown(results.entries[Place(row, column)]) for column in study.columns]
         lines.append(f"| {_escaped(variant.label)} | " + " | ".join(cells) + " |")
-    return "\n".join([*lines, "", *caption(results)]) + "\n"
+    return lines
 
 
 def _markdown(entry: Entry) -> str:

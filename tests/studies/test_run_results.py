@@ -76,6 +76,8 @@ def test_the_page_counts_and_explains(studied, tmp_path):
     assert "| [`tiny`](#tiny-pocket) | pocket | 4 of 4 | 2 | 2.0 | 1.6 | 2 | 1 | 1 | 1 |\n" in page
     assert "paper |" not in page.partition("## tiny")[0]
     assert "- commit: c0; c1\n- hardware: 2 cores\n" in page
+    # 50 and 51: 50.5, s = 1/√2 = 0.71; 70 and 72: 71, s = 2/√2 = 1.41, 9 below the published 80.
+    assert "| fedavg | 50.50 ± 0.71 (paper 54, −3.50) |\n| prox | **71.00 ± 1.41** (paper 80, −9.00) |\n" in page
     assert "| `fedavg > prox + 2 at iid` | fails | -28 | −22.5 ± 3.2 | 2 | its steps are \\| short |\n" in page
     assert "| It \\| helps (`prox > fedavg at iid`) | holds | 26 | +20.5 ± 3.2 | 2 |  |\n" in page
 

@@ -18,6 +18,7 @@ from lit_fed.studies.results import verdict_text
 from lit_fed.studies.simulations.simulation import Point, Simulation, verdicts
 
 _WIDE = 4  # panels side by side
+_SHOWN = 12  # numbers of a line, and the last
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -84,11 +85,12 @@ def quantile(numbers: Sequence[float], share: float) -> float:
 
 
 def summary(points: Sequence[Point]) -> str:
-    """Medians as lines of text."""
+    """Medians as lines of text; of a long line its first, its last and some between: ``summary.csv`` has all."""
     lines: dict[tuple[str, str], list[str]] = defaultdict(list)
     for (panel, line, x), (_, median, _) in quartiles_of(points).items():
         lines[panel, line].append(f"{x:g}: {median:.4g}")
-    return "\n".join(f"{panel} | {line} | {', '.join(numbers)}" for (panel, line), numbers in lines.items())
+    shown = {key: numbers[: -1 : -(-len(numbers) // _SHOWN)] + numbers[-1:] for key, numbers in lines.items()}
+    return "\n".join(f"{panel} | {line} | {', '.join(numbers)}" for (panel, line), numbers in shown.items())
 
 
 def claims(simulation: Simulation, points: Sequence[Point]) -> str:

@@ -10,7 +10,7 @@ import pytest
 from lit_fed.errors import ConfigError
 from lit_fed.studies.simulations.attention_kernel import Figure1, Figure2, Figure3, Proposition1
 from lit_fed.studies.simulations.attention_kernel.panels import KernelFigure
-from lit_fed.studies.simulations.run_simulation import claims
+from lit_fed.studies.simulations.run_simulation import claims, summary
 from lit_fed.studies.simulations.simulation import Point, verdicts
 
 
@@ -105,3 +105,11 @@ def test_claims_that_the_figure_cannot_answer() -> None:
 def test_the_table_says_what_is_claimed_in_words() -> None:
     settings = Figure1(seeds=3, claims=[{"says": "It falls", "claim": "first > last at rho=0"}])
     assert "| It falls (`first > last at rho=0`) | holds | +0.6931 ± " in claims(settings, curve(0, 2, 1))
+
+
+def test_of_a_long_line_some_numbers_are_shown_and_the_last() -> None:
+    short = [Point("loss", "a", float(x), 0, x / 2) for x in range(3)]
+    assert summary(short) == "loss | a | 0: 0, 1: 0.5, 2: 1"
+    # Of 1,001 numbers every 84th, for 1001/12 = 83.4: twelve, and the last.
+    long = [Point("loss", "b", float(x), 0, x) for x in range(1001)]
+    assert summary(long) == "loss | b | " + ", ".join(f"{x:g}: {x:.4g}" for x in [*range(0, 1000, 84), 1000])
