@@ -1,23 +1,16 @@
-"""All claims of studies on one page and in one table, from the cells that have finished."""
+"""A study as a page, and its claims as lines of ``claims.csv``, from the cells that have finished."""
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from lit_fed.studies.cells import Cell
-from lit_fed.studies.claims import HOW_DECIDED, OUTCOMES, Claim, Verdict
+from lit_fed.studies.claims import HOW_DECIDED, Claim, Verdict
+from lit_fed.studies.markdown import head, line
 from lit_fed.studies.results import Results, caption, table_lines, verdict_text
 from lit_fed.studies.study import Place, Study
-from lit_fed.studies.summary import summary_of, tally_text
 
-_GENERATED = "Written by `lit-fed results` from the cells that have finished; change the studies, not this page."
-_MINUTES = (
-    "Minutes are those of the cells one after the other, whatever else ran on the machine; those of CPU are the "
-    "time that cores spent on them."
-)
+GENERATED = "Written by `lit-fed results` from the cells that have finished; change the studies, not this page."
 
 
 class Row(NamedTuple):
@@ -87,72 +80,30 @@ def published_margin(study: Study, claim: Claim, verdict: Verdict) -> float | No
     return sum(weight * value for (weight, _), value in zip(link.terms, known, strict=True)) - link.limit
 
 
-def claims_csv(several: Sequence[Results]) -> str:
-    """``claims.csv``: a line a claim."""
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
-    writer.writerow(Row._fields)
-    writer.writerows(row for results in several for row in rows_of(results))
-    return file.getvalue()
-
-
-def claims_page(several: Sequence[Results]) -> str:
-    """The page: how many claims came out how, how long each study took, every table and every claim."""
-    heads = ("study", "profile", "cells", "seeds", "minutes", "of CPU", *OUTCOMES)
-    lines = [
-        "# Claims",
-        "",
-        _GENERATED,
-        "",
-        f"{tally_text([summary_of(results) for results in several])}.",
-        "",
-        *_head(heads),
-    ]
-    for results in several:
-        study, done = results.grid.study, _done(results)
-        minutes, cpu = (_minutes(done, key) for key in ("seconds", "cpu_seconds"))
-        counts = summary_of(results).counts
-        cells = f"{len(done)} of {len(results.grid.cells)}"
-        named = f"[`{study.name}`](#{_anchor(results)})"
-        words = (named, study.profile, cells, len(study.seeds), minutes, cpu, *(counts[o] for o in OUTCOMES))
-        lines.append(_line(words))
-    lines += ["", _MINUTES, "", HOW_DECIDED]
-    for results in several:
-        lines += _section(results)
-    return "\n".join(lines) + "\n"
-
-
-def _minutes(done: Sequence[Cell], key: str) -> str:
-    taken = [cell.record()[key] for cell in done if key in cell.record()]
-    return f"{sum(taken) / 60:.1f}" if len(taken) == len(done) else "not measured"
-
-
-def _section(results: Results) -> list[str]:
+def study_page(results: Results) -> str:
+    """The page of a study: with what it was run, its table, and its claims."""
     study = results.grid.study
-    lines = ["", f"## {study.name}, {study.profile}", "", f"{study.title}. {study.source}".strip(), ""]
+    lines = [
+        f"# {study.name}, {study.profile}",
+        "",
+        GENERATED,
+        "",
+        f"{_sentence(study.title)} {study.source}".strip(),
+        "",
+    ]
     for key in ("commit", "hardware", "versions"):
         found = list(dict.fromkeys(_made_with(cell, key) for cell in _done(results)))
         lines.append(f"- {key}: {'; '.join(found)}")
     lines += ["", *table_lines(results), "", *caption(results)]
-    lines += ["", *_head(("claim", "verdict", "the paper's margin", "ours", "seeds", "cause"))]
+    lines += ["", *head(("claim", "verdict", "the paper's margin", "ours", "seeds", "cause"))]
     for (claim, verdict), row in zip(results.verdicts, rows_of(results), strict=True):
         said = f"{claim.says} (`{claim.text}`)" if claim.says else f"`{claim.text}`"
-        lines.append(_line((said, row.verdict, row.published, verdict_text(verdict), row.seeds, row.cause)))
-    return lines
+        lines.append(line((said, row.verdict, row.published, verdict_text(verdict), row.seeds, row.cause)))
+    return "\n".join([*lines, "", HOW_DECIDED]) + "\n"
 
 
-def _head(words: Sequence[str]) -> list[str]:
-    return [_line(words), "|---" * len(words) + "|"]
-
-
-def _line(words: Sequence[object]) -> str:
-    return "| " + " | ".join(str(word).replace("|", "\\|") for word in words) + " |"
-
-
-def _anchor(results: Results) -> str:
-    """What Markdown's readers make of the heading of a study."""
-    study = results.grid.study
-    return f"{study.name}, {study.profile}".lower().replace(",", "").replace(" ", "-")
+def _sentence(text: str) -> str:
+    return text if text.endswith(("?", ".")) else f"{text}."
 
 
 def _done(results: Results) -> list[Cell]:

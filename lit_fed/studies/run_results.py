@@ -1,4 +1,4 @@
-"""``python cli.py results``: all claims of studies that have run, as one page and one table; nothing is run."""
+"""``python cli.py results``: all claims of studies that have run, as pages and one table; nothing is run."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from jsonargparse import ArgumentParser
 from lit_fed.command.readable import read_settings
 from lit_fed.command.shipped import located
 from lit_fed.command.table import Call
-from lit_fed.engine.files import write_text
 from lit_fed.errors import ConfigError
 from lit_fed.studies.cells import lay_out
-from lit_fed.studies.claims_page import claims_csv, claims_page
+from lit_fed.studies.register import Register
 from lit_fed.studies.results import Results, collect
 from lit_fed.studies.study import PLAIN, read_study
-from lit_fed.studies.summary import summary_of, tally_text
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("-c", "--config", nargs="+", action="extend", required=True, help="study files")
     parser.add_argument("--studies", default="studies_out", help="folder of all studies, as they were run")
-    parser.add_argument("--output", default="docs/results", help="folder of claims.md and claims.csv")
+    parser.add_argument(
+        "--output",
+        default="docs/results",
+        help="folder of claims.md, claims.csv and a page a study; what stands there of other studies is kept",
+    )
 
 
 def run(call: Call) -> int:
@@ -36,17 +38,17 @@ def run(call: Call) -> int:
         The exit status, 0.
 
     Raises:
-        ConfigError: If no cell of any of the studies has finished.
+        ConfigError: If no cell of any of the studies has finished, or the output is not such a command's.
     """
     options = call.settings
     several = [results for path in options.config for results in _finished(Path(path), Path(options.studies))]
     if not several:
         raise ConfigError(f"no cell of these studies has finished in {options.studies}; name their folder by --studies")
-    folder = Path(options.output)
-    for name, text in (("claims.md", claims_page(several)), ("claims.csv", claims_csv(several))):
-        write_text([text], folder / name)
-        print(f"{name:<12}{folder / name}")
-    print(tally_text([summary_of(results) for results in several]))
+    register = Register(Path(options.output))
+    for results in several:
+        register.enter(results)
+    register.write()
+    print(f"{len(several)} entered; {register.tally}: {Path(options.output) / 'claims.md'}")
     return 0
 
 

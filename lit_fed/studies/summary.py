@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_fed.studies.claims import HOW_DECIDED, OUTCOMES
+from lit_fed.studies.markdown import head, line
 from lit_fed.studies.results import Results, verdict_text
 
 _FILE = "summary.json"
@@ -113,12 +114,11 @@ def tally_text(several: Sequence[Summary]) -> str:
 
 def claims_markdown(several: Sequence[Summary]) -> str:
     """The claims of some studies as one Markdown table."""
-    lines = ["| study | claim | verdict | margin | seeds |", "|---|---|---|---|---|"]
+    lines = head(("study", "claim", "verdict", "margin", "seeds"))
     for summary in several:
         for claim in summary.claims:
             said = f"{claim.says} (`{claim.text}`)" if claim.says else f"`{claim.text}`"
-            cells = (summary.name, said.replace("|", "\\|"), claim.outcome, claim.margin, str(claim.seeds))
-            lines.append("| " + " | ".join(cells) + " |")
+            lines.append(line((summary.name, said, claim.outcome, claim.margin, claim.seeds)))
     if len(lines) == 2:
         return "No claims.\n"
     return "\n".join([*lines, "", HOW_DECIDED]) + "\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -63,3 +64,20 @@ def test_figure_3_of_feddr_plus_is_four_panels_with_a_title_and_a_claim_each():
     for places in (shown, claimed):
         assert gaps <= {study.measure_of(Place(*place), MetricNames()).metric for place in places}
     assert study.pictures == ("alignment",)
+
+
+def test_results_are_of_studies_and_claims_that_exist_with_their_causes_of_today():
+    results = ROOT / "docs" / "results"
+    with open(results / "claims.csv", newline="", encoding="utf-8") as file:
+        told = [(line["setting"], line["claim"], line["cause"] or None) for line in csv.DictReader(file)]
+    with open(results / "studies.csv", newline="", encoding="utf-8") as file:
+        ran = {(line["study"], line["profile"]) for line in csv.DictReader(file)}
+    assert {setting for setting, _, _ in told} <= {f"{study}, {profile}" for study, profile in ran}
+    pages = {path.stem for path in (results / "studies").glob("*.md")}
+    assert pages == {f"{study}-{profile}" for study, profile in ran}
+    files, known = {path.stem: path for path in STUDIES}, []
+    for study_name, profile in sorted(ran):
+        for claim in read_study(files[study_name], profile).claims:
+            said = f"{claim.says} [{claim.text}]" if claim.says else claim.text
+            known += [(f"{study_name}, {profile}", said, cause) for cause in {claim.cause or None, None}]
+    assert [line for line in told if line not in known] == []

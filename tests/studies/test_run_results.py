@@ -66,20 +66,56 @@ def test_every_claim_is_a_line_with_the_papers_margin_and_ours(studied, tmp_path
     assert [line["verdict"] for line in lines] == ["holds", "fails", "equal", "holds", "undecided"]
     assert [line["cause"] for line in lines] == ["", "its steps are | short", "", "", ""]
     assert [line["seeds"] for line in lines] == ["2", "2", "2", "2", "0"]
-    assert "5 claims of 1 study: holds 2, equal 1, undecided 1, fails 1" in capsys.readouterr().out
+    assert "5 claims of 1 studies and profiles: holds 2, equal 1, undecided 1, fails 1" in capsys.readouterr().out
 
 
-def test_the_page_counts_and_explains(studied, tmp_path):
+def test_the_page_counts_and_the_studys_own_explains(studied, tmp_path):
     results(*studied, tmp_path / "page")
     page = (tmp_path / "page" / "claims.md").read_text(encoding="utf-8")
     # Four cells of half a minute, 24 s of them at work; of the profile paper no cell was run, so it is not there.
-    assert "| [`tiny`](#tiny-pocket) | pocket | 4 of 4 | 2 | 2.0 | 1.6 | 2 | 1 | 1 | 1 |\n" in page
-    assert "paper |" not in page.partition("## tiny")[0]
+    assert "| [`tiny`](studies/tiny-pocket.md) | pocket | 4 of 4 | 2 | 2.0 | 1.6 | 2 | 1 | 1 | 1 |\n" in page
+    assert "paper |" not in page
+    page = (tmp_path / "page/studies/tiny-pocket.md").read_text(encoding="utf-8")
     assert "- commit: c0; c1\n- hardware: 2 cores\n" in page
     # 50 and 51: 50.5, s = 1/√2 = 0.71; 70 and 72: 71, s = 2/√2 = 1.41, 9 below the published 80.
     assert "| fedavg | 50.50 ± 0.71 (paper 54, −3.50) |\n| prox | **71.00 ± 1.41** (paper 80, −9.00) |\n" in page
     assert "| `fedavg > prox + 2 at iid` | fails | -28 | −22.5 ± 3.2 | 2 | its steps are \\| short |\n" in page
     assert "| It \\| helps (`prox > fedavg at iid`) | holds | 26 | +20.5 ± 3.2 | 2 |  |\n" in page
+    with open(tmp_path / "page/studies/tiny-pocket.csv", newline="", encoding="utf-8") as file:
+        assert [line["values"] for line in csv.DictReader(file)] == ["50.0 51.0", "70.0 72.0"]
+
+
+def settings(folder: Path) -> list[str]:
+    with open(folder / "claims.csv", newline="", encoding="utf-8") as file:
+        return [line["setting"] for line in csv.DictReader(file)]
+
+
+def test_a_study_that_is_run_again_replaces_its_lines_and_others_stand(studied, tmp_path):
+    path, studies = studied
+    results(path, studies, tmp_path / "page")
+    other = path.rename(path.with_name("another.yaml"))
+    (studies / "tiny").rename(studies / "another")
+    results(other, studies, tmp_path / "page")  # on a machine that has only this one's runs
+    assert settings(tmp_path / "page") == ["another, pocket"] * 5 + ["tiny, pocket"] * 5
+    write_study(tmp_path, "another", seeds=[0, 1], scale=100, claims=CLAIMS[:1])
+    for _ in range(2):  # twice is once
+        results(other, studies, tmp_path / "page")
+        assert settings(tmp_path / "page") == ["another, pocket"] + ["tiny, pocket"] * 5
+    page = (tmp_path / "page" / "claims.md").read_text(encoding="utf-8")
+    assert "6 claims of 2 studies and profiles: holds 3, equal 1, undecided 1, fails 1." in page
+
+
+def test_somebody_elses_table_is_named_and_stands(studied, tmp_path, capsys):
+    path, studies = studied
+    (tmp_path / "page").mkdir()
+    (tmp_path / "page" / "claims.csv").write_text("claim,verdict\nit works,yes\n")
+    message = error_of(
+        ["results", "-c", str(path), "--studies", str(studies), "--output", str(tmp_path / "page")], capsys
+    )
+    assert message == (
+        f"{tmp_path}/page/claims.csv was not written by lit-fed results; give another folder by --output, or remove it"
+    )
+    assert [path.name for path in (tmp_path / "page").iterdir()] == ["claims.csv"]
 
 
 def test_cells_with_other_settings_and_unfinished_ones_are_left_out(studied, tmp_path, capsys):

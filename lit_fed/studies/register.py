@@ -1,0 +1,140 @@
+"""What all studies came to, in files that outlive their runs.
+
+A study that ran here is entered anew and takes the place of its own lines; those of studies that ran on another day or
+machine stand as they are.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from lit_fed.engine.files import write_text
+from lit_fed.errors import ConfigError
+from lit_fed.studies.cells import Cell
+from lit_fed.studies.claims import HOW_DECIDED, OUTCOMES
+from lit_fed.studies.claims_page import GENERATED, Row, rows_of, study_page
+from lit_fed.studies.markdown import head, line
+from lit_fed.studies.results import Results, table_csv
+
+_MINUTES = (
+    "Minutes are those of the cells one after the other, whatever else ran on the machine; those of CPU are the "
+    "time that cores spent on them."
+)
+_UNKNOWN = "not measured"
+
+
+class StudyRow(NamedTuple):
+    """A study as a line of ``studies.csv``.
+
+    Args:
+        study: Its name.
+        profile: Its profile.
+        cells: How many have finished, of how many.
+        seeds: How many seeds each has.
+        minutes: How long the cells took, one after the other.
+        cpu: How long cores worked on them.
+    """
+
+    study: str
+    profile: str
+    cells: str
+    seeds: str
+    minutes: str
+    cpu: str
+
+    @property
+    def setting(self) -> str:
+        """As claims name it."""
+        return f"{self.study}, {self.profile}"
+
+    @property
+    def page(self) -> str:
+        """Where its page lies, without the ending."""
+        return f"studies/{self.study}-{self.profile}"
+
+
+_Line = TypeVar("_Line", Row, StudyRow)
+
+
+class Register:
+    """``claims.csv``, ``studies.csv`` and ``claims.md`` of a folder, and in ``studies/`` a page a study.
+
+    Args:
+        folder: The folder; what stands there is read.
+
+    Raises:
+        ConfigError: If a file there is not such a register's.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._claims: dict[str, list[Row]] = {}
+        for row in _read(folder / "claims.csv", Row):
+            self._claims.setdefault(row.setting, []).append(row)
+        self._entries = {entry.setting: entry for entry in _read(folder / "studies.csv", StudyRow)}
+
+    def enter(self, results: Results) -> None:
+        """Write a study's page and table, and put its claims in place of those that it had."""
+        entry = _entry(results)
+        self._entries[entry.setting], self._claims[entry.setting] = entry, rows_of(results)
+        write_text([study_page(results)], self._folder / f"{entry.page}.md")
+        write_text([table_csv(results)], self._folder / f"{entry.page}.csv")
+
+    def write(self) -> None:
+        """Write what is there of all studies, by their names."""
+        entries = [self._entries[setting] for setting in sorted(self._entries)]
+        claims = [row for entry in entries for row in self._claims.get(entry.setting, [])]
+        write_text([_csv(Row._fields, claims)], self._folder / "claims.csv")
+        write_text([_csv(StudyRow._fields, entries)], self._folder / "studies.csv")
+        write_text(["\n".join(self._page(entries)) + "\n"], self._folder / "claims.md")
+
+    @property
+    def tally(self) -> str:
+        """How many claims came out in each way, as a sentence."""
+        counts = Counter(row.verdict for rows in self._claims.values() for row in rows)
+        told = ", ".join(f"{outcome} {counts[outcome]}" for outcome in OUTCOMES)
+        return f"{counts.total()} claims of {len(self._entries)} studies and profiles: {told}"
+
+    def _page(self, entries: Iterable[StudyRow]) -> list[str]:
+        lines = ["# Claims", "", GENERATED, "", f"{self.tally}.", ""]
+        lines += head(("study", "profile", "cells", "seeds", "minutes", "of CPU", *OUTCOMES))
+        for entry in entries:
+            counts = Counter(row.verdict for row in self._claims.get(entry.setting, []))
+            named = f"[`{entry.study}`]({entry.page}.md)"
+            lines.append(line((named, *entry[1:], *(counts[outcome] for outcome in OUTCOMES))))
+        return [*lines, "", _MINUTES, "", HOW_DECIDED]
+
+
+def _entry(results: Results) -> StudyRow:
+    study, cells = results.grid.study, results.grid.cells
+    done = [cell for cell in cells if cell.done]
+    times = (_minutes(done, key) for key in ("seconds", "cpu_seconds"))
+    return StudyRow(study.name, study.profile, f"{len(done)} of {len(cells)}", str(len(study.seeds)), *times)
+
+
+def _minutes(done: Sequence[Cell], key: str) -> str:
+    taken = [cell.record()[key] for cell in done if key in cell.record()]
+    return f"{sum(taken) / 60:.1f}" if len(taken) == len(done) else _UNKNOWN
+
+
+def _read(path: Path, kind: type[_Line]) -> list[_Line]:
+    if not path.exists():
+        return []
+    with open(path, newline="", encoding="utf-8") as file:
+        lines = list(csv.reader(file))
+    if lines[:1] != [list(kind._fields)] or any(len(one) != len(kind._fields) for one in lines):
+        raise ConfigError(f"{path} was not written by lit-fed results; give another folder by --output, or remove it")
+    return [kind(*one) for one in lines[1:]]
+
+
+def _csv(fields: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(fields)
+    writer.writerows(lines)
+    return file.getvalue()
