@@ -7,7 +7,6 @@ import io
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,10 +81,19 @@ class Recorder(Callback):
             self._columns += new
             Table(metrics).cut(metrics, self._columns, record.round_idx)
         _append(metrics, [[record.round_idx, *(record.metrics.get(name, "") for name in self._columns[1:])]])
-        columns: list[Iterable[object]] = [repeat(record.round_idx, len(record.rows)), *zip(*record.rows, strict=True)]
-        if self._names:
-            columns.append(self._names[row.client_id] for row in record.rows)
-        _append(clients, zip(*columns, strict=True))
+        with cannot_write(clients), open(clients, "a", newline="", encoding="utf-8") as file:
+            file.write("".join(self._lines(record)))
+
+    def _lines(self, record: RoundRecord) -> Iterator[str]:
+        """The rows of ``clients.csv``, of which there are thousands a round and only names need quotes."""
+        begin, end, quoted = f"{record.round_idx},", "\n", dict[tuple[str, str], str]()
+        for client_id, stage, metric, value in record.rows:
+            what = quoted.get((stage, metric))
+            if what is None:
+                what = quoted[stage, metric] = _line([stage, metric]).rstrip("\n")
+            if self._names is not None:
+                end = f",{_line([self._names[client_id]])}"
+            yield f"{begin}{client_id},{what},{value}{end}"
 
 
 class Table:

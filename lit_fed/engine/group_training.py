@@ -66,7 +66,7 @@ class Trained:
 def holdings(client: Client) -> Any:
     """What must be the same for clients of a group: names and shapes of what they hold, and whether they are new."""
     held = (client.state, *client.results.values())
-    shapes = tuple(tuple((name, tensor.shape) for name, tensor in one.items()) for one in held)
+    shapes = tuple([tuple([(name, tensor.shape) for name, tensor in one.items()]) for one in held])
     return client.is_new, tuple(client.begun), tuple(client.results), shapes
 
 

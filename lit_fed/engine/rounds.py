@@ -64,16 +64,24 @@ def run_rounds(run: Run) -> None:
     run.call("on_fit_end")
 
 
+_YOUNG = 10_000
+
+
 @contextmanager
 def _settled() -> Iterator[None]:
     """Take what is there already for lasting: the collector of cycles then searches only what rounds make.
 
-    A cohort's clients are many small objects, and every few thousand of them would have all modules searched.
+    A cohort's clients are many small objects that live as long as their group: every 700 of them, which is Python's
+    threshold, would have them searched, and every few thousand all modules too.
     """
+    thresholds = gc.get_threshold()
     gc.freeze()
+    if 0 < thresholds[0] < _YOUNG:
+        gc.set_threshold(_YOUNG, *thresholds[1:])
     try:
         yield
     finally:
+        gc.set_threshold(*thresholds)
         gc.unfreeze()
 
 

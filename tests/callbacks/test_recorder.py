@@ -163,6 +163,15 @@ def test_names_and_values_with_commas_and_quotes(tmp_path: Path) -> None:
     assert text(tmp_path, "clients.csv") == ['0,3,test,"a,""b"" c",nan']
 
 
+def test_clients_of_a_name_have_it_last(tmp_path: Path) -> None:
+    made: Any = SimpleNamespace(fabric=SimpleNamespace(is_global_zero=True), log_dir=tmp_path)
+    recorder = Recorder()
+    recorder._columns, recorder._names = ["round"], ["north", 'the "old", south']
+    lines = [ClientRow(1, "train", "loss", 0.5), ClientRow(0, "train", "loss", 2)]
+    recorder.on_round_end(made, RoundRecord(7, {}, lines, []))
+    assert text(tmp_path, "clients.csv") == ['7,1,train,loss,0.5,"the ""old"", south"', "7,0,train,loss,2,north"]
+
+
 def test_no_half_written_file_is_left(tmp_path: Path) -> None:
     made = fit(tmp_path, max_rounds=2)
     assert {path.name for path in made.log_dir.iterdir()} == {
