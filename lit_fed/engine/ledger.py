@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -34,6 +34,7 @@ class ClientRow(NamedTuple):
 
 
 _BLOCK_VALUES = 2**18  # movements measured at once hold about this many values
+_MOST_VALUES = 2**22  # of a movement are looked at
 
 
 class DriftMeter:
@@ -42,6 +43,10 @@ class DriftMeter:
     For the clients' movements :math:`d_k` (update minus broadcast, over the tensors both hold) it gives the mean norm
     and the mean cosine over pairs, :math:`(\|\sum_k u_k\|^2 - K) / (K(K-1))` with :math:`u_k = d_k / \|d_k\|`.
     Small models wait for each other, so that many movements are measured by one operation.
+
+    Note:
+        Of a model of more than 2²² values every second, third, … of each tensor stands for the others: a copy of a
+        large model would cost more than these numbers are worth.
     """
 
     def __init__(self) -> None:
@@ -51,6 +56,7 @@ class DriftMeter:
         self._waiting: list[Tensor] = []
         self._most = 0  # as many wait
         self._alike: Mapping[str, torch.Size] | None = None
+        self._every, self._share = 1, 1.0  # which values of a tensor are looked at, and how many of all these are
 
     def add(self, update: ClientUpdate, broadcast: Payload) -> None:
         """Take in one client's movement; nothing is synchronised."""
@@ -67,14 +73,18 @@ class DriftMeter:
         if not names:
             return
         if self._origin is None:
-            self._origin = torch.cat([broadcast[name].flatten() for name in names])
+            total = sum(broadcast[name].numel() for name in names)
+            self._every = max(1, -(-total // _MOST_VALUES))
+            self._origin = _every(self._every, [broadcast[name] for name in names])
+            self._share = self._origin.numel() / max(total, 1)
             self._most = -(-_BLOCK_VALUES // max(self._origin.numel(), 1))
         # What is not the server's own, such as control variates, stands behind it in a payload.
-        self._alike = flat.layout if flat is not None and names == list(flat.layout)[: len(names)] else None
+        whole = flat is not None and self._every == 1 and names == list(flat.layout)[: len(names)]
+        self._alike = flat.layout if flat is not None and whole else None
         if flat is not None and self._alike is not None:
             values = flat.values
         else:
-            values = torch.cat([payload[name].detach().flatten() for name in names])
+            values = _every(self._every, [payload[name].detach() for name in names])
         if self._waiting and self._waiting[0].shape != values.shape:
             self._measure()
         self._waiting.append(values)
@@ -92,7 +102,7 @@ class DriftMeter:
     def result(self, workers: Workers) -> dict[str, float]:
         """``drift/update_norm_mean`` and, for two clients or more, ``drift/cosine_mean``, over all processes."""
         self._measure()
-        local = torch.cat(self._norms).double().tolist() if self._norms else []
+        local = (torch.cat(self._norms).double() / self._share**0.5).tolist() if self._norms else []
         norms = [norm for part in workers.gather(local) for norm in part]
         if not norms:
             return {}
@@ -108,6 +118,11 @@ class DriftMeter:
             total = float(units.double().square().sum())
             drift["drift/cosine_mean"] = (total - moved) / (moved * (moved - 1))
         return drift
+
+
+def _every(step: int, tensors: Iterable[Tensor]) -> Tensor:
+    """Every so many values of tensors, as one vector."""
+    return torch.cat([tensor.flatten()[::step] for tensor in tensors])
 
 
 @dataclass(slots=True)

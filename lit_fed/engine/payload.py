@@ -16,6 +16,8 @@ from torch import Tensor
 
 from lit_fed.errors import ConfigError
 
+_MOST_VALUES = 2**22  # of a vector
+
 Payload = Mapping[str, Tensor]
 Layout = Mapping[str, tuple[torch.dtype, torch.Size]]
 """Names with types and shapes: what a payload must look like."""
@@ -68,7 +70,9 @@ class Flat:
 
     @classmethod
     def of(cls, payload: Payload, like: Mapping[str, torch.Size]) -> Flat | None:
-        """A payload's tensors, copied; None where they are not all of one floating-point type on one device.
+        """A payload's tensors, copied; None where they are not all of one floating-point type on one device, or many.
+
+        Large tensors gain nothing from being one, and their copy would be one more model in memory.
 
         Args:
             payload: The tensors.
@@ -77,6 +81,8 @@ class Flat:
         shapes = {name: tensor.shape for name, tensor in payload.items()}
         kinds = {(tensor.dtype, tensor.device) for tensor in payload.values()}
         if len(kinds) != 1 or not next(iter(kinds))[0].is_floating_point:
+            return None
+        if sum(map(torch.Size.numel, shapes.values())) > _MOST_VALUES:
             return None
         layout = like if shapes == like else shapes
         return cls(layout, torch.cat([payload[name].detach().reshape(-1) for name in layout]))

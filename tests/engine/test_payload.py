@@ -169,3 +169,8 @@ def test_tensors_of_several_types_or_places_are_no_vector(other: Tensor) -> None
     assert Flat.of({"w": torch.ones(2), "x": other}, {}) is None
     assert Flat.of({"x": torch.tensor([1, 2])}, {}) is None
     assert Flat.of({}, {}) is None
+
+
+def test_a_large_payload_is_not_copied_into_one_vector() -> None:
+    assert Flat.of({"w": torch.empty(2**22)}, {}) is not None
+    assert Flat.of({"w": torch.empty(2**22), "x": torch.empty(1)}, {}) is None
