@@ -1,16 +1,16 @@
-"""What a round and its memory cost in a population of 1,000 clients and in one of 100,000.
+"""What a round and its memory cost in a population of 1,000 clients and in one of 100,000, or of any two sizes.
 
 Ten clients are sampled a round, each with ten samples, and the global model is tested on a shared set of fixed size:
-the work of a round is the same in both. Both populations read the same million samples, so the data arrays are equal;
-the clients of the smaller one own the first 1 % of them. Only the index of the partition is larger for the larger
-population, necessarily: 80 bytes of sample indices and 8 bytes of offset a client.
+the work of a round is the same in both. Both populations read the same samples, ten for each client of the larger one,
+so the data arrays are equal. Only the index of the partition is larger for the larger population, necessarily: 80 bytes
+of sample indices and 8 bytes of offset a client.
 
 Every run is a process of its own, and the populations take turns. Printed are the median time of a round after a
 warm-up, everything included that a run does by default (checkpoint, CSV files, TensorBoard); the peak of the process's
 memory, setting up included; the same less the data and partition arrays; and what the rounds add to what the process
 held before the first of them.
 
-    python benchmarks/population.py [--rounds 100] [--repeats 5]
+    python benchmarks/population.py [--rounds 100] [--repeats 5] [--clients 1000 100000] [--cohort 10]
 """
 
 from __future__ import annotations
@@ -43,9 +43,7 @@ from lit_fed.engine.run import Run
 from lit_fed.engine.samplers import UniformParticipation
 from lit_fed.methods import FedAvg
 
-SMALL, LARGE = 1_000, 100_000
 PER_CLIENT, FEATURES, CLASSES = 10, 8, 10
-COHORT = 10
 WARM_UP = 10
 BAR = 1.10  # what a hundred times the clients may cost
 MIB = 2.0**20
@@ -62,16 +60,20 @@ class FirstRows(Partition):
         return CSR.from_sizes(owned, np.full(num_clients, PER_CLIENT, dtype=np.int64))
 
 
-class Million(TensorDataModule):
-    """A million random samples of a few features, whatever the number of clients."""
+class Many(TensorDataModule):
+    """Random samples of a few features, ten for each of some number of clients, of whom the first are there."""
 
     num_classes = CLASSES
     input_shape = (FEATURES,)
 
+    def __init__(self, num_clients: int, enough_for: int) -> None:
+        super().__init__(num_clients=num_clients, partition=FirstRows())
+        self.enough_for = enough_for
+
     def load_arrays(self) -> Arrays:
         """Standard normal inputs, uniform labels; the thousand test samples are the first of the training samples."""
         rng = np.random.default_rng(0)
-        x = rng.standard_normal((LARGE * PER_CLIENT, FEATURES), dtype=np.float32)
+        x = rng.standard_normal((self.enough_for * PER_CLIENT, FEATURES), dtype=np.float32)
         y = rng.integers(0, CLASSES, len(x))
         return Arrays(x, y, x[:1000].copy(), y[:1000].copy(), source="random numbers")
 
@@ -79,8 +81,8 @@ class Million(TensorDataModule):
         """Bytes of the data and partition arrays."""
         tensors = [*self._x.values(), *self._y.values()]
         parts: list[Any] = [getattr(self._ready, entry.name) for entry in fields(self._ready)]
-        parts += [value for part in parts if not isinstance(part, np.ndarray) for value in vars(part).values()]
-        parts += [value for part in parts if isinstance(part, CSR) for value in vars(part).values()]
+        for part in parts:  # which grows by what its parts hold
+            parts += getattr(part, "__dict__", {}).values()
         arrays = {id(part): part.nbytes for part in parts if isinstance(part, np.ndarray)}
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors) + sum(arrays.values())
 
@@ -88,14 +90,15 @@ class Million(TensorDataModule):
 class Meter(Callback):
     """Notes the time and the memory from round to round."""
 
-    def __init__(self) -> None:
+    def __init__(self, cohort: int) -> None:
+        self.cohort = cohort
         self.starts: list[float] = []
         self.resident: list[float] = []
 
     def on_round_start(self, run: Run, round_idx: int, plan: Sequence[Participant]) -> None:
         """Everything of the round before is over, its checkpoint included."""
-        if len(plan) != COHORT:
-            raise ValueError(f"round {round_idx} has {len(plan)} clients, not {COHORT}")
+        if len(plan) != self.cohort:
+            raise ValueError(f"round {round_idx} has {len(plan)} clients, not {self.cohort}")
         self.resident.append(resident_bytes())
         self.starts.append(time.perf_counter())
 
@@ -110,12 +113,12 @@ def resident_bytes() -> float:
     return float(pages * os.sysconf("SC_PAGE_SIZE"))
 
 
-def run(num_clients: int, rounds: int) -> Figures:
+def run(num_clients: int, enough_for: int, cohort: int, rounds: int) -> Figures:
     """Run one federation in this process."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     imported = resident_bytes()
-    meter, data = Meter(), Million(num_clients=num_clients, partition=FirstRows())
+    meter, data = Meter(cohort), Many(num_clients, enough_for)
     network = nn.Sequential(nn.Linear(FEATURES, 32), nn.ReLU(), nn.Linear(32, CLASSES))
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
@@ -123,7 +126,7 @@ def run(num_clients: int, rounds: int) -> Figures:
             accelerator="cpu",
             devices=1,
             max_rounds=WARM_UP + rounds + 1,
-            participation=UniformParticipation(count=COHORT),
+            participation=UniformParticipation(count=cohort),
             protocols=[GlobalTest()],
             callbacks=[meter],
             default_root_dir=folder,
@@ -147,9 +150,9 @@ def run(num_clients: int, rounds: int) -> Figures:
     }
 
 
-def run_in_child(num_clients: int, rounds: int) -> Figures:
+def run_in_child(num_clients: int, *same: int) -> Figures:
     """Run one federation in a process of its own, so that peaks of memory do not mix."""
-    command = [sys.executable, __file__, "--child", str(num_clients), "--rounds", str(rounds)]
+    command = [sys.executable, __file__, "--child", *map(str, (num_clients, *same))]
     finished = subprocess.run(command, capture_output=True, text=True, check=False)
     if finished.returncode:
         raise SystemExit(finished.stderr)
@@ -158,24 +161,27 @@ def run_in_child(num_clients: int, rounds: int) -> Figures:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What a population of 100,000 costs over one of 1,000.")
+    parser = argparse.ArgumentParser(description="What a large population costs over a small one.")
     parser.add_argument("--rounds", type=int, default=100, help="timed rounds of a run")
     parser.add_argument("--repeats", type=int, default=5, help="runs of each population")
-    parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--clients", type=int, nargs=2, default=[1_000, 100_000], help="of both populations")
+    parser.add_argument("--cohort", type=int, default=10, help="clients of a round")
+    parser.add_argument("--child", type=int, nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        print(json.dumps(run(args.child, args.rounds)))
+        print(json.dumps(run(*args.child)))
         return
-    runs: dict[int, list[Figures]] = {SMALL: [], LARGE: []}
+    few, many = args.clients
+    runs: dict[int, list[Figures]] = {few: [], many: []}
     for repeat in range(args.repeats):
-        for num_clients in (SMALL, LARGE) if repeat % 2 == 0 else (LARGE, SMALL):
-            runs[num_clients].append(run_in_child(num_clients, args.rounds))
+        for num_clients in (few, many) if repeat % 2 == 0 else (many, few):
+            runs[num_clients].append(run_in_child(num_clients, many, args.cohort, args.rounds))
     small, large = ({key: statistics.median(one[key] for one in found) for key in found[0]} for found in runs.values())
     for medians in (small, large):
         medians["beyond"] = medians["peak"] - medians["arrays"]
         medians["own"] = medians["beyond"] - medians["imported"]
-    print(f"{args.repeats} runs of {args.rounds} rounds with {COHORT} clients each; medians")
-    print(f"{'':58}{SMALL:>12,}{LARGE:>12,}     ratio")
+    print(f"{args.repeats} runs of {args.rounds} rounds with {args.cohort} clients each; medians")
+    print(f"{'':58}{few:>12,}{many:>12,}     ratio")
     for key, label, unit in (
         ("round", "a round, ms", 1e-3),
         ("peak", "peak memory of the process, MiB", MIB),

@@ -1,0 +1,34 @@
+"""Benchmarks run to their end: what they measure is for a machine that does nothing else."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.support import ROOT
+
+pytestmark = pytest.mark.long
+
+
+def run(*words: str) -> str:
+    command = [sys.executable, str(ROOT / "benchmarks" / words[0]), *words[1:]]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    assert finished.returncode == 0 or re.search(r"(?m)^missed: ", finished.stderr), finished.stderr
+    return finished.stdout
+
+
+def test_two_populations():
+    told = run("population.py", "--clients", "20", "200", "--cohort", "5", "--rounds", "2", "--repeats", "1")
+    # 2,000 samples of 8 float32 and an int64 label, as many indices, and the 1,000 samples of the test set.
+    arrays = re.search(r"data and partition arrays, MiB +([0-9.]+) +([0-9.]+)", told)
+    assert arrays is not None
+    at_least = (2000 * (8 * 4 + 8) + 1000 * (8 * 4 + 8)) / 2**20
+    assert [round(float(number), 2) >= round(at_least, 2) for number in arrays.groups()] == [True, True]
+
+
+@pytest.mark.parametrize("only", ["MobileNetV2", "MLP in groups"])
+def test_bare_loop_and_ours_end_in_the_same_weights(only):
+    assert "1 rounds, weights agree" in run("overhead.py", "--rounds", "1", "--only", only)
