@@ -19,6 +19,7 @@ import torch
 from lightning import Callback as LightningCallback
 
 from lit_fed.data.contents import Contents
+from lit_fed.engine.federation import stays
 from lit_fed.engine.files import shown, write_atomically
 from lit_fed.engine.objective import task_name
 from lit_fed.engine.strategy import on_first_process
@@ -148,14 +149,9 @@ def save_checkpoint(run: Run, path: Path) -> None:
 
 
 def _initial(run: Run, model: Model) -> dict[str, torch.Tensor]:
-    """What a client's personal part starts from, which must not depend on when the client first appears.
-
-    A split may change with the round, so what travels now and in the last round is what needs no keeping.
-    """
-    algorithm, buffers = run.federation.algorithm, model.buffers
-    travels = set(model.shared_names("down"))
-    always = travels & {*algorithm.split(model, run.max_rounds - 1).shared, *buffers}
-    return {name: tensor for name, tensor in model.initial.items() if name not in always}
+    """What a client's personal part starts from, which must not depend on when the client first appears."""
+    kept = stays(model, run.federation.algorithm, run.max_rounds)
+    return {name: tensor for name, tensor in model.initial.items() if name in kept}
 
 
 def restore(run: Run, path: Path) -> None:

@@ -163,7 +163,7 @@ def assemble(
         for kind, model in models.items():
             model.divide(algorithm.split(model, 0))
             _same_start_everywhere(model, fabric)
-            model.remember()
+            model.remember(_first_tensors(model, algorithm, max_rounds))
             loop, loader = loops[kind], _some_batches(data, kinds, kind)
             loop.expect(Phase("train", loader, work.epochs, work.steps))
             check_optimization(loop.objective, algorithm, workers.data_parallel, gradients)
@@ -183,6 +183,23 @@ def assemble(
         with session.at_work():
             federation.executor.prepare(federation.broadcast(0))
     return federation
+
+
+def stays(model: Model, algorithm: Algorithm[Any], max_rounds: int) -> set[str]:
+    """Names of tensors that do not travel in every round: a client that is new begins with the first model's."""
+    shared = [set(algorithm.split(model, round_idx).shared) for round_idx in range(max(1, max_rounds))]
+    travels = set.intersection(*shared).difference(model.fixed)
+    if all(shared) and model.buffer_policy != "local":
+        travels.update(model.buffers)
+    return set(model.names) - travels
+
+
+def _first_tensors(model: Model, algorithm: Algorithm[Any], max_rounds: int) -> list[str]:
+    """Names of the tensors of the first model that somebody may ask for; a large one is not kept for nothing."""
+    if type(algorithm).initial_state is not Algorithm.initial_state:
+        return model.names
+    staying = stays(model, algorithm, max_rounds)
+    return [name for name in model.names if name in staying]
 
 
 def _set_up(task: LightningModule, trainer: TaskTrainer, stage: str) -> None:

@@ -61,9 +61,9 @@ class Model:
         self._modules = list(task.modules())
         self._first_passing: list[tuple[nn.Module, str, Tensor, int, Tensor]] = []
 
-    def remember(self) -> None:
-        """Keep a copy of all tensors: what clients start from that never took part."""
-        self.initial = self.copy()
+    def remember(self, names: Iterable[str] | None = None) -> None:
+        """Keep a copy of all tensors, or of some: what clients start from that never took part."""
+        self.initial = self.copy(names)
         for owner, key in self._passing:
             buffer = owner._buffers[key]
             if buffer is not None:

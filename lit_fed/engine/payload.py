@@ -16,7 +16,8 @@ from torch import Tensor
 
 from lit_fed.errors import ConfigError
 
-_MOST_VALUES = 2**22  # of a vector
+MOST_VALUES = 2**22
+"""A payload of more is not made one vector."""
 
 Payload = Mapping[str, Tensor]
 Layout = Mapping[str, tuple[torch.dtype, torch.Size]]
@@ -82,7 +83,7 @@ class Flat:
         kinds = {(tensor.dtype, tensor.device) for tensor in payload.values()}
         if len(kinds) != 1 or not next(iter(kinds))[0].is_floating_point:
             return None
-        if sum(map(torch.Size.numel, shapes.values())) > _MOST_VALUES:
+        if sum(map(torch.Size.numel, shapes.values())) > MOST_VALUES:
             return None
         layout = like if shapes == like else shapes
         return cls(layout, torch.cat([payload[name].detach().reshape(-1) for name in layout]))

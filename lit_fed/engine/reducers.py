@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from lit_fed.engine.payload import ClientUpdate, Flat, Payload, add_prefix, split_prefix
+from lit_fed.engine.payload import MOST_VALUES, ClientUpdate, Flat, Payload, add_prefix, split_prefix
 from lit_fed.engine.strategy import Workers
 
 T = TypeVar("T")
@@ -48,7 +48,7 @@ class WeightedMean(Reducer[Payload]):
 
     def __init__(self, uniform: bool = False) -> None:
         self.uniform = uniform
-        self._sum = torch.empty(0)  # all tensors, one after the other
+        self._sum: Tensor | None = None  # all tensors, one after the other, where they are not too large for it
         self._sums: dict[str, Tensor] = {}  # each of them, a part of it
         self._dtypes: dict[str, torch.dtype] = {}
         self._total = 0.0
@@ -64,7 +64,8 @@ class WeightedMean(Reducer[Payload]):
         if flat is None or flat.layout is not self._alike:
             self._check(update)
             self._sum_up()
-            self._alike = flat.layout if flat is not None and list(flat.layout) == list(self._sums) else None
+            fits = flat is not None and self._sum is not None and list(flat.layout) == list(self._sums)
+            self._alike = flat.layout if flat is not None and fits else None
         if flat is None or self._alike is None:
             for name, tensor in update.payload.items():
                 self._sums[name].add_(tensor.detach(), alpha=weight)
@@ -80,10 +81,7 @@ class WeightedMean(Reducer[Payload]):
         if not self._sums:
             self._dtypes = {name: tensor.dtype for name, tensor in payload.items()}
             shapes = {name: tensor.shape for name, tensor in payload.items()}
-            device = next((tensor.device for tensor in payload.values()), None)
-            self._sum = torch.zeros(sum(map(torch.Size.numel, shapes.values())), dtype=torch.float64, device=device)
-            self._sums = Flat(shapes, self._sum).split(self._sum)
-            self._most = -(-_BLOCK_VALUES // max(self._sum.numel(), 1))
+            self._begin(shapes, next((tensor.device for tensor in payload.values()), torch.device("cpu")))
         elif payload.keys() != self._sums.keys():
             odd = sorted(payload.keys() ^ self._sums.keys())
             raise ValueError(f"client {update.client_id} sends other tensors than the clients before it: {odd}")
@@ -94,8 +92,22 @@ class WeightedMean(Reducer[Payload]):
                     f" {tuple(self._sums[name].shape)}"
                 )
 
+    def _begin(self, shapes: Mapping[str, torch.Size], device: torch.device) -> None:
+        """Zeros to add to: one vector, or, of a large model, tensors that can go one by one as their means are made."""
+        count = sum(map(torch.Size.numel, shapes.values()))
+        if count > MOST_VALUES:
+            self._sums = {
+                name: torch.zeros(shape, dtype=torch.float64, device=device) for name, shape in shapes.items()
+            }
+            return
+        self._sum = torch.zeros(count, dtype=torch.float64, device=device)
+        self._sums = Flat(shapes, self._sum).split(self._sum)
+        self._most = -(-_BLOCK_VALUES // max(count, 1))
+
     def _sum_up(self) -> None:
         """Add the vectors that wait, in one operation."""
+        if self._sum is None:
+            return
         if len(self._waiting) == 1:
             self._sum.add_(self._waiting[0], alpha=self._weights[0])
         elif self._waiting:
@@ -105,16 +117,17 @@ class WeightedMean(Reducer[Payload]):
         self._waiting, self._weights = [], []
 
     def result(self, workers: Workers) -> Payload | None:
-        """The mean over all processes, each tensor in the type it arrived in."""
+        """The mean over all processes, each tensor in the type it arrived in; the sums are gone with it."""
         self._sum_up()
         self._merge(workers)
         if not self._sums:
             return None
         if self._total <= 0:
             raise ValueError("the weights of this round's updates sum to 0; a mean needs at least one positive weight")
-        self._sum.div_(self._total)  # in its place: a new vector would cost as much as some updates
-        self._total = 1.0
-        return {name: _as(self._dtypes[name], mean) for name, mean in self._sums.items()}
+        for total in self._sums.values() if self._sum is None else (self._sum,):
+            total.div_(self._total)  # in its place: a new vector would cost as much as some updates
+        self._total = 0.0
+        return {name: _as(self._dtypes[name], self._sums.pop(name)) for name in list(self._sums)}
 
     def _merge(self, workers: Workers) -> None:
         if workers.world_size == 1:
@@ -127,9 +140,14 @@ class WeightedMean(Reducer[Payload]):
         if odd:
             raise ValueError(f"clients of different processes send different tensors; they differ in {odd}")
         shapes, self._dtypes = specs[0]  # a process without a client learns here what the others sum
-        own = self._sum if self._sums else workers.zeros([sum(map(torch.Size.numel, shapes.values()))])
-        total = torch.tensor([self._total], dtype=torch.float64, device=own.device)
-        merged = workers.all_reduce(torch.cat([own, total]))
+        if not self._sums:
+            self._begin(shapes, workers.fabric.device)
+        total = torch.tensor([self._total], dtype=torch.float64, device=workers.fabric.device)
+        if self._sum is None:
+            self._sums = {name: workers.all_reduce(self._sums[name]) for name in shapes}
+            self._total = float(workers.all_reduce(total).item())
+            return
+        merged = workers.all_reduce(torch.cat([self._sum, total]))
         self._sum, self._total = merged[:-1], float(merged[-1].item())
         self._sums = Flat(shapes, self._sum).split(self._sum)
 

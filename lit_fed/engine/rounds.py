@@ -101,7 +101,6 @@ def run_round(run: Run, round_idx: int) -> None:
 
     reduced = time.perf_counter()
     aggregate = current.reducer.result(run.workers)
-    del current.reducer  # with its sums
     metrics = {}
     if aggregate is not None:
         cohort = Cohort(round_idx, tuple(ledger.delivered), federation.data.num_clients)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -30,6 +30,14 @@ Clients = list[tuple[int, list[int]]]  # weight, and values in units of 2⁻¹²
 UNIT = 2.0**-12
 client = st.tuples(st.integers(1, 2**14 - 1), st.lists(st.integers(-(2**23) + 1, 2**23 - 1), min_size=6, max_size=6))
 cohort = st.lists(client, min_size=1, max_size=8)
+
+
+@pytest.fixture(autouse=True, scope="module", params=[reducers.MOST_VALUES, 3], ids=["small", "large"])
+def sums(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Models are summed as one vector, and as tensors one by one where they count as large."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reducers, "MOST_VALUES", request.param)
+        yield
 
 
 def updates(clients: Clients) -> list[ClientUpdate]:
