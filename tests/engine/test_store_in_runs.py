@@ -13,12 +13,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_fed import Client, Pass, Phase
+from lit_fed import Client, Model, Pass, Phase, Split
 from lit_fed.callbacks import Callback, Checkpoint
 from lit_fed.engine.participation import Stragglers
 from lit_fed.engine.payload import ClientUpdate
 from lit_fed.engine.samplers import UniformParticipation
 from lit_fed.errors import CheckpointError
+from lit_fed.methods import Ditto, FedAvg
 from tests.engine.test_store import MODES, files
 from tests.support import Threes, Wanderer, Wandering, assert_same, fit, kept, rows, weights
 
@@ -41,6 +42,26 @@ class Watching(Wandering):
             head = client.model.tensor("network.3.weight").clone()
             self.found.append((client.round_idx, client.id, int(client.state["rounds"]), head))
         return super().phases(client)
+
+
+class AtHomeLater(FedAvg):
+    """The head stays with the clients from the second round on."""
+
+    def split(self, model: Model, round_idx: int) -> Split:
+        personal = ("network.3.weight",) if round_idx else ()
+        return Split(tuple(name for name in model.parameters if name not in personal), personal)
+
+
+def test_of_the_first_model_is_kept_what_somebody_may_ask_for(tmp_path: Path) -> None:
+    def first(method: Any) -> dict[str, Tensor]:
+        run = fit(tmp_path / type(method).__name__, Wanderer(), Threes(2), method, max_rounds=2).run
+        model = run.federation.loops["model"].model
+        assert model.initial.keys() <= set(model.names)
+        return {name: tensor for name, tensor in model.initial.items() if name in model.parameters}
+
+    assert first(FedAvg()) == {}
+    assert list(first(AtHomeLater())) == ["network.3.weight"]
+    assert len(first(Ditto())) == len(list(Wanderer().parameters()))
 
 
 def test_a_new_client_never_inherits_the_previous_ones_state(tmp_path: Path) -> None:
