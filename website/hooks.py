@@ -18,15 +18,26 @@ _SOURCES: dict[str, str] = {}  # by its place on the site, the path in the repos
 
 
 def on_config(config: Any) -> Any:
-    """Let every page and docstring have equations, and the navigation the pages of methods."""
+    """Let every page and docstring have equations, and the navigation all pages of the folders that it names."""
     config.markdown_extensions.append(Equations())
-    methods = sorted((path for path in generated_pages() if path.startswith("methods/")), key=str.lower)
-    for section in config.nav:
-        for entries in section.values():
-            if isinstance(entries, list) and "methods/" in entries:
-                entries.remove("methods/")
-                entries += methods
+    docs = ROOT / "docs"
+    pages = {*generated_pages(), *(path.relative_to(docs).as_posix() for path in docs.rglob("*.md"))}
+    config.nav = _with_pages(config.nav, sorted(pages, key=str.lower))
     return config
+
+
+def _with_pages(entries: list[Any], pages: list[str]) -> list[Any]:
+    """A part of the navigation in which ``folder/`` stands for the pages in it."""
+    found: list[Any] = []
+    for entry in entries:
+        if isinstance(entry, dict):
+            below = {
+                title: _with_pages(part, pages) if isinstance(part, list) else part for title, part in entry.items()
+            }
+            found.append(below)
+        else:
+            found += [page for page in pages if page.startswith(entry)] if entry.endswith("/") else [entry]
+    return found
 
 
 def on_files(files: Any, config: Any) -> Any:

@@ -172,9 +172,9 @@ def restore(run: Run, path: Path) -> None:
     saved = content["initial"]
     if odd_kinds := sorted(map(str, saved.keys() ^ federation.loops.keys())):
         raise CheckpointError(f"{path} comes from a run whose trainer.kinds differ from this one's in {odd_kinds[0]!r}")
-    starts = {kind: loop.model.initial for kind, loop in federation.loops.items()}
-    kept = {kind: {n: t for n, t in start.items() if n in saved[kind]} for kind, start in starts.items()}
-    if odd := _difference(federation.server, content["server"]) or _difference(kept, saved, ("initial",)):
+    models = {kind: loop.model for kind, loop in federation.loops.items()}
+    like = {kind: {n: model.tensor(n) for n in saved[kind] if n in model} for kind, model in models.items()}
+    if odd := _difference(federation.server, content["server"]) or _difference(like, saved, ("initial",)):
         now = _made_of(type(federation.algorithm).__name__, _tasks(run))
         before = _made_of(content["method"], content["tasks"])
         raise CheckpointError(f"{path} was saved by {before} and does not fit {now}: {odd}")
@@ -188,9 +188,9 @@ def restore(run: Run, path: Path) -> None:
     server = _placed(content["server"], federation.server, run.fabric.device)
     federation.server.clear()
     federation.server.update(server)
-    for kind, tensors in saved.items():
-        for name, tensor in tensors.items():
-            starts[kind][name].copy_(tensor)
+    for kind, model in models.items():
+        for name in saved[kind].keys() & model.initial.keys():  # others, this run's rounds begin nobody with
+            model.initial[name].copy_(saved[kind][name])
     federation.store.load_state_dict(content["clients"], content["round_idx"])
     _load_callbacks(run, content["callbacks"], path)
     run.start_round = run.next_round = content["round_idx"]

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from lit_fed import Client, Model, Pass, Phase, Split
-from lit_fed.callbacks import Callback, Checkpoint
+from lit_fed.callbacks import Callback, Checkpoint, RoundRecord
 from lit_fed.engine.participation import Stragglers
 from lit_fed.engine.payload import ClientUpdate
+from lit_fed.engine.run import Run
 from lit_fed.engine.samplers import UniformParticipation
 from lit_fed.errors import CheckpointError
 from lit_fed.methods import Ditto, FedAvg
@@ -45,10 +46,14 @@ class Watching(Wandering):
 
 
 class AtHomeLater(FedAvg):
-    """The head stays with the clients from the second round on."""
+    """The head stays with the clients from a round on."""
+
+    def __init__(self, since: int) -> None:
+        super().__init__()
+        self.since = since
 
     def split(self, model: Model, round_idx: int) -> Split:
-        personal = ("network.3.weight",) if round_idx else ()
+        personal = ("network.3.weight",) if round_idx >= self.since else ()
         return Split(tuple(name for name in model.parameters if name not in personal), personal)
 
 
@@ -60,8 +65,19 @@ def test_of_the_first_model_is_kept_what_somebody_may_ask_for(tmp_path: Path) ->
         return {name: tensor for name, tensor in model.initial.items() if name in model.parameters}
 
     assert first(FedAvg()) == {}
-    assert list(first(AtHomeLater())) == ["network.3.weight"]
+    assert list(first(AtHomeLater(1))) == ["network.3.weight"]
     assert len(first(Ditto())) == len(list(Wanderer().parameters()))
+
+
+class OneRound(Callback):
+    def on_round_end(self, run: Run, record: RoundRecord) -> None:
+        run.should_stop = True
+
+
+def test_what_would_have_stayed_with_clients_later_is_no_obstacle_to_fewer_rounds(tmp_path: Path) -> None:
+    fit(tmp_path, Wanderer(), Threes(2), AtHomeLater(4), max_rounds=5, callbacks=[OneRound()])
+    resumed = fit(tmp_path, Wanderer(), Threes(2), AtHomeLater(4), max_rounds=3, ckpt_path="last")
+    assert resumed.run.start_round == 1
 
 
 def test_a_new_client_never_inherits_the_previous_ones_state(tmp_path: Path) -> None:
