@@ -19,7 +19,6 @@ import torch
 from lightning import Callback as LightningCallback
 
 from lit_fed.data.contents import Contents
-from lit_fed.engine.federation import stays
 from lit_fed.engine.files import shown, write_atomically
 from lit_fed.engine.objective import task_name
 from lit_fed.engine.strategy import on_first_process
@@ -125,7 +124,7 @@ def snapshot(run: Run) -> dict[str, Any]:
         "models": models if len(federation.kinds.names) > 1 else {},
         "server": _plain(federation.server, "the server's state"),
         "clients": federation.store.state_dict(),
-        "initial": {kind: _initial(run, loop.model) for kind, loop in federation.loops.items()},
+        "initial": {kind: _initial(loop.model) for kind, loop in federation.loops.items()},
         "callbacks": _plain({name: callback.state_dict() for name, callback in _named(run)}, "callbacks"),
         "metrics": _plain(run.metrics, "metrics"),
         "monitor": run.names.monitor,
@@ -148,10 +147,9 @@ def save_checkpoint(run: Run, path: Path) -> None:
     on_first_process(run.fabric, lambda: write_atomically(snapshot(run), path))
 
 
-def _initial(run: Run, model: Model) -> dict[str, torch.Tensor]:
+def _initial(model: Model) -> dict[str, torch.Tensor]:
     """What a client's personal part starts from, which must not depend on when the client first appears."""
-    kept = stays(model, run.federation.algorithm, run.max_rounds)
-    return {name: tensor for name, tensor in model.initial.items() if name in kept}
+    return {name: tensor for name, tensor in model.initial.items() if name in model.staying}
 
 
 def restore(run: Run, path: Path) -> None:

@@ -163,7 +163,8 @@ def assemble(
         for kind, model in models.items():
             model.divide(algorithm.split(model, 0))
             _same_start_everywhere(model, fabric)
-            model.remember(_first_tensors(model, algorithm, max_rounds))
+            model.staying = _staying(model, algorithm, max_rounds)
+            model.remember(_first_tensors(model, algorithm))
             loop, loader = loops[kind], _some_batches(data, kinds, kind)
             loop.expect(Phase("train", loader, work.epochs, work.steps))
             check_optimization(loop.objective, algorithm, workers.data_parallel, gradients)
@@ -185,21 +186,19 @@ def assemble(
     return federation
 
 
-def stays(model: Model, algorithm: Algorithm[Any], max_rounds: int) -> set[str]:
+def _staying(model: Model, algorithm: Algorithm[Any], max_rounds: int) -> frozenset[str]:
     """Names of tensors that do not travel in every round: a client that is new begins with the first model's."""
     shared = [set(algorithm.split(model, round_idx).shared) for round_idx in range(max(1, max_rounds))]
     travels = set.intersection(*shared).difference(model.fixed)
     if all(shared) and model.buffer_policy != "local":
         travels.update(model.buffers)
-    return set(model.names) - travels
+    return frozenset(model.names) - travels
 
 
-def _first_tensors(model: Model, algorithm: Algorithm[Any], max_rounds: int) -> list[str]:
+def _first_tensors(model: Model, algorithm: Algorithm[Any]) -> list[str]:
     """Names of the tensors of the first model that somebody may ask for; a large one is not kept for nothing."""
-    if type(algorithm).initial_state is not Algorithm.initial_state:
-        return model.names
-    staying = stays(model, algorithm, max_rounds)
-    return [name for name in model.names if name in staying]
+    every = type(algorithm).initial_state is not Algorithm.initial_state
+    return [name for name in model.names if every or name in model.staying]
 
 
 def _set_up(task: LightningModule, trainer: TaskTrainer, stage: str) -> None:

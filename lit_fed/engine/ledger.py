@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.engine.kinds import ONLY
-from lit_fed.engine.payload import ClientUpdate, Flat, Payload
+from lit_fed.engine.payload import MOST_VALUES, ClientUpdate, Flat, Payload
 from lit_fed.engine.strategy import Workers
 from lit_fed.engine.totals import Totals, exact_sum
 from lit_fed.errors import ClientFailure
@@ -34,7 +34,6 @@ class ClientRow(NamedTuple):
 
 
 _BLOCK_VALUES = 2**18  # movements measured at once hold about this many values
-_MOST_VALUES = 2**22  # of a movement are looked at
 
 
 class DriftMeter:
@@ -74,8 +73,8 @@ class DriftMeter:
             return
         if self._origin is None:
             total = sum(broadcast[name].numel() for name in names)
-            self._every = max(1, -(-total // _MOST_VALUES))
-            self._origin = _every(self._every, [broadcast[name] for name in names])
+            self._every = max(1, -(-total // MOST_VALUES))
+            self._origin = _thinned(self._every, [broadcast[name] for name in names])
             self._share = self._origin.numel() / max(total, 1)
             self._most = -(-_BLOCK_VALUES // max(self._origin.numel(), 1))
         # What is not the server's own, such as control variates, stands behind it in a payload.
@@ -84,7 +83,7 @@ class DriftMeter:
         if flat is not None and self._alike is not None:
             values = flat.values
         else:
-            values = _every(self._every, [payload[name].detach() for name in names])
+            values = _thinned(self._every, [payload[name].detach() for name in names])
         if self._waiting and self._waiting[0].shape != values.shape:
             self._measure()
         self._waiting.append(values)
@@ -120,7 +119,7 @@ class DriftMeter:
         return drift
 
 
-def _every(step: int, tensors: Iterable[Tensor]) -> Tensor:
+def _thinned(step: int, tensors: Iterable[Tensor]) -> Tensor:
     """Every so many values of tensors, as one vector."""
     return torch.cat([tensor.flatten()[::step] for tensor in tensors])
 

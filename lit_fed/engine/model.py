@@ -54,6 +54,9 @@ class Model:
         self.fixed = [name for name, parameter in self.parameters.items() if not parameter.requires_grad]
         self.split = self._without_fixed(Split(tuple(self.parameters)))
         self.initial: dict[str, Tensor] = {}
+        """What new clients begin with: all tensors where the method has an `initial_state`, else `staying`."""
+        self.staying: frozenset[str] = frozenset()
+        """Names of tensors that do not travel in every round."""
         self._given: Split | None = None
         self.frozen_by_method: frozenset[str] = frozenset()
         """Those of `fixed` that the method froze, and not the task's author."""

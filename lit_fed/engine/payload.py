@@ -71,9 +71,10 @@ class Flat:
 
     @classmethod
     def of(cls, payload: Payload, like: Mapping[str, torch.Size]) -> Flat | None:
-        """A payload's tensors, copied; None where they are not all of one floating-point type on one device, or many.
+        """A payload's tensors, copied; None where they are not all of one floating-point type on one device.
 
-        Large tensors gain nothing from being one, and their copy would be one more model in memory.
+        Nor where they have more than `MOST_VALUES`: large tensors gain nothing from being one, and their copy would be
+        one more model in memory.
 
         Args:
             payload: The tensors.

@@ -126,7 +126,6 @@ class WeightedMean(Reducer[Payload]):
             raise ValueError("the weights of this round's updates sum to 0; a mean needs at least one positive weight")
         for total in self._sums.values() if self._sum is None else (self._sum,):
             total.div_(self._total)  # in its place: a new vector would cost as much as some updates
-        self._total = 0.0
         return {name: _as(self._dtypes[name], self._sums.pop(name)) for name in list(self._sums)}
 
     def _merge(self, workers: Workers) -> None:
@@ -144,7 +143,8 @@ class WeightedMean(Reducer[Payload]):
             self._begin(shapes, workers.fabric.device)
         total = torch.tensor([self._total], dtype=torch.float64, device=workers.fabric.device)
         if self._sum is None:
-            self._sums = {name: workers.all_reduce(self._sums[name]) for name in shapes}
+            for name in shapes:  # in one order on every process, each gone before the next is there twice
+                self._sums[name] = workers.all_reduce(self._sums[name])
             self._total = float(workers.all_reduce(total).item())
             return
         merged = workers.all_reduce(torch.cat([self._sum, total]))

@@ -64,7 +64,7 @@ def run_rounds(run: Run) -> None:
     run.call("on_fit_end")
 
 
-_YOUNG = 10_000
+_YOUNG = 10_000  # so many new objects are searched at a time
 
 
 @contextmanager

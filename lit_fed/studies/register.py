@@ -77,6 +77,8 @@ class Register:
         for row in _read(folder / "claims.csv", Row):
             self._claims.setdefault(row.setting, []).append(row)
         self._entries = {entry.setting: entry for entry in _read(folder / "studies.csv", StudyRow)}
+        if odd := [setting for setting in self._claims if setting not in self._entries]:
+            raise ConfigError(f"{folder}/claims.csv has claims of {odd[0]}, which studies.csv beside it does not list")
 
     def enter(self, results: Results) -> None:
         """Write a study's page and table, and put its claims in place of those that it had."""
@@ -125,8 +127,11 @@ def _minutes(done: Sequence[Cell], key: str) -> str:
 def _read(path: Path, kind: type[_Line]) -> list[_Line]:
     if not path.exists():
         return []
-    with open(path, newline="", encoding="utf-8") as file:
-        lines = list(csv.reader(file))
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            lines = list(csv.reader(file))
+    except (UnicodeDecodeError, csv.Error):
+        lines = []
     if lines[:1] != [list(kind._fields)] or any(len(one) != len(kind._fields) for one in lines):
         raise ConfigError(f"{path} was not written by lit-fed results; give another folder by --output, or remove it")
     return [kind(*one) for one in lines[1:]]

@@ -81,7 +81,7 @@ def test_movements_are_kept_in_memory_of_one_model() -> None:
 
 
 def test_of_a_large_model_every_second_value_stands_for_both() -> None:
-    meter, half = DriftMeter(), ledger_module._MOST_VALUES
+    meter, half = DriftMeter(), ledger_module.MOST_VALUES
     sent = {"w": torch.zeros(half), "x": torch.ones(2, half // 2), "steps": torch.tensor(3)}
     for w, x in ((3.0, 5.0), (0.0, 2.0)):
         meter.add(ClientUpdate(0, {"w": sent["w"] + w, "x": sent["x"] + x, "steps": torch.tensor(3)}), sent)

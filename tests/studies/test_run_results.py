@@ -105,17 +105,27 @@ def test_a_study_that_is_run_again_replaces_its_lines_and_others_stand(studied, 
     assert "6 claims of 2 studies and profiles: holds 3, equal 1, undecided 1, fails 1." in page
 
 
-def test_somebody_elses_table_is_named_and_stands(studied, tmp_path, capsys):
+@pytest.mark.parametrize(
+    "content", [b"claim,verdict\nit works,yes\n", b"\xff\xfe", b""], ids=["other", "bytes", "empty"]
+)
+def test_somebody_elses_table_is_named_and_stands(studied, tmp_path, capsys, content):
     path, studies = studied
-    (tmp_path / "page").mkdir()
-    (tmp_path / "page" / "claims.csv").write_text("claim,verdict\nit works,yes\n")
-    message = error_of(
-        ["results", "-c", str(path), "--studies", str(studies), "--output", str(tmp_path / "page")], capsys
-    )
-    assert message == (
-        f"{tmp_path}/page/claims.csv was not written by lit-fed results; give another folder by --output, or remove it"
-    )
-    assert [path.name for path in (tmp_path / "page").iterdir()] == ["claims.csv"]
+    page = tmp_path / "page"
+    page.mkdir()
+    (page / "claims.csv").write_bytes(content)
+    message = error_of(["results", "-c", str(path), "--studies", str(studies), "--output", str(page)], capsys)
+    told = "was not written by lit-fed results; give another folder by --output, or remove it"
+    assert message == f"{page}/claims.csv {told}"
+    assert [path.name for path in page.iterdir()] == ["claims.csv"]
+
+
+def test_claims_of_a_study_that_is_not_listed_are_not_dropped(studied, tmp_path, capsys):
+    path, studies = studied
+    page = tmp_path / "page"
+    results(path, studies, page)
+    (page / "studies.csv").unlink()
+    message = error_of(["results", "-c", str(path), "--studies", str(studies), "--output", str(page)], capsys)
+    assert message == f"{page}/claims.csv has claims of tiny, pocket, which studies.csv beside it does not list"
 
 
 def test_cells_with_other_settings_and_unfinished_ones_are_left_out(studied, tmp_path, capsys):
