@@ -67,7 +67,7 @@ studies-pocket: $(STAMP)  ## Run every study in its small profile, and print wha
 	$(BIN)/python cli.py study --config configs/papers/*/studies/*.yaml --profile pocket
 
 results: $(STAMP)  ## Write what became of the claims of all studies that have run to docs/results
-	$(BIN)/python cli.py results --config configs/papers/*/studies/*.yaml
+	$(BIN)/python cli.py results --config configs/papers/*/studies/*.yaml configs/papers/*/simulations/*.yaml
 
 board: $(STAMP)  ## Watch the runs in TensorBoard
 	$(BIN)/tensorboard --logdir lightning_logs

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from lit_fed.studies.cells import Cell
 from lit_fed.studies.claims import HOW_DECIDED, Claim, Verdict
 from lit_fed.studies.markdown import head, line
-from lit_fed.studies.results import Results, caption, table_lines, verdict_text
+from lit_fed.studies.results import Results, caption, table_csv, table_lines, verdict_text
 from lit_fed.studies.study import Place, Study
 
 GENERATED = "Written by `lit-fed results` from the cells that have finished; change the studies, not this page."
@@ -41,25 +43,82 @@ class Row(NamedTuple):
     cause: str
 
 
-def rows_of(results: Results) -> list[Row]:
-    """The claims of a study."""
-    study = results.grid.study
-    commits = " ".join(dict.fromkeys(_made_with(cell, "commit") for cell in _done(results)))
-    return [
-        Row(
-            paper=study.source or study.title,
-            claim=f"{claim.says} [{claim.text}]" if claim.says else claim.text,
-            published=_text(published_margin(study, claim, verdict)),
-            ours=_text(verdict.margin),
-            interval=_interval(verdict),
-            verdict=verdict.outcome,
-            seeds=str(verdict.seeds),
-            setting=f"{study.name}, {study.profile}",
-            commit=commits,
-            cause="" if verdict.outcome == "holds" else claim.cause,
-        )
-        for claim, verdict in results.verdicts
-    ]
+class StudyRow(NamedTuple):
+    """A study as a line of ``studies.csv``.
+
+    Args:
+        study: Its name.
+        profile: Its profile.
+        cells: How many have finished, of how many.
+        seeds: How many seeds each has.
+        minutes: How long the cells took, one after the other.
+        cpu: How long cores worked on them.
+    """
+
+    study: str
+    profile: str
+    cells: str
+    seeds: str
+    minutes: str
+    cpu: str
+
+    @property
+    def setting(self) -> str:
+        """As claims name it."""
+        return f"{self.study}, {self.profile}"
+
+    @property
+    def page(self) -> str:
+        """Where its page lies, without the ending."""
+        return f"studies/{self.study}-{self.profile}"
+
+
+class Finished(NamedTuple):
+    """What a study or a simulation that ran came to, as it is entered.
+
+    Args:
+        entry: Its line of ``studies.csv``.
+        claims: Its lines of ``claims.csv``.
+        page: Its page, Markdown.
+        table: Its numbers, CSV.
+        picture: A picture that its page shows.
+    """
+
+    entry: StudyRow
+    claims: list[Row]
+    page: str
+    table: str
+    picture: Path | None = None
+
+
+def finished_study(results: Results) -> Finished:
+    """A study of which a cell has finished."""
+    study, cells = results.grid.study, results.grid.cells
+    done = [cell for cell in cells if cell.done]
+    times = (_minutes(done, key) for key in ("seconds", "cpu_seconds"))
+    entry = StudyRow(study.name, study.profile, f"{len(done)} of {len(cells)}", str(len(study.seeds)), *times)
+    commits = " ".join(dict.fromkeys(_made_with(cell, "commit") for cell in done))
+    paper, claims = study.source or study.title, []
+    for claim, verdict in results.verdicts:
+        published = published_margin(study, claim, verdict)
+        claims.append(row_of(claim, verdict, paper, entry.setting, commits, published))
+    return Finished(entry, claims, _study_page(results, done, claims), table_csv(results))
+
+
+def row_of(claim: Claim, verdict: Verdict, paper: str, setting: str, commit: str, published: float | None) -> Row:
+    """A claim and how it stands."""
+    return Row(
+        paper=paper,
+        claim=f"{claim.says} [{claim.text}]" if claim.says else claim.text,
+        published=_text(published),
+        ours=_text(verdict.margin),
+        interval=_interval(verdict),
+        verdict=verdict.outcome,
+        seeds=str(verdict.seeds),
+        setting=setting,
+        commit=commit,
+        cause="" if verdict.outcome == "holds" else claim.cause,
+    )
 
 
 def published_margin(study: Study, claim: Claim, verdict: Verdict) -> float | None:
@@ -80,7 +139,7 @@ def published_margin(study: Study, claim: Claim, verdict: Verdict) -> float | No
     return sum(weight * value for (weight, _), value in zip(link.terms, known, strict=True)) - link.limit
 
 
-def study_page(results: Results) -> str:
+def _study_page(results: Results, done: Sequence[Cell], claims: Sequence[Row]) -> str:
     """The page of a study: with what it was run, its table, and its claims."""
     study = results.grid.study
     lines = [
@@ -92,22 +151,28 @@ def study_page(results: Results) -> str:
         "",
     ]
     for key in ("commit", "hardware", "versions"):
-        found = list(dict.fromkeys(_made_with(cell, key) for cell in _done(results)))
+        found = list(dict.fromkeys(_made_with(cell, key) for cell in done))
         lines.append(f"- {key}: {'; '.join(found)}")
-    lines += ["", *table_lines(results), "", *caption(results)]
-    lines += ["", *head(("claim", "verdict", "the paper's margin", "ours", "seeds", "cause"))]
-    for (claim, verdict), row in zip(results.verdicts, rows_of(results), strict=True):
+    lines += ["", *table_lines(results), "", *caption(results), "", *claim_lines(results.verdicts, claims)]
+    return "\n".join(lines) + "\n"
+
+
+def claim_lines(verdicts: Sequence[tuple[Claim, Verdict]], rows: Sequence[Row]) -> list[str]:
+    """Claims as a table of a page, and how they are decided."""
+    lines = head(("claim", "verdict", "the paper's margin", "ours", "seeds", "cause"))
+    for (claim, verdict), row in zip(verdicts, rows, strict=True):
         said = f"{claim.says} (`{claim.text}`)" if claim.says else f"`{claim.text}`"
         lines.append(line((said, row.verdict, row.published, verdict_text(verdict), row.seeds, row.cause)))
-    return "\n".join([*lines, "", HOW_DECIDED]) + "\n"
+    return [*lines, "", HOW_DECIDED]
 
 
 def _sentence(text: str) -> str:
     return text if text.endswith(("?", ".")) else f"{text}."
 
 
-def _done(results: Results) -> list[Cell]:
-    return [cell for cell in results.grid.cells if cell.done]
+def _minutes(done: Sequence[Cell], key: str) -> str:
+    taken = [cell.record()[key] for cell in done if key in cell.record()]
+    return f"{sum(taken) / 60:.1f}" if len(taken) == len(done) else "not measured"
 
 
 def _made_with(cell: Cell, key: str) -> str:

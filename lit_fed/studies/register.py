@@ -1,7 +1,7 @@
-"""What all studies came to, in files that outlive their runs.
+"""What all studies and simulations came to, in files that outlive their runs.
 
-A study that ran here is entered anew and takes the place of its own lines; those of studies that ran on another day or
-machine stand as they are.
+What ran here is entered anew and takes the place of its own lines; those of what ran on another day or machine stand as
+they are.
 """
 
 from __future__ import annotations
@@ -11,51 +11,19 @@ import io
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from shutil import copyfile
+from typing import TypeVar
 
 from lit_fed.engine.files import write_text
 from lit_fed.errors import ConfigError
-from lit_fed.studies.cells import Cell
 from lit_fed.studies.claims import HOW_DECIDED, OUTCOMES
-from lit_fed.studies.claims_page import GENERATED, Row, rows_of, study_page
+from lit_fed.studies.claims_page import GENERATED, Finished, Row, StudyRow
 from lit_fed.studies.markdown import head, line
-from lit_fed.studies.results import Results, table_csv
 
 _MINUTES = (
-    "Minutes are those of the cells one after the other, whatever else ran on the machine; those of CPU are the "
-    "time that cores spent on them."
+    "Minutes are those of the cells one after the other, and of a simulation from its start to its end, whatever else "
+    "ran on the machine; those of CPU are the time that cores spent on them."
 )
-_UNKNOWN = "not measured"
-
-
-class StudyRow(NamedTuple):
-    """A study as a line of ``studies.csv``.
-
-    Args:
-        study: Its name.
-        profile: Its profile.
-        cells: How many have finished, of how many.
-        seeds: How many seeds each has.
-        minutes: How long the cells took, one after the other.
-        cpu: How long cores worked on them.
-    """
-
-    study: str
-    profile: str
-    cells: str
-    seeds: str
-    minutes: str
-    cpu: str
-
-    @property
-    def setting(self) -> str:
-        """As claims name it."""
-        return f"{self.study}, {self.profile}"
-
-    @property
-    def page(self) -> str:
-        """Where its page lies, without the ending."""
-        return f"studies/{self.study}-{self.profile}"
 
 
 _Line = TypeVar("_Line", Row, StudyRow)
@@ -80,12 +48,14 @@ class Register:
         if odd := [setting for setting in self._claims if setting not in self._entries]:
             raise ConfigError(f"{folder}/claims.csv has claims of {odd[0]}, which studies.csv beside it does not list")
 
-    def enter(self, results: Results) -> None:
-        """Write a study's page and table, and put its claims in place of those that it had."""
-        entry = _entry(results)
-        self._entries[entry.setting], self._claims[entry.setting] = entry, rows_of(results)
-        write_text([study_page(results)], self._folder / f"{entry.page}.md")
-        write_text([table_csv(results)], self._folder / f"{entry.page}.csv")
+    def enter(self, finished: Finished) -> None:
+        """Write a study's page, table and picture, and put its claims in place of those that it had."""
+        entry = finished.entry
+        self._entries[entry.setting], self._claims[entry.setting] = entry, finished.claims
+        write_text([finished.page], self._folder / f"{entry.page}.md")
+        write_text([finished.table], self._folder / f"{entry.page}.csv")
+        if finished.picture:
+            copyfile(finished.picture, self._folder / f"{entry.page}.png")
 
     def write(self) -> None:
         """Write what is there of all studies, by their names."""
@@ -110,18 +80,6 @@ class Register:
             named = f"[`{entry.study}`]({entry.page}.md)"
             lines.append(line((named, *entry[1:], *(counts[outcome] for outcome in OUTCOMES))))
         return [*lines, "", _MINUTES, "", HOW_DECIDED]
-
-
-def _entry(results: Results) -> StudyRow:
-    study, cells = results.grid.study, results.grid.cells
-    done = [cell for cell in cells if cell.done]
-    times = (_minutes(done, key) for key in ("seconds", "cpu_seconds"))
-    return StudyRow(study.name, study.profile, f"{len(done)} of {len(cells)}", str(len(study.seeds)), *times)
-
-
-def _minutes(done: Sequence[Cell], key: str) -> str:
-    taken = [cell.record()[key] for cell in done if key in cell.record()]
-    return f"{sum(taken) / 60:.1f}" if len(taken) == len(done) else _UNKNOWN
 
 
 def _read(path: Path, kind: type[_Line]) -> list[_Line]:

@@ -160,7 +160,7 @@ def wrong_words(draw: random.Random) -> Iterator[Case]:
 def own_options(draw: random.Random) -> Iterator[Case]:
     """Commands with options of their own, with values that are none."""
     study = str(ROOT / "configs/papers/feddr_plus/studies/feddr_plus_figures_2_to_5.yaml")
-    figure = str(ROOT / "configs/papers/fedfrozen/simulations/figure2.yaml")
+    figure = str(ROOT / "configs/papers/fedfrozen/simulations/fedfrozen_figure2.yaml")
     bad = ["x", "-1", "1.5", ".nan", str(10**30), "", "[1]", "{a: 1}"]
     while True:
         value = draw.choice(bad)

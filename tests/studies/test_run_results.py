@@ -132,5 +132,8 @@ def test_cells_with_other_settings_and_unfinished_ones_are_left_out(studied, tmp
     path, studies = studied
     write_study(path.parent, seeds=[0, 1], scale=100, set={"trainer.max_rounds": 5}, claims=CLAIMS[:1])
     message = error_of(["results", "-c", str(path), "--studies", str(studies), "--output", str(tmp_path)], capsys)
-    assert message == f"no cell of these studies has finished in {studies}; name their folder by --studies"
+    assert message == (
+        f"no cell of these studies has finished in {studies}, and no simulation in simulations; "
+        "name their folders by --studies and --simulations"
+    )
     assert not (tmp_path / "claims.md").exists()

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import csv
+import os
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentParser, Namespace
 
 from lit_fed.command.making import instantiate
 from lit_fed.command.table import Call
 from lit_fed.errors import ConfigError
+from lit_fed.studies.environment import describe
+from lit_fed.studies.markdown import head, line
 from lit_fed.studies.results import verdict_text
+from lit_fed.studies.simulations.record import Record
 from lit_fed.studies.simulations.simulation import Point, Simulation, verdicts
 
 _WIDE = 4  # panels side by side
@@ -24,8 +29,9 @@ _SHOWN = 12  # numbers of a line, and the last
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("-c", "--config", action="config", help="a file with the key simulate")
+    parser.add_argument("--source", default="", help="the paper and the figure")
     parser.add_subclass_arguments(Simulation, "simulate", required=True, help="the figure, by class")
-    parser.add_argument("-o", "--output", type=Path | None, help="folder to write to; simulations/<its name> if none")
+    parser.add_argument("-o", "--output", type=Path | None, help="folder to write to; simulations/<file> if none")
     parser.add_argument("--processes", type=int, default=2, help="jobs at a time, each on one thread")
 
 
@@ -39,27 +45,45 @@ def run(call: Call) -> int:
     if options.processes < 1:
         raise ConfigError(f"processes is {options.processes}; it must be at least 1")
     simulation: Simulation = instantiate(call.parser, options).simulate
-    folder = options.output or Path("simulations") / simulation.name
+    name = name_of(options)
+    folder = options.output or Path("simulations") / name
+    began, worked = time.monotonic(), sum(os.times()[:4])
     points = simulation.points(options.processes)
+    taken = {"seconds": time.monotonic() - began, "cpu_seconds": sum(os.times()[:4]) - worked}
+    Record.remove(folder)
     write(points, folder)
-    draw(points, folder / f"{simulation.name}.png", simulation)
+    draw(points, folder / f"{name}.png", simulation)
     print(summary(points))
     table = claims(simulation, points)
     (folder / "claims.md").write_text(table, encoding="utf-8")
+    Record(settings=settings_of(options), made_with=describe(), **taken).write(folder)
     print(f"\n{table}")
     print(f"written     {folder}")
     return 0
+
+
+def name_of(options: Namespace) -> str:
+    """What a figure's folder and picture are called: as its configuration file, or else as its class."""
+    named = [Path(str(path)).stem for path in options.config or ()]
+    return named[-1] if named else str(options.simulate.class_path).rpartition(".")[2].lower()
+
+
+def settings_of(options: Namespace) -> dict[str, Any]:
+    """All that decides a figure's points: its settings, those by default too, without the claims about them."""
+    settings: dict[str, Any] = options.simulate.clone().as_dict()
+    settings["init_args"].pop("claims", None)
+    return settings
 
 
 def write(points: Sequence[Point], folder: Path) -> None:
     """Every seed's numbers to ``points.csv``, medians and quartiles to ``summary.csv``."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "points.csv", "w", newline="", encoding="utf-8") as file:
-        table = csv.writer(file)
+        table = csv.writer(file, lineterminator="\n")
         table.writerow(Point._fields)
         table.writerows(points)
     with open(folder / "summary.csv", "w", newline="", encoding="utf-8") as file:
-        table = csv.writer(file)
+        table = csv.writer(file, lineterminator="\n")
         table.writerow(["panel", "line", "x", "q25", "median", "q75"])
         table.writerows((*key, *quartiles) for key, quartiles in quartiles_of(points).items())
 
@@ -85,20 +109,24 @@ def quantile(numbers: Sequence[float], share: float) -> float:
 
 
 def summary(points: Sequence[Point]) -> str:
-    """Medians as lines of text; of a long line its first, its last and some between: ``summary.csv`` has all."""
+    """Medians as lines of text."""
+    return "\n".join(f"{panel} | {name} | {', '.join(numbers)}" for (panel, name), numbers in medians(points).items())
+
+
+def medians(points: Sequence[Point]) -> dict[tuple[str, str], list[str]]:
+    """Medians by panel and line; of a long line its first, its last and some between: ``summary.csv`` has all."""
     lines: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for (panel, line, x), (_, median, _) in quartiles_of(points).items():
-        lines[panel, line].append(f"{x:g}: {median:.4g}")
-    shown = {key: numbers[: -1 : -(-len(numbers) // _SHOWN)] + numbers[-1:] for key, numbers in lines.items()}
-    return "\n".join(f"{panel} | {line} | {', '.join(numbers)}" for (panel, line), numbers in shown.items())
+    for (panel, name, x), (_, median, _) in quartiles_of(points).items():
+        lines[panel, name].append(f"{x:g}: {median:.4g}")
+    return {key: numbers[: -1 : -(-len(numbers) // _SHOWN)] + numbers[-1:] for key, numbers in lines.items()}
 
 
 def claims(simulation: Simulation, points: Sequence[Point]) -> str:
     """What the paper says and how it stands, as a Markdown table."""
-    lines = ["| claim | verdict | margin, natural logarithm | so for seeds |", "|---|---|---|---|"]
+    lines = head(("claim", "verdict", "margin, natural logarithm", "so for seeds"))
     for claim, verdict, seeds in verdicts(simulation, points):
         said = f"{claim.says} (`{claim.text}`)" if claim.says else f"`{claim.text}`"
-        lines.append(f"| {said} | {verdict.outcome} | {verdict_text(verdict)} | {seeds} of {verdict.seeds} |")
+        lines.append(line((said, verdict.outcome, verdict_text(verdict), f"{seeds} of {verdict.seeds}")))
     return "\n".join(lines) + "\n"
 
 
@@ -118,16 +146,16 @@ def draw(points: Sequence[Point], path: Path, simulation: Simulation) -> None:
         axes.set_axis_off()
     for axes, panel in zip(places, panels, strict=False):
         lines: dict[str, list[tuple[float, ...]]] = defaultdict(list)
-        for (where, line, x), numbers in quartiles.items():
+        for (where, name, x), numbers in quartiles.items():
             if where == panel:
-                lines[line].append((x, *numbers))
+                lines[name].append((x, *numbers))
         axes.set_title(panel, fontsize=10)
         if " and " in panel:
             _heat_map(axes, lines)
             continue
-        for line, rows in lines.items():
+        for name, rows in lines.items():
             x, low, middle, high = np.array(sorted(rows)).T
-            axes.plot(x, middle, marker="o" if len(x) < 15 else "", label=line)
+            axes.plot(x, middle, marker="o" if len(x) < 15 else "", label=name)
             axes.fill_between(x, low, high, alpha=0.2)
         simulation.dress(axes, panel)
         if len(lines) > 1:

@@ -49,11 +49,6 @@ class Simulation(ABC):
     seeds: int
     claims: Sequence[Any]
 
-    @property
-    def name(self) -> str:
-        """What its picture is called."""
-        return type(self).__name__.lower()
-
     @abstractmethod
     def points(self, processes: int = 1) -> list[Point]:
         """All its numbers.

@@ -180,8 +180,8 @@ def test_wrong_settings() -> None:
 
 @pytest.mark.long
 def test_a_tiny_version_of_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = ROOT / "configs/papers/uwa/simulations/proposition42.yaml"
+    path = ROOT / "configs/papers/uwa/simulations/uwa_proposition42.yaml"
     small = ["--simulate.seeds", "2", "--simulate.steps", "40", "--processes", "1"]
     main(["simulate", "-c", str(path), "-o", str(tmp_path), *small])
     assert "enough_44" in capsys.readouterr().out
-    assert (tmp_path / "proposition42.png").stat().st_size > 10_000
+    assert (tmp_path / "uwa_proposition42.png").stat().st_size > 10_000

@@ -146,11 +146,6 @@ class KernelFigure(Simulation):
                 raise ConfigError(f"simulate.warmups: {fraction} is no fraction of the rounds; give 0 to 1")
 
     @property
-    def name(self) -> str:
-        """What its picture and its folder are called; another reading of the task is told apart by its feature map."""
-        return super().name if self.task.feature_map == "sigmoid" else f"{super().name}_{self.task.feature_map}"
-
-    @property
     def work(self) -> Work:
         """How clients work unless a panel changes it."""
         return Work(lr=self.lr, local_steps=self.local_steps, ridge=self.ridge)

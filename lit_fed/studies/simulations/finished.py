@@ -1,0 +1,78 @@
+"""A simulation that has run, as a page and as lines of ``claims.csv``; nothing is simulated."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+from jsonargparse import ArgumentParser
+
+from lit_fed.command.making import instantiate
+from lit_fed.command.shipped import located
+from lit_fed.errors import ConfigError
+from lit_fed.studies.claims_page import GENERATED, Finished, StudyRow, claim_lines, row_of
+from lit_fed.studies.markdown import head, line
+from lit_fed.studies.simulations.record import Record
+from lit_fed.studies.simulations.run_simulation import add_arguments, medians, settings_of
+from lit_fed.studies.simulations.simulation import Point, Simulation, verdicts
+
+_PROFILE = "simulation"
+
+
+def finished_simulation(path: Path, simulations: Path) -> Finished | None:
+    """What the simulation of a file came to.
+
+    Args:
+        path: The file.
+        simulations: Folder of all simulations.
+
+    Returns:
+        None where it has not run to its end, or ran with other settings than the file has now.
+
+    Raises:
+        ConfigError: If the file is not that of a simulation, or its points cannot be read.
+    """
+    folder = simulations / path.stem
+    record = Record.read(folder)
+    if record is None:
+        return None
+    parser = ArgumentParser(exit_on_error=False)
+    add_arguments(parser)
+    options = parser.parse_args(["-c", str(located(path))])
+    if not record.ran(settings_of(options)):
+        print(f"{path.stem}: was run with other settings and is left out")
+        return None
+    simulation: Simulation = instantiate(parser, options).simulate
+    points = _read(folder / "points.csv")
+    found = [(claim, verdict) for claim, verdict, _ in verdicts(simulation, points)]
+    minutes = (f"{seconds / 60:.1f}" for seconds in (record.seconds, record.cpu_seconds))
+    entry = StudyRow(path.stem, _PROFILE, "–", str(simulation.seeds), *minutes)
+    commit = record.made_with.get("commit", "unknown")
+    claims = [
+        row_of(claim, verdict, options.source, entry.setting, commit, claim.published) for claim, verdict in found
+    ]
+    lines = [f"# {path.stem}", "", GENERATED, "", f"{options.source}.", ""]
+    lines += [f"- {key}: {record.made_with.get(key, 'unknown')}" for key in ("commit", "hardware", "versions")]
+    lines += ["", f"![{options.source}]({entry.study}-{_PROFILE}.png)", "", *_table(points), ""]
+    lines += [
+        f"Medians over {simulation.seeds} seeds, as in the picture, with quartiles; the table beside this page has "
+        "every seed's numbers. Margins are natural logarithms: 0.69 is a factor of two."
+    ]
+    page = "\n".join([*lines, "", *claim_lines(found, claims)]) + "\n"
+    table = (folder / "points.csv").read_text(encoding="utf-8")
+    return Finished(entry, claims, page, table, folder / f"{path.stem}.png")
+
+
+def _read(path: Path) -> list[Point]:
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            lines = list(csv.reader(file))
+        return [Point(panel, name, float(x), int(seed), float(value)) for panel, name, x, seed, value in lines[1:]]
+    except (OSError, ValueError, csv.Error) as error:
+        raise ConfigError(f"{path} was not written by lit-fed simulate; run the simulation again") from error
+
+
+def _table(points: Sequence[Point]) -> list[str]:
+    rows = [(panel, name, ", ".join(numbers)) for (panel, name), numbers in medians(points).items()]
+    return [*head(("panel", "line", "median by place on the axis")), *(line(row) for row in rows)]

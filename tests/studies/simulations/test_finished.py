@@ -1,0 +1,108 @@
+"""``lit-fed results``: what simulations that have run came to, beside studies."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from lit_fed.command.cli import main
+from tests.command.support import error_of
+
+FIGURE = "lit_fed.studies.simulations.attention_kernel.Figure1"
+SETTINGS = """\
+source: Somebody, 2026, Figure 1
+simulate:
+  class_path: {figure}
+  init_args:
+    task: {{num_clients: 2, dim: 3, key_dim: 2, value_dim: 2, tokens: 2, examples: 3}}
+    seeds: 2
+    rounds: {rounds}
+    rhos: [0.0, 1.0]
+    claims:
+      - {{says: "h | falls", claim: first > last + 0.5 at rho=0, cause: of no use where it holds}}
+      - {{claim: last > first at rho=0, cause: it was said to fall}}
+"""
+# Two points a line; first over last at ρ = 0 is e² and e³, whose logarithms are 2 and 3.
+POINTS = [
+    ("profile, rho 0", seed, value) for seed, values in ((0, (7.389056, 1)), (1, (20.085537, 1))) for value in values
+]
+
+
+@pytest.fixture
+def figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A simulation that has run, with points by hand in the place of its own."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "somebody_figure1.yaml"
+    path.write_text(SETTINGS.format(figure=FIGURE, rounds=5))
+    main(["simulate", "-c", str(path), "--processes", "1"])
+    with open("simulations/somebody_figure1/points.csv", "w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(("panel", "line", "x", "seed", "value"))
+        table.writerows((panel, "h", 5 * (n % 2), seed, value) for n, (panel, seed, value) in enumerate(POINTS))
+        table.writerows((panel.replace("0", "1"), "h", 0, seed, 1) for panel, seed, _ in POINTS[::2])
+    return path
+
+
+def test_a_simulation_is_lines_a_page_its_numbers_and_its_picture(figure: Path, capsys: pytest.CaptureFixture[str]):
+    record = json.loads(Path("simulations/somebody_figure1/simulation.json").read_text("utf-8"))
+    assert record["settings"]["init_args"]["lr"] == 1e-3, "a default of the class"
+    assert record["seconds"] > 0 < record["cpu_seconds"]
+    main(["results", "-c", str(figure), "--output", "page"])
+    with open("page/claims.csv", newline="", encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    assert [line["claim"] for line in lines] == ["h | falls [first > last + 0.5 at rho=0]", "last > first at rho=0"]
+    # 2 − ½ and 3 − ½: 2 ± 6.314·0.7071/√2 = 3.157; and −2, −3.
+    assert [(line["ours"], line["interval"]) for line in lines] == [
+        ("2", "-1.157 to 5.157"),
+        ("-2.5", "-5.657 to 0.6569"),
+    ]
+    assert [line["verdict"] for line in lines] == ["undecided", "undecided"]
+    assert {(line["paper"], line["setting"], line["seeds"], line["commit"]) for line in lines} == {
+        ("Somebody, 2026, Figure 1", "somebody_figure1, simulation", "2", record["made_with"]["commit"])
+    }
+    assert lines[1]["cause"] == "it was said to fall"
+    with open("page/studies.csv", newline="", encoding="utf-8") as file:
+        (study,) = csv.DictReader(file)
+    assert (study["study"], study["profile"], study["cells"], study["seeds"]) == (
+        "somebody_figure1",
+        "simulation",
+        "–",
+        "2",
+    )
+    page = Path("page/studies/somebody_figure1-simulation.md").read_text("utf-8")
+    assert "| profile, rho 0 | h | 0: 13.74, 5: 1 |" in page, "(7.389 + 20.086)/2"
+    assert "h \\| falls" in page
+    beside = Path("page/studies")
+    assert (beside / "somebody_figure1-simulation.csv").read_bytes() == Path(
+        "simulations/somebody_figure1/points.csv"
+    ).read_bytes()
+    assert (beside / "somebody_figure1-simulation.png").stat().st_size > 10_000
+    assert "2 claims of 1 studies and profiles: holds 0, equal 0, undecided 2, fails 0" in capsys.readouterr().out
+
+
+def test_a_claim_may_change_after_the_run_and_a_setting_may_not(figure: Path, capsys: pytest.CaptureFixture[str]):
+    text = figure.read_text()
+    figure.write_text(text.replace("last > first at rho=0", "0.5 > first - last at rho=0"))
+    main(["results", "-c", str(figure), "--output", "page"])
+    assert "0.5 > first - last at rho=0" in Path("page/claims.csv").read_text("utf-8")
+    figure.write_text(text.replace("rounds: 5", "rounds: 6"))
+    before = Path("page/claims.csv").read_bytes()
+    message = error_of(["results", "-c", str(figure), "--output", "page"], capsys)
+    assert "no simulation in simulations" in message
+    assert Path("page/claims.csv").read_bytes() == before
+
+
+def test_a_simulation_that_did_not_end_is_not_entered(figure: Path, capsys: pytest.CaptureFixture[str]):
+    Path("simulations/somebody_figure1/simulation.json").unlink()
+    assert "no simulation in simulations" in error_of(["results", "-c", str(figure)], capsys)
+
+
+@pytest.mark.parametrize("name", ["simulation.json", "points.csv"])
+def test_files_of_somebody_else_are_named(figure: Path, name: str, capsys: pytest.CaptureFixture[str]):
+    Path("simulations/somebody_figure1", name).write_text("{}\na,b\n1,2\n")
+    message = error_of(["results", "-c", str(figure)], capsys)
+    assert message.startswith(f"simulations/somebody_figure1/{name} was not written by lit-fed simulate")
+    assert not Path("docs").exists()
