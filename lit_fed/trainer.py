@@ -29,6 +29,7 @@ from lit_fed.engine.inference import evaluate, predict
 from lit_fed.engine.kinds import ONLY, Kinds, assign
 from lit_fed.engine.model import BufferPolicy
 from lit_fed.engine.options import GradientOptions
+from lit_fed.engine.packs import PackedFiles
 from lit_fed.engine.participation import Participation
 from lit_fed.engine.payload import Channel, Codec
 from lit_fed.engine.protocols import ClientTest, EvalSubset, GlobalTest, Protocol, check_names, check_protocols
@@ -371,7 +372,7 @@ class FederatedTrainer:
             work=self.work,
             gradients=self.gradients,
             channel=self.channel,
-            store=ClientStore(self.client_store),
+            store=ClientStore(self.client_store, PackedFiles),
             executor=self.make_executor,
             buffers=self.buffers,
             compile_network=self.compile,

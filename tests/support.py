@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from lit_fed import Client, FederatedTrainer, Model, Split, Update
 from lit_fed.callbacks import Callback, RoundRecord
 from lit_fed.data import Arrays, Natural, TensorDataModule
+from lit_fed.engine.packs import PackedFiles
 from lit_fed.engine.payload import ClientUpdate
 from lit_fed.engine.run import Run
 from lit_fed.methods import FedAvg
@@ -228,6 +229,13 @@ def saved_weights(run: Path) -> dict[str, Tensor]:
     """The global model of a run's last checkpoint."""
     content: dict[str, Any] = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
     return content["state_dict"]
+
+
+def client_states(run: Path) -> dict[tuple[str, int], dict[str, Tensor]]:
+    """What clients keep, by client and round, as a run's last checkpoint names it."""
+    index = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["clients"]
+    files = PackedFiles(run / "checkpoints" / "clients")
+    return {(name, version[0]): files.read(name, version) for name, version in sorted(index.items())}
 
 
 def start_cli(

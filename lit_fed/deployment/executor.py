@@ -72,10 +72,10 @@ class NodeFiles(VersionedFiles):
         else:
             super().delete(name, round_idx)
 
-    def copy(self, name: str, round_idx: int, source: Path) -> None:
-        """Take one version from another folder; what lies on nodes is where it belongs."""
+    def copy(self, name: str, version: Version, source: VersionedFiles) -> None:
+        """Take one version from another folder's; what lies on nodes is where it belongs."""
         if not name.isdecimal():
-            super().copy(name, round_idx, source)
+            super().copy(name, version, source)
 
     def rounds(self) -> Iterator[tuple[str, int]]:
         """Every name and round that has a file, anywhere."""

@@ -238,7 +238,9 @@ def settle(
     data.reserve(algorithm.public_size, algorithm.calibration_fraction)
     data.prepare_data()
     data.setup("fit", clients=clients)
-    return trainer.assemble(model, data, algorithm, stage)
+    run = trainer.assemble(model, data, algorithm, stage)
+    run.federation.store.keeper = VersionedFiles  # one client at a time: what it keeps is safe when it answers
+    return run
 
 
 def read_version(version: Any) -> Version | None:

@@ -29,7 +29,9 @@ def shown(path: Path) -> str:
 
 
 Version = tuple[int, int]
-"""The round in which a state was written, and the CRC-32 of its file: that tells an accident, not an attack."""
+"""The round in which a state was written, and the CRC-32 of its bytes: that tells an accident, not an attack."""
+Packs = dict[str, tuple[int, dict[str, tuple[int, int]]]]
+"""By the name of a file: the round of all states in it, and of each its place and length."""
 
 
 class VersionedFiles:
@@ -52,14 +54,10 @@ class VersionedFiles:
         try:
             blob = path.read_bytes()
         except OSError as error:
-            raise _unreadable(name, path, str(error.strerror)) from error
+            raise unreadable(name, path, str(error.strerror)) from error
         if crc32(blob) != version[1]:
-            owner = _client_of(blob)
-            other = owner is not None and owner != name
-            why = f"it is that of client {owner}" if other else "it is not what the run wrote there"
-            raise _unreadable(name, path, why)
-        state = safetensors.torch.load(blob)
-        return {entry: state[entry] for entry in _about(blob)["names"]}
+            raise unreadable(name, path, is_not(name, blob))
+        return unpacked(blob)
 
     def write(self, name: str, round_idx: int, state: Mapping[str, Tensor]) -> Version:
         """Write one version.
@@ -72,32 +70,45 @@ class VersionedFiles:
         Raises:
             CheckpointError: If the disk is full, the folder cannot be written, or safetensors has no such tensors.
         """
-        about = {"state": json.dumps({"client": name, "names": list(state)})}  # one entry: their order is not fixed
-        try:
-            blob = safetensors.torch.save(dict(state), about)
-        except KeyError as error:  # such as complex128
-            words = " ".join(str(error).split())
-            raise CheckpointError(f"the state of client {name} fits no file of safetensors: {words}") from error
-        with _in_place_of(self.path(name, round_idx)) as temporary:
+        blob = packed(name, state)
+        with in_place_of(self.path(name, round_idx)) as temporary:
             temporary.write_bytes(blob)
         return round_idx, crc32(blob)
+
+    def flush(self) -> Packs:
+        """Write what is still held back; what was written together since the last time, for `take`."""
+        return {}
+
+    def take(self, packs: Packs) -> None:
+        """Learn what some process has written together."""
+
+    def forget(self, gone: Iterable[tuple[str, int]], delete: bool) -> None:
+        """Let versions go that nobody needs any more.
+
+        Args:
+            gone: Them.
+            delete: Also delete them; for one process.
+        """
+        if delete:
+            for name, round_idx in gone:
+                self.delete(name, round_idx)
 
     def delete(self, name: str, round_idx: int) -> None:
         """Delete one version, if it is there."""
         self.path(name, round_idx).unlink(missing_ok=True)
 
-    def copy(self, name: str, round_idx: int, source: Path) -> None:
-        """Take one version from another folder.
+    def copy(self, name: str, version: Version, source: VersionedFiles) -> None:
+        """Take one version from another folder's.
 
         Raises:
             CheckpointError: If it is not there, or cannot be copied.
         """
-        target = self.path(name, round_idx)
+        origin, target = source.path(name, version[0]), self.path(name, version[0])
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source / target.name, target)
+            shutil.copyfile(origin, target)
         except OSError as error:
-            raise CheckpointError(f"cannot copy {source / target.name} to {target}: {error.strerror}") from error
+            raise CheckpointError(f"cannot copy {origin} to {target}: {error.strerror}") from error
 
     def rounds(self) -> Iterator[tuple[str, int]]:
         """Every name and round that has a file."""
@@ -112,6 +123,14 @@ class VersionedFiles:
         Raises:
             CheckpointError: If there is no folder, or the name would lead out of it.
         """
+        return self.folder_of(name) / f"{name}.r{round_idx}.safetensors"
+
+    def folder_of(self, name: str) -> Path:
+        """The folder, for somebody's file.
+
+        Raises:
+            CheckpointError: If there is none, or the name would lead out of it.
+        """
         if self.directory is None:
             raise CheckpointError(
                 "what clients keep lies in the folder of their run, and this checkpoint lies in none; use it where the "
@@ -121,25 +140,51 @@ class VersionedFiles:
             raise CheckpointError(
                 f"a client cannot be called {name!r}: its state would lie outside of the run's folder"
             )
-        return self.directory / f"{name}.r{round_idx}.safetensors"
+        return self.directory
 
 
-def _about(blob: bytes) -> dict[str, Any]:
+def packed(name: str, state: Mapping[str, Tensor]) -> bytes:
+    """A state in the bytes of a file of safetensors that says whose it is.
+
+    Args:
+        name: Whose.
+        state: Contiguous tensors that share no memory.
+
+    Raises:
+        CheckpointError: If safetensors has no such tensors.
+    """
+    about = {"state": json.dumps({"client": name, "names": list(state)})}  # one entry: their order is not fixed
+    try:
+        return bytes(safetensors.torch.save(dict(state), about))
+    except KeyError as error:  # such as complex128
+        words = " ".join(str(error).split())
+        raise CheckpointError(f"the state of client {name} fits no file of safetensors: {words}") from error
+
+
+def unpacked(blob: bytes) -> State:
+    """The state that `packed` has made bytes of."""
+    state = safetensors.torch.load(blob)
+    return {entry: state[entry] for entry in about(blob)["names"]}
+
+
+def about(blob: bytes) -> dict[str, Any]:
     """Whose state a file is, and its names in their order: in its header in JSON, whose length its first bytes say."""
     (length,) = struct.unpack_from("<Q", blob)
-    about: dict[str, Any] = json.loads(json.loads(blob[8 : 8 + length])["__metadata__"]["state"])
-    return about
+    found: dict[str, Any] = json.loads(json.loads(blob[8 : 8 + length])["__metadata__"]["state"])
+    return found
 
 
-def _client_of(blob: bytes) -> str | None:
-    """Whose state some bytes are, None where they are none."""
+def is_not(name: str, blob: bytes) -> str:
+    """Why bytes are not the state of somebody that they should be."""
     try:
-        return str(_about(blob)["client"])
+        owner = str(about(blob)["client"])
     except Exception:  # damaged bytes make the reader fail in a dozen ways
-        return None
+        owner = name
+    return f"it is that of client {owner}" if owner != name else "it is not what the run wrote there"
 
 
-def _unreadable(name: str, path: Path, why: str) -> CheckpointError:
+def unreadable(name: str, path: Path, why: str) -> CheckpointError:
+    """That somebody's state cannot be read."""
     return CheckpointError(f"the state of client {name} cannot be read from {path}: {why}")
 
 
@@ -159,7 +204,7 @@ def write_atomically(content: Any, path: Path) -> None:
     Raises:
         CheckpointError: If the disk is full or the folder cannot be written.
     """
-    with _in_place_of(path) as temporary, open(temporary, "wb") as file:
+    with in_place_of(path) as temporary, open(temporary, "wb") as file:
         torch.save(content, file)
         file.flush()
         os.fsync(file.fileno())
@@ -175,12 +220,12 @@ def write_text(parts: Iterable[str], path: Path) -> None:
     Raises:
         CheckpointError: If the disk is full or the folder cannot be written.
     """
-    with _in_place_of(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
+    with in_place_of(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
         file.writelines(parts)
 
 
 @contextmanager
-def _in_place_of(path: Path) -> Iterator[Path]:
+def in_place_of(path: Path) -> Iterator[Path]:
     """A temporary file that takes the place of another once it is written."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

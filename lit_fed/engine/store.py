@@ -1,9 +1,9 @@
 """What clients keep between rounds.
 
-A state written in round r goes to a file of its own, ``<key>.r<r>.safetensors``; the run's checkpoint holds the index
-that says which version of each client is current, with its checksum. A run killed at any moment therefore finds, with
-its last checkpoint, exactly the client states of that moment: a newer file that no index names is never read. A round
-costs what its cohort writes, whatever the population.
+A state written in round r stays beside those of rounds before; the run's checkpoint holds the index that says which
+version of each client is current, with its checksum. A run killed at any moment therefore finds, with its last
+checkpoint, exactly the client states of that moment: a newer one that no index names is never read. A round costs what
+its cohort writes, whatever the population.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lit_fed.engine.files import State, Version, VersionedFiles, remove_half_written
+from lit_fed.engine.files import Packs, State, Version, VersionedFiles, remove_half_written
 from lit_fed.engine.payload import ClientUpdate
 from lit_fed.engine.strategy import Workers
+from lit_fed.errors import CheckpointError
 
 Key = int | str
 
@@ -118,8 +119,18 @@ class ClientStore:
         return ClientUpdate(client_id, payload, float(state["weight"]), kind=kind, uplink_bytes=uplink_bytes)
 
     def commit(self, workers: Workers, next_round: int) -> None:
-        """Make this round's changes current on every process."""
-        changes = [change for part in workers.gather(self._changed) for change in part.items()]
+        """Make this round's changes current on every process.
+
+        Raises:
+            CheckpointError: If what one of them holds cannot be written.
+        """
+        packs, wrong = self._flushed()
+        parts = workers.gather((self._changed, packs, wrong))
+        for _, packs, wrong in parts:
+            if wrong is not None:
+                raise CheckpointError(wrong)
+            self.files.take(packs)
+        changes = [change for part, *_ in parts for change in part.items()]
         for name, version in sorted(changes, key=lambda change: change[1] is not None):  # drops, then what is new
             before = self._index.pop(name, None)
             if before is not None and (version is None or before[0] != version[0]):
@@ -131,6 +142,13 @@ class ClientStore:
                 del self._cache[name]
         self._changed = {}
         self.round_idx = next_round
+
+    def _flushed(self) -> tuple[Packs, str | None]:
+        """What was written together, or why it cannot be, which all processes have to know."""
+        try:
+            return self.files.flush(), None
+        except CheckpointError as error:
+            return {}, str(error)
 
     def state_dict(self) -> dict[str, Version]:
         """The index: which version of each key is current."""
@@ -162,8 +180,10 @@ class ClientStore:
         Raises:
             CheckpointError: If one is not there, or cannot be copied.
         """
-        for name, (round_idx, _) in self._index.items():
-            self.files.copy(name, round_idx, directory)
+        source = self.keeper(directory)
+        for name, version in self._index.items():
+            self.files.copy(name, version, source)
+        self.files.take(self.files.flush())
 
     def collect_garbage(self, kept: Iterable[Mapping[str, Version]], delete: bool) -> None:
         """Forget superseded versions that no kept checkpoint names; call it after a checkpoint.
@@ -173,10 +193,9 @@ class ClientStore:
             delete: Also delete the files; for one process.
         """
         indices = list(kept)
-        remaining = []
+        remaining, gone = list[tuple[str, int]](), list[tuple[str, int]]()
         for name, round_idx in self._superseded:
-            if any(name in index and index[name][0] == round_idx for index in indices):
-                remaining.append((name, round_idx))
-            elif delete:
-                self.files.delete(name, round_idx)
+            needed = any(name in index and index[name][0] == round_idx for index in indices)
+            (remaining if needed else gone).append((name, round_idx))
+        self.files.forget(gone, delete)
         self._superseded = remaining

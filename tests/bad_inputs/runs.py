@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -43,7 +44,7 @@ def broken_runs(run: Path) -> Callable[[random.Random], Iterator[Case]]:
         again = [*RUN, "--trainer.max_rounds=3", "--ckpt_path=lightning_logs/version_0/checkpoints/last.ckpt"]
         yield Case("a run that is good", again, _copied(run), status=(0,))
         files = sorted(path.relative_to(run) for path in run.rglob("*") if path.is_file())
-        kept = [path for path in files if path.suffix == ".safetensors"]
+        kept = [path for path in files if path.suffix == ".states"]
         while True:
             command = draw.choice(["fit", "fit", "test", "predict", "validate"])
             args = fit(*RUN_AGAIN, name=command)
@@ -51,11 +52,11 @@ def broken_runs(run: Path) -> Callable[[random.Random], Iterator[Case]]:
             chosen = draw.choice(["checkpoint", "checkpoint", "state", "record", "another", "config"])
             damages = damages_of(draw)
             if chosen == "checkpoint":
-                kind, damage = draw.choice([*damages.items(), *_foreign().items()])
+                kind, damage = draw.choice([*damages.items(), *_foreign().items(), *_reduced().items()])
                 place = Path(target)
             elif chosen == "state":
                 command, place = "fit", draw.choice(kept)
-                kind, damage = draw.choice([*damages.items(), *_foreign().items()])
+                kind, damage = draw.choice([*damages.items(), *_foreign().items(), *_repacked().items()])
             elif chosen in ("record", "config"):
                 command, place = "fit", Path("lightning_logs/version_0")
                 place /= "config.yaml" if chosen == "config" else draw.choice(["metrics.csv", "clients.csv"])
@@ -103,6 +104,19 @@ def _foreign() -> dict[str, Damage]:
     def saved(value: Any) -> Damage:
         return lambda path: torch.save(value, path)
 
+    return {
+        "a list": saved([1, 2]),
+        "a dictionary of nothing": saved({}),
+        "a tensor": saved(torch.zeros(3)),
+        "a state of another network": saved({"weight": torch.zeros(2, 2)}),
+        "a pickled class": saved(Path("x")),
+        "of Lightning's": saved({"epoch": 1, "state_dict": {}, "pytorch-lightning_version": "2.6.0"}),
+    }
+
+
+def _reduced() -> dict[str, Damage]:
+    """What is left of a checkpoint that was ours."""
+
     def cut(path: Path) -> None:
         found = torch.load(path, weights_only=True)
         del found[next(iter(found))]
@@ -112,15 +126,26 @@ def _foreign() -> dict[str, Damage]:
         found = torch.load(path, weights_only=True)
         torch.save({name: [value] for name, value in found.items()}, path)
 
+    return {"without its first key": cut, "all lists": swollen}
+
+
+def _repacked() -> dict[str, Damage]:
+    """Clients' states that are whole, and not where they were."""
+
+    def blobs(path: Path) -> list[bytes]:
+        content, found = path.read_bytes(), []
+        while content:
+            head = 8 + int.from_bytes(content[:8], "little")
+            tensors = json.loads(content[8:head])
+            end = head + max(entry["data_offsets"][1] for name, entry in tensors.items() if name != "__metadata__")
+            found.append(content[:end])
+            content = content[end:]
+        return found
+
     return {
-        "a list": saved([1, 2]),
-        "a dictionary of nothing": saved({}),
-        "a tensor": saved(torch.zeros(3)),
-        "a state of another network": saved({"weight": torch.zeros(2, 2)}),
-        "a pickled class": saved(Path("x")),
-        "of Lightning's": saved({"epoch": 1, "state_dict": {}, "pytorch-lightning_version": "2.6.0"}),
-        "without its first key": cut,
-        "all lists": swollen,
+        "without its first state": lambda path: path.write_bytes(b"".join(blobs(path)[1:])),
+        "only its last state": lambda path: path.write_bytes(blobs(path)[-1]),
+        "its first state alone, many times": lambda path: path.write_bytes(blobs(path)[0] * len(blobs(path))),
     }
 
 

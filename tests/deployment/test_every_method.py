@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from lit_fed.command import node
 from lit_fed.command.deployed import make
@@ -39,11 +40,8 @@ def check(name: str, folder: Path) -> None:
     other = deploy(lambda root: parts_of(name, root), folder / "other", HOMES)
     assert_same(saved_weights(one), saved_weights(other.log_dir))
     store = other.run.federation.store.state_dict()
-    files = {
-        (path.name.partition(".r")[0], path.name.split(".r")[1])
-        for path in one.glob("checkpoints/clients/*.safetensors")
-    }
-    assert {(client, f"{version[0]}.safetensors") for client, version in store.items()} <= files
+    index = torch.load(one / "checkpoints" / "last.ckpt", weights_only=True)["clients"]
+    assert {client: tuple(version) for client, version in index.items()} == store, "to the bit, by their checksums"
 
 
 @pytest.mark.parametrize("method", SOON)

@@ -325,5 +325,5 @@ def test_states_that_nobody_needs_are_deleted_where_they_lie(tmp_path: Path) -> 
 
 def test_the_server_has_no_clients_state(tmp_path: Path) -> None:
     made = deploy(wanderers(), tmp_path / "other", HOMES)
-    assert not list(made.log_dir.rglob("*.r*.safetensors"))
-    assert list(simulate(wanderers(), tmp_path / "one").log_dir.rglob("*.r*.safetensors"))
+    assert not list(made.log_dir.rglob("*.r[0-9]*"))
+    assert list(simulate(wanderers(), tmp_path / "one").log_dir.rglob("*.r[0-9]*.states"))

@@ -11,7 +11,6 @@ from typing import Any
 import lightning
 import pytest
 import torch
-from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import lit_fed.engine.rounds as rounds_of_a_run
@@ -21,7 +20,7 @@ from lit_fed.methods import FedProx
 from lit_fed.seeding import derive_seed, torch_generator
 from tests import strangers
 from tests.engine.stranger_support import STRANGERS, Backwards, digits, method, run
-from tests.support import ROOT, assert_same, fit, rows, saved_weights, weights
+from tests.support import ROOT, assert_same, client_states, fit, rows, saved_weights, weights
 
 AS_THEY_ARE = [
     "fedavg", "fedprox", "scaffold", "feddyn", "fednova", "fedexp", "fedavgm", "fedadam", "fedyogi", "fedadagrad",
@@ -212,11 +211,6 @@ def interrupted(run_round: Any, at: int) -> Any:
         run_round(current, round_idx)
 
     return run
-
-
-def client_states(folder: Path) -> dict[str, Any]:
-    files = sorted(folder.glob("checkpoints/clients/*.safetensors"))
-    return {path.name: load_file(path) for path in files}
 
 
 @pytest.mark.parametrize(

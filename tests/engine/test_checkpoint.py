@@ -63,7 +63,7 @@ def kinds(content: Any) -> set[type]:
 def test_tensors_and_primitives_only(tmp_path: Path) -> None:
     callbacks = [EarlyStopping("clients/loss_mean", "min"), Checkpoint(keep_last=1)]
     made = stateful(tmp_path, callbacks=callbacks)
-    for path in checkpoints(made).rglob("*.*t*"):
+    for path in checkpoints(made).rglob("*.ckpt"):
         content = torch.load(path, weights_only=True)
         assert kinds(content) <= {dict, list, tuple, str, int, float, bool, type(None), Tensor}, path
     content = read_checkpoint(checkpoints(made) / "last.ckpt")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from lit_fed.callbacks import Checkpoint
 from lit_fed.data import Arrays
+from lit_fed.engine.files import packed, unpacked
 from lit_fed.engine.samplers import UniformParticipation
 from lit_fed.errors import CheckpointError, ClientFailure
 from lit_fed.methods import Ditto, FedAvg, FedPer, FedRep, Moon
@@ -176,40 +175,43 @@ def test_the_same_data_read_again_are_the_same(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- clients' states
 
 
-def state_file(run: Path, client_id: int) -> Path:
-    (path,) = (run / "checkpoints" / "clients").glob(f"{client_id}.r*.safetensors")
-    return path
+def pack_of(run: Path) -> tuple[Path, list[bytes]]:
+    """The file of the clients' states of a run of one round, and what each client has in it."""
+    (path,) = (run / "checkpoints" / "clients").iterdir()
+    content = path.read_bytes()
+    each = len(content) // 3  # states of one layout
+    assert len(content) == 3 * each
+    return path, [content[each * client_id : each * (client_id + 1)] for client_id in range(3)]
 
 
 def test_a_damaged_state_is_found_before_anything_is_written(tmp_path: Path) -> None:
-    run = federation(tmp_path, 1).log_dir
-    path = state_file(run, 0)
-    state = load_file(path)
+    path, blobs = pack_of(federation(tmp_path, 1).log_dir)
+    state = unpacked(blobs[0])
     name = next(iter(state))
-    for content, client_id, why in (
-        ({}, "0", "it is not what the run wrote there"),
-        (state, "1", "it is that of client 1"),
-        (state | {name: state[name].flatten()[:1]}, "0", "it is not what the run wrote there"),
+    for blob, why in (
+        (packed("0", {}), "it is not what the run wrote there"),
+        (packed("0", state | {name: state[name].flatten()[:1]}), "it is not what the run wrote there"),
+        (packed("1", state), "it is not there"),
+        (blobs[0][:-10], "it is not what the run wrote there"),
+        (blobs[0][:-50], "it is not there"),
     ):
-        save_file(content, path, {"state": json.dumps({"client": client_id, "names": list(content)})})
-        message = rf"the state of client 0 cannot be read from .*0\.r0\.safetensors: {why}$"
+        path.write_bytes(b"".join([blob, *blobs[1:]]))
+        message = rf"the state of client 0 cannot be read from .*0\.r0\.states: {why}$"
         refused(tmp_path, message, lambda: federation(tmp_path, 2, ckpt_path="last"))
     path.unlink()
     refused(
         tmp_path,
-        "the state of client 0 cannot be read from .* No such file",
+        r"the state of client 0 cannot be read from .*0\.r0\.states: it is not there",
         lambda: federation(tmp_path, 2, ckpt_path="last"),
     )
 
 
 def test_a_damaged_state_of_a_later_client_stops_the_run_with_its_id(tmp_path: Path) -> None:
-    run = federation(tmp_path, 1).log_dir
-    one, two = state_file(run, 1), state_file(run, 2)
-    content = one.read_bytes()
-    one.write_bytes(two.read_bytes())
-    two.write_bytes(content)
+    path, blobs = pack_of(federation(tmp_path, 1).log_dir)
+    path.write_bytes(b"".join([blobs[0], packed("1", unpacked(blobs[2])), *blobs[2:]]))
     with pytest.raises(
-        ClientFailure, match=r"client 1 failed in round 1: the state of client 1 .* is that of client 2$"
+        ClientFailure,
+        match=r"client 1 failed in round 1: the state of client 1 .* it is not what the run wrote there$",
     ):
         federation(tmp_path, 2, ckpt_path="last")
 

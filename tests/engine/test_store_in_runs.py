@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lit_fed import Client, Model, Pass, Phase, Split
 from lit_fed.callbacks import Callback, Checkpoint, RoundRecord
+from lit_fed.engine.packs import PackedFiles
 from lit_fed.engine.participation import Stragglers
 from lit_fed.engine.payload import ClientUpdate
 from lit_fed.engine.run import Run
@@ -26,9 +27,12 @@ from tests.support import Threes, Wanderer, Wandering, assert_same, fit, kept, r
 
 
 def named_files(folder: Path) -> set[str]:
-    """The client states that the checkpoints of a folder name."""
+    """The client states that the checkpoints of a folder name, as the packs that hold them."""
     indices = [torch.load(path, weights_only=True)["clients"] for path in folder.glob("*.ckpt")]
-    return {f"{name}.r{version}.safetensors" for index in indices for name, (version, _) in index.items()}
+    packs = PackedFiles(folder / "clients")
+    named = {(name, version[0]) for index in indices for name, version in index.items()}
+    assert named <= set(packs.rounds())
+    return {packs.path(*one).name for one in named}
 
 
 class Watching(Wandering):
@@ -138,10 +142,10 @@ def test_a_run_keeps_exactly_the_files_its_checkpoints_name(tmp_path: Path) -> N
 
 def test_without_checkpoints_only_current_states_are_kept(tmp_path: Path) -> None:
     made = fit(tmp_path, Wanderer(lr=0.05), Threes(2), Wandering(), max_rounds=4, enable_checkpointing=False)
-    assert files(made.log_dir / "checkpoints" / "clients") == {"0.r3.safetensors", "1.r3.safetensors"}
+    assert files(made.log_dir / "checkpoints" / "clients") == {"0.r3.states"}
 
 
-class Killer(Callback):
+class KilledAtWork(Callback):
     """Kills the process, as the system does, once a client of a round has put its state away."""
 
     def on_client_end(self, run: Any, update: ClientUpdate) -> None:
@@ -149,26 +153,32 @@ class Killer(Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_killed_in_a_round_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
+class KilledBeforeTheCheckpoint(Callback):
+    """The same when the states of a round are written, and no checkpoint names them yet."""
+
+    def on_round_end(self, run: Any, record: RoundRecord) -> None:
+        if record.round_idx == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("killer", [KilledAtWork, KilledBeforeTheCheckpoint])
+def test_killed_in_a_round_and_resumed_equals_uninterrupted(tmp_path: Path, killer: type[Callback]) -> None:
     def run(folder: Path, **kwargs: Any) -> Any:
         torch.manual_seed(0)
         return fit(folder, Wanderer(lr=0.05), Threes(3), Wandering(), max_rounds=4, **kwargs)
 
-    child = multiprocessing.get_context("fork").Process(target=run, args=(tmp_path,), kwargs={"callbacks": [Killer()]})
+    child = multiprocessing.get_context("fork").Process(target=run, args=(tmp_path,), kwargs={"callbacks": [killer()]})
     child.start()
     child.join(60)
     assert child.exitcode == -signal.SIGKILL
     folder = tmp_path / "lightning_logs" / "version_0" / "checkpoints"
-    assert any(name.endswith(".r2.safetensors") for name in files(folder / "clients"))  # of the round that did not end
+    assert ("0.r2.states" in files(folder / "clients")) == (killer is KilledBeforeTheCheckpoint)
     resumed, whole = run(tmp_path, ckpt_path="last"), run(tmp_path / "whole")
     assert resumed.run.start_round == 2
     assert_same(weights(resumed), weights(whole))
-    assert (
-        files(folder / "clients") == named_files(folder) >= {"0.r3.safetensors", "1.r3.safetensors", "2.r3.safetensors"}
-    )
+    assert files(folder / "clients") == named_files(folder) >= {"0.r3.states"}
     for client_id in range(3):
         assert_same(kept(resumed, client_id), kept(whole, client_id))
-        assert (folder / "clients" / f"{client_id}.r3.safetensors").is_file()
 
 
 def test_full_disk_during_a_run_leaves_a_checkpoint_to_resume_from(tmp_path: Path) -> None:

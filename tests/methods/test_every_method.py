@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from tests.methods.run_methods import METHODS, ON_PUPPETS, run_method
-from tests.support import ROOT, assert_same, rows, saved_weights
+from tests.support import ROOT, assert_same, client_states, rows, saved_weights
 
 ROUNDS = 4
 EACH = pytest.mark.parametrize("method", METHODS)
@@ -48,11 +47,6 @@ def spread(chosen: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stderr
     return folder
-
-
-def client_states(run: Path) -> dict[str, Any]:
-    files = sorted(run.glob("checkpoints/clients/*.safetensors"))
-    return {path.name: load_file(path) for path in files}
 
 
 def assert_same_run(one: Path, other: Path) -> None:
