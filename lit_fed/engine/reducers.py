@@ -18,6 +18,7 @@ from lit_fed.engine.strategy import Workers
 
 T = TypeVar("T")
 _BLOCK_VALUES = 2**18  # vectors that wait to be summed hold about this many values
+_PART = 2**17  # values of a vector that are added at once
 
 
 class Reducer(ABC, Generic[T]):
@@ -108,8 +109,9 @@ class WeightedMean(Reducer[Payload]):
         """Add the vectors that wait, in one operation."""
         if self._sum is None:
             return
-        if len(self._waiting) == 1:
-            self._sum.add_(self._waiting[0], alpha=self._weights[0])
+        if len(self._waiting) == 1:  # a part at a time, whose values in float64 stay in the processor's cache
+            for part, values in zip(self._sum.split(_PART), self._waiting[0].split(_PART), strict=True):
+                part.add_(values, alpha=self._weights[0])
         elif self._waiting:
             values = torch.stack(self._waiting).double()
             weights = torch.tensor(self._weights, dtype=torch.float64, device=values.device)

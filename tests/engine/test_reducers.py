@@ -94,13 +94,16 @@ choices = st.lists(st.booleans(), min_size=8, max_size=8)
 
 
 @settings(deadline=None)
-@given(cohort, choices, choices, st.integers(1, 40))
-def test_vectors_give_the_bits_of_tensors(clients: Clients, which: list[bool], likes: list[bool], block: int) -> None:
+@given(cohort, choices, choices, st.integers(1, 40), st.integers(1, 9))
+def test_vectors_give_the_bits_of_tensors(
+    clients: Clients, which: list[bool], likes: list[bool], block: int, part: int
+) -> None:
     def made() -> list[ClientUpdate]:
         return [update.with_payload({n: update.payload[n] for n in ("a", "b")}) for update in updates(clients)]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reducers, "_BLOCK_VALUES", block)
+        patch.setattr(reducers, "_PART", part)
         assert_same(mean(as_vectors(made(), which, likes)), mean(made()))
 
 
