@@ -37,6 +37,7 @@ HOW_DECIDED = (
     "interval. A claim holds where the interval lies above zero, fails where it lies below, is equal where a margin of "
     "equality is fixed beside it and neither end lies as far from zero, and is undecided else."
 )
+_SIGNS = 5  # the fewest seeds whose signs decide at 5 %
 _TEXTS = ("claim", "says", "metric", "report", "cause")
 _NUMBERS = ("equal", "published")
 
@@ -128,6 +129,9 @@ def decide(differences: Sequence[float], equal: float | None = None) -> Verdict:
     Student's t with n − 1 degrees of freedom. The claim holds where m − h > 0, fails where m + h < 0, and is undecided
     between. One seed has no spread and decides nothing.
 
+    Where a value is infinite, as that of a run that diverged, there is no mean; the sign test decides, at the same 5 %:
+    the claim holds where all of five seeds or more lie above zero, for 2^−5 = 0.031, and fails where all lie below.
+
     What is undecided so is ``equal`` where −e < m − h and m + h < e: two one-sided t tests at 5 %, of d ≤ −e and of
     d ≥ e, both reject (Schuirmann, "A comparison of the two one-sided tests procedure and the power approach for
     assessing the equivalence of average bioavailability", 1987).
@@ -140,9 +144,13 @@ def decide(differences: Sequence[float], equal: float | None = None) -> Verdict:
     if not count:
         return Verdict("undecided", note="no seed has finished")
     values = np.asarray(differences, dtype=np.float64)
-    mean = float(values.mean())
+    with np.errstate(invalid="ignore"):  # of ∞ and −∞
+        mean = float(values.mean())
     if not np.isfinite(values).all():
-        return Verdict("undecided", mean, None, count, "a value is not finite")
+        signs = set(np.sign(values)) if count >= _SIGNS else set()
+        outcome = "holds" if signs == {1} else "fails" if signs == {-1} else "undecided"
+        side = {"holds": ", and all are above zero", "fails": ", and all are below zero"}.get(outcome, "")
+        return Verdict(outcome, mean, None, count, f"a value is not finite{side}")
     if count == 1:
         return Verdict("undecided", mean, None, 1, "one seed has no spread")
     from scipy.stats import t  # takes a second to import

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf, nan
+
 import pytest
 
 from lit_fed.errors import ConfigError
@@ -84,6 +86,25 @@ def test_equality_is_symmetric_and_needs_both_of_its_tests():
 def test_too_little_decides_nothing(differences, note):
     verdict = decide(differences)
     assert (verdict.outcome, verdict.note) == ("undecided", note)
+
+
+@pytest.mark.parametrize(
+    ("differences", "outcome"),
+    [
+        ([inf] * 5, "holds"),  # 2⁻⁵ = 0.03125
+        ([inf] * 4, "undecided"),  # 2⁻⁴ = 0.0625
+        ([inf, 0.1, 2.0, 3.0, 4.0], "holds"),
+        ([-inf, -0.1, -2.0, -3.0, -4.0], "fails"),
+        ([inf, -0.1, 2.0, 3.0, 4.0], "undecided"),
+        ([inf, 0.0, 2.0, 3.0, 4.0], "undecided"),
+        ([inf, inf, inf, inf, nan], "undecided"),
+        ([inf, -inf, 1.0, 2.0, 3.0], "undecided"),
+    ],
+)
+def test_where_a_value_is_infinite_signs_decide(differences, outcome):
+    verdict = decide(differences, equal=1.0)
+    assert verdict.outcome == outcome
+    assert verdict.note.startswith("a value is not finite")
 
 
 def test_many_seeds_have_a_quantile_of_their_own():

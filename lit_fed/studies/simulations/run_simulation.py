@@ -157,6 +157,8 @@ def draw(points: Sequence[Point], path: Path, simulation: Simulation) -> None:
             x, low, middle, high = np.array(sorted(rows)).T
             axes.plot(x, middle, marker="o" if len(x) < 15 else "", label=name)
             axes.fill_between(x, low, high, alpha=0.2)
+        if not any(np.isfinite(row[2]) for rows in lines.values() for row in rows[1:]):
+            axes.text(0.5, 0.5, "diverges", transform=axes.transAxes, ha="center")
         simulation.dress(axes, panel)
         if len(lines) > 1:
             axes.legend(fontsize=8)
