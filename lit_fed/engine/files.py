@@ -30,8 +30,8 @@ def shown(path: Path) -> str:
 
 Version = tuple[int, int]
 """The round in which a state was written, and the CRC-32 of its bytes: that tells an accident, not an attack."""
-Packs = dict[str, tuple[int, dict[str, tuple[int, int]]]]
-"""By the name of a file: the round of all states in it, and of each its place and length."""
+Packs = dict[int, dict[str, dict[str, tuple[int, int]]]]
+"""By round and by the name of a file: where each state in it begins, and its length."""
 
 
 class VersionedFiles:

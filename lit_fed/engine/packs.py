@@ -49,10 +49,9 @@ class PackedFiles(VersionedFiles):
         self._held: dict[int, dict[str, bytes]] = {}  # by round and name
         self._num_held = 0
         self._written: Packs = {}
-        self._packs: Packs = {}
-        self._where: dict[tuple[str, int], list[str]] = {}  # in several where a round was killed and ran again
-        self._listed: dict[int, list[str]] | None = None  # by round: packs that nobody has told us of
-        self._touched: set[str] = set()
+        self._packs: Packs = {}  # a state is in two of a round that was killed and ran again
+        self._unread: dict[int, list[str]] | None = None  # by round: packs that nobody has told us of
+        self._touched: set[tuple[int, str]] = set()
 
     def read(self, name: str, version: Version) -> State:
         """One version; see `VersionedFiles.read`."""
@@ -72,24 +71,24 @@ class PackedFiles(VersionedFiles):
 
     def take(self, packs: Packs) -> None:
         """Learn what some process has written: it comes in the place of what these clients had in that round."""
-        for file, (round_idx, spans) in packs.items():
-            for name in self._packs.pop(file, (0, {}))[1]:
-                self._where[name, round_idx].remove(file)
-            for name in spans:
-                self._let_go(name, round_idx)
-                self._where[name, round_idx] = [file]
-            self._packs[file] = (round_idx, dict(spans))
+        for round_idx, files in packs.items():
+            for file, spans in files.items():
+                for name in spans:
+                    self._let_go(name, round_idx)
+                self._packs.setdefault(round_idx, {})[file] = dict(spans)
 
     def forget(self, gone: Iterable[tuple[str, int]], delete: bool) -> None:
         """Let versions go; a pack goes with the last of them. See `VersionedFiles.forget`."""
         for name, round_idx in gone:
             self._scan(round_idx)
             self._let_go(name, round_idx)
-        for file in self._touched & self._packs.keys():
+        for round_idx, file in self._touched:
             if delete:
-                self._tidy(file)
-            if not self._packs[file][1]:
-                del self._packs[file]
+                self._tidy(round_idx, file)
+            if not self._packs[round_idx][file]:
+                del self._packs[round_idx][file]
+            if not self._packs[round_idx]:
+                del self._packs[round_idx]
         self._touched = set()
 
     def copy(self, name: str, version: Version, source: VersionedFiles) -> None:
@@ -99,14 +98,16 @@ class PackedFiles(VersionedFiles):
 
     def rounds(self) -> Iterator[tuple[str, int]]:
         """Every name and round that a pack holds."""
-        for round_idx in list(self._unread):
+        for round_idx in list(self._look()):
             self._scan(round_idx)
-        yield from list(self._where)
+        for round_idx, files in self._packs.items():
+            yield from ((name, round_idx) for name in {name: None for spans in files.values() for name in spans})
 
     def path(self, name: str, round_idx: int) -> Path:
         """The pack that a version lies in, or that would be called after it; see `VersionedFiles.path`."""
-        files = self._where.get((name, round_idx)) or [f"{name}.r{round_idx}{_ENDING}"]
-        return self.folder_of(name) / files[0]
+        files = self._packs.get(round_idx, {})
+        called = f"{name}.r{round_idx}{_ENDING}"
+        return self.folder_of(name) / next((file for file, spans in files.items() if name in spans), called)
 
     # ------------------------------------------------------------------ writing
 
@@ -120,7 +121,7 @@ class PackedFiles(VersionedFiles):
     def _write(self) -> None:
         for round_idx, blobs in self._held.items():
             file = f"{next(iter(blobs))}.r{round_idx}{_ENDING}"
-            self._written[file] = (round_idx, self._put(file, blobs))
+            self._written.setdefault(round_idx, {})[file] = self._put(file, blobs)
         self._held, self._num_held = {}, 0
 
     def _put(self, file: str, blobs: Mapping[str, bytes]) -> dict[str, tuple[int, int]]:
@@ -133,41 +134,36 @@ class PackedFiles(VersionedFiles):
             place += len(blob)
         return spans
 
-    def _tidy(self, file: str) -> None:
+    def _let_go(self, name: str, round_idx: int) -> None:
+        for file, spans in self._packs.get(round_idx, {}).items():
+            if spans.pop(name, None) is not None:
+                self._touched.add((round_idx, file))
+
+    def _tidy(self, round_idx: int, file: str) -> None:
         """Delete a pack that nobody needs, and write one anew that is mostly not needed."""
         assert self.directory is not None
-        path, (round_idx, spans) = self.directory / file, self._packs[file]
+        path, spans = self.directory / file, self._packs[round_idx][file]
         if not spans:
             path.unlink(missing_ok=True)
         elif path.is_file() and 2 * sum(length for _, length in spans.values()) < path.stat().st_size:
-            blobs = {name: self._blob(file, name) for name in spans}
+            blobs = {name: self._blob(file, span) for name, span in spans.items()}
             with suppress(CheckpointError):  # a full disk: what has to be written says so
-                self._packs[file] = (round_idx, self._put(file, blobs))
-
-    def _let_go(self, name: str, round_idx: int) -> None:
-        for file in self._where.pop((name, round_idx), ()):
-            del self._packs[file][1][name]
-            self._touched.add(file)
+                self._packs[round_idx][file] = self._put(file, blobs)
 
     # ------------------------------------------------------------------ reading
-
-    def _blob(self, file: str, name: str) -> bytes:
-        assert self.directory is not None
-        place, length = self._packs[file][1][name]
-        with open(self.directory / file, "rb", buffering=0) as stream:
-            stream.seek(place)
-            return stream.read(length)
 
     def _find(self, name: str, version: Version) -> bytes:
         round_idx, checksum = version
         self._scan(round_idx)
-        files, why = self._where.get((name, round_idx), []), _ABSENT
+        why = _ABSENT
         for looked_again in (False, True):
-            for file in files:
-                if looked_again:
-                    self._look_again(file)
+            for file, spans in self._packs.get(round_idx, {}).items():
+                if name not in spans:
+                    continue
+                if looked_again:  # another process may have written it anew
+                    spans |= {one: span for one, span in self._spans(file).items() if one in spans}
                 try:
-                    blob = self._blob(file, name)
+                    blob = self._blob(file, spans[name])
                 except OSError as error:
                     why = str(error.strerror)
                     continue
@@ -176,31 +172,32 @@ class PackedFiles(VersionedFiles):
                 why = is_not(name, blob)
         raise unreadable(name, self.path(name, round_idx), why)
 
-    def _look_again(self, file: str) -> None:
-        """Find where states lie in a pack that another process may have written anew."""
+    def _blob(self, file: str, span: tuple[int, int]) -> bytes:
         assert self.directory is not None
-        spans = self._packs[file][1]
-        spans |= {name: span for name, span in _spans(self.directory / file).items() if name in spans}
+        with open(self.directory / file, "rb", buffering=0) as stream:
+            stream.seek(span[0])
+            return stream.read(span[1])
 
-    @property
-    def _unread(self) -> dict[int, list[str]]:
+    def _look(self) -> dict[int, list[str]]:
         """By round, the packs in the folder that nobody has told us of; it is looked into once."""
-        if self._listed is None:
-            self._listed = {}
+        if self._unread is None:
+            self._unread = {}
             for path in self.directory.glob(f"*.r*{_ENDING}") if self.directory is not None else ():
                 round_idx = path.stem.rpartition(".r")[2]
-                if round_idx.isdecimal() and not path.name.startswith(".") and path.name not in self._packs:
-                    self._listed.setdefault(int(round_idx), []).append(path.name)
-        return self._listed
+                if round_idx.isdecimal() and not path.name.startswith("."):
+                    self._unread.setdefault(int(round_idx), []).append(path.name)
+        return self._unread
 
     def _scan(self, round_idx: int) -> None:
         """Learn what the packs of a round hold of which nobody has told us."""
-        for file in self._unread.pop(round_idx, ()):
-            assert self.directory is not None
-            if file not in self._packs:
-                self._packs[file] = (round_idx, spans := _spans(self.directory / file))
-                for name in spans:
-                    self._where.setdefault((name, round_idx), []).append(file)
+        for file in self._look().pop(round_idx, ()):
+            files = self._packs.setdefault(round_idx, {})
+            if file not in files:
+                files[file] = self._spans(file)
+
+    def _spans(self, file: str) -> dict[str, tuple[int, int]]:
+        assert self.directory is not None
+        return _spans(self.directory / file)
 
 
 def _spans(path: Path) -> dict[str, tuple[int, int]]:
