@@ -205,8 +205,9 @@ def _spans(path: Path) -> dict[str, tuple[int, int]]:
     spans: dict[str, tuple[int, int]] = {}
     try:
         with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
             while mark := file.read(8):
-                place, head = file.tell() - 8, file.read(*struct.unpack("<Q", mark))
+                place, head = file.tell() - 8, file.read(min(size, *struct.unpack("<Q", mark)))
                 tensors = json.loads(head)
                 ends = [entry["data_offsets"][1] for name, entry in tensors.items() if name != "__metadata__"]
                 end = file.seek(max(ends, default=0), os.SEEK_CUR)
