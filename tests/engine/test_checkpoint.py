@@ -19,7 +19,7 @@ from lit_fed.engine.samplers import UniformParticipation
 from lit_fed.errors import CheckpointError, ConfigError
 from lit_fed.methods import FedAvg
 from tests.engine.test_store import files
-from tests.support import LeastSquares, Threes, Wanderer, Wandering, assert_same, fit, rows, weights
+from tests.support import LeastSquares, Threes, Wanderer, Wandering, assert_same, client_states, fit, rows, weights
 
 # With learning rate 2.675 the distances of w to (2, 4) shrink by a = 1 − 2.675/4 and flip by b = 1 − 3·2.675/4 a round:
 # the mean loss of the two clients, ¼(4a²ʳ + 16b²ʳ) after r rounds, falls in the first two rounds and then rises.
@@ -269,7 +269,7 @@ def test_resumed_from_best_starts_a_new_folder_and_equals_uninterrupted(tmp_path
     one, two = (read_checkpoint(checkpoints(made) / "best.ckpt") for made in (resumed, whole))
     assert one["round_idx"] == two["round_idx"] == best_round
     assert_same(one["state_dict"], two["state_dict"])
-    assert files(checkpoints(resumed) / "clients") == files(checkpoints(whole) / "clients")
+    assert client_states(resumed.log_dir).keys() == client_states(whole.log_dir).keys()
 
 
 def test_two_callbacks_of_a_kind_keep_their_own_state(tmp_path: Path) -> None:

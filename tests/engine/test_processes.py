@@ -9,7 +9,7 @@ import torch
 
 from lit_fed import Regressor
 from lit_fed.engine.strategy import Workers
-from tests.support import ROOT, assert_same, rows, run_cli, saved_weights
+from tests.support import ROOT, assert_same, client_states, rows, run_cli, saved_weights
 
 pytestmark = pytest.mark.long
 
@@ -96,9 +96,11 @@ def test_two_processes_with_everything_that_moves_between_them(tmp_path: Path) -
         assert done.returncode == 0, done.stderr
     one, two = (tmp_path / folder / "lightning_logs/version_0" for folder in ("one", "two"))
     same_run(one, two)
-    states = [sorted(path.name for path in (run / "checkpoints/clients").iterdir()) for run in (one, two)]
-    assert states[0] == states[1]
-    assert any(name.startswith("late-") for name in states[0]), "nobody was late in the last round"
+    states = [client_states(run) for run in (one, two)]
+    assert states[0].keys() == states[1].keys()
+    for whose in states[0]:
+        assert_same(states[0][whose], states[1][whose])
+    assert any(name.startswith("late-") for name, _ in states[0]), "nobody was late in the last round"
 
 
 def test_the_process_group_has_ended_when_the_interpreter_does(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from lit_fed import Client
@@ -32,6 +31,7 @@ from tests.support import (
     Wanderer,
     Wandering,
     assert_same,
+    client_states,
     fit,
     kept,
     rows,
@@ -150,8 +150,7 @@ def test_personal_test_changes_nothing_that_follows(tmp_path: Path) -> None:
     for protocols in ([GlobalTest()], [PersonalTest(epochs=2, lr=0.3), GlobalTest()]):
         torch.manual_seed(0)
         made = fit(tmp_path, Wanderer(lr=0.05), Threes(4), Wandering(), max_rounds=3, protocols=protocols)
-        saved = made.log_dir / "checkpoints" / "clients"
-        states = {p.name: load_file(p) for p in sorted(saved.iterdir())}
+        states = client_states(made.log_dir)
         table = [
             {n: v for n, v in r.items() if not n.startswith(("time", "personal"))}
             for r in rows(made.log_dir / "metrics.csv")
