@@ -80,7 +80,7 @@ def test_results_are_of_studies_and_claims_that_exist_with_their_causes_of_today
     for study_name, profile in sorted(ran):
         if profile == "simulation":
             content = yaml.safe_load(SIMULATIONS[study_name].read_text("utf-8"))["simulate"]["init_args"]["claims"]
-            claims = [(claim["says"], claim["claim"], claim.get("cause")) for claim in content]
+            claims = [(one["says"], one["claim"], " ".join(one.get("cause", "").split())) for one in content]
         else:
             claims = [(claim.says, claim.text, claim.cause) for claim in read_study(files[study_name], profile).claims]
         for says, text, why in claims:
