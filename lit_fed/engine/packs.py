@@ -91,6 +91,10 @@ class PackedFiles(VersionedFiles):
                 del self._packs[round_idx]
         self._touched = set()
 
+    def delete(self, name: str, round_idx: int) -> None:
+        """Delete one version and no other of its pack; see `VersionedFiles.delete`."""
+        self.forget([(name, round_idx)], delete=True)
+
     def copy(self, name: str, version: Version, source: VersionedFiles) -> None:
         """Take one version from another folder's; see `VersionedFiles.copy`."""
         assert isinstance(source, PackedFiles)
@@ -125,8 +129,7 @@ class PackedFiles(VersionedFiles):
         self._held, self._num_held = {}, 0
 
     def _put(self, file: str, blobs: Mapping[str, bytes]) -> dict[str, tuple[int, int]]:
-        assert self.directory is not None
-        with in_place_of(self.directory / file) as temporary, open(temporary, "wb") as stream:
+        with in_place_of(self._at(file)) as temporary, open(temporary, "wb") as stream:
             stream.writelines(blobs.values())
         spans, place = {}, 0
         for name, blob in blobs.items():
@@ -141,8 +144,7 @@ class PackedFiles(VersionedFiles):
 
     def _tidy(self, round_idx: int, file: str) -> None:
         """Delete a pack that nobody needs, and write one anew that is mostly not needed."""
-        assert self.directory is not None
-        path, spans = self.directory / file, self._packs[round_idx][file]
+        path, spans = self._at(file), self._packs[round_idx][file]
         if not spans:
             path.unlink(missing_ok=True)
         elif path.is_file() and 2 * sum(length for _, length in spans.values()) < path.stat().st_size:
@@ -161,7 +163,7 @@ class PackedFiles(VersionedFiles):
                 if name not in spans:
                     continue
                 if looked_again:  # another process may have written it anew
-                    spans |= {one: span for one, span in self._spans(file).items() if one in spans}
+                    spans |= {one: span for one, span in _spans(self._at(file)).items() if one in spans}
                 try:
                     blob = self._blob(file, spans[name])
                 except OSError as error:
@@ -173,8 +175,7 @@ class PackedFiles(VersionedFiles):
         raise unreadable(name, self.path(name, round_idx), why)
 
     def _blob(self, file: str, span: tuple[int, int]) -> bytes:
-        assert self.directory is not None
-        with open(self.directory / file, "rb", buffering=0) as stream:
+        with open(self._at(file), "rb", buffering=0) as stream:
             stream.seek(span[0])
             return stream.read(span[1])
 
@@ -193,25 +194,22 @@ class PackedFiles(VersionedFiles):
         for file in self._look().pop(round_idx, ()):
             files = self._packs.setdefault(round_idx, {})
             if file not in files:
-                files[file] = self._spans(file)
+                files[file] = _spans(self._at(file))
 
-    def _spans(self, file: str) -> dict[str, tuple[int, int]]:
-        assert self.directory is not None
-        return _spans(self.directory / file)
+    def _at(self, file: str) -> Path:
+        assert self.directory is not None  # else nothing was held, listed or told of
+        return self.directory / file
 
 
 def _spans(path: Path) -> dict[str, tuple[int, int]]:
     """Where in a pack each client's state lies, up to the first that is damaged."""
     spans: dict[str, tuple[int, int]] = {}
-    try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            while mark := file.read(8):
-                place, head = file.tell() - 8, file.read(min(size, *struct.unpack("<Q", mark)))
-                tensors = json.loads(head)
-                ends = [entry["data_offsets"][1] for name, entry in tensors.items() if name != "__metadata__"]
-                end = file.seek(max(ends, default=0), os.SEEK_CUR)
-                spans[str(about(mark + head)["client"])] = (place, end - place)
-    except Exception:  # gone, or damaged, which makes the reader fail in a dozen ways
-        return spans
+    with suppress(Exception), open(path, "rb") as file:  # gone, or damaged, which fails in a dozen ways
+        size = os.fstat(file.fileno()).st_size
+        while mark := file.read(8):
+            place, head = file.tell() - 8, file.read(min(size, *struct.unpack("<Q", mark)))
+            tensors = json.loads(head)
+            ends = [entry["data_offsets"][1] for name, entry in tensors.items() if name != "__metadata__"]
+            end = file.seek(max(ends, default=0), os.SEEK_CUR)
+            spans[str(about(mark + head)["client"])] = (place, end - place)
     return spans

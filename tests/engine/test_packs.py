@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -29,6 +30,15 @@ def opened(folder: Path, index: dict[str, Version] | None = None, round_idx: int
     store = ClientStore(keeper=PackedFiles)
     store.load_state_dict(index or {}, round_idx)
     store.open(folder)
+    return store
+
+
+def of_five(folder: Path) -> ClientStore:
+    """One pack of five clients."""
+    store = opened(folder)
+    for client_id in range(5):
+        store.put(client_id, state(float(client_id)))
+    store.commit(ALONE, 1)
     return store
 
 
@@ -80,6 +90,19 @@ def test_a_round_is_a_file_of_states_that_say_whose_they_are(tmp_path: Path) -> 
     assert (value(store, 4), value(store, 2), value(store, 3)) == (4.0, 2.0, None)
 
 
+def work_in(
+    stores: list[ClientStore], round_idx: int, writes: set[int], drops: set[int], rank: int, workers: Any
+) -> None:
+    """A process's part of a round: clients move between processes, and only one drops each."""
+    for client_id in writes:
+        if (client_id + round_idx) % 2 == rank:
+            stores[rank].put(client_id, state(100.0 * round_idx + client_id))
+    for client_id in drops:
+        if client_id % 2 == rank:
+            stores[rank].drop(client_id)
+    stores[rank].commit(workers, round_idx + 1)
+
+
 @settings(deadline=None)
 @given(
     st.lists(
@@ -104,18 +127,7 @@ def test_any_rounds_by_one_process_or_two_are_as_a_dictionary(rounds: Any, held_
                 stores = [opened(folder, index, round_idx) for _ in stores]
                 for store in stores:
                     store.find_leftovers()
-
-            def one(rank: int, workers: Any) -> None:
-                store = stores[rank]  # noqa: B023  # done before the next round
-                for client_id in writes:  # noqa: B023
-                    if (client_id + round_idx) % 2 == rank:  # noqa: B023
-                        store.put(client_id, state(100.0 * round_idx + client_id))  # noqa: B023
-                for client_id in drops - writes:  # noqa: B023
-                    if client_id % 2 == rank:
-                        store.drop(client_id)
-                store.commit(workers, round_idx + 1)  # noqa: B023
-
-            in_two(one)
+            in_two(partial(work_in, stores, round_idx, writes, drops - writes))
             expected = {key: number for key, number in expected.items() if int(key) not in drops}
             expected |= {str(client_id): 100.0 * round_idx + client_id for client_id in writes}
             if keeps:
@@ -140,14 +152,11 @@ def test_a_large_state_does_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyP
         store.put(client_id, {"x": torch.zeros(count)})
     assert files(tmp_path) == {"0.r0.states", "2.r0.states"}
     store.commit(ALONE, 1)
-    assert [len(store.get(client_id)["x"]) for client_id in range(4)] == [10, 600, 10, 600]  # type: ignore[index]
+    assert [len((store.get(client_id) or {})["x"]) for client_id in range(4)] == [10, 600, 10, 600]
 
 
 def test_a_pack_that_is_mostly_superseded_is_written_anew(tmp_path: Path) -> None:
-    store = opened(tmp_path)
-    for client_id in range(5):
-        store.put(client_id, state(float(client_id)))
-    store.commit(ALONE, 1)
+    store = of_five(tmp_path)
     other = opened(tmp_path, store.state_dict(), 1)
     assert value(other, 4) == 4.0  # knows where it lies
     size = (tmp_path / "0.r0.states").stat().st_size
@@ -162,11 +171,16 @@ def test_a_pack_that_is_mostly_superseded_is_written_anew(tmp_path: Path) -> Non
     assert files(tmp_path) == {f"{client_id}.r{client_id + 1}.states" for client_id in range(5)}
 
 
+def test_deleting_one_state_leaves_the_others_of_its_pack(tmp_path: Path) -> None:
+    store = of_five(tmp_path)
+    store.files.delete("2", 0)
+    assert [value(store, client_id) for client_id in (0, 1, 3, 4)] == [0.0, 1.0, 3.0, 4.0]
+    with pytest.raises(CheckpointError, match=r"the state of client 2 .*: it is not there$"):
+        store.get(2)
+
+
 def test_who_knew_another_place_in_a_pack_looks_again(tmp_path: Path) -> None:
-    store = opened(tmp_path)
-    for client_id in range(5):
-        store.put(client_id, state(float(client_id)))
-    store.commit(ALONE, 1)
+    store = of_five(tmp_path)
     other = opened(tmp_path, store.state_dict(), 1)
     assert value(other, 0) == 0.0
     for client_id in range(3):

@@ -47,7 +47,7 @@ def run(call: Call) -> int:
     simulation: Simulation = instantiate(call.parser, options).simulate
     name = name_of(options)
     folder = options.output or Path("simulations") / name
-    began, worked = time.monotonic(), sum(os.times()[:4])
+    made_with, began, worked = describe(), time.monotonic(), sum(os.times()[:4])
     points = simulation.points(options.processes)
     taken = {"seconds": time.monotonic() - began, "cpu_seconds": sum(os.times()[:4]) - worked}
     Record.remove(folder)
@@ -56,7 +56,7 @@ def run(call: Call) -> int:
     print(summary(points))
     table = claims(simulation, points)
     (folder / "claims.md").write_text(table, encoding="utf-8")
-    Record(settings=settings_of(options), made_with=describe(), **taken).write(folder)
+    Record(settings=settings_of(options), made_with=made_with, **taken).write(folder)
     print(f"\n{table}")
     print(f"written     {folder}")
     return 0
