@@ -63,5 +63,6 @@ def test_every_paper_profile_is_compared():
         if profile.startswith("paper") or paper == "fedfrozen"
     }
     compared = {(entry["study"], entry["profile"]) for entry in ENTRIES}
-    assert profiles - compared == {("fedfrozen/fedfrozen_table1", "pocket")}
+    ours = {("fedfrozen/fedfrozen_table1", "pocket"), ("fedfrozen/fedfrozen_table1", "pocket_later")}
+    assert profiles - compared == ours
     assert compared <= profiles
