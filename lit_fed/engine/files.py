@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import struct
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-import safetensors.torch
 import torch
 from torch import Tensor
 
+from lit_fed.engine.state_bytes import State, StateBytes, is_not
 from lit_fed.errors import CheckpointError
 from lit_fed.file_names import is_file_name
-
-State = dict[str, Tensor]
 
 
 def shown(path: Path) -> str:
@@ -43,6 +39,7 @@ class VersionedFiles:
 
     def __init__(self, directory: Path | None = None) -> None:
         self.directory = directory
+        self.bytes = StateBytes()
 
     def read(self, name: str, version: Version) -> State:
         """One version.
@@ -57,7 +54,11 @@ class VersionedFiles:
             raise unreadable(name, path, str(error.strerror)) from error
         if crc32(blob) != version[1]:
             raise unreadable(name, path, is_not(name, blob))
-        return unpacked(blob)
+        return self.bytes.decode(name, blob)
+
+    def read_ahead(self, versions: Mapping[str, Version]) -> dict[str, State]:
+        """Those of several versions, by name, that are read in less time together; without any that cannot be read."""
+        return {}
 
     def write(self, name: str, round_idx: int, state: Mapping[str, Tensor]) -> Version:
         """Write one version.
@@ -65,12 +66,12 @@ class VersionedFiles:
         Args:
             name: Whose.
             round_idx: The version.
-            state: Contiguous tensors that share no memory.
+            state: Contiguous tensors.
 
         Raises:
             CheckpointError: If the disk is full, the folder cannot be written, or safetensors has no such tensors.
         """
-        blob = packed(name, state)
+        blob = self.bytes.encode(name, state)
         with in_place_of(self.path(name, round_idx)) as temporary:
             temporary.write_bytes(blob)
         return round_idx, crc32(blob)
@@ -141,46 +142,6 @@ class VersionedFiles:
                 f"a client cannot be called {name!r}: its state would lie outside of the run's folder"
             )
         return self.directory
-
-
-def packed(name: str, state: Mapping[str, Tensor]) -> bytes:
-    """A state in the bytes of a file of safetensors that says whose it is.
-
-    Args:
-        name: Whose.
-        state: Contiguous tensors that share no memory.
-
-    Raises:
-        CheckpointError: If safetensors has no such tensors.
-    """
-    about = {"state": json.dumps({"client": name, "names": list(state)})}  # one entry: their order is not fixed
-    try:
-        return bytes(safetensors.torch.save(dict(state), about))
-    except KeyError as error:  # such as complex128
-        words = " ".join(str(error).split())
-        raise CheckpointError(f"the state of client {name} fits no file of safetensors: {words}") from error
-
-
-def unpacked(blob: bytes) -> State:
-    """The state that `packed` has made bytes of."""
-    state = safetensors.torch.load(blob)
-    return {entry: state[entry] for entry in about(blob)["names"]}
-
-
-def about(blob: bytes) -> dict[str, Any]:
-    """Whose state a file is, and its names in their order: in its header in JSON, whose length its first bytes say."""
-    (length,) = struct.unpack_from("<Q", blob)
-    found: dict[str, Any] = json.loads(json.loads(blob[8 : 8 + length])["__metadata__"]["state"])
-    return found
-
-
-def is_not(name: str, blob: bytes) -> str:
-    """Why bytes are not the state of somebody that they should be."""
-    try:
-        owner = str(about(blob)["client"])
-    except Exception:  # damaged bytes make the reader fail in a dozen ways
-        owner = name
-    return f"it is that of client {owner}" if owner != name else "it is not what the run wrote there"
 
 
 def unreadable(name: str, path: Path, why: str) -> CheckpointError:

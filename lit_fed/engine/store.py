@@ -9,14 +9,16 @@ its cohort writes, whatever the population.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from lit_fed.engine.files import Packs, State, Version, VersionedFiles, remove_half_written
+from lit_fed.engine.files import Packs, Version, VersionedFiles, remove_half_written
 from lit_fed.engine.payload import ClientUpdate
+from lit_fed.engine.state_bytes import State
 from lit_fed.engine.strategy import Workers
 from lit_fed.errors import CheckpointError
 
@@ -44,6 +46,7 @@ class ClientStore:
         self.round_idx = 0
         self._index: dict[str, Version] = {}
         self._cache: dict[str, tuple[Version, State]] = {}
+        self._ahead: dict[str, State] = {}  # read, and not yet asked for
         self._changed: dict[str, Version | None] = {}
         self._superseded: list[tuple[str, int]] = []  # by name and round
 
@@ -64,21 +67,33 @@ class ClientStore:
         cached = self._cache.get(name)
         if cached is not None and cached[0] == version:
             return cached[1]
-        state = self.files.read(name, version)
+        state = self._ahead.pop(name, None) or self.files.read(name, version)
         if self.mode == "memory":
             self._cache[name] = (version, state)
         return state
 
+    @contextmanager
+    def reading(self, keys: Iterable[Key]) -> Iterator[None]:
+        """Read many states at once, which `get` then gives; what cannot be read it says.
+
+        Args:
+            keys: Whose are asked for within.
+        """
+        if self.mode == "disk":  # in memory they would be kept, and all of them as long as one
+            names = [str(key) for key in keys]
+            self._ahead = self.files.read_ahead({name: self._index[name] for name in names if name in self._index})
+        try:
+            yield
+        finally:
+            self._ahead = {}
+
     def put(self, key: Key, state: Mapping[str, Tensor]) -> None:
         """Write a state of this round; it becomes current with `commit`."""
         name = str(key)
-        kept = {
-            entry: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-            for entry, tensor in state.items()
-        }
+        kept = {entry: tensor.detach().cpu().contiguous() for entry, tensor in state.items()}
         version = self._changed[name] = self.files.write(name, self.round_idx, kept)
         if self.mode == "memory":
-            self._cache[name] = (version, kept)
+            self._cache[name] = (version, {entry: tensor.clone() for entry, tensor in kept.items()})
 
     def version(self, key: Key) -> Version | None:
         """The current version, None where there is no state."""

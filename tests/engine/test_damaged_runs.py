@@ -13,8 +13,8 @@ import torch
 
 from lit_fed.callbacks import Checkpoint
 from lit_fed.data import Arrays
-from lit_fed.engine.files import packed, unpacked
 from lit_fed.engine.samplers import UniformParticipation
+from lit_fed.engine.state_bytes import packed, unpacked
 from lit_fed.errors import CheckpointError, ClientFailure
 from lit_fed.methods import Ditto, FedAvg, FedPer, FedRep, Moon
 from tests.support import LeastSquares, Points, Threes, Wanderer, Wandering, assert_same, fit, weights

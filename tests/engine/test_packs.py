@@ -20,6 +20,7 @@ from torch import Tensor
 from lit_fed.engine import packs
 from lit_fed.engine.files import Version, VersionedFiles
 from lit_fed.engine.packs import PackedFiles
+from lit_fed.engine.state_bytes import packed
 from lit_fed.engine.store import ClientStore
 from lit_fed.errors import CheckpointError
 from tests.engine.test_store import ALONE, file_size_limit, files, state, value
@@ -138,8 +139,12 @@ def test_any_rounds_by_one_process_or_two_are_as_a_dictionary(rounds: Any, held_
                 stores[rank].collect_garbage([index for index, _ in [*kept, last]], delete=rank == 0)
             found = [*stores, opened(folder, last[0], round_idx + 1)]
             assert all({key: value(store, key) for key in last[0]} == expected for store in found)
+            for store in found:  # read together, once it has read or written one, and beside keys that it has not
+                with store.reading([*last[0], "9"]):
+                    assert {key: value(store, key) for key in last[0]} == expected
+                assert value(store, "9") is None
             needed = {(key, version) for index, _ in [*kept, last] for key, version in index.items()}
-            each = len(packs.packed("0", state(1.0)))
+            each = len(packed("0", state(1.0)))
             assert sum(path.stat().st_size for path in folder.iterdir()) <= 2 * len(needed) * each
         for index, before in kept:
             assert {key: value(opened(folder, index), key) for key in index} == before
@@ -270,13 +275,14 @@ def test_states_that_changed_places_are_noticed(tmp_path: Path) -> None:
     path.write_bytes(content[half:] + content[:half])
     assert (value(store, 5), value(store, 6)) == (1.0, 1.0)  # each is found by its name
     other = load(content[:half])
-    path.write_bytes(packs.packed("6", other) * 2)
+    path.write_bytes(packed("6", other) * 2)
     for reader, why in (
         (store, "it is that of client 6"),
         (opened(tmp_path, store.state_dict(), 1), "it is not there"),
     ):
-        with pytest.raises(CheckpointError, match=rf"the state of client 5 .*: {why}$"):
-            reader.get(5)
+        with reader.reading([5, 6]):
+            with pytest.raises(CheckpointError, match=rf"the state of client 5 .*: {why}$"):
+                reader.get(5)
 
 
 def test_a_full_disk_is_told_by_every_process(tmp_path: Path) -> None:

@@ -1,0 +1,184 @@
+"""What a client keeps as bytes: a file of safetensors that says whose it is.
+
+Such files of clients with the same tensors differ in an owner and in values. What they have in common is worked out
+once (`Form`): to have safetensors make and read the header for each of them took longer than to train a small client.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from lit_fed.errors import CheckpointError
+
+State = dict[str, Tensor]
+_Layout = tuple[tuple[str, torch.dtype, torch.Size], ...]
+_OWNER = "whose-state-it-is"
+_MOST_FORMS = 16
+_NUMPYS = {torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool}
+"""Types that numpy has too, of those that clients keep."""
+
+
+class Form:
+    """What the bytes of states with the same names, types and shapes have in common.
+
+    Args:
+        layout: Them.
+
+    Raises:
+        ValueError: If it cannot be told apart from what they have not.
+    """
+
+    def __init__(self, layout: _Layout) -> None:
+        blob = packed(_OWNER, {name: torch.empty(shape, dtype=dtype) for name, dtype, shape in layout})
+        header = _header(blob)
+        self._head, owner, tail = header.partition(_OWNER.encode())
+        if not owner or owner in tail or any(dtype not in _NUMPYS for _, dtype, _ in layout):
+            raise ValueError("no form")
+        self._tail = tail.rstrip(b" ")
+        begins = {name: entry["data_offsets"][0] for name, entry in json.loads(header).items() if "dtype" in entry}
+        self._order = sorted(begins, key=lambda name: begins[name])
+        self._places = [(name, dtype, shape, shape.numel(), begins[name]) for name, dtype, shape in layout]
+        self._length = len(blob) - 8 - len(header)
+
+    def encode(self, owner: str, state: Mapping[str, Tensor]) -> bytes:
+        """What `packed` gives."""
+        return b"".join([self._begin(owner), *[state[name].numpy().data for name in self._order]])
+
+    def decode(self, owner: str, blob: bytes) -> State | None:
+        """What `unpacked` gives; None where the bytes are not a state of this form and this owner's."""
+        begin = self._begin(owner)
+        if len(blob) != len(begin) + self._length or not blob.startswith(begin):
+            return None
+        values = bytearray(memoryview(blob)[len(begin) :])
+        return {
+            name: torch.frombuffer(values, dtype=dtype, count=count, offset=place).view(shape)
+            if count
+            else torch.empty(shape, dtype=dtype)
+            for name, dtype, shape, count, place in self._places
+        }
+
+    def decode_all(self, blobs: Mapping[str, bytes]) -> dict[str, State]:
+        """The states of those owners whose bytes are of this form; their tensors are views of one another's."""
+        begins = {owner: self._begin(owner) for owner in blobs if _is_plain(owner)}
+        fitting = {
+            owner: memoryview(blobs[owner])[len(begin) :]
+            for owner, begin in begins.items()
+            if blobs[owner].startswith(begin) and len(blobs[owner]) == len(begin) + self._length
+        }
+        if not fitting or not self._length:
+            return {}
+        rows = torch.frombuffer(bytearray().join(fitting.values()), dtype=torch.uint8).view(-1, self._length)
+        columns = {}
+        for name, dtype, shape, count, place in self._places:
+            column = rows[:, place : place + count * dtype.itemsize].clone(memory_format=torch.contiguous_format)
+            columns[name] = column.view(-1).view(dtype).view(len(rows), *shape).unbind(0)
+        states = zip(*columns.values(), strict=True)
+        return {owner: dict(zip(columns, state, strict=True)) for owner, state in zip(fitting, states, strict=True)}
+
+    def _begin(self, owner: str) -> bytes:
+        header = self._head + owner.encode() + self._tail
+        header += b" " * (-len(header) % 8)
+        return struct.pack("<Q", len(header)) + header
+
+
+class StateBytes:
+    """Makes bytes of states and states of bytes, many of one form."""
+
+    def __init__(self) -> None:
+        self._forms: dict[_Layout, Form | None] = {}
+        self._last: Form | None = None
+
+    def encode(self, owner: str, state: Mapping[str, Tensor]) -> bytes:
+        """See `packed`."""
+        layout = tuple([(name, tensor.dtype, tensor.shape) for name, tensor in state.items()])
+        form = self._form(layout)
+        if form is None or not _is_plain(owner):
+            return packed(owner, state)
+        self._last = form
+        return form.encode(owner, state)
+
+    def decode(self, owner: str, blob: bytes) -> State:
+        """See `unpacked`.
+
+        Args:
+            owner: Whose state it is.
+            blob: Its bytes.
+        """
+        if _is_plain(owner):
+            for form in (self._last, *self._forms.values()):
+                if form is not None and (state := form.decode(owner, blob)) is not None:
+                    self._last = form
+                    return state
+        state = unpacked(blob)
+        self._form(tuple([(name, tensor.dtype, tensor.shape) for name, tensor in state.items()]))
+        return state
+
+    def decode_all(self, blobs: Mapping[str, bytes]) -> dict[str, State]:
+        """The states of those owners whose bytes are of the form that was read or written last; by owner."""
+        return {} if self._last is None else self._last.decode_all(blobs)
+
+    def _form(self, layout: _Layout) -> Form | None:
+        if layout not in self._forms:
+            if len(self._forms) == _MOST_FORMS:
+                self._forms.clear()
+            try:
+                self._forms[layout] = Form(layout)
+            except (ValueError, CheckpointError):
+                self._forms[layout] = None
+        return self._forms[layout]
+
+
+def packed(owner: str, state: Mapping[str, Tensor]) -> bytes:
+    """A state in the bytes of a file of safetensors that says whose it is.
+
+    Args:
+        owner: Whose.
+        state: Contiguous tensors.
+
+    Raises:
+        CheckpointError: If safetensors has no such tensors.
+    """
+    about = {"state": json.dumps({"client": owner, "names": list(state)})}  # one entry: their order is not fixed
+    try:
+        return bytes(safetensors.torch.save({name: tensor.clone() for name, tensor in state.items()}, about))
+    except KeyError as error:  # such as complex128
+        words = " ".join(str(error).split())
+        raise CheckpointError(f"the state of client {owner} fits no file of safetensors: {words}") from error
+
+
+def unpacked(blob: bytes) -> State:
+    """The state that `packed` has made bytes of."""
+    state = safetensors.torch.load(blob)
+    return {name: state[name] for name in about(blob)["names"]}
+
+
+def about(blob: bytes) -> dict[str, Any]:
+    """Whose state a file is, and its names in their order: in its header in JSON, whose length its first bytes say."""
+    found: dict[str, Any] = json.loads(json.loads(_header(blob))["__metadata__"]["state"])
+    return found
+
+
+def is_not(owner: str, blob: bytes) -> str:
+    """Why bytes are not the state of somebody that they should be."""
+    try:
+        found = str(about(blob)["client"])
+    except Exception:  # damaged bytes make the reader fail in a dozen ways
+        found = owner
+    return f"it is that of client {found}" if found != owner else "it is not what the run wrote there"
+
+
+def _header(blob: bytes) -> bytes:
+    (length,) = struct.unpack_from("<Q", blob)
+    return blob[8 : 8 + length]
+
+
+def _is_plain(owner: str) -> bool:
+    """Whether it stands in JSON as it is."""
+    return owner.isascii() and owner.replace("-", "").isalnum()
