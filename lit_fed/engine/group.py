@@ -1,8 +1,8 @@
 """The objective of a group of clients whose tensors are stacked.
 
 Hooks that are pure in tensors (``objective``, ``correct``) run once for the whole group under ``torch.vmap``, on the
-unchanged task; hooks that are asked for each client alone (``start``, ``phases``, ``finish``) see its part of the
-stacked tensors as its model.
+unchanged task, and so does ``finish`` where it is pure too; hooks that are asked for each client alone (``start``,
+``phases``) see its part of the stacked tensors as its model.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_map
 from torchmetrics import Metric
 
-from lit_fed.engine.client import Client, Tensors
+from lit_fed.engine.client import Client, Tensors, Update
 from lit_fed.engine.local import LocalLoop
 from lit_fed.engine.meter import Meter
 from lit_fed.engine.model import Model
@@ -29,26 +29,46 @@ class NotVectorizable(ConfigError):
     """What a group of clients cannot do as one computation."""
 
 
+class Parts:
+    """Stacked tensors of a group, client by client: taken apart where somebody looks.
+
+    Args:
+        stacks: Tensors (n, …) by name.
+    """
+
+    def __init__(self, stacks: Tensors) -> None:
+        self._stacks = stacks
+        self._columns: dict[str, Sequence[Tensor]] = {}
+
+    def at(self, idx: int, name: str) -> Tensor | None:
+        """A client's tensor; None where the group has none of that name."""
+        if name not in self._columns:
+            if name not in self._stacks:
+                return None
+            self._columns[name] = self._stacks[name].unbind(0)
+        return self._columns[name][idx]
+
+
 class Slice(Model):
     """A model whose tensors are elsewhere, such as a client's part of a group's.
 
     Args:
         whole: The model, whose names, split and policies are its own.
-        own: Tensors by name, which need no gradient; one that is missing is the model's.
+        find: A tensor by name, which needs no gradient; where it is None it is the model's.
     """
 
-    def __init__(self, whole: Model, own: Mapping[str, Tensor]) -> None:
+    def __init__(self, whole: Model, find: Callable[[str], Tensor | None]) -> None:
         self.__dict__.update(whole.__dict__)
-        self._whole, self.own = whole, own
+        self._whole, self._find = whole, find
 
     def tensor(self, name: str) -> Tensor:
         """A parameter (detached) or buffer."""
-        own = self.own.get(name)
+        own = self._find(name)
         return self._whole.tensor(name) if own is None else own
 
 
 class GroupClient(Client):
-    """All clients of a group at once, as ``objective`` and ``correct`` see them.
+    """All clients of a group at once, as ``objective``, ``correct`` and ``finish`` see them.
 
     Args:
         one: Any of them: what they have in common is taken from it.
@@ -57,6 +77,7 @@ class GroupClient(Client):
     def __init__(self, one: Client) -> None:
         super().__init__(one.id, one.round_idx, one.stage, one.seed, one.model, objective=one.objective)
         self.received, self.is_new, self.phase = one.received, one.is_new, one.phase
+        self.work, self.fine_tuning = one.work, one.fine_tuning
         self.id = Differs("client.id")  # type: ignore[assignment]  # says so where it is used
         self.data = one.data  # a method may ask whether there are data, see `population`
         self.tensors: Mapping[str, Tensor] = {}
@@ -204,6 +225,32 @@ class GroupObjective:
         corrected: Tensors = torch.vmap(one)(parameters, gradients, self._of(rows))
         return corrected
 
+    @torch.no_grad()
+    def finish(self, clients: Sequence[Client], tensors: Tensors) -> Update:
+        """What all clients send and what the method keeps of them, stacked; ``self.client`` then has their tensors.
+
+        Args:
+            clients: Them, each trained by as many steps.
+            tensors: Of their models, each (n, …).
+
+        Raises:
+            NotVectorizable: If ``finish`` looks at what is not the same for all of them, and is no tensor.
+        """
+        client, weights = self.client, list[float | None]()
+        client.steps = clients[0].steps
+        held = {"own": _stacked([one.own for one in clients]), "left": _stacked([one.left for one in clients])}
+
+        def one(tensors: Tensors, own: dict[str, Any], held: dict[str, Tensors]) -> tuple[Tensors, Tensors]:
+            self._become(tensors, {}, own)
+            client.own, client.left = held["own"], held["left"]
+            made = self.loop.algorithm.finish(client)
+            weights.append(made.weight)
+            return dict(made.payload), dict(made.state)
+
+        payload, state = torch.vmap(one)(tensors, self._own, held)
+        client.model = Slice(self.loop.model, tensors.get)
+        return Update(payload, state, weights[0])
+
     def _of(self, rows: Rows) -> dict[str, Any]:
         found: dict[str, Any] = tree_map(lambda tensor: tensor[rows], self._own)
         return found
@@ -228,7 +275,7 @@ class GroupObjective:
     def _become(self, parameters: Tensors, buffers: Tensors, own: dict[str, Any]) -> None:
         client = self.client
         client.tensors = {**self.loop.model.parameters, **parameters}
-        client.model = Slice(self.loop.model, {n: t.detach() for n, t in (parameters | buffers).items()})
+        client.model = Slice(self.loop.model, {n: t.detach() for n, t in (parameters | buffers).items()}.get)
         client.state, client.results = own["state"], dict(own["results"])
         client.begun = {**self._common, **own["begun"]}
         client._anchor = None

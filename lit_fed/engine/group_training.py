@@ -2,65 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lit_fed.engine.client import Client, Pass, Phase, Tensors
-from lit_fed.engine.group import Differs, GroupObjective, NotVectorizable, Slice
+from lit_fed.engine.group import Differs, GroupObjective, NotVectorizable, Parts, Slice
 from lit_fed.engine.group_batches import Collected, Gathered, GroupBatches, can_gather, cut, total_steps
 from lit_fed.engine.group_meter import GroupMeter, MeanGradients
 from lit_fed.engine.local import LocalLoop
 from lit_fed.engine.optimization import EffectiveSteps
-from lit_fed.engine.payload import Flat, Payload
 
 
-class Trained:
+class Trained(NamedTuple):
     """What a group's work gave.
 
     Args:
         tensors: Of the clients' models, stacked.
-        parts: The same, client by client.
         metrics: What each client logged.
     """
 
-    def __init__(
-        self, tensors: Tensors, parts: Mapping[str, Sequence[Tensor]], metrics: list[dict[str, float]]
-    ) -> None:
-        self.metrics = metrics
-        self.finite = _finite(tensors, len(metrics))
-        self.tensors, self._parts = tensors, parts
-        self._layout: Mapping[str, torch.Size] = {}
-        self._rows: Sequence[Tensor] | None = None
-
-    def flat(self, idx: int, payload: Payload, like: Mapping[str, torch.Size]) -> Flat | None:
-        """A client's payload as one vector; None where it is not just its model's floating-point tensors as trained.
-
-        Args:
-            idx: The client's place in the group.
-            payload: What it sends.
-            like: The layout of an earlier payload, which this one shares where it fits.
-        """
-        for name, tensor in payload.items():
-            if name not in self._parts or self._parts[name][idx] is not tensor:
-                return None
-        if self._rows is None:
-            self._rows = self._lay_out(payload, like)
-        return Flat(self._layout, self._rows[idx]) if self._rows and payload.keys() == self._layout.keys() else None
-
-    def _lay_out(self, payload: Payload, like: Mapping[str, torch.Size]) -> Sequence[Tensor]:
-        """All clients' tensors of these names, a row a client; none where they are not of one floating-point type."""
-        types = {tensor.dtype for tensor in payload.values()}
-        if len(types) != 1 or not types.pop().is_floating_point:
-            return ()
-        shapes = {name: tensor.shape for name, tensor in payload.items()}
-        self._layout = like if shapes == like else shapes
-        stacks = [self.tensors[name].reshape(len(self.metrics), -1) for name in self._layout]
-        return torch.cat(stacks, 1).unbind(0)
+    tensors: Tensors
+    metrics: list[dict[str, float]]
 
 
 def holdings(client: Client) -> Any:
@@ -97,9 +65,9 @@ class GroupLoop:
         """
         loop, model = self.loop, self.loop.model
         tensors = _stack_models(model, clients)
-        parts = {name: tensor.unbind(0) for name, tensor in tensors.items()}
+        parts = Parts(tensors)
         for idx, client in enumerate(clients):
-            client.model = Slice(model, {name: found[idx] for name, found in parts.items()})
+            client.model = Slice(model, partial(parts.at, idx))
         work = [loop.algorithm.phases(client) for client in clients]
         if len({len(phases) for phases in work}) > 1:
             raise NotVectorizable("clients of a round have different phases of work")
@@ -107,7 +75,7 @@ class GroupLoop:
         with self._at_work(clients[0].round_idx):
             for phases in zip(*work, strict=True):
                 self._run(phases, clients, tensors, meter)
-        return Trained(tensors, parts, meter.compute())
+        return Trained(tensors, meter.compute())
 
     @contextmanager
     def _at_work(self, round_idx: int) -> Iterator[None]:
@@ -324,15 +292,6 @@ def _stack_models(model: Any, clients: Sequence[Client]) -> Tensors:
         else:
             found[name] = torch.stack([model.tensor(name) if one is None else one for one in column])
     return found
-
-
-def _finite(tensors: Tensors, num_clients: int) -> list[bool]:
-    """Of each client, whether its tensors are finite (as `lit_fed.engine.payload.is_finite` tells); one device sync."""
-    floats = [tensor for tensor in tensors.values() if tensor.is_floating_point() and tensor.numel()]
-    if not floats:
-        return [True] * num_clients
-    sums = [t.reshape(num_clients, -1).sum(1, dtype=torch.promote_types(t.dtype, torch.float32)) for t in floats]
-    return torch.stack(sums).isfinite().all(0).tolist()
 
 
 def _batches(loop: LocalLoop, phases: Sequence[Phase]) -> GroupBatches:

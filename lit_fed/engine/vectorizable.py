@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lit_fed.engine.client import Client, LocalWork
 from lit_fed.engine.group import NotVectorizable
+from lit_fed.engine.group_finish import GroupFinish
 from lit_fed.engine.group_training import GroupLoop
 from lit_fed.engine.local import LocalLoop
 from lit_fed.engine.objective import task_name
@@ -62,13 +63,17 @@ def refuse(loop: LocalLoop) -> None:
             raise NotVectorizable(f"model {name} or a callback has {hook}, which sees one client at a time")
 
 
-def probe(session: Session, kind: str, broadcast: Broadcast) -> int:
-    """Train two clients of a kind one after the other and as a group.
+def probe(session: Session, kind: str, broadcast: Broadcast, group: GroupLoop, finish: GroupFinish) -> None:
+    """Train two clients of a kind one after the other and as a group, and ask for their answers so.
 
-    Nothing of it stays: no state is kept, the generators and the model are as before.
+    Nothing else of it stays: no state is kept, the generators and the model are as before.
 
-    Returns:
-        To how many samples smaller batches may be padded, because the objective is a mean over samples; 0 if none.
+    Args:
+        session: Admits them.
+        kind: The kind.
+        broadcast: Such as they will receive.
+        group: Learns to how many samples it may pad smaller batches, because the objective is a mean over samples.
+        finish: Learns whether all can be asked together.
 
     Raises:
         NotVectorizable: If the two ways differ, or one fails.
@@ -78,12 +83,12 @@ def probe(session: Session, kind: str, broadcast: Broadcast) -> int:
     cuda = [loop.fabric.device] if loop.fabric.device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda), loop.model.lent():
         alone = {client_id: _train_alone(session, client_id, broadcast) for client_id in ids}
-        pad_to = _largest_smaller_batch(session)
-        if pad_to and not _misfit(session, kind, ids, broadcast, alone, pad_to):
-            return pad_to
-        if misfit := _misfit(session, kind, ids, broadcast, alone, 0):
+        group.pad_to = _largest_smaller_batch(session)
+        if group.pad_to and not _misfit(session, group, finish, ids, broadcast, alone):
+            return
+        group.pad_to = 0
+        if misfit := _misfit(session, group, finish, ids, broadcast, alone):
             raise NotVectorizable(misfit)
-        return 0
 
 
 def _largest_smaller_batch(session: Session) -> int:
@@ -132,27 +137,29 @@ def _outcome(session: Session, client: Client) -> dict[str, Tensor]:
 
 def _misfit(
     session: Session,
-    kind: str,
+    group: GroupLoop,
+    finish: GroupFinish,
     ids: Sequence[int],
     broadcast: Broadcast,
     alone: Mapping[int, tuple[dict[str, Tensor], dict[str, float]]],
-    pad_to: int,
 ) -> str:
     """What differs between the two ways; empty where nothing does."""
-    loop = session.loops[kind]
     clients = [_admit(session, client_id, broadcast) for client_id in ids]
     try:
-        trained = GroupLoop(loop, pad_to).train(clients)
+        trained = group.train(clients)
     except NotVectorizable as error:
         return str(error)
     except Exception as error:  # whatever a task that trains alone cannot do as a group
         if "randomness" in str(error):
             return "training draws random numbers (dropout, say), which are a stream of each client's own"
         return " ".join(str(error).split())[:300]
-    close = _COARSE if _is_coarse(loop) else _CLOSE
-    for client, logged in zip(clients, trained.metrics, strict=True):
-        expected, metrics = alone[client.id]
-        for name, tensor in _outcome(session, client).items():
+    close = _COARSE if _is_coarse(group.loop) else _CLOSE
+    answers = finish.of_all(clients, trained.tensors)
+    for idx, (client, logged) in enumerate(zip(clients, trained.metrics, strict=True)):
+        (expected, metrics), outcome = alone[client.id], _outcome(session, client)
+        if answers is not None and not _same(outcome, {**answers[idx].kept, **answers[idx].payload}):
+            finish.together = False
+        for name, tensor in outcome.items():
             if not _is_close(tensor, expected[name], client.begun.get(name), close):
                 return f"{name!r} comes out otherwise in a group than alone, because something mixes clients or samples"
         for name, value in metrics.items():
@@ -168,6 +175,13 @@ def _is_close(found: Tensor, expected: Tensor, begun: Tensor | None, close: floa
     difference = (found.double() - expected.double()).norm()
     moved = expected.double() if begun is None else expected.double() - begun.double()
     return bool(difference <= close * moved.norm() + _ROUNDING * expected.double().norm())
+
+
+def _same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    """Whether tensors have the same names, types, shapes and bits."""
+    return one.keys() == other.keys() and all(
+        tensor.dtype == other[name].dtype and tensor.equal(other[name]) for name, tensor in one.items()
+    )
 
 
 def _is_coarse(loop: LocalLoop) -> bool:

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
-
-import torch
 
 from lit_fed.engine.client import Client
 from lit_fed.engine.executor import Executor, Question, SequentialExecutor, failure
 from lit_fed.engine.group import NotVectorizable
 from lit_fed.engine.group_evaluation import GroupEvaluation
-from lit_fed.engine.group_training import GroupLoop, Trained, holdings
-from lit_fed.engine.payload import ClientUpdate, Flat, is_finite
+from lit_fed.engine.group_finish import Answer, GroupFinish
+from lit_fed.engine.group_training import GroupLoop, holdings
+from lit_fed.engine.payload import ClientUpdate
 from lit_fed.engine.session import Broadcast, Session
 from lit_fed.engine.shared_evaluation import SharedEvaluation
 from lit_fed.engine.vectorizable import probe, refuse
@@ -46,7 +45,7 @@ class VectorizedExecutor(Executor):
         self.groups = {kind: GroupLoop(loop) for kind, loop in session.loops.items()}
         self.shared = {kind: SharedEvaluation(session, kind) for kind in session.loops}
         self.own = {kind: GroupEvaluation(session, kind, group) for kind, group in self.groups.items()}
-        self._layout: Mapping[str, torch.Size] = {}
+        self.finishes = {kind: GroupFinish(session, loop) for kind, loop in session.loops.items()}
 
     def prepare(self, broadcast: Broadcast) -> None:
         """See `lit_fed.engine.vectorizable`."""
@@ -55,7 +54,7 @@ class VectorizedExecutor(Executor):
                 raise NotVectorizable("trainer.client_timeout watches one client at a time")
             for kind, group in self.groups.items():
                 refuse(group.loop)
-                group.pad_to = probe(self.session, kind, broadcast)
+                probe(self.session, kind, broadcast, group, self.finishes[kind])
         except NotVectorizable as error:
             raise ConfigError(
                 f"trainer.executor=vectorized cannot train these clients: {error}; use sequential"
@@ -91,13 +90,14 @@ class VectorizedExecutor(Executor):
     def _run_group(self, kind: str, ids: Sequence[int], broadcast: Broadcast) -> Iterator[ClientUpdate | ClientFailure]:
         started = time.perf_counter()
         admitted: dict[Any, list[Client]] = {}
-        for client_id in ids:
-            try:
-                client = self.session.admit(client_id, broadcast, "train")
-            except (Exception, SystemExit) as error:
-                yield failure(client_id, broadcast.round_idx, error)
-                continue
-            admitted.setdefault(holdings(client), []).append(client)
+        with self.session.store.reading(ids):
+            for client_id in ids:
+                try:
+                    client = self.session.admit(client_id, broadcast, "train")
+                except (Exception, SystemExit) as error:
+                    yield failure(client_id, broadcast.round_idx, error)
+                    continue
+                admitted.setdefault(holdings(client), []).append(client)
         for clients in admitted.values():
             try:
                 trained = self.groups[kind].train(clients)
@@ -111,35 +111,30 @@ class VectorizedExecutor(Executor):
                     for part in (clients[:half], clients[half:]):
                         yield from self._run_group(kind, [client.id for client in part], broadcast)
                 continue
+            finish = self.finishes[kind]
+            answers = finish.of_all(clients, trained.tensors)
             seconds = (time.perf_counter() - started) / len(ids)
             for idx, client in enumerate(clients):
                 try:
-                    update = self._finish(client, trained, idx, kind)
+                    answer = finish.of(client) if answers is None else answers[idx]
+                    update = self._update(client, answer, trained.metrics[idx], kind)
                 except (Exception, SystemExit) as error:
                     yield failure(client.id, broadcast.round_idx, error)
                     continue
                 update.metrics["time_s"] = seconds
                 yield update
 
-    def _finish(self, client: Client, trained: Trained, idx: int, kind: str) -> ClientUpdate:
-        session, metrics = self.session, trained.metrics[idx]
-        made = session.algorithm.finish(client)
-        flat = trained.flat(idx, made.payload, self._layout)
-        finite = trained.finite[idx]
-        if flat is None:  # it is more, or another, than was trained
-            flat = Flat.of(made.payload, self._layout)
-            finite = finite and is_finite(made.payload if flat is None else {"": flat.values})
-        if flat is not None:
-            self._layout = flat.layout
+    def _update(self, client: Client, answer: Answer, metrics: dict[str, float], kind: str) -> ClientUpdate:
+        session = self.session
         bad = [name for name, value in metrics.items() if not math.isfinite(value)]
-        if bad or not finite:
+        if bad or not answer.finite:
             raise NonFiniteUpdate(f"{', '.join(bad) or 'the update'} is not finite; try a smaller learning rate")
-        if state := session.kept(client, made.state):
-            session.store.put(client.id, state)
+        if answer.kept:
+            session.store.put(client.id, answer.kept)
         if (rate := session.loops[kind].optimizers.rate_of(client.round_idx)) is not None:
             metrics["lr"] = rate
-        weight = client.num_samples if made.weight is None else made.weight
-        return ClientUpdate(client.id, made.payload, weight, metrics, kind, flat=flat)
+        weight = client.num_samples if answer.weight is None else answer.weight
+        return ClientUpdate(client.id, answer.payload, weight, metrics, kind, flat=answer.flat)
 
     def _size(self, kind: str) -> int:
         """As many as fit the cache with their weights, and the more the smaller a step's batches are."""

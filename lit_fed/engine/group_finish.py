@@ -1,0 +1,128 @@
+"""What the clients of a group send and keep.
+
+A method's ``finish`` that is pure in tensors runs once for all of them, under ``torch.vmap``. One that looks at a
+client by itself (its number, its data, a value of Python) is asked for each client. What comes out is the same: a
+tensor's values are worked out one by one either way.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_fed.engine.client import Client, Tensors
+from lit_fed.engine.group import GroupObjective, NotVectorizable
+from lit_fed.engine.local import LocalLoop
+from lit_fed.engine.payload import MOST_VALUES, Flat, Payload, is_finite
+from lit_fed.engine.session import Session
+
+
+class Answer(NamedTuple):
+    """What a client sends and keeps.
+
+    Args:
+        payload: What it sends.
+        kept: What it keeps until it next takes part.
+        weight: Its weight in a weighted mean; None for its number of samples.
+        flat: The payload as one vector, where it can be one.
+        finite: Whether all that it sends is.
+    """
+
+    payload: Payload
+    kept: Tensors
+    weight: float | None
+    flat: Flat | None
+    finite: bool
+
+
+class GroupFinish:
+    """Asks a method for the answers of groups of clients of one kind.
+
+    Args:
+        session: Knows the method.
+        loop: Of the kind.
+    """
+
+    def __init__(self, session: Session, loop: LocalLoop) -> None:
+        self.session = session
+        self.loop = loop
+        self.together = True
+        """Whether ``finish`` is asked for all at once; until it turns out to look at clients one by one."""
+        self._layout: Mapping[str, torch.Size] = {}
+
+    def of_all(self, clients: Sequence[Client], tensors: Tensors) -> list[Answer] | None:
+        """Every client's answer; None where each has to be asked for `of` itself.
+
+        Args:
+            clients: Trained, those with more steps first.
+            tensors: Of their models, stacked.
+        """
+        found: list[Answer] = []
+        for _, equals in itertools.groupby(range(len(clients)), lambda idx: clients[idx].steps.distance):
+            places = list(equals)
+            rows = slice(places[0], places[-1] + 1)
+            try:
+                if self.together:
+                    found += self._answers(clients[rows], {name: tensor[rows] for name, tensor in tensors.items()})
+            except Exception:  # also where it fails for one of them: asked alone it says for whom
+                self.together = False
+        return found if self.together else None
+
+    def of(self, client: Client) -> Answer:
+        """One client's answer."""
+        made = self.session.algorithm.finish(client)
+        flat = Flat.of(made.payload, self._layout)
+        if flat is not None:
+            self._layout = flat.layout
+        finite = is_finite(made.payload if flat is None else {"": flat.values})
+        return Answer(made.payload, self.session.kept(client, made.state), made.weight, flat, finite)
+
+    def _answers(self, clients: Sequence[Client], tensors: Tensors) -> list[Answer]:
+        objective, count = GroupObjective(self.loop, clients), len(clients)
+        made = objective.finish(clients, tensors)
+        if isinstance(made.weight, Tensor):
+            raise NotVectorizable("the method weighs clients by what they have trained")
+        kept = _rows(self.session.kept(objective.client, made.state), count)
+        finite, flats = finite_rows(made.payload, count), self._flats(made.payload, count)
+        return [
+            Answer(payload, kept[idx], made.weight, flats[idx], finite[idx])
+            for idx, payload in enumerate(_rows(made.payload, count))
+        ]
+
+    def _flats(self, payload: Payload, count: int) -> Sequence[Flat | None]:
+        """Every client's payload as one vector, see `Flat.of`, by one copy of all."""
+        shapes = {name: stack.shape[1:] for name, stack in payload.items()}
+        kinds = {stack.dtype for stack in payload.values()}
+        if len(kinds) != 1 or not kinds.pop().is_floating_point:
+            return [None] * count
+        if sum(map(torch.Size.numel, shapes.values())) > MOST_VALUES:
+            return [None] * count
+        layout = self._layout = self._layout if shapes == self._layout else shapes
+        vectors = torch.cat([payload[name].reshape(count, -1) for name in layout], 1).unbind(0)
+        return [Flat(layout, values) for values in vectors]
+
+
+def finite_rows(stacks: Payload, count: int) -> list[bool]:
+    """Of each client, whether its tensors are finite (as `lit_fed.engine.payload.is_finite` tells); one device sync."""
+    floats = [stack for stack in stacks.values() if stack.is_floating_point() and stack.numel()]
+    if not floats:
+        return [True] * count
+    sums = [stack.reshape(count, -1).sum(1, dtype=_summed(stack.dtype)) for stack in floats]
+    found: list[bool] = torch.stack(sums).isfinite().all(0).tolist()
+    return found
+
+
+def _summed(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _rows(stacks: Mapping[str, Any], count: int) -> list[Tensors]:
+    """Stacked tensors by name, client by client."""
+    if not stacks:
+        return [{} for _ in range(count)]
+    columns = [stack.unbind(0) for stack in stacks.values()]
+    return [dict(zip(stacks, parts, strict=True)) for parts in zip(*columns, strict=True)]
