@@ -81,7 +81,7 @@ class CSR:
                 f"client {client_id} does not exist: there are {len(self)} clients, numbered from 0; "
                 "ask for one of those or raise data.num_clients"
             )
-        return int(self.offsets[client_id]), int(self.offsets[client_id + 1])
+        return self.offsets.item(client_id), self.offsets.item(client_id + 1)
 
     def size(self, client_id: int) -> int:
         """The number of samples of one client."""

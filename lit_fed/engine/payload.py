@@ -41,8 +41,13 @@ def add_prefix(prefix: str, payload: Payload) -> dict[str, Tensor]:
 
 def split_prefix(prefix: str, payload: Payload) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """What `add_prefix` added, under its own names again, and the rest."""
-    inside = {name.removeprefix(prefix): tensor for name, tensor in payload.items() if name.startswith(prefix)}
-    return inside, {name: tensor for name, tensor in payload.items() if not name.startswith(prefix)}
+    inside, rest, length = dict[str, Tensor](), dict[str, Tensor](), len(prefix)
+    for name, tensor in payload.items():
+        if name.startswith(prefix):
+            inside[name[length:]] = tensor
+        else:
+            rest[name] = tensor
+    return inside, rest
 
 
 def is_finite(payload: Payload) -> bool:
@@ -124,7 +129,11 @@ class ClientUpdate:
 
     def with_payload(self, payload: Payload, flat: Flat | None = None) -> ClientUpdate:
         """The same update with other tensors, also as one vector where they are at hand so."""
-        return self if payload is self.payload else replace(self, payload=payload, flat=flat)
+        if payload is self.payload:
+            return self
+        return ClientUpdate(
+            self.client_id, payload, self.weight, self.metrics, self.kind, self.probability, flat, self.uplink_bytes
+        )
 
     def detached(self) -> ClientUpdate:
         """A copy that survives the next client: every tensor cloned."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -159,6 +159,15 @@ def _as(dtype: torch.dtype, mean: Tensor) -> Tensor:
     return mean.to(dtype, copy=True) if dtype.is_floating_point else mean.round().to(dtype)
 
 
+class _Place(NamedTuple):
+    """A part of a vector: its names, each with the one it has in the whole, its layout, where it begins, its length."""
+
+    names: Mapping[str, str]
+    layout: Mapping[str, torch.Size]
+    first: int
+    length: int
+
+
 class ByPrefix(Reducer[Payload]):
     """Several reducers, each with the tensors whose names begin with its prefix; what has none is the first one's.
 
@@ -171,36 +180,37 @@ class ByPrefix(Reducer[Payload]):
         self.rest = rest
         self.parts = parts
         self._alike: Mapping[str, torch.Size] | None = None
-        self._places: dict[str, tuple[Mapping[str, torch.Size], slice]] = {}
+        self._places: dict[str, _Place] = {}
 
     def add(self, update: ClientUpdate) -> None:
         """Give each its part."""
-        if update.flat is not None and update.flat.layout is not self._alike:
-            self._alike, self._places = update.flat.layout, self._find(update.flat.layout)
-        payload = update.payload
+        flat, rest = update.flat, update.payload
+        if flat is not None and flat.layout is not self._alike:
+            self._alike, self._places = flat.layout, self._find(flat.layout)
+        if flat is not None and self._places:
+            for prefix, reducer in (*self.parts.items(), ("", self.rest)):
+                names, layout, first, length = self._places[prefix]
+                own = {name: update.payload[whole] for name, whole in names.items()}
+                reducer.add(update.with_payload(own, Flat(layout, flat.values.narrow(0, first, length))))
+            return
         for prefix, reducer in self.parts.items():
-            own, payload = split_prefix(prefix, payload)
-            reducer.add(update.with_payload(own, self._part(prefix, update.flat)))
-        self.rest.add(update.with_payload(payload, self._part("", update.flat)))
+            own, rest = split_prefix(prefix, rest)
+            reducer.add(update.with_payload(own))
+        self.rest.add(update.with_payload(rest))
 
-    def _part(self, prefix: str, flat: Flat | None) -> Flat | None:
-        if flat is None or prefix not in self._places:
-            return None
-        layout, place = self._places[prefix]
-        return Flat(layout, flat.values[place])
-
-    def _find(self, layout: Mapping[str, torch.Size]) -> dict[str, tuple[Mapping[str, torch.Size], slice]]:
-        """Where each part stands in a vector of this layout, by prefix; one that is scattered is left out."""
+    def _find(self, layout: Mapping[str, torch.Size]) -> dict[str, _Place]:
+        """Where each part stands in a vector of this layout, by prefix; nothing where one is scattered."""
         numbers = torch.arange(sum(map(torch.Size.numel, layout.values())))
         rest = Flat(layout, numbers).split(numbers)
-        found: dict[str, tuple[Mapping[str, torch.Size], slice]] = {}
+        found: dict[str, _Place] = {}
         for prefix in (*self.parts, ""):  # every name begins with nothing
             own, rest = split_prefix(prefix, rest)
+            names = {name: prefix + name for name in own}
             at = torch.cat([numbers[:0], *(tensor.flatten() for tensor in own.values())])
             first = int(at[0]) if len(at) else 0
-            place = slice(first, first + len(at))
-            if at.equal(numbers[place]):
-                found[prefix] = ({name: tensor.shape for name, tensor in own.items()}, place)
+            if not at.equal(numbers[first : first + len(at)]):
+                return {}
+            found[prefix] = _Place(names, {name: tensor.shape for name, tensor in own.items()}, first, len(at))
         return found
 
     def result(self, workers: Workers) -> Payload | None:

@@ -101,8 +101,10 @@ class Scaffold(FedAvg):
 
     def start(self, client: Client) -> Tensors:
         """The global model; the correction c − c_i is worked out once. Where clients are tested there is no c."""
-        (c, _), (own, _) = split_prefix(CONTROL, client.received), split_prefix(CONTROL, client.state)
-        client.results["correction"] = {name: c[name] - own[name] for name in c}
+        own, received = split_prefix(CONTROL, client.state)[0], client.received
+        client.results["correction"] = {
+            name: received[CONTROL + name] - c_i for name, c_i in own.items() if CONTROL + name in received
+        }
         return super().start(client)
 
     def correct(self, client: Client, gradients: Tensors) -> Tensors:
