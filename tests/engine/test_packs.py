@@ -280,9 +280,8 @@ def test_states_that_changed_places_are_noticed(tmp_path: Path) -> None:
         (store, "it is that of client 6"),
         (opened(tmp_path, store.state_dict(), 1), "it is not there"),
     ):
-        with reader.reading([5, 6]):
-            with pytest.raises(CheckpointError, match=rf"the state of client 5 .*: {why}$"):
-                reader.get(5)
+        with reader.reading([5, 6]), pytest.raises(CheckpointError, match=rf"the state of client 5 .*: {why}$"):
+            reader.get(5)
 
 
 def test_a_full_disk_is_told_by_every_process(tmp_path: Path) -> None:
