@@ -31,7 +31,8 @@ from lit_fed.errors import ConfigError
 from lit_fed.studies.rounds import Curve, wrong_report
 
 WORDS = (">", "<", "+", "-", "−", "at", "rises", "falls", "by", "from", "to")
-OUTCOMES = ("holds", "equal", "undecided", "fails")  # from the best to the worst
+UNDECIDED = "undecided"
+OUTCOMES = ("holds", "equal", UNDECIDED, "fails")  # from the best to the worst
 HOW_DECIDED = (
     "The margin is what is left beyond the claimed one: mean over seeds ± t·s/√n, the one-sided 95 % confidence "
     "interval. A claim holds where the interval lies above zero, fails where it lies below, is equal where a margin of "
@@ -142,17 +143,17 @@ def decide(differences: Sequence[float], equal: float | None = None) -> Verdict:
     """
     count = len(differences)
     if not count:
-        return Verdict("undecided", note="no seed has finished")
+        return Verdict(UNDECIDED, note="no seed has finished")
     values = np.asarray(differences, dtype=np.float64)
     with np.errstate(invalid="ignore"):  # of ∞ and −∞
         mean = float(values.mean())
     if not np.isfinite(values).all():
         signs = set(np.sign(values)) if count >= _SIGNS else set()
-        outcome = "holds" if signs == {1} else "fails" if signs == {-1} else "undecided"
+        outcome = "holds" if signs == {1} else "fails" if signs == {-1} else UNDECIDED
         side = {"holds": ", and all are above zero", "fails": ", and all are below zero"}.get(outcome, "")
         return Verdict(outcome, mean, None, count, f"a value is not finite{side}")
     if count == 1:
-        return Verdict("undecided", mean, None, 1, "one seed has no spread")
+        return Verdict(UNDECIDED, mean, None, 1, "one seed has no spread")
     from scipy.stats import t  # takes a second to import
 
     spread = float(t.ppf(0.95, count - 1)) * float(values.std(ddof=1)) / count**0.5
@@ -162,7 +163,7 @@ def decide(differences: Sequence[float], equal: float | None = None) -> Verdict:
         return Verdict("fails", mean, spread, count)
     if equal is not None and abs(mean) + spread < equal:
         return Verdict("equal", mean, spread, count, f"within {equal:g}")
-    return Verdict("undecided", mean, spread, count, "within the spread")
+    return Verdict(UNDECIDED, mean, spread, count, "within the spread")
 
 
 def check(claim: Claim, seeds: Sequence[int], value: ValueOf, curve: CurveOf) -> Verdict:

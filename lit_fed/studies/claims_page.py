@@ -42,6 +42,11 @@ class Row(NamedTuple):
     commit: str
     cause: str
 
+    @property
+    def sentence(self) -> str:
+        """What was checked."""
+        return self.claim.rpartition("[")[2].rstrip("]")
+
 
 class StudyRow(NamedTuple):
     """A study as a line of ``studies.csv``.
@@ -53,6 +58,7 @@ class StudyRow(NamedTuple):
         seeds: How many seeds each has.
         minutes: How long the cells took, one after the other.
         cpu: How long cores worked on them.
+        again: The profile of which it asks claims again, over other seeds; empty for none.
     """
 
     study: str
@@ -61,6 +67,7 @@ class StudyRow(NamedTuple):
     seeds: str
     minutes: str
     cpu: str
+    again: str = ""
 
     @property
     def setting(self) -> str:
@@ -95,8 +102,9 @@ def finished_study(results: Results) -> Finished:
     """A study of which a cell has finished."""
     study, cells = results.grid.study, results.grid.cells
     done = [cell for cell in cells if cell.done]
-    times = (_minutes(done, key) for key in ("seconds", "cpu_seconds"))
-    entry = StudyRow(study.name, study.profile, f"{len(done)} of {len(cells)}", str(len(study.seeds)), *times)
+    minutes, cpu = (_minutes(done, key) for key in ("seconds", "cpu_seconds"))
+    finished, seeds = f"{len(done)} of {len(cells)}", str(len(study.seeds))
+    entry = StudyRow(study.name, study.profile, finished, seeds, minutes, cpu, study.again)
     commits = " ".join(dict.fromkeys(_made_with(cell, "commit") for cell in done))
     paper, claims = study.source or study.title, []
     for claim, verdict in results.verdicts:

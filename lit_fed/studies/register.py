@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from lit_fed.engine.files import write_text
 from lit_fed.errors import ConfigError
-from lit_fed.studies.claims import HOW_DECIDED, OUTCOMES
+from lit_fed.studies.claims import HOW_DECIDED, OUTCOMES, UNDECIDED
 from lit_fed.studies.claims_page import GENERATED, Finished, Row, StudyRow
 from lit_fed.studies.markdown import head, line
 
@@ -24,7 +24,11 @@ _MINUTES = (
     "Minutes are those of the cells one after the other, and of a simulation from its start to its end, whatever else "
     "ran on the machine; those of CPU are the time that cores spent on them."
 )
-
+_AGAIN = (
+    "A profile that ends in `again` asks claims that its study left undecided of other seeds, more of them and fixed "
+    "before they ran. Its answer stands for those claims alone: they are undecided on the study's own page, and not "
+    "listed for it here."
+)
 
 _Line = TypeVar("_Line", Row, StudyRow)
 
@@ -60,10 +64,19 @@ class Register:
     def write(self) -> None:
         """Write what is there of all studies, by their names."""
         entries = [self._entries[setting] for setting in sorted(self._entries)]
+        for entry in entries:
+            if entry.again:
+                self._replace(f"{entry.study}, {entry.again}", self._claims.get(entry.setting, []))
         claims = [row for entry in entries for row in self._claims.get(entry.setting, [])]
         write_text([_csv(Row._fields, claims)], self._folder / "claims.csv")
         write_text([_csv(StudyRow._fields, entries)], self._folder / "studies.csv")
         write_text(["\n".join(self._page(entries)) + "\n"], self._folder / "claims.md")
+
+    def _replace(self, setting: str, later: Sequence[Row]) -> None:
+        """Leave out the claims that a study left undecided and that were asked again of other seeds."""
+        asked = {row.sentence for row in later}
+        rows = self._claims.get(setting, [])
+        self._claims[setting] = [row for row in rows if row.verdict != UNDECIDED or row.sentence not in asked]
 
     @property
     def tally(self) -> str:
@@ -78,8 +91,9 @@ class Register:
         for entry in entries:
             counts = Counter(row.verdict for row in self._claims.get(entry.setting, []))
             named = f"[`{entry.study}`]({entry.page}.md)"
-            lines.append(line((named, *entry[1:], *(counts[outcome] for outcome in OUTCOMES))))
-        return [*lines, "", _MINUTES, "", HOW_DECIDED]
+            lines.append(line((named, *entry[1:6], *(counts[outcome] for outcome in OUTCOMES))))
+        again = [_AGAIN, ""] if any(entry.again for entry in entries) else []
+        return [*lines, "", *again, _MINUTES, "", HOW_DECIDED]
 
 
 def _read(path: Path, kind: type[_Line]) -> list[_Line]:

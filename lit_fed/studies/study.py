@@ -24,6 +24,8 @@ _STUDY = (
     *("title", "source", "about", "configs", "set", "grid", *_MEASURE, "seeds", "rows", "columns", "skip"),
     *("published", "claims", "x_label", "pictures", "profiles"),
 )
+_PROFILE = (*(key for key in _STUDY if key != "profiles"), "again")
+_AGAIN = ("again", "about", "seeds", "rows", "columns", "skip", "claims")
 PLAIN = "default"
 """The profile of a study that has none."""
 
@@ -105,6 +107,7 @@ class Study:
         published: The paper's value by place, and its standard deviation or None.
         claims: What the paper says.
         measure: What is read from a run where neither row nor column says otherwise.
+        again: The profile of which this one asks some claims again, over other seeds; empty for none.
         x_label: What the places of rows or columns on an axis (`Variant.x`) are.
         pictures: Pictures of the runs that the report shows, by their names in TensorBoard.
     """
@@ -124,6 +127,7 @@ class Study:
     published: Mapping[Place, tuple[float, float | None]]
     claims: tuple[Claim, ...]
     measure: Mapping[str, Any]
+    again: str = ""
     x_label: str = ""
     pictures: tuple[str, ...] = ()
 
@@ -172,7 +176,8 @@ def read_study(path: str | Path, profile: str | None = None) -> Study:
     """Read a study file and apply a profile to it.
 
     A profile is laid over the rest of the file: rows, columns, published values and mappings of settings key by key,
-    anything else as a whole. A row, a column or a published value of null is left out.
+    anything else as a whole. A row, a column or a published value of null is left out. A profile that says ``again`` is
+    laid over the one it names, of which it may leave out rows and columns, and has seeds and claims of its own.
 
     Args:
         path: The file.
@@ -188,13 +193,29 @@ def read_study(path: str | Path, profile: str | None = None) -> Study:
     where = Where(str(path))
     where.check_keys(content, _STUDY)
     profiles = where.mapping(content, "profiles")
-    name = _profile(where, profiles, profile)
-    over = where.at(f"profiles.{name}").checked(_or_none(profiles.get(name)), [k for k in _STUDY if k != "profiles"])
-    merged = _merge({key: value for key, value in content.items() if key != "profiles"}, over)
-    return _build(path, name, unrolled(merged, where), where)
+    name = _chosen(where, profiles, profile)
+    over = where.at(f"profiles.{name}").checked(_or_none(profiles.get(name)), _PROFILE)
+    below = {key: value for key, value in content.items() if key != "profiles"}
+    if "again" in over:
+        below = _merge(below, _first_asked(where, profiles, name, over))
+    return _build(path, name, unrolled(_merge(below, over), where), where)
 
 
-def _profile(where: Where, profiles: Mapping[Any, Any], wanted: str | None) -> str:
+def _first_asked(where: Where, profiles: Mapping[Any, Any], name: str, over: Mapping[str, Any]) -> dict[str, Any]:
+    """The profile of which another asks claims again: the same runs, over other seeds."""
+    here, first = where.at(f"profiles.{name}"), where.text(over, "again")
+    if first not in profiles or "again" in (below := _or_none(profiles[first])):
+        raise here.at("again").error(f"there is no profile {first!r} with runs of its own")
+    here.check_keys(over, _AGAIN)
+    for key in ("rows", "columns"):
+        if kept := [one for one, value in where.mapping(over, key).items() if value is not None]:
+            raise here.at(key).error(f"{kept[0]!r} is to be what it is in {first!r}; it may only be left out, by null")
+    if common := sorted(set(over.get("seeds") or below.get("seeds", [])) & set(below.get("seeds", []))):
+        raise here.at("seeds").error(f"{first!r} has seed {common[0]} too; to ask again takes other seeds")
+    return where.at(f"profiles.{first}").checked(below, _PROFILE)
+
+
+def _chosen(where: Where, profiles: Mapping[Any, Any], wanted: str | None) -> str:
     """The profile to apply."""
     if wanted is None:
         known = list(map(str, profiles)) or [PLAIN]
@@ -253,6 +274,7 @@ def _build(path: Path, profile: str, content: dict[str, Any], where: Where) -> S
             for number, claim in enumerate(claims, 1)
         ),
         measure=measure,
+        again=where.text(content, "again"),
         x_label=where.text(content, "x_label"),
         pictures=where.texts(content, "pictures"),
     )
