@@ -197,22 +197,29 @@ def read_study(path: str | Path, profile: str | None = None) -> Study:
     over = where.at(f"profiles.{name}").checked(_or_none(profiles.get(name)), _PROFILE)
     below = {key: value for key, value in content.items() if key != "profiles"}
     if "again" in over:
-        below = _merge(below, _first_asked(where, profiles, name, over))
+        below = _first_asked(where, below, profiles, name, over)
     return _build(path, name, unrolled(_merge(below, over), where), where)
 
 
-def _first_asked(where: Where, profiles: Mapping[Any, Any], name: str, over: Mapping[str, Any]) -> dict[str, Any]:
-    """The profile of which another asks claims again: the same runs, over other seeds."""
+def _first_asked(
+    where: Where, file: Mapping[str, Any], profiles: Mapping[Any, Any], name: str, over: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The file with the profile of which another one asks claims again: the same runs, over other seeds."""
     here, first = where.at(f"profiles.{name}"), where.text(over, "again")
-    if first not in profiles or "again" in (below := _or_none(profiles[first])):
+    below = where.at(f"profiles.{first}").checked(_or_none(profiles.get(first)), _PROFILE)
+    if first not in profiles or "again" in below:
         raise here.at("again").error(f"there is no profile {first!r} with runs of its own")
     here.check_keys(over, _AGAIN)
     for key in ("rows", "columns"):
         if kept := [one for one, value in where.mapping(over, key).items() if value is not None]:
             raise here.at(key).error(f"{kept[0]!r} is to be what it is in {first!r}; it may only be left out, by null")
-    if common := sorted(set(over.get("seeds") or below.get("seeds", [])) & set(below.get("seeds", []))):
+    merged = _merge(dict(file), below)
+    asked = merged.get("seeds", [0])
+    seeds = over.get("seeds", asked)
+    if isinstance(seeds, list) and isinstance(asked, list) and (common := [seed for seed in seeds if seed in asked]):
         raise here.at("seeds").error(f"{first!r} has seed {common[0]} too; to ask again takes other seeds")
-    return where.at(f"profiles.{first}").checked(below, _PROFILE)
+    found: dict[str, Any] = merged
+    return found
 
 
 def _chosen(where: Where, profiles: Mapping[Any, Any], wanted: str | None) -> str:

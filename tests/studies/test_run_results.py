@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from lit_fed.command.cli import main
+from lit_fed.studies.cells import lay_out
+from lit_fed.studies.study import read_study
 from tests.command.support import error_of
 from tests.studies.support import finish, grid_of, write_study
 
@@ -103,6 +105,43 @@ def test_a_study_that_is_run_again_replaces_its_lines_and_others_stand(studied, 
         assert settings(tmp_path / "page") == ["another, pocket"] + ["tiny, pocket"] * 5
     page = (tmp_path / "page" / "claims.md").read_text(encoding="utf-8")
     assert "6 claims of 2 studies and profiles: holds 3, equal 1, undecided 1, fails 1." in page
+
+
+def test_what_was_asked_again_stands_in_place_of_what_was_undecided(studied, tmp_path):
+    path, studies = studied
+    settings: dict[str, Any] = {
+        "scale": 100,
+        "seeds": [0, 1],
+        "claims": [*CLAIMS, "prox > 70 at iid"],  # 70 and 72: ours of two seeds is 0 and 2
+        "profiles": {
+            "pocket": {},
+            "again": {"again": "pocket", "seeds": [2, 3], "claims": ["prox > 70 at iid", "prox > fedavg at iid"]},
+        },
+    }
+    write_study(tmp_path, **settings)
+    results(path, studies, tmp_path / "page")
+    assert told(tmp_path / "page")["pocket"] == ["holds", "fails", "equal", "holds", "undecided", "undecided"]
+    again = lay_out(read_study(path, "again"), studies)
+    for row, seed, value in (("fedavg", 2, 0.9), ("fedavg", 3, 0.91), ("prox", 2, 0.75), ("prox", 3, 0.751)):
+        finish(again, row, "iid", seed, f"round,global/acc\n1,{value}\n")
+    for _ in range(2):  # also where the first profile is entered anew
+        results(path, studies, tmp_path / "page")
+        # The one that was undecided is decided by the other seeds alone; one that was decided stays beside theirs.
+        assert told(tmp_path / "page") == {
+            "pocket": ["holds", "fails", "equal", "holds", "undecided"],
+            "again": ["holds", "fails"],
+        }
+    page = (tmp_path / "page" / "claims.md").read_text(encoding="utf-8")
+    assert "A profile that ends in `again` asks claims that its study left undecided of other seeds" in page
+
+
+def told(folder: Path) -> dict[str, list[str]]:
+    """Verdicts by profile."""
+    found: dict[str, list[str]] = {}
+    with open(folder / "claims.csv", newline="", encoding="utf-8") as file:
+        for line in csv.DictReader(file):
+            found.setdefault(line["setting"].removeprefix("tiny, "), []).append(line["verdict"])
+    return found
 
 
 @pytest.mark.parametrize(

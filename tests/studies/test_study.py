@@ -67,6 +67,39 @@ def test_a_profile_is_laid_over_the_file(tmp_path):
     assert study(tmp_path).set["trainer.max_rounds"] == 9
 
 
+AGAIN = {"again": "pocket", "seeds": [8, 9], "columns": {"y": None}, "claims": ["a > 0.5 at x"]}
+
+
+def test_a_profile_that_asks_again_has_the_runs_of_the_one_it_names(tmp_path):
+    profiles = {"paper": {}, "pocket": SMALL["profiles"]["pocket"], "more": AGAIN}
+    first, again = (study(tmp_path, profile, profiles=profiles, published=None) for profile in ("pocket", "more"))
+    assert (first.set, first.rows, first.configs) == (again.set, again.rows, again.configs)
+    assert (again.again, again.seeds, list(again.columns)) == ("pocket", (8, 9), ["x"])
+    assert [claim.text for claim in again.claims] == ["a > 0.5 at x"]
+    assert first.again == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"again": "small"}, ".again: there is no profile 'small' with runs of its own"),
+        ({"again": "more"}, ".again: there is no profile 'more' with runs of its own"),
+        ({"seeds": [6, 7]}, ".seeds: 'pocket' has seed 7 too; to ask again takes other seeds"),
+        ({"set": {"trainer.max_rounds": 3}}, ": unknown key 'set'"),
+        ({"rows": {"a": {"set": {"model.mu": 2}}}}, ".rows: 'a' is to be what it is in 'pocket'; it may only be left"),
+    ],
+    ids=str,
+)
+def test_other_runs_are_not_the_same_asked_again(tmp_path, changes, expected):
+    profiles = {"pocket": SMALL["profiles"]["pocket"], "more": AGAIN | changes}
+    assert error(tmp_path, "more", profiles=profiles, published=None).startswith(f"profiles.more{expected}")
+
+
+def test_to_ask_again_takes_seeds(tmp_path):
+    profiles = {"pocket": {}, "more": {"again": "pocket"}}
+    assert "has seed 0 too" in error(tmp_path, "more", profiles=profiles)
+
+
 def test_a_study_of_rows_alone_has_one_column(tmp_path):
     read = study(tmp_path, columns=None, published=None, claims=["a > b"])
     assert list(map(str, read.places)) == ["a/all", "b/all"]
