@@ -94,6 +94,11 @@ class Claim:
     cause: str = ""
 
     @property
+    def sentence(self) -> str:
+        """What is checked: the claim, and of which metric and round where those are not the table's."""
+        return ", ".join(part for part in (self.text, self.metric, self.report) if part)
+
+    @property
     def places(self) -> list[tuple[str, str]]:
         """The places it is about, each once."""
         return list(dict.fromkeys(place for link in self.links for _, place in link.terms))

@@ -117,7 +117,7 @@ def row_of(claim: Claim, verdict: Verdict, paper: str, setting: str, commit: str
     """A claim and how it stands."""
     return Row(
         paper=paper,
-        claim=f"{claim.says} [{claim.text}]" if claim.says else claim.text,
+        claim=f"{claim.says} [{claim.sentence}]" if claim.says else claim.sentence,
         published=_text(published),
         ours=_text(verdict.margin),
         interval=_interval(verdict),
@@ -169,7 +169,7 @@ def claim_lines(verdicts: Sequence[tuple[Claim, Verdict]], rows: Sequence[Row]) 
     """Claims as a table of a page, and how they are decided."""
     lines = head(("claim", "verdict", "the paper's margin", "ours", "seeds", "cause"))
     for (claim, verdict), row in zip(verdicts, rows, strict=True):
-        said = f"{claim.says} (`{claim.text}`)" if claim.says else f"`{claim.text}`"
+        said = f"{claim.says} (`{claim.sentence}`)" if claim.says else f"`{claim.sentence}`"
         lines.append(line((said, row.verdict, row.published, verdict_text(verdict), row.seeds, row.cause)))
     return [*lines, "", HOW_DECIDED]
 

@@ -82,7 +82,9 @@ def test_results_are_of_studies_and_claims_that_exist_with_their_causes_of_today
             content = yaml.safe_load(SIMULATIONS[study_name].read_text("utf-8"))["simulate"]["init_args"]["claims"]
             claims = [(one["says"], one["claim"], " ".join(one.get("cause", "").split())) for one in content]
         else:
-            claims = [(claim.says, claim.text, claim.cause) for claim in read_study(files[study_name], profile).claims]
+            claims = [
+                (claim.says, claim.sentence, claim.cause) for claim in read_study(files[study_name], profile).claims
+            ]
         for says, text, why in claims:
             said = f"{says} [{text}]" if says else text
             known += [(f"{study_name}, {profile}", said, cause) for cause in {why or None, None}]

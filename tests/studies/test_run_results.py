@@ -58,6 +58,7 @@ def test_every_claim_is_a_line_with_the_papers_margin_and_ours(studied, tmp_path
     assert {(line["paper"], line["setting"], line["commit"]) for line in lines} == {
         ("Somebody, 2026, Table 1", "tiny, pocket", "c0 c1")
     }
+    assert lines[-1]["claim"] == "prox > fedavg at iid, train/loss"
     assert [line["claim"] for line in lines[:2]] == ["It | helps [prox > fedavg at iid]", "fedavg > prox + 2 at iid"]
     # 70 − 50 and 72 − 51: 20 and 21, mean 20.5, s = 0.7071; t(1) = 6.314, so ± 6.314·0.7071/√2 = 3.157.
     # The paper's: 80 − 54 = 26; against 2, 54 − 80 − 2 = −28; a number beside the claim goes before the table's.
