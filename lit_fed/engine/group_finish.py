@@ -68,7 +68,7 @@ class GroupFinish:
             try:
                 if self.together:
                     found += self._answers(clients[rows], {name: tensor[rows] for name, tensor in tensors.items()})
-            except Exception:  # also where it fails for one of them: asked alone it says for whom
+            except (Exception, SystemExit):  # also where it fails for one of them: asked alone it says for whom
                 self.together = False
         return found if self.together else None
 

@@ -21,6 +21,9 @@ State = dict[str, Tensor]
 _Layout = tuple[tuple[str, torch.dtype, torch.Size], ...]
 _OWNER = "whose-state-it-is"
 _MOST_FORMS = 16
+_MOST_BYTES = (
+    2**20
+)  # of a state with a form: for a larger one a header is nothing, and to make the form takes three of it
 _NUMPYS = {torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool}
 """Types that numpy has too, of those that clients keep."""
 
@@ -125,6 +128,8 @@ class StateBytes:
         return {} if self._last is None else self._last.decode_all(blobs)
 
     def _form(self, layout: _Layout) -> Form | None:
+        if sum(shape.numel() * dtype.itemsize for _, dtype, shape in layout) > _MOST_BYTES:
+            return None
         if layout not in self._forms:
             if len(self._forms) == _MOST_FORMS:
                 self._forms.clear()

@@ -83,6 +83,14 @@ def test_what_numpy_does_not_have_has_no_form() -> None:
         Form((("x", torch.bfloat16, torch.Size([2])),))
 
 
+def test_a_large_state_is_written_as_safetensors_does() -> None:
+    ours, state = StateBytes(), {"x": torch.arange(2**18 + 1, dtype=torch.float32)}
+    blob = ours.encode("0", state)
+    assert ours._forms == {}
+    assert blob == packed("0", state)
+    assert same(ours.decode("0", blob), state)
+
+
 def test_what_is_read_may_be_changed_without_changing_what_is_read_next() -> None:
     ours, blob = StateBytes(), packed("0", {"x": torch.zeros(2)})
     for _ in range(3):
