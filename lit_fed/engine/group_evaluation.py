@@ -88,9 +88,10 @@ class GroupEvaluation:
         self, question: Question, ids: Sequence[int], loaders: Sequence[TensorLoader], broadcast: Broadcast
     ) -> list[ClientUpdate]:
         admitted: dict[Any, list[tuple[Client, TensorLoader]]] = {}
-        for client_id, loader in zip(ids, loaders, strict=True):
-            client = self.session.admit(client_id, broadcast, question.stage, question.fine_tuning)
-            admitted.setdefault(holdings(client), []).append((client, loader))
+        with self.session.store.reading(ids):
+            for client_id, loader in zip(ids, loaders, strict=True):
+                client = self.session.admit(client_id, broadcast, question.stage, question.fine_tuning)
+                admitted.setdefault(holdings(client), []).append((client, loader))
         found = []
         for alike in admitted.values():
             clients = [client for client, _ in alike]
