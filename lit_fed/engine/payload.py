@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -62,8 +63,7 @@ def is_finite(payload: Payload) -> bool:
     return all(map(math.isfinite, [total.item() for total in sums] if on_cpu else torch.stack(sums).tolist()))
 
 
-@dataclass(frozen=True, slots=True)
-class Flat:
+class Flat(NamedTuple):
     """A payload of floating-point tensors as one vector, which sums faster than its tensors one by one.
 
     Args:
