@@ -111,13 +111,9 @@ def finite_rows(stacks: Payload, count: int) -> list[bool]:
     floats = [stack for stack in stacks.values() if stack.is_floating_point() and stack.numel()]
     if not floats:
         return [True] * count
-    sums = [stack.reshape(count, -1).sum(1, dtype=_summed(stack.dtype)) for stack in floats]
+    sums = [stack.reshape(count, -1).sum(1, dtype=torch.promote_types(stack.dtype, torch.float32)) for stack in floats]
     found: list[bool] = torch.stack(sums).isfinite().all(0).tolist()
     return found
-
-
-def _summed(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
 
 
 def _rows(stacks: Mapping[str, Any], count: int) -> list[Tensors]:

@@ -21,9 +21,7 @@ State = dict[str, Tensor]
 _Layout = tuple[tuple[str, torch.dtype, torch.Size], ...]
 _OWNER = "whose-state-it-is"
 _MOST_FORMS = 16
-_MOST_BYTES = (
-    2**20
-)  # of a state with a form: for a larger one a header is nothing, and to make the form takes three of it
+_MOST_BYTES = 2**20  # of a state with a form: beside a larger one a header is nothing, and a form takes three to make
 _NUMPYS = {torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool}
 """Types that numpy has too, of those that clients keep."""
 
@@ -56,10 +54,10 @@ class Form:
 
     def decode(self, owner: str, blob: bytes) -> State | None:
         """What `unpacked` gives; None where the bytes are not a state of this form and this owner's."""
-        begin = self._begin(owner)
-        if len(blob) != len(begin) + self._length or not blob.startswith(begin):
+        body = self._body(owner, blob)
+        if body is None:
             return None
-        values = bytearray(memoryview(blob)[len(begin) :])
+        values = bytearray(body)
         return {
             name: torch.frombuffer(values, dtype=dtype, count=count, offset=place).view(shape)
             if count
@@ -69,12 +67,8 @@ class Form:
 
     def decode_all(self, blobs: Mapping[str, bytes]) -> dict[str, State]:
         """The states of those owners whose bytes are of this form; their tensors are views of one another's."""
-        begins = {owner: self._begin(owner) for owner in blobs if _is_plain(owner)}
-        fitting = {
-            owner: memoryview(blobs[owner])[len(begin) :]
-            for owner, begin in begins.items()
-            if blobs[owner].startswith(begin) and len(blobs[owner]) == len(begin) + self._length
-        }
+        bodies = {owner: self._body(owner, blob) for owner, blob in blobs.items() if _is_plain(owner)}
+        fitting = {owner: body for owner, body in bodies.items() if body is not None}
         if not fitting or not self._length:
             return {}
         rows = torch.frombuffer(bytearray().join(fitting.values()), dtype=torch.uint8).view(-1, self._length)
@@ -84,6 +78,12 @@ class Form:
             columns[name] = column.view(-1).view(dtype).view(len(rows), *shape).unbind(0)
         states = zip(*columns.values(), strict=True)
         return {owner: dict(zip(columns, state, strict=True)) for owner, state in zip(fitting, states, strict=True)}
+
+    def _body(self, owner: str, blob: bytes) -> memoryview | None:
+        """The values; None where the bytes are not of this form and this owner's."""
+        begin = self._begin(owner)
+        fits = len(blob) == len(begin) + self._length and blob.startswith(begin)
+        return memoryview(blob)[len(begin) :] if fits else None
 
     def _begin(self, owner: str) -> bytes:
         header = self._head + owner.encode() + self._tail
