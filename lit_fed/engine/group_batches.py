@@ -120,10 +120,10 @@ def total_steps(phase: Phase) -> int:
     """
     if not isinstance(phase.loader, Sized):
         raise NotVectorizable("a loader does not know how many batches it has")
-    if not len(phase.loader):
+    if not (each := len(phase.loader)):
         return 0
     steps = num_batches(phase)
-    return int(phase.epochs or 0) * len(phase.loader) if steps is None else steps
+    return int(phase.epochs or 0) * each if steps is None else steps
 
 
 def cut(batch: Any, rows: Tensor, size: int, longest: int) -> Any:

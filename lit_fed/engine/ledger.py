@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -197,14 +198,14 @@ class RoundLedger:
 
         A client's may come from several processes: who takes in a late update need not train the client now.
         """
-        found: dict[int, list[tuple[str, float]]] = {
-            client_id: [("downlink_bytes", num_bytes)] for client_id, num_bytes in self.downloads.items()
-        }
-        for client_id, metrics in self.logged.items():
-            found.setdefault(client_id, []).extend(metrics.items())
-        for client_id, num_bytes in self.uploads:
-            found.setdefault(client_id, []).append(("uplink_bytes", num_bytes))
-        return [ClientRow(client_id, "train", *value) for client_id in sorted(found) for value in found[client_id]]
+        rows = [ClientRow(client_id, "train", "downlink_bytes", count) for client_id, count in self.downloads.items()]
+        rows += [
+            ClientRow(client_id, "train", metric, value)
+            for client_id, metrics in self.logged.items()
+            for metric, value in metrics.items()
+        ]
+        rows += [ClientRow(client_id, "train", "uplink_bytes", count) for client_id, count in self.uploads]
+        return sorted(rows, key=itemgetter(0))  # a client's stay in this order
 
     def metrics(self, num_samples: Callable[[int], int], workers: Workers) -> dict[str, float]:
         """Round metrics: sample-weighted means of what clients logged, learning rates, bytes, drift, counts."""

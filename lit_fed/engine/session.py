@@ -160,7 +160,7 @@ class Session:
             self._taken = broadcast
         kind = self.kinds[client_id]
         loop = self.loops[kind]
-        model, device = loop.model, loop.fabric.device
+        model = loop.model
         client = Client(
             client_id, broadcast.round_idx, stage, self.seed, model, self.data, self.work, fine_tuning,
             received=broadcast.payloads[kind], objective=loop.objective,
@@ -172,6 +172,7 @@ class Session:
             client.own = {name: model.initial[name] for name in names}
             client.state = self.algorithm.initial_state(client)
         else:
+            device = loop.fabric.device
             kept, own = split_prefix(_STATE, stored)
             client.state = _to(kept, device)
             if odd := sorted(own.keys() ^ set(names)):
