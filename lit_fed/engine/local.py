@@ -82,6 +82,7 @@ class LocalLoop(TaskLoop):
         finally:
             state.meter, state.training = None, False
             client.forget()
+            model.forget_gradients()  # while its update is taken in
         return meter
 
     def reset_scaler(self) -> None:

@@ -228,6 +228,11 @@ class Model:
                 self._switched.append(parameter)
             parameter.grad = None
 
+    def forget_gradients(self) -> None:
+        """Let go of gradients, which take as much memory as what trains."""
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Evaluation mode for a while; every submodule's own mode comes back, also where a task mixes them."""

@@ -14,6 +14,7 @@ import torchmetrics
 from torch import Tensor, nn
 
 from lit_fed import Classifier
+from lit_fed.callbacks import Callback
 from lit_fed.data import Arrays, Digits
 from lit_fed.engine.local_batches import batch_size_of, slice_batch
 from lit_fed.engine.samplers import FullParticipation
@@ -44,6 +45,36 @@ def test_accumulated_gradients(tmp_path: Path) -> None:
     data = Points()
     data.batch_size = 1
     assert final(fit(tmp_path, data=data, max_rounds=1, accumulate_grad_batches=2)) == [0.125, 1.875]
+
+
+class Gradients(LeastSquares):
+    """Notes at the end of a client's training whether there are gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, bool]] = []
+
+    def note(self, when: str) -> None:
+        self.seen.append((when, self.network.weight.grad is not None))
+
+    def on_train_end(self) -> None:
+        self.note("trained")
+
+
+class WhenTakenIn(Callback):
+    """Has the module note it when a client's update is taken in."""
+
+    def __init__(self, module: Gradients) -> None:
+        self.module = module
+
+    def on_client_end(self, run: Any, update: Any) -> None:
+        self.module.note("taken in")
+
+
+def test_gradients_are_let_go_when_a_client_is_done(tmp_path: Path) -> None:
+    module = Gradients()
+    fit(tmp_path, module, max_rounds=1, callbacks=[WhenTakenIn(module)])
+    assert module.seen == [("trained", True), ("taken in", False)] * 2
 
 
 class Scheduled(LeastSquares):
