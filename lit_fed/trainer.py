@@ -28,7 +28,7 @@ from lit_fed.engine.guard import Guard
 from lit_fed.engine.inference import evaluate, predict
 from lit_fed.engine.kinds import ONLY, Kinds, assign
 from lit_fed.engine.model import BufferPolicy
-from lit_fed.engine.options import GradientOptions
+from lit_fed.engine.options import GradientOptions, NetworkOptions
 from lit_fed.engine.packs import PackedFiles
 from lit_fed.engine.participation import Participation
 from lit_fed.engine.payload import Channel, Codec
@@ -83,6 +83,7 @@ class FederatedTrainer:
             cause once, and stops where nobody is left.
         client_timeout: Seconds that a client may train in a round; one that takes longer has failed. Null for no limit.
         compile: Compile the model's networks with ``torch.compile``.
+        channels_last: Lay clients' batches of images (4 dimensions) out with a pixel's channels side by side.
         gradient_clip_val: Clip the clients' gradients at this value.
         gradient_clip_algorithm: ``norm`` or ``value``.
         accumulate_grad_batches: Batches per optimizer step.
@@ -124,6 +125,7 @@ class FederatedTrainer:
         on_client_failure: Literal["raise", "skip"] = "raise",
         client_timeout: float | None = None,
         compile: bool = False,
+        channels_last: bool = False,
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: Literal["norm", "value"] = "norm",
         accumulate_grad_batches: int = 1,
@@ -175,7 +177,7 @@ class FederatedTrainer:
         self.kinds = kinds
         self.make_executor: Callable[[Session], Executor] = EXECUTORS[executor]
         self.buffers: BufferPolicy = buffers
-        self.compile = compile
+        self.networks = NetworkOptions(compile, channels_last)
         self.client_store: Literal["memory", "disk"] = client_store
         self.num_threads, self.deterministic = num_threads, deterministic
         self._run: Run | None = None
@@ -375,7 +377,7 @@ class FederatedTrainer:
             store=ClientStore(self.client_store, PackedFiles),
             executor=self.make_executor,
             buffers=self.buffers,
-            compile_network=self.compile,
+            networks=self.networks,
             watchers=self.watchers,
             max_rounds=self.settings.max_rounds,
             seed=self.settings.seed,

@@ -21,7 +21,7 @@ from lit_fed.engine.kinds import Kinds
 from lit_fed.engine.local import LocalLoop
 from lit_fed.engine.local_batches import map_tensors
 from lit_fed.engine.model import BufferPolicy, Model
-from lit_fed.engine.options import GradientOptions
+from lit_fed.engine.options import GradientOptions, NetworkOptions
 from lit_fed.engine.participation import Participation
 from lit_fed.engine.payload import Channel, decoded, encoded, num_bytes
 from lit_fed.engine.population import Population
@@ -112,7 +112,7 @@ def assemble(
     store: ClientStore,
     executor: Callable[[Session], Executor],
     buffers: BufferPolicy,
-    compile_network: bool,
+    networks: NetworkOptions,
     watchers: Iterable[LightningCallback],
     max_rounds: int,
     seed: int,
@@ -154,7 +154,9 @@ def assemble(
         model.frozen_by_method = frozenset(name for name in model.fixed if id(model.parameters[name]) not in own)
     population = Population(data, participation, kinds, seed)
     loops = {
-        kind: LocalLoop(fabric, model, algorithm, workers, gradients, watchers, max_rounds, data)
+        kind: LocalLoop(
+            fabric, model, algorithm, workers, gradients, watchers, max_rounds, data, networks.channels_last
+        )
         for kind, model in models.items()
     }
     population.server_loop = ServerLoop(fabric, loops)
@@ -171,7 +173,7 @@ def assemble(
             probe(loop.objective, algorithm, loop.batches(loader))
             if stage == "fit" and (found := extremes(data, kinds, kind, work)) is not None:
                 try_out(loop, data, found, work, max_rounds)
-            if compile_network:
+            if networks.compile:
                 for child in model.task.children():
                     if any(True for _ in child.parameters()):
                         child.compile()

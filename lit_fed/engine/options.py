@@ -19,3 +19,16 @@ class GradientOptions:
     clip_val: float | None = None
     clip_algorithm: Literal["norm", "value"] = "norm"
     accumulate: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkOptions:
+    """How networks are run, which changes no more than rounding.
+
+    Args:
+        compile: By ``torch.compile``.
+        channels_last: Images go to the networks with a pixel's channels side by side in memory.
+    """
+
+    compile: bool = False
+    channels_last: bool = False

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from lightning import Callback, Fabric, LightningModule
 from lightning.fabric.plugins.precision import MixedPrecision, Precision
+from torch import Tensor
 from torchmetrics import Metric
 
 from lit_fed.engine.algorithm import Algorithm
@@ -50,6 +51,7 @@ class TaskLoop:
         callbacks: Lightning's, which watch the local work.
         max_rounds: Rounds in all, the task's ``self.trainer.max_epochs``.
         datamodule: The task's ``self.trainer.datamodule``.
+        channels_last: Lay batches of images out so.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class TaskLoop:
         callbacks: Iterable[Callback] = (),
         max_rounds: int = 1,
         datamodule: Any = None,
+        channels_last: bool = False,
     ) -> None:
         self.fabric, self.model, self.algorithm, self.workers, self.gradients = (
             fabric,
@@ -82,6 +85,7 @@ class TaskLoop:
         self.directions: dict[str, Direction] = {}  # what logged torchmetrics objects say of themselves
         self.metrics = [module for module in model.task.modules() if isinstance(module, Metric)]
         self.is_fresh = True  # the task has just been set up
+        self.channels_last = channels_last
         self._hooks: dict[str, list[Callable[..., Any]]] = {}
         self._steps: dict[str, Callable[..., Any]] = {}
         self._transfers = any(overrides(model.task, name) for name in _TRANSFER)
@@ -279,7 +283,8 @@ class TaskLoop:
 
     def to_dtype(self, batch: Any, dtype: torch.dtype) -> Any:
         """A batch on the device, floating-point tensors in a type of their own."""
-        return map_tensors(self.fabric.to_device(batch), lambda t: t.to(dtype) if t.is_floating_point() else t)
+        moved = self._laid_out(self.fabric.to_device(batch))
+        return map_tensors(moved, lambda t: t.to(dtype) if t.is_floating_point() else t)
 
     def to_device(self, batch: Any, loader: Iterable[Any]) -> Any:
         """Move a batch, unless its loader already makes it on the device, and give it the model's precision."""
@@ -289,4 +294,14 @@ class TaskLoop:
             batch = self.objective.on_after_batch_transfer(batch, 0)
         elif getattr(loader, "device", None) != self.fabric.device:
             batch = self.fabric.to_device(batch)
-        return self.fabric.strategy.precision.convert_input(batch) if self._convert_inputs else batch
+        if self._convert_inputs:
+            batch = self.fabric.strategy.precision.convert_input(batch)
+        return self._laid_out(batch)
+
+    def _laid_out(self, batch: Any) -> Any:
+        return map_tensors(batch, _channels_last) if self.channels_last else batch
+
+
+def _channels_last(tensor: Tensor) -> Tensor:
+    """Images (B, C, H, W) with a pixel's channels side by side in memory; convolutions keep what they are given so."""
+    return tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor

@@ -56,6 +56,8 @@ def refuse(loop: LocalLoop) -> None:
         raise NotVectorizable(f"model {name} optimises by hand")
     if loop.workers.data_parallel:
         raise NotVectorizable("strategy=ddp divides each client's batches over processes")
+    if loop.channels_last:
+        raise NotVectorizable("trainer.channels_last lays out one client's images")
     if loop.scaler is not None:
         raise NotVectorizable("precision 16-mixed scales each client's gradients by a number of its own")
     for hook in _HOOKS:
