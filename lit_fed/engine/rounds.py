@@ -35,6 +35,7 @@ class Round:
         broadcast: What the clients receive.
         reducer: Takes in what arrives.
         ledger: Takes down what happens.
+        needs: What the method asks of an update.
         started: When, by the process's clock.
     """
 
@@ -43,6 +44,7 @@ class Round:
     broadcast: Broadcast
     reducer: Reducer[Any]
     ledger: RoundLedger
+    needs: frozenset[str]
     started: float
 
 
@@ -118,7 +120,9 @@ def _begin(run: Run, round_idx: int) -> Round:
     run.call("on_round_start", round_idx, plan)
     broadcast = federation.broadcast(round_idx)
     ledger = RoundLedger(DriftMeter() if len(federation.kinds.names) == 1 else None)
-    return Round(round_idx, plan, broadcast, federation.algorithm.reducer(federation.server), ledger, started)
+    algorithm = federation.algorithm
+    reducer = algorithm.reducer(federation.server)
+    return Round(round_idx, plan, broadcast, reducer, ledger, algorithm.all_needs, started)
 
 
 def _train_cohort(run: Run, current: Round) -> None:
@@ -159,7 +163,7 @@ def _deliver(run: Run, current: Round, update: ClientUpdate) -> None:
         cause = "its update is no longer finite after trainer.uplink_codec; choose one with a wider range"
         current.ledger.failed(ClientFailure(update.client_id, current.round_idx, cause))
         return
-    if "probability" in run.federation.algorithm.all_needs:  # an estimate takes seconds in a large population
+    if "probability" in current.needs:  # an estimate takes seconds in a large population
         update.probability = run.federation.participation.probability(update.client_id)
     current.reducer.add(update)
     current.ledger.arrived(update.client_id, uplink_bytes)

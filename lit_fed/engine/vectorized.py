@@ -63,7 +63,7 @@ class VectorizedExecutor(Executor):
     def run(self, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[ClientUpdate | ClientFailure]:
         """Train every client, in groups of those that are most alike in size."""
         session = self.session
-        ids = sorted(client_ids, key=lambda client_id: (-session.data.num_samples(client_id), client_id))
+        ids = sorted(sorted(client_ids), key=session.data.num_samples, reverse=True)
         for kind in session.kinds.names:
             own = [client_id for client_id in ids if session.kinds[client_id] == kind]
             size = self.group_size or self._size(kind)
