@@ -7,6 +7,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from lit_fed.errors import ConfigError
 from lit_fed.studies.environment import describe
 from lit_fed.studies.markdown import head, line
 from lit_fed.studies.results import verdict_text
+from lit_fed.studies.simulations.jobs import Jobs
 from lit_fed.studies.simulations.record import Record
 from lit_fed.studies.simulations.simulation import Point, Simulation, verdicts
 
@@ -48,7 +50,9 @@ def run(call: Call) -> int:
     name = name_of(options)
     folder = options.output or Path("simulations") / name
     made_with, began, worked = describe(), time.monotonic(), sum(os.times()[:4])
-    points = simulation.points(options.processes)
+    kept = None if "uncommitted" in made_with["commit"] else folder  # of changed code nobody knows what it was
+    jobs = Jobs(options.processes, kept, repr(made_with), partial(print, flush=True))
+    points = simulation.points(jobs)
     taken = {"seconds": time.monotonic() - began, "cpu_seconds": sum(os.times()[:4]) - worked}
     Record.remove(folder)
     write(points, folder)
@@ -56,6 +60,7 @@ def run(call: Call) -> int:
     print(summary(points))
     table = claims(simulation, points)
     (folder / "claims.md").write_text(table, encoding="utf-8")
+    jobs.forget()
     Record(settings=settings_of(options), made_with=made_with, **taken).write(folder)
     print(f"\n{table}")
     print(f"written     {folder}")

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Mapping, Sequence
 from math import inf, log
-from multiprocessing import get_context
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from lit_fed.errors import ConfigError
 from lit_fed.studies.claims import Claim, Verdict, check, parse_claim
+from lit_fed.studies.simulations.jobs import ALONE, Jobs
 
 Place = tuple[str, str]
 Values = Mapping[Place, Mapping[int, float]]
 Curves = Mapping[Place, Mapping[int, Sequence[tuple[int, float]]]]
-JobT = TypeVar("JobT")
-OutcomeT = TypeVar("OutcomeT")
 
 
 class Point(NamedTuple):
@@ -50,11 +47,11 @@ class Simulation(ABC):
     claims: Sequence[Any]
 
     @abstractmethod
-    def points(self, processes: int = 1) -> list[Point]:
+    def points(self, jobs: Jobs = ALONE) -> list[Point]:
         """All its numbers.
 
         Args:
-            processes: Jobs at a time.
+            jobs: Runs its jobs.
         """
 
     @abstractmethod
@@ -66,14 +63,6 @@ class Simulation(ABC):
         drawn, _, by = panel.rpartition(" by ")
         axes.set_xlabel(by)
         axes.set_ylabel(drawn)
-
-
-def side_by_side(work: Callable[[JobT], OutcomeT], jobs: Sequence[JobT], processes: int) -> list[OutcomeT]:
-    """What jobs give, so many at a time."""
-    if processes < 2 or len(jobs) < 2:
-        return [work(job) for job in jobs]
-    with ProcessPoolExecutor(min(processes, len(jobs)), mp_context=get_context("spawn")) as pool:
-        return list(pool.map(work, jobs))
 
 
 def logarithm(value: float) -> float:

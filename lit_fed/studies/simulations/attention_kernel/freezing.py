@@ -26,7 +26,8 @@ from torch import Tensor
 from lit_fed.studies.simulations.attention_kernel.descent import Work, fix_kernel, profile, train, train_values
 from lit_fed.studies.simulations.attention_kernel.linear_attention import Clients, draw
 from lit_fed.studies.simulations.attention_kernel.panels import Job, KernelFigure, by_seed
-from lit_fed.studies.simulations.simulation import Point, side_by_side
+from lit_fed.studies.simulations.jobs import ALONE, Jobs
+from lit_fed.studies.simulations.simulation import Point
 
 
 class Freezing(NamedTuple):
@@ -118,12 +119,12 @@ class Proposition1(KernelFigure):
 
     every: int = 10
 
-    def points(self, processes: int = 1) -> list[Point]:
+    def points(self, jobs: Jobs = ALONE) -> list[Point]:
         """The quantities by round, and where each side is least, by ρ."""
         at = tuple(range(0, self.rounds, self.every))
-        jobs = [self.job(rho, warmups=at) for rho in self.rhos]
+        asked = [self.job(rho, warmups=at) for rho in self.rhos]
         points: list[Point] = []
-        for rho, measured in zip(self.rhos, side_by_side(measure, jobs, processes), strict=True):
+        for rho, measured in zip(self.rhos, jobs.run(measure, asked, (Measured, Freezing)), strict=True):
             bounds, excesses = [], []
             for tau, one in measured.at.items():
                 bias = one.profile - measured.best

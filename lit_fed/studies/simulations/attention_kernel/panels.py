@@ -16,7 +16,8 @@ from lit_fed.errors import ConfigError
 from lit_fed.studies.simulations.attention_kernel.descent import Work, profile, train, train_values
 from lit_fed.studies.simulations.attention_kernel.linear_attention import Task, draw
 from lit_fed.studies.simulations.attention_kernel.sentences import readings
-from lit_fed.studies.simulations.simulation import Curves, Point, Simulation, Values, side_by_side
+from lit_fed.studies.simulations.jobs import ALONE, Jobs
+from lit_fed.studies.simulations.simulation import Curves, Point, Simulation, Values
 
 LAST = 50  # rounds at the end over which the drift is averaged, as in Figure 3
 
@@ -83,10 +84,10 @@ def solve(job: Job) -> Outcome:
     return Outcome(profiles, path.loss.tolist() if job.whole else [], frozen, drift)
 
 
-def solve_all(jobs: Sequence[Job], processes: int) -> list[Outcome]:
+def solve_all(asked_for: Sequence[Job], jobs: Jobs) -> list[Outcome]:
     """Run jobs side by side; those that differ only in what they are asked for run once."""
     asked: dict[Job, list[Job]] = {}
-    for job in jobs:
+    for job in asked_for:
         asked.setdefault(replace(job, profiles=(), warmups=(), whole=True), []).append(job)
     together = [
         replace(
@@ -97,8 +98,8 @@ def solve_all(jobs: Sequence[Job], processes: int) -> list[Outcome]:
         )
         for alone, same in asked.items()
     ]
-    found = dict(zip(asked, side_by_side(solve, together, processes), strict=True))
-    return [found[replace(job, profiles=(), warmups=(), whole=True)] for job in jobs]
+    found = dict(zip(asked, jobs.run(solve, together, (Outcome,)), strict=True))
+    return [found[replace(job, profiles=(), warmups=(), whole=True)] for job in asked_for]
 
 
 def by_seed(panel: str, line: str, x: float, values: Sequence[float]) -> list[Point]:
@@ -185,11 +186,11 @@ class Figure1(KernelFigure):
 
     every: int = 5
 
-    def points(self, processes: int = 1) -> list[Point]:
+    def points(self, jobs: Jobs = ALONE) -> list[Point]:
         """H by round and ρ."""
         at = tuple(range(0, self.rounds + 1, self.every))
         points = []
-        outcomes = solve_all([self.job(rho, profiles=at) for rho in self.rhos], processes)
+        outcomes = solve_all([self.job(rho, profiles=at) for rho in self.rhos], jobs)
         for rho, outcome in zip(self.rhos, outcomes, strict=True):
             for round_idx, values in outcome.profiles.items():
                 points += by_seed(f"profile, rho {rho:g}", "h", round_idx, values)
@@ -214,7 +215,7 @@ class Figure2(KernelFigure):
     rho: float = 1.0
     mu: float = 200.0
 
-    def points(self, processes: int = 1) -> list[Point]:
+    def points(self, jobs: Jobs = ALONE) -> list[Point]:
         """Losses and their ratios."""
         work, warm = self.work, self.round_of(self.warmup)
         warms = tuple(sorted({self.round_of(fraction) for fraction in self.warmups}))
@@ -223,7 +224,7 @@ class Figure2(KernelFigure):
         kinds = {"FedAvg": work, "FedProx": replace(work, mu=self.mu), "SCAFFOLD": replace(work, control=True)}
         grid = [(rho, name) for rho in self.rhos for name in kinds]
         methods = [self.job(rho, kinds[name], warmups=(warm,) if name == "FedAvg" else ()) for rho, name in grid]
-        outcomes = solve_all([*ladder, trade, *methods], processes)
+        outcomes = solve_all([*ladder, trade, *methods], jobs)
         points = []
         for steps, outcome in zip(self.steps, outcomes[: len(ladder)], strict=True):
             ratios = [ours / theirs for ours, theirs in zip(outcome.frozen[warm], outcome.loss, strict=True)]
@@ -254,14 +255,14 @@ class Figure3(KernelFigure):
     rho: float = 1.0
     ridges: tuple[float, ...] = (0.0, 0.1, 1.0, 10.0, 100.0)
 
-    def points(self, processes: int = 1) -> list[Point]:
+    def points(self, jobs: Jobs = ALONE) -> list[Point]:
         """Losses and drifts."""
         warm = self.round_of(self.warmup)
         warms = tuple(sorted({self.round_of(fraction) for fraction in self.warmups}))
-        jobs = [self.job(rho, warmups=warms, whole=False) for rho in self.rhos]
+        grid = [self.job(rho, warmups=warms, whole=False) for rho in self.rhos]
         works = [replace(self.work, ridge=ridge) for ridge in self.ridges]
-        jobs += [self.job(self.rho, work, warmups=(warm,), whole=False) for work in works]
-        outcomes = solve_all(jobs, processes)
+        ridges = [self.job(self.rho, work, warmups=(warm,), whole=False) for work in works]
+        outcomes = solve_all([*grid, *ridges], jobs)
         points = []
         for rho, outcome in zip(self.rhos, outcomes, strict=False):
             for fraction in self.warmups:

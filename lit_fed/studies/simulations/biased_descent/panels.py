@@ -47,6 +47,7 @@ from lit_fed.studies.simulations.biased_descent.stage2 import (
     private_training,
     refine,
 )
+from lit_fed.studies.simulations.jobs import ALONE, Jobs
 from lit_fed.studies.simulations.simulation import (
     Curves,
     Place,
@@ -54,7 +55,6 @@ from lit_fed.studies.simulations.simulation import (
     Simulation,
     Values,
     logarithm,
-    side_by_side,
 )
 
 _CURVES = {"bias by step": "bias", "squared gradient by step": "gradient", "excess loss by step": "excess"}
@@ -112,10 +112,10 @@ class Proposition42(Simulation):
             if not temperature >= 0:
                 raise ConfigError(f"simulate.temperatures: {temperature:g} must not be negative")
 
-    def points(self, processes: int = 1) -> list[Point]:
+    def points(self, jobs: Jobs = ALONE) -> list[Point]:
         """Curves by step, and what they come to by temperature."""
-        jobs = [Job(self, seed) for seed in range(self.seeds)]
-        return [point for points in side_by_side(solve, jobs, processes) for point in points]
+        asked = [Job(self, seed) for seed in range(self.seeds)]
+        return [point for points in jobs.run(solve, asked, (Point,)) for point in points]
 
     def readings(self, points: Sequence[Point]) -> tuple[Values, Curves]:
         """Logarithms by row, column and seed."""

@@ -1,0 +1,70 @@
+"""A simulation's jobs: what is done is kept until the whole is."""
+
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from lit_fed.studies.simulations.jobs import Jobs
+
+
+class Part(NamedTuple):
+    curve: dict[int, list[float]]
+    tensor: Tensor
+
+
+class Whole(NamedTuple):
+    parts: list[Part]
+
+
+class Doing:
+    """Notes what it did, and fails at a job that it is told."""
+
+    def __init__(self, failing: int | None = None) -> None:
+        self.done: list[int] = []
+        self.failing = failing
+
+    def work(self, job: int) -> Whole:
+        if job == self.failing:
+            raise KeyboardInterrupt
+        self.done.append(job)
+        return Whole([Part({job: [0.5, float("inf")]}, torch.arange(job))])
+
+
+def same(one: Whole, other: Whole) -> bool:
+    pairs = zip(one.parts, other.parts, strict=True)
+    return all(a.curve == b.curve and a.tensor.equal(b.tensor) for a, b in pairs)
+
+
+def test_what_was_stopped_goes_on(tmp_path: Path) -> None:
+    jobs, whole = Jobs(folder=tmp_path), Doing()
+    expected = Jobs().run(whole.work, [1, 2, 3])
+    stopped, rest = Doing(failing=2), Doing()
+    with pytest.raises(KeyboardInterrupt):
+        jobs.run(stopped.work, [1, 2, 3], (Whole, Part))
+    found = jobs.run(rest.work, [1, 2, 3], (Whole, Part))
+    assert (stopped.done, rest.done) == ([1], [2, 3])
+    assert all(map(same, found, expected))
+    assert isinstance(found[0], Whole)
+    jobs.forget()
+    assert not list(tmp_path.iterdir())
+
+
+def test_another_commit_begins_anew(tmp_path: Path) -> None:
+    first, second = Doing(), Doing()
+    Jobs(folder=tmp_path, made_with="one").run(first.work, [1], (Whole, Part))
+    Jobs(folder=tmp_path, made_with="two").run(second.work, [1], (Whole, Part))
+    assert second.done == [1]
+
+
+def _square(job: int) -> int:
+    return job * job
+
+
+def test_side_by_side_in_their_order(tmp_path: Path) -> None:
+    run = partial(Jobs(processes=2, folder=tmp_path).run, _square, [3, 1, 2])
+    assert run() == run() == [9, 1, 4]
+    assert len(list((tmp_path / "jobs").iterdir())) == 3
