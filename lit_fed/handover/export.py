@@ -158,7 +158,7 @@ def _attempt(write: Any, folder: Path, name: str, written: list[str], lacking: d
 
 def _write_weights(deployed: DeployedNetwork, path: Path, told: str) -> None:
     """The network's tensors and what is known of it; tensors that share memory are written once each."""
-    tensors = {name: tensor.detach().clone().contiguous() for name, tensor in deployed.state_dict().items()}
+    tensors = {name: tensor.detach().clone().contiguous() for name, tensor in deployed.network.state_dict().items()}
     path.write_bytes(save(tensors, metadata={"format": "pt", "lit_fed": told}))
 
 

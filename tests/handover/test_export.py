@@ -24,6 +24,7 @@ from lit_fed.command.cli import main
 from lit_fed.data import Digits
 from lit_fed.errors import ConfigError
 from lit_fed.handover import export
+from lit_fed.networks import build_network
 from tests.command.support import command, error_of
 from tests.command.test_load_network import OwnCode, reported, stored
 from tests.support import ROOT, LeastSquares, fit, saved_weights
@@ -86,13 +87,30 @@ def test_other_runtimes_predict_the_same(run: Path, exported: Path) -> None:
     elsewhere(next(use for use in uses(exported) if "model.onnx" in use), exported)
 
 
+def test_another_run_begins_with_the_weights(tmp_path: Path) -> None:
+    small = {"patch_size": 4, "embed_dim": 24, "depth": 1, "num_heads": 3}
+    options = {"trainer.max_rounds": 1, "trainer.local_epochs": 1, "trainer.evaluate_every": 0}
+    options |= {"model.network": "vit_tiny_patch16_224", "model.network_args": json.dumps(small)}
+    given = [str(part) for key, value in options.items() for part in (f"--{key}", value)]
+    main(command("fit", *given, "--trainer.default_root_dir", tmp_path))
+    export_network(tmp_path / "lightning_logs/version_0", tmp_path / "out", onnx=False)
+    file = tmp_path / "out" / "model.safetensors"
+    begun = build_network(
+        "vit_tiny_patch16_224", 3, 1, (1, 8, 8), pretrained=True, pretrained_cfg_overlay={"file": str(file)}, **small
+    ).state_dict()
+    with safe_open(file, "pt") as trained:
+        assert begun["head.weight"].shape == (3, 24)
+        for name in begun.keys() - {"head.weight", "head.bias"}:
+            assert torch.equal(begun[name], trained.get_tensor(name)), name
+
+
 def test_the_weights_are_those_of_the_run_with_what_is_known_of_them(run: Path, exported: Path) -> None:
     trained = torch.load(run / "checkpoints/best.ckpt", weights_only=True)["state_dict"]
     with safe_open(exported / "model.safetensors", "pt") as file:
         metadata, found = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    own = {name: tensor for name, tensor in found.items() if name.startswith("network.")}
-    assert own.keys() == trained.keys()
-    assert all(torch.equal(tensor, trained[name]) for name, tensor in own.items())
+    assert {f"network.{name}" for name in found} == trained.keys()
+    assert all(torch.equal(tensor, trained[f"network.{name}"]) for name, tensor in found.items())
+    build_network("small_cnn", 10, 1, (1, 8, 8)).load_state_dict(found)
     facts = json.loads(metadata["lit_fed"])
     assert facts == json.loads((exported / "model.json").read_text())
     files = {"model.json": ""}
