@@ -35,7 +35,7 @@ class Round:
         broadcast: What the clients receive.
         reducer: Takes in what arrives.
         ledger: Takes down what happens.
-        needs: What the method asks of an update.
+        needs: What the method needs, by `lit_fed.engine.algorithm.Algorithm.all_needs`.
         started: When, by the process's clock.
     """
 

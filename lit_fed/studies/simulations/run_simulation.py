@@ -60,8 +60,8 @@ def run(call: Call) -> int:
     print(summary(points))
     table = claims(simulation, points)
     (folder / "claims.md").write_text(table, encoding="utf-8")
-    jobs.forget()
     Record(settings=settings_of(options), made_with=made_with, **taken).write(folder)
+    jobs.forget()
     print(f"\n{table}")
     print(f"written     {folder}")
     return 0

@@ -8,7 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from lit_fed.studies.simulations.attention_kernel import Figure2, Figure3, Proposition1
+from lit_fed.studies.simulations.attention_kernel.linear_attention import Task
+from lit_fed.studies.simulations.biased_descent import Proposition42
 from lit_fed.studies.simulations.jobs import Jobs
+from lit_fed.studies.simulations.simulation import Simulation
 
 
 class Part(NamedTuple):
@@ -68,3 +72,30 @@ def test_side_by_side_in_their_order(tmp_path: Path) -> None:
     run = partial(Jobs(processes=2, folder=tmp_path).run, _square, [3, 1, 2])
     assert run() == run() == [9, 1, 4]
     assert len(list((tmp_path / "jobs").iterdir())) == 3
+
+
+SMALL = Task(num_clients=2, dim=4, key_dim=2, value_dim=2, tokens=3, examples=4)
+
+
+@pytest.mark.parametrize(
+    "simulation",
+    [
+        Figure2(task=SMALL, seeds=2, rounds=4, steps=(1, 2), rhos=(0.0, 1.0)),
+        Figure3(task=SMALL, seeds=2, rounds=4, rhos=(0.0, 1.0), ridges=(0.0, 1.0)),
+        Proposition1(task=SMALL, seeds=2, rounds=4, every=2, rhos=(1.0,)),
+        Proposition42(seeds=2, steps=20),
+    ],
+    ids=lambda simulation: type(simulation).__name__,
+)
+def test_every_simulation_goes_on_with_what_is_kept(
+    tmp_path: Path, simulation: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = Jobs(folder=tmp_path)
+    expected = simulation.points(jobs)
+
+    def again(*_: object) -> None:
+        raise AssertionError("a job that was kept ran again")
+
+    monkeypatch.setattr(torch, "save", again)
+    assert simulation.points(jobs) == expected
+    assert expected == simulation.points()
