@@ -43,6 +43,10 @@ _HOOKS = (
 _PROBE_STEPS = 6
 _CLOSE, _ROUNDING = 1e-3, 1e-5
 _COARSE = 0.1  # of mixed precision, which rounds otherwise in other kernels
+_WHY_OTHERWISE = (
+    "something mixes clients or samples, or the optimizer makes a step of what is rounding alone in a gradient, as Adam"
+    " does for a bias of attention's keys (with timm's qkv_bias: false there is none)"
+)
 
 
 def refuse(loop: LocalLoop) -> None:
@@ -163,7 +167,7 @@ def _misfit(
             finish.together = False
         for name, tensor in outcome.items():
             if not _is_close(tensor, expected[name], client.begun.get(name), close):
-                return f"{name!r} comes out otherwise in a group than alone, because something mixes clients or samples"
+                return f"{name!r} comes out otherwise in a group than alone: {_WHY_OTHERWISE}"
         for name, value in metrics.items():
             if not abs(value - logged.get(name, math.nan)) <= close * (1 + abs(value)):
                 return f"{name!r} is logged otherwise for a client of a group than alone"

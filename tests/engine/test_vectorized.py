@@ -260,6 +260,33 @@ class Branching(Classifier):
         return loss if loss > 1 else 2 * loss
 
 
+class Attending(nn.Module):
+    """Attention over the rows of a digit, where a bias of the keys adds the same to all scores of a query."""
+
+    def __init__(self, key_bias: bool) -> None:
+        super().__init__()
+        self.embed, self.query, self.value = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.key = nn.Linear(8, 8, bias=key_bias)
+        self.head = nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x.squeeze(-3)).tanh()  # a pixel that is always black would be a bias too
+        shares = (self.query(x) @ self.key(x).mT).softmax(-1)
+        found: Tensor = self.head((shares @ self.value(x)).mean(-2))
+        return found
+
+
+def attending(key_bias: bool) -> Callable[[], Classifier]:
+    return lambda: Classifier(network=Attending(key_bias), optimizer=lambda p: torch.optim.AdamW(p, lr=0.01))
+
+
+def test_adam_steps_on_rounding_where_a_gradient_is_nothing_else(tmp_path: Path) -> None:
+    reason = r"'network\.key\.bias' comes out otherwise .* rounding alone in a gradient, as Adam does"
+    with pytest.raises(ConfigError, match=reason):
+        federate(tmp_path / "with", "vectorized", task=attending(key_bias=True))
+    assert_close(*(federate(tmp_path / how, how, task=attending(False)) for how in ("sequential", "vectorized")))
+
+
 def classifier(kind: type[Classifier], optimizer: Any = sgd) -> Callable[[], Classifier]:
     return lambda: kind(network="mlp", input_shape=(1, 8, 8), optimizer=optimizer)
 
