@@ -23,6 +23,7 @@ import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from math import comb
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ HOW_DECIDED = (
     "interval. A claim holds where the interval lies above zero, fails where it lies below, is equal where a margin of "
     "equality is fixed beside it and neither end lies as far from zero, and is undecided else."
 )
-_SIGNS = 5  # the fewest seeds whose signs decide at 5 %
+_LEVEL = 0.05  # of tests
 _TEXTS = ("claim", "says", "metric", "report", "cause")
 _NUMBERS = ("equal", "published")
 
@@ -136,7 +137,8 @@ def decide(differences: Sequence[float], equal: float | None = None) -> Verdict:
     between. One seed has no spread and decides nothing.
 
     Where a value is infinite, as that of a run that diverged, there is no mean; the sign test decides, at the same 5 %:
-    the claim holds where all of five seeds or more lie above zero, for 2^−5 = 0.031, and fails where all lie below.
+    with n seeds, k of them above zero, the claim holds where Σ_{i≥k} C(n, i)/2^n ≤ 0.05, as for five of five or nine of
+    ten, and fails where as many lie below. Zero and what is no number lie on neither side.
 
     What is undecided so is ``equal`` where −e < m − h and m + h < e: two one-sided t tests at 5 %, of d ≤ −e and of
     d ≥ e, both reject (Schuirmann, "A comparison of the two one-sided tests procedure and the power approach for
@@ -153,15 +155,16 @@ def decide(differences: Sequence[float], equal: float | None = None) -> Verdict:
     with np.errstate(invalid="ignore"):  # of ∞ and −∞
         mean = float(values.mean())
     if not np.isfinite(values).all():
-        signs = set(np.sign(values)) if count >= _SIGNS else set()
-        outcome = "holds" if signs == {1} else "fails" if signs == {-1} else UNDECIDED
-        side = {"holds": ", and all are above zero", "fails": ", and all are below zero"}.get(outcome, "")
-        return Verdict(outcome, mean, None, count, f"a value is not finite{side}")
+        for outcome, side, there in (("holds", "above", values > 0), ("fails", "below", values < 0)):
+            agree = int(there.sum())
+            if sum(comb(count, more) for more in range(agree, count + 1)) <= _LEVEL * 2**count:
+                return Verdict(outcome, mean, None, count, f"a value is not finite, and {agree} are {side} zero")
+        return Verdict(UNDECIDED, mean, None, count, "a value is not finite")
     if count == 1:
         return Verdict(UNDECIDED, mean, None, 1, "one seed has no spread")
     from scipy.stats import t  # takes a second to import
 
-    spread = float(t.ppf(0.95, count - 1)) * float(values.std(ddof=1)) / count**0.5
+    spread = float(t.ppf(1 - _LEVEL, count - 1)) * float(values.std(ddof=1)) / count**0.5
     if mean - spread > 0:
         return Verdict("holds", mean, spread, count)
     if mean + spread < 0:

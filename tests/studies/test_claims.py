@@ -99,6 +99,11 @@ def test_too_little_decides_nothing(differences, note):
         ([inf, 0.0, 2.0, 3.0, 4.0], "undecided"),
         ([inf, inf, inf, inf, nan], "undecided"),
         ([inf, -inf, 1.0, 2.0, 3.0], "undecided"),
+        ([inf, *[1.0] * 8, -1.0], "holds"),  # the sign test's tables: one of ten, (1 + 10)/2¹⁰ = 0.011
+        ([-inf, *[-1.0] * 8, 1.0], "fails"),
+        ([inf, *[1.0] * 7, -1.0, -1.0], "undecided"),  # two of ten, (1 + 10 + 45)/2¹⁰ = 0.055
+        ([inf, *[1.0] * 7, 0.0, nan], "undecided"),
+        ([inf, *[1.0] * 6, -1.0], "holds"),  # one of eight, 9/2⁸ = 0.035
     ],
 )
 def test_where_a_value_is_infinite_signs_decide(differences, outcome):
