@@ -1,4 +1,4 @@
-"""The same federation by one library, in a process of its own: prints the seconds of every round as JSON.
+"""The same federation by one library, in a process of its own: writes the seconds of every round as JSON.
 
 FedAvg over all clients in every round, plain SGD, one thread, no evaluation; the same network, samples, epochs and
 batches. Each library is used as its own examples use it. Run by ``peers.py``,
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 LR = 0.05
+Moments = list[tuple[float, float]]  # by the clock, and the CPU time of the library's processes
 
 
 @dataclass(frozen=True)
@@ -68,18 +69,23 @@ def _noise(clients: int, samples: int, shape: tuple[int, ...]) -> tuple[NDArray[
     return x, rng.integers(0, 10, (clients, samples))
 
 
-def lit_fed(task: Task, rounds: int, executor: Literal["sequential", "vectorized"]) -> list[float]:
+def now() -> tuple[float, float]:
+    """By the clock, and the CPU time of this process, all its threads and those that wrote its files included."""
+    return time.monotonic(), time.process_time()
+
+
+def lit_fed(task: Task, rounds: int, executor: Literal["sequential", "vectorized"]) -> Moments:
     """By this library, with its checkpoints and logs."""
     from lit_fed import Classifier, FederatedTrainer
     from lit_fed.callbacks import Callback
     from lit_fed.data import Arrays, Natural, TensorDataModule
     from lit_fed.methods import FedAvg
 
-    ends: list[float] = []
+    ends: Moments = []
 
     class Ends(Callback):
         def on_round_end(self, run: Any, record: Any) -> None:
-            ends.append(time.monotonic())
+            ends.append(now())
 
     class Noise(TensorDataModule):
         num_classes = 10
@@ -109,7 +115,7 @@ def lit_fed(task: Task, rounds: int, executor: Literal["sequential", "vectorized
     return ends
 
 
-def pfl(task: Task, rounds: int) -> list[float]:
+def pfl(task: Task, rounds: int) -> Moments:
     """By pfl's simulation in one process."""
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.algorithm.base import NNAlgorithmParams
@@ -133,11 +139,11 @@ def pfl(task: Task, rounds: int) -> list[float]:
         def metrics(self, x: Tensor, y: Tensor, eval: bool = False) -> dict[str, Any]:
             return {"loss": Weighted(float(self.loss(x, y)) * len(y), len(y))}
 
-    ends: list[float] = []
+    ends: Moments = []
 
     class Ends(TrainingProcessCallback):  # type: ignore[misc]  # pfl is not installed where types are checked
         def after_central_iteration(self, *_args: Any, **_kwargs: Any) -> tuple[bool, Metrics]:
-            ends.append(time.monotonic())
+            ends.append(now())
             return False, Metrics()
 
     x, y = (torch.from_numpy(values) for values in samples_of(task))
@@ -158,7 +164,7 @@ def pfl(task: Task, rounds: int) -> list[float]:
     return ends
 
 
-def trainer_each(task: Task, rounds: int) -> list[float]:
+def trainer_each(task: Task, rounds: int) -> Moments:
     """By a Lightning Trainer made anew for every client, which logs and saves nothing, and the mean of the weights."""
     from lightning import Trainer
     from torch.utils.data import DataLoader, TensorDataset
@@ -168,7 +174,7 @@ def trainer_each(task: Task, rounds: int) -> list[float]:
     x, y = (torch.from_numpy(values) for values in samples_of(task))
     model = Classifier(network=task.network(), optimizer=lambda p: torch.optim.SGD(p, lr=LR))
     state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    ends: list[float] = []
+    ends: Moments = []
     for _ in range(rounds):
         total = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
         for client in range(task.clients):
@@ -187,19 +193,19 @@ def trainer_each(task: Task, rounds: int) -> list[float]:
             for name, tensor in model.state_dict().items():
                 total[name] += tensor / task.clients
         state = total
-        ends.append(time.monotonic())
+        ends.append(now())
     return ends
 
 
-def flower(task: Task, rounds: int) -> list[float]:
-    """By Flower's simulation on one core, with its FedAvg."""
+def flower(task: Task, rounds: int) -> Moments:
+    """By Flower's simulation with its FedAvg, in processes that fill their one core: the clock is also its CPU time."""
     from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid, ServerApp
     from flwr.serverapp.strategy import FedAvg
     from flwr.simulation import run_simulation
 
-    ends: list[float] = []
+    ends: Moments = []
     client_app, server_app = ClientApp(), ServerApp()
 
     @client_app.train()  # type: ignore[untyped-decorator]  # flwr is not installed where types are checked
@@ -220,7 +226,7 @@ def flower(task: Task, rounds: int) -> list[float]:
     @server_app.main()  # type: ignore[untyped-decorator]  # as above
     def main(grid: Grid, context: Context) -> None:
         def ended(_round: int, _arrays: ArrayRecord) -> None:
-            ends.append(time.monotonic())
+            ends.append((time.monotonic(), time.monotonic()))
 
         strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=task.clients, min_available_nodes=task.clients)
         first = ArrayRecord(task.network().state_dict())
@@ -231,7 +237,7 @@ def flower(task: Task, rounds: int) -> list[float]:
     return ends[1:]  # the first is before any round
 
 
-LOOPS: dict[str, Callable[[Task, int], list[float]]] = {
+LOOPS: dict[str, Callable[[Task, int], Moments]] = {
     "lit_fed, sequential": lambda task, rounds: lit_fed(task, rounds, "sequential"),
     "lit_fed, vectorized": lambda task, rounds: lit_fed(task, rounds, "vectorized"),
     "pfl": pfl,
@@ -241,8 +247,8 @@ LOOPS: dict[str, Callable[[Task, int], list[float]]] = {
 
 
 def main() -> None:
-    """Run one, and write the seconds between the ends of its rounds where the last argument says."""
+    """Run one, and write both clocks' seconds between the ends of its rounds where the last argument says."""
     loop, task, rounds, path = sys.argv[1:]
     torch.set_num_threads(1)
     ends = LOOPS[loop](TASKS[task], int(rounds))
-    Path(path).write_text(json.dumps(np.diff(ends).tolist()), encoding="utf-8")
+    Path(path).write_text(json.dumps(np.diff(ends, axis=0).tolist()), encoding="utf-8")

@@ -1,8 +1,9 @@
 """Seconds a round of this library beside Flower's simulation, pfl and a Trainer for every client, on one core.
 
 Every library runs the same federation in a process of its own that is bound to one core, as `peer_loops.py` has them,
-in shuffled order, several times. A round lies between two ends of rounds, so start-up is left out. Needs an environment
-with all three::
+in shuffled order, several times. A round lies between two ends of rounds, so start-up is left out. The ratios are of
+CPU times, as in the other benchmarks; by the clock, a round of ours also waits for its files. Needs an environment with
+all three::
 
     python -m venv .venv-peers
     .venv-peers/bin/python -m pip install -c requirements/flower.txt -r requirements/peers.txt -e .
@@ -20,11 +21,27 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
 from peer_loops import LOOPS, TASKS  # beside this file
 
 ROUNDS = {"flower": 3, "trainer": 2}  # the others have more, for theirs are short
 QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_DEDUP_LOGS": "0"}
+
+
+class Seconds(NamedTuple):
+    """Of a round.
+
+    Args:
+        clock: Between its end and that of the one before.
+        cpu: Which the library's processes used in it.
+    """
+
+    clock: float
+    cpu: float
+
+
+Found = dict[tuple[str, str], list[Seconds]]
 
 
 def main() -> int:
@@ -38,20 +55,24 @@ def main() -> int:
     options = parser.parse_args()
     runs = [(loop, task) for loop in options.loops for task in options.tasks] * options.repeats
     random.Random(0).shuffle(runs)
-    found: dict[tuple[str, str], list[float]] = {}
+    found: Found = {}
     for loop, task in runs:
         seconds = measure(loop, task, ROUNDS.get(loop, options.rounds))
         found.setdefault((loop, task), []).append(seconds)
-        print(f"{loop}, {task}: {seconds:.4f} s a round, load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
+        told = f"{seconds.cpu:.4f} s a round, {seconds.clock:.4f} by the clock"
+        print(f"{loop}, {task}: {told}, load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
     print("\n".join(table(found, options.loops, options.tasks)))
     if options.json is not None:
-        told = [{"loop": loop, "task": task, "seconds": seconds} for (loop, task), seconds in found.items()]
-        options.json.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        rows = [
+            {"loop": loop, "task": task, "runs": [seconds._asdict() for seconds in runs_of]}
+            for (loop, task), runs_of in found.items()
+        ]
+        options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     return 0
 
 
-def measure(loop: str, task: str, rounds: int) -> float:
-    """The median round of one run."""
+def measure(loop: str, task: str, rounds: int) -> Seconds:
+    """The median round of one run, by both clocks."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "seconds.json"
         words = [sys.executable, "-c", "import peer_loops; peer_loops.main()", loop, task, str(rounds), str(path)]
@@ -67,19 +88,24 @@ def measure(loop: str, task: str, rounds: int) -> float:
             )
         if done.returncode:
             sys.exit(f"{loop}, {task} failed:\n{log.read_text(errors='replace')[-2000:]}")
-        seconds: list[float] = json.loads(path.read_text(encoding="utf-8"))
-        return statistics.median(seconds)
+        clock, cpu = zip(*json.loads(path.read_text(encoding="utf-8")), strict=True)
+        return Seconds(statistics.median(clock), statistics.median(cpu))
 
 
-def table(found: dict[tuple[str, str], list[float]], loops: list[str], tasks: list[str]) -> list[str]:
-    """As Markdown: median seconds a round, and how often as long as ours."""
+def table(found: Found, loops: list[str], tasks: list[str]) -> list[str]:
+    """As Markdown: median seconds a round of both clocks, and of how much more CPU time than ours."""
     ours = [loop for loop in loops if loop.startswith("lit_fed")]
-    heads = ["", *(f"{task}, s a round" for task in tasks), *(f"{task} / {loop}" for loop in ours for task in tasks)]
+    clocks = (f"{task}, {clock}" for task in tasks for clock in ("s of CPU a round", "s by the clock"))
+    heads = ["", *clocks, *(f"{task} / {loop}" for loop in ours for task in tasks)]
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     for loop in loops:
-        medians = [statistics.median(found[loop, task]) for task in tasks]
+        medians = [
+            statistics.median(getattr(seconds, clock) for seconds in found[loop, task])
+            for task in tasks
+            for clock in ("cpu", "clock")
+        ]
         ratios = [
-            statistics.median(a / b for a, b in zip(found[loop, task], found[own, task], strict=True))
+            statistics.median(a.cpu / b.cpu for a, b in zip(found[loop, task], found[own, task], strict=True))
             for own in ours
             for task in tasks
         ]

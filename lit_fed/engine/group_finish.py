@@ -17,7 +17,7 @@ from torch import Tensor
 from lit_fed.engine.client import Client, Tensors
 from lit_fed.engine.group import GroupObjective, NotVectorizable
 from lit_fed.engine.local import LocalLoop
-from lit_fed.engine.payload import MOST_VALUES, Flat, Payload, is_finite
+from lit_fed.engine.payload import MOST_VALUES, Flat, FlatPayload, Payload, is_finite
 from lit_fed.engine.session import Session
 
 
@@ -88,19 +88,21 @@ class GroupFinish:
             raise NotVectorizable("the method weighs clients by what they have trained")
         kept = _rows(self.session.kept(objective.client, made.state), count)
         finite, flats = finite_rows(made.payload, count), self._flats(made.payload, count)
+        if flats is None:
+            rows = _rows(made.payload, count)
+            return [Answer(rows[idx], kept[idx], made.weight, None, finite[idx]) for idx in range(count)]
         return [
-            Answer(payload, kept[idx], made.weight, flats[idx], finite[idx])
-            for idx, payload in enumerate(_rows(made.payload, count))
+            Answer(FlatPayload(flat), kept[idx], made.weight, flat, finite[idx]) for idx, flat in enumerate(flats)
         ]
 
-    def _flats(self, payload: Payload, count: int) -> Sequence[Flat | None]:
-        """Every client's payload as one vector, see `Flat.of`, by one copy of all."""
+    def _flats(self, payload: Payload, count: int) -> list[Flat] | None:
+        """Every client's payload as one vector, by one copy of all; None where it cannot be one, see `Flat.of`."""
         shapes = {name: stack.shape[1:] for name, stack in payload.items()}
         kinds = {stack.dtype for stack in payload.values()}
         if len(kinds) != 1 or not kinds.pop().is_floating_point:
-            return [None] * count
+            return None
         if sum(map(torch.Size.numel, shapes.values())) > MOST_VALUES:
-            return [None] * count
+            return None
         layout = self._layout = self._layout if shapes == self._layout else shapes
         vectors = torch.cat([payload[name].reshape(count, -1) for name in layout], 1).unbind(0)
         return [Flat(layout, values) for values in vectors]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -98,6 +98,31 @@ class Flat(NamedTuple):
         """Another vector of this layout as tensors by name."""
         parts = torch.split(values, [shape.numel() for shape in self.layout.values()])
         return {name: part.view(shape) for (name, shape), part in zip(self.layout.items(), parts, strict=True)}
+
+
+class FlatPayload(Mapping[str, Tensor]):
+    """A payload that is one vector, taken apart where somebody looks: a sum of many never does.
+
+    Args:
+        flat: The vector.
+    """
+
+    __slots__ = ("_flat", "_parts")
+
+    def __init__(self, flat: Flat) -> None:
+        self._flat = flat
+        self._parts: dict[str, Tensor] | None = None
+
+    def __getitem__(self, name: str) -> Tensor:
+        if self._parts is None:
+            self._parts = self._flat.split(self._flat.values)
+        return self._parts[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._flat.layout)
+
+    def __len__(self) -> int:
+        return len(self._flat.layout)
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lit_fed.engine.payload import CastCodec, Channel, ClientUpdate, Flat, is_finite, num_bytes
+from lit_fed.engine.payload import CastCodec, Channel, ClientUpdate, Flat, FlatPayload, is_finite, num_bytes
 from lit_fed.errors import ConfigError
 from tests.support import assert_same
 
@@ -150,6 +150,11 @@ def test_a_vector_splits_into_the_tensors_that_it_is_of(sizes: list[list[int]], 
     assert again is not None
     assert again.layout is flat.layout
     assert again.values.equal(flat.values)
+    lazy = FlatPayload(flat)
+    assert_same(dict(lazy), payload)
+    assert list(lazy) == list(payload)
+    assert len(lazy) == len(payload)
+    assert "another" not in lazy
     update = ClientUpdate(0, payload, flat=flat)
     assert Channel().receive(update) == (update, num_bytes(payload))
 
