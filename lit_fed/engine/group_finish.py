@@ -91,9 +91,7 @@ class GroupFinish:
         if flats is None:
             rows = _rows(made.payload, count)
             return [Answer(rows[idx], kept[idx], made.weight, None, finite[idx]) for idx in range(count)]
-        return [
-            Answer(FlatPayload(flat), kept[idx], made.weight, flat, finite[idx]) for idx, flat in enumerate(flats)
-        ]
+        return [Answer(FlatPayload(flat), kept[idx], made.weight, flat, finite[idx]) for idx, flat in enumerate(flats)]
 
     def _flats(self, payload: Payload, count: int) -> list[Flat] | None:
         """Every client's payload as one vector, by one copy of all; None where it cannot be one, see `Flat.of`."""
