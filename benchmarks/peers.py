@@ -1,9 +1,9 @@
 """Seconds a round of this library beside Flower's simulation, pfl and a Trainer for every client, on one core.
 
 Every library runs the same federation in a process of its own that is bound to one core, as `peer_loops.py` has them,
-in shuffled order, several times. A round lies between two ends of rounds, so start-up is left out. The ratios are of
-CPU times, as in the other benchmarks; by the clock, a round of ours also waits for its files. Needs an environment with
-all three::
+several times, in shuffled order within each repeat, whose runs are compared. A round lies between two ends of rounds,
+so start-up is left out. The ratios are of CPU times, as in the other benchmarks; by the clock, a round of ours also
+waits for its files. Needs an environment with all three::
 
     python -m venv .venv-peers
     .venv-peers/bin/python -m pip install -c requirements/flower.txt -r requirements/peers.txt -e .
@@ -53,8 +53,9 @@ def main() -> int:
     parser.add_argument("--tasks", nargs="*", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--json", type=Path, help="file for all that was measured")
     options = parser.parse_args()
-    runs = [(loop, task) for loop in options.loops for task in options.tasks] * options.repeats
-    random.Random(0).shuffle(runs)
+    every = [(loop, task) for loop in options.loops for task in options.tasks]
+    rng = random.Random(0)
+    runs = [run for _ in range(options.repeats) for run in rng.sample(every, len(every))]
     found: Found = {}
     for loop, task in runs:
         seconds = measure(loop, task, ROUNDS.get(loop, options.rounds))
