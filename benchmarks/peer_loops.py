@@ -70,7 +70,7 @@ def _noise(clients: int, samples: int, shape: tuple[int, ...]) -> tuple[NDArray[
 
 
 def now() -> tuple[float, float]:
-    """By the clock, and the CPU time of this process, all its threads and those that wrote its files included."""
+    """By the clock, and the CPU time of this process with all its threads."""
     return time.monotonic(), time.process_time()
 
 
@@ -226,7 +226,7 @@ def flower(task: Task, rounds: int) -> Moments:
     @server_app.main()  # type: ignore[untyped-decorator]  # as above
     def main(grid: Grid, context: Context) -> None:
         def ended(_round: int, _arrays: ArrayRecord) -> None:
-            ends.append((time.monotonic(), time.monotonic()))
+            ends.append((time.monotonic(),) * 2)
 
         strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=task.clients, min_available_nodes=task.clients)
         first = ArrayRecord(task.network().state_dict())

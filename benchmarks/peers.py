@@ -2,8 +2,7 @@
 
 Every library runs the same federation in a process of its own that is bound to one core, as `peer_loops.py` has them,
 several times, in shuffled order within each repeat, whose runs are compared. A round lies between two ends of rounds,
-so start-up is left out. The ratios are of CPU times, as in the other benchmarks; by the clock, a round of ours also
-waits for its files. Needs an environment with all three::
+so start-up is left out. The ratios are of CPU times, as in the other benchmarks. Needs an environment with all three::
 
     python -m venv .venv-peers
     .venv-peers/bin/python -m pip install -c requirements/flower.txt -r requirements/peers.txt -e .

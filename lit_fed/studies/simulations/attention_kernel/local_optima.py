@@ -12,7 +12,7 @@ and where E grows without end :math:`\theta = \tfrac1K \sum_k \theta_k`. Ours, n
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -117,8 +117,3 @@ class LocalOptima(KernelFigure):
                 points += by_seed("drift at rest by ridge", line, ridge, rest.drift.tolist())
                 points += by_seed("loss at rest by ridge", f"loss {line}", ridge, rest.loss.tolist())
         return points
-
-    def dress(self, axes: Any, panel: str) -> None:
-        """Logarithmic: drifts and losses differ by factors."""
-        super().dress(axes, panel)
-        axes.set_yscale("log")
