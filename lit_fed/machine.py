@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import torch
+
+_KEPT = 31 * 2**20  # bytes; 32 MiB is the most that glibc learns
+
 _LIMITS = (  # of a container: what it may have, and what it uses
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
     (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
@@ -37,3 +41,13 @@ def free_memory() -> int | None:
         if limit.is_file() and (text := limit.read_text(encoding="ascii").strip()).isdecimal():
             found.append(int(text) - int(used.read_text(encoding="ascii")))
     return min(found, default=None)
+
+
+def keep_freed_memory() -> None:
+    """Let this process keep blocks of up to 31 MiB that it frees, for the next step to use.
+
+    glibc hands a larger block than its threshold back to the kernel, and the next step's activations then cost a page
+    fault for every 4 KiB. The threshold rises to the size of the largest block that was ever freed, which is all that
+    happens here: mallopt(3), M_MMAP_THRESHOLD. Under another allocator nothing changes.
+    """
+    torch.empty(_KEPT, dtype=torch.uint8)

@@ -32,6 +32,7 @@ from lit_fed.engine.strategy import Workers
 from lit_fed.engine.task_trainer import TaskTrainer
 from lit_fed.engine.trial import extremes, try_out
 from lit_fed.errors import ConfigError
+from lit_fed.machine import keep_freed_memory
 
 if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule
@@ -126,6 +127,7 @@ def assemble(
     Raises:
         ConfigError: For parts that cannot work together; nothing has been trained yet.
     """
+    keep_freed_memory()
     workers = Workers(fabric)
     if not hasattr(data, "reserve"):
         name = type(data).__name__
