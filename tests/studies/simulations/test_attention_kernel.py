@@ -253,6 +253,7 @@ def test_a_tiny_version_of_every_figure(path: Path, tmp_path: Path, capsys: pyte
         "fedfrozen_figure1": profiles,
         "fedfrozen_figure1_softmax": profiles,
         "fedfrozen_figure2": {"loss ratio by E", "loss by warm-up", "loss by rho"},
+        "fedfrozen_figure2_pooled": {"loss by E"},
         "fedfrozen_figure3": {"loss by warm-up and rho", "loss by ridge", "drift by ridge"},
         "fedfrozen_figure3_solved": {"drift at rest by ridge", "loss at rest by ridge"},
         "fedfrozen_proposition1": {
