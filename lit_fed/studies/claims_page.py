@@ -47,6 +47,12 @@ class Row(NamedTuple):
         """What was checked."""
         return self.claim.rpartition("[")[2].rstrip("]")
 
+    @property
+    def said(self) -> str:
+        """The claim, as the study's page has it."""
+        says = self.claim.rpartition(" [")[0]
+        return f"{says} (`{self.sentence}`)" if says else f"`{self.sentence}`"
+
 
 class StudyRow(NamedTuple):
     """A study as a line of ``studies.csv``.
@@ -117,7 +123,7 @@ def row_of(claim: Claim, verdict: Verdict, paper: str, setting: str, commit: str
     """A claim and how it stands."""
     return Row(
         paper=paper,
-        claim=f"{claim.says} [{claim.sentence}]" if claim.says else claim.sentence,
+        claim=claim_text(claim.says, claim.sentence),
         published=_text(published),
         ours=_text(verdict.margin),
         interval=_interval(verdict),
@@ -127,6 +133,11 @@ def row_of(claim: Claim, verdict: Verdict, paper: str, setting: str, commit: str
         commit=commit,
         cause="" if verdict.outcome == "holds" else claim.cause,
     )
+
+
+def claim_text(says: str, sentence: str) -> str:
+    """A claim, as ``claims.csv`` has it."""
+    return f"{says} [{sentence}]" if says else sentence
 
 
 def published_margin(study: Study, claim: Claim, verdict: Verdict) -> float | None:
@@ -168,10 +179,19 @@ def _study_page(results: Results, done: Sequence[Cell], claims: Sequence[Row]) -
 def claim_lines(verdicts: Sequence[tuple[Claim, Verdict]], rows: Sequence[Row]) -> list[str]:
     """Claims as a table of a page, and how they are decided."""
     lines = head(("claim", "verdict", "the paper's margin", "ours", "seeds", "cause"))
-    for (claim, verdict), row in zip(verdicts, rows, strict=True):
-        said = f"{claim.says} (`{claim.sentence}`)" if claim.says else f"`{claim.sentence}`"
-        lines.append(line((said, row.verdict, row.published, verdict_text(verdict), row.seeds, row.cause)))
+    for (_, verdict), row in zip(verdicts, rows, strict=True):
+        lines.append(line((row.said, row.verdict, row.published, verdict_text(verdict), row.seeds, row.cause)))
     return [*lines, "", HOW_DECIDED]
+
+
+def with_cause(page: str, row: Row, cause: str) -> str:
+    """A study's page on which a claim has another cause than it had."""
+    first, last = line((row.said, "")).removesuffix(" |"), line((row.cause,))
+    lines = (
+        one.removesuffix(last) + line((cause,)) if one.startswith(first) and one.endswith(last) else one
+        for one in page.split("\n")
+    )
+    return "\n".join(lines)
 
 
 def _sentence(text: str) -> str:

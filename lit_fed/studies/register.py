@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from shutil import copyfile
 from typing import TypeVar
@@ -17,7 +17,7 @@ from typing import TypeVar
 from lit_fed.engine.files import write_text
 from lit_fed.errors import ConfigError
 from lit_fed.studies.claims import HOW_DECIDED, OUTCOMES, UNDECIDED
-from lit_fed.studies.claims_page import GENERATED, Finished, Row, StudyRow
+from lit_fed.studies.claims_page import GENERATED, Finished, Row, StudyRow, with_cause
 from lit_fed.studies.markdown import head, line
 
 _MINUTES = (
@@ -60,6 +60,31 @@ class Register:
         write_text([finished.table], self._folder / f"{entry.page}.csv")
         if finished.picture:
             copyfile(finished.picture, self._folder / f"{entry.page}.png")
+
+    def profiles(self, study: str) -> list[str]:
+        """Of a study, those that stand here."""
+        return [entry.profile for entry in self._entries.values() if entry.study == study]
+
+    def explain(self, setting: str, causes: Mapping[str, str]) -> int:
+        """Bring the causes of a study's claims up to date, here and on its page.
+
+        Args:
+            setting: The study and its profile.
+            causes: Claims as ``claims.csv`` has them, and why they do not hold; those of others stand.
+
+        Returns:
+            How many had another one, or none.
+        """
+        rows, page = self._claims.get(setting, []), self._folder / f"{self._entries[setting].page}.md"
+        told = [row._replace(cause=causes.get(row.claim, row.cause)) if row.verdict != "holds" else row for row in rows]
+        changed = [(old, new) for old, new in zip(rows, told, strict=True) if old != new]
+        if changed:
+            text = page.read_text(encoding="utf-8")
+            for old, new in changed:
+                text = with_cause(text, old, new.cause)
+            write_text([text], page)
+            self._claims[setting] = told
+        return len(changed)
 
     def write(self) -> None:
         """Write what is there of all studies, by their names."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
@@ -12,7 +12,7 @@ from lit_fed.command.shipped import located
 from lit_fed.command.table import Call
 from lit_fed.errors import ConfigError
 from lit_fed.studies.cells import lay_out
-from lit_fed.studies.claims_page import Finished, finished_study
+from lit_fed.studies.claims_page import Finished, claim_text, finished_study
 from lit_fed.studies.register import Register
 from lit_fed.studies.results import collect
 from lit_fed.studies.study import PLAIN, read_study
@@ -43,17 +43,23 @@ def run(call: Call) -> int:
         ConfigError: If nothing of these files has finished, or the output is not such a command's.
     """
     options = call.settings
-    several = [one for path in options.config for one in _finished(Path(path), options)]
-    if not several:
+    paths, register = [Path(path) for path in options.config], Register(Path(options.output))
+    several = [one for path in paths for one in _finished(path, options)]
+    for finished in several:
+        register.enter(finished)
+    explained = sum(
+        register.explain(f"{path.stem}, {profile}", causes)
+        for path in paths
+        for profile, causes in _causes(path, register.profiles(path.stem))
+    )
+    if not several and not explained:
         raise ConfigError(
             f"no cell of these studies has finished in {options.studies}, and no simulation in {options.simulations}; "
             "name their folders by --studies and --simulations"
         )
-    register = Register(Path(options.output))
-    for finished in several:
-        register.enter(finished)
     register.write()
-    print(f"{len(several)} entered; {register.tally}: {Path(options.output) / 'claims.md'}")
+    told = f"{len(several)} entered; {explained} other causes; {register.tally}"
+    print(f"{told}: {Path(options.output) / 'claims.md'}")
     return 0
 
 
@@ -77,3 +83,22 @@ def _finished(path: Path, options: Namespace) -> Iterator[Finished]:
             print(f"{path.stem}, {profile}: {changed} cells were run with other settings and are left out")
         if done:
             yield finished_study(collect(grid))
+
+
+def _causes(path: Path, profiles: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
+    """Why claims do not hold, as a file says today, by those of its profiles that it still has."""
+    settings = read_settings(located(path), "study file")
+    if "simulate" in settings:
+        claims = settings["simulate"]["init_args"].get("claims", ())
+        causes = dict(_told(claim) for claim in claims if isinstance(claim, dict))
+        yield from ((profile, causes) for profile in profiles)
+        return
+    for profile in profiles:
+        if profile in (settings.get("profiles") or (PLAIN,)):
+            study = read_study(path, None if profile == PLAIN else profile)
+            yield profile, {claim_text(claim.says, claim.sentence): claim.cause for claim in study.claims}
+
+
+def _told(claim: dict[str, str]) -> tuple[str, str]:
+    says, sentence, cause = (" ".join(claim.get(key, "").split()) for key in ("says", "claim", "cause"))
+    return claim_text(says, sentence), cause

@@ -108,6 +108,24 @@ def test_a_study_that_is_run_again_replaces_its_lines_and_others_stand(studied, 
     assert "6 claims of 2 studies and profiles: holds 3, equal 1, undecided 1, fails 1." in page
 
 
+def test_a_cause_found_later_is_entered_without_the_runs(studied, tmp_path, capsys):
+    path, studies = studied
+    results(path, studies, tmp_path / "page")
+    with pytest.raises(SystemExit):  # neither runs nor another cause
+        results(path, tmp_path / "elsewhere", tmp_path / "page")
+    text = path.read_text(encoding="utf-8")
+    path.write_text(text.replace("its steps are | short", "its rounds | are few"), encoding="utf-8")
+    results(path, tmp_path / "elsewhere", tmp_path / "page")
+    assert "0 entered; 1 other causes; 5 claims" in capsys.readouterr().out
+    with open(tmp_path / "page" / "claims.csv", newline="", encoding="utf-8") as file:
+        assert [line["cause"] for line in csv.DictReader(file)] == ["", "its rounds | are few", "", "", ""]
+    page = tmp_path / "page/studies/tiny-pocket.md"
+    apart = page.read_text(encoding="utf-8")
+    assert "| fails | -28 | −22.5 ± 3.2 | 2 | its rounds \\| are few |\n" in apart
+    results(path, studies, tmp_path / "page")  # as from the runs themselves
+    assert page.read_text(encoding="utf-8") == apart
+
+
 def test_what_was_asked_again_stands_in_place_of_what_was_undecided(studied, tmp_path):
     path, studies = studied
     settings: dict[str, Any] = {

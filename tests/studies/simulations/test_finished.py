@@ -95,6 +95,17 @@ def test_a_claim_may_change_after_the_run_and_a_setting_may_not(figure: Path, ca
     assert Path("page/claims.csv").read_bytes() == before
 
 
+def test_a_cause_found_later_is_entered_without_the_run(figure: Path, capsys: pytest.CaptureFixture[str]):
+    main(["results", "-c", str(figure), "--output", "page"])
+    Path("simulations").rename("elsewhere")
+    figure.write_text(figure.read_text().replace("it was said to fall", "it falls |"))
+    main(["results", "-c", str(figure), "--output", "page"])
+    assert "0 entered; 1 other causes; 2 claims" in capsys.readouterr().out
+    with open("page/claims.csv", newline="", encoding="utf-8") as file:
+        assert [line["cause"] for line in csv.DictReader(file)] == ["of no use where it holds", "it falls |"]
+    assert "| it falls \\| |\n" in Path("page/studies/somebody_figure1-simulation.md").read_text("utf-8")
+
+
 def test_a_simulation_that_did_not_end_is_not_entered(figure: Path, capsys: pytest.CaptureFixture[str]):
     Path("simulations/somebody_figure1/simulation.json").unlink()
     assert "no simulation in simulations" in error_of(["results", "-c", str(figure)], capsys)
