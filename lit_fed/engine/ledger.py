@@ -38,6 +38,7 @@ class ClientRow(NamedTuple):
 _row = partial(tuple.__new__, ClientRow)  # `ClientRow._make` without a call in Python: a round has thousands
 
 _BLOCK_VALUES = 2**18  # movements measured at once hold about this many values
+_SAMPLED_VALUES = 2**20  # of a large model's movement
 
 
 class DriftMeter:
@@ -48,8 +49,8 @@ class DriftMeter:
     Small models wait for each other, so that many movements are measured by one operation.
 
     Note:
-        Of a model of more than 2²² values every second, third, … of each tensor stands for the others: a copy of a
-        large model would cost more than these numbers are worth.
+        Of a model of more than 2²² values every fifth, sixth, … of each tensor, some 2²⁰ in all, stands for the others:
+        a copy of a large model would cost more than these numbers are worth.
     """
 
     def __init__(self) -> None:
@@ -77,7 +78,7 @@ class DriftMeter:
             return
         if self._origin is None:
             total = sum(broadcast[name].numel() for name in names)
-            self._every = max(1, -(-total // MOST_VALUES))
+            self._every = -(-total // _SAMPLED_VALUES) if total > MOST_VALUES else 1
             self._origin = _thinned(self._every, [broadcast[name] for name in names])
             self._share = self._origin.numel() / max(total, 1)
             self._most = -(-_BLOCK_VALUES // max(self._origin.numel(), 1))
