@@ -172,13 +172,15 @@ def _study_page(results: Results, done: Sequence[Cell], claims: Sequence[Row]) -
     for key in ("commit", "hardware", "versions"):
         found = list(dict.fromkeys(_made_with(cell, key) for cell in done))
         lines.append(f"- {key}: {'; '.join(found)}")
-    lines += ["", *table_lines(results), "", *caption(results), "", *claim_lines(results.verdicts, claims)]
+    lines += ["", *table_lines(results), "", *caption(results), *claim_lines(results.verdicts, claims)]
     return "\n".join(lines) + "\n"
 
 
 def claim_lines(verdicts: Sequence[tuple[Claim, Verdict]], rows: Sequence[Row]) -> list[str]:
-    """Claims as a table of a page, and how they are decided."""
-    lines = head(("claim", "verdict", "the paper's margin", "ours", "seeds", "cause"))
+    """Claims as a table that a page goes on with, and how they are decided; no lines where there are none."""
+    if not rows:
+        return []
+    lines = ["", *head(("claim", "verdict", "the paper's margin", "ours", "seeds", "cause"))]
     for (_, verdict), row in zip(verdicts, rows, strict=True):
         lines.append(line((row.said, row.verdict, row.published, verdict_text(verdict), row.seeds, row.cause)))
     return [*lines, "", HOW_DECIDED]

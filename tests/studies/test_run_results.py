@@ -108,6 +108,18 @@ def test_a_study_that_is_run_again_replaces_its_lines_and_others_stand(studied, 
     assert "6 claims of 2 studies and profiles: holds 3, equal 1, undecided 1, fails 1." in page
 
 
+def test_of_a_study_that_claims_nothing_the_table_is_entered(studied, tmp_path, capsys):
+    path, studies = studied
+    seeds = {"seeds": [0, 1], "scale": 100, "profiles": {"paper": {"set": {"trainer.max_rounds": 3}}, "pocket": {}}}
+    write_study(tmp_path, claims=[], **seeds)
+    results(path, studies, tmp_path / "page")
+    assert "1 entered; 0 other causes; 0 claims of 1 studies and profiles" in capsys.readouterr().out
+    page = (tmp_path / "page/studies/tiny-pocket.md").read_text(encoding="utf-8")
+    assert "| fedavg | 50.50 ± 0.71 |\n" in page
+    assert "claim" not in page.partition("hardware")[2]
+    assert page.endswith("over 2 seeds (0, 1).\n")
+
+
 def test_a_cause_found_later_is_entered_without_the_runs(studied, tmp_path, capsys):
     path, studies = studied
     results(path, studies, tmp_path / "page")

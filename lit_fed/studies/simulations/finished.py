@@ -59,7 +59,7 @@ def finished_simulation(path: Path, simulations: Path) -> Finished | None:
         f"Medians over {simulation.seeds} seeds, as in the picture, with quartiles; the table beside this page has "
         "every seed's numbers. Margins are natural logarithms: 0.69 is a factor of two."
     ]
-    page = "\n".join([*lines, "", *claim_lines(found, claims)]) + "\n"
+    page = "\n".join([*lines, *claim_lines(found, claims)]) + "\n"
     table = (folder / "points.csv").read_text(encoding="utf-8")
     return Finished(entry, claims, page, table, folder / f"{path.stem}.png")
 
