@@ -32,3 +32,12 @@ def test_two_populations():
 @pytest.mark.parametrize("only", ["MobileNetV2", "MLP in groups"])
 def test_bare_loop_and_ours_end_in_the_same_weights(only):
     assert "1 rounds, weights agree" in run("overhead.py", "--rounds", "1", "--only", only)
+
+
+def test_a_studys_seeds_are_told_with_what_all_of_them_take():
+    told = run("studies.py", "uwa_homogeneous:pocket")
+    # Its 40 cells are four a seed, so one seed runs, of ten.
+    row = re.search(r"(?m)^\| `uwa_homogeneous` \| pocket \| 1 of 10 \| (\d+) \| ([0-9.]+) \| [0-9.]+ \|$", told)
+    assert row is not None, told
+    took, whole = float(row[1]) / 60, float(row[2])
+    assert took < whole < 10 * took  # the start is counted once
