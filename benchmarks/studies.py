@@ -48,7 +48,7 @@ def command(name: str, profile: str, parts: int, folder: Path) -> list[str]:
     if kind == "simulations":
         return ["simulate", "-c", str(found[0]), "--simulate.seeds", str(parts), "--output", str(folder / name)]
     study = yaml.safe_load(found[0].read_text(encoding="utf-8"))
-    seeds = study["profiles"][profile].get("seeds", study["seeds"])
+    seeds = study["profiles"][profile].get("seeds") or study["seeds"]
     only = [f"*/*/{seed}" for seed in seeds[:parts]]
     return ["study", "-c", str(found[0]), "--profile", profile, "--only", *only, "--output", str(folder)]
 
