@@ -22,7 +22,8 @@ from lit_fed.studies.markdown import head, line
 
 _MINUTES = (
     "Minutes are those of the cells one after the other, and of a simulation from its start to its end, whatever else "
-    "ran on the machine; those of CPU are the time that cores spent on them, which others' work on these cores makes longer."
+    "ran on the machine; those of CPU are the time that cores spent on them, which others' work on these cores makes "
+    "longer."
 )
 _AGAIN = (
     "A profile that ends in `again` asks claims that its study left undecided of other seeds, more of them and fixed "
