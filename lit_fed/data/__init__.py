@@ -9,7 +9,7 @@ from lit_fed.data.csv_text import CSVText
 from lit_fed.data.cut import Strata
 from lit_fed.data.dataset_module import DatasetModule, Datasets
 from lit_fed.data.diabetes import Diabetes
-from lit_fed.data.digits import Digits
+from lit_fed.data.digits import DigitPairs, Digits
 from lit_fed.data.feature_skew import Brightness, FeatureSkew, NoiseLevels, Rotations
 from lit_fed.data.in_memory import Arrays, ImageDataModule, TensorDataModule
 from lit_fed.data.label_skew import ClassesPerClient, Dirichlet, Shards
@@ -53,6 +53,7 @@ __all__ = [
     "DatasetModule",
     "Datasets",
     "Diabetes",
+    "DigitPairs",
     "Digits",
     "Dirichlet",
     "FashionMNIST",

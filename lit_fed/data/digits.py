@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lit_fed.data.in_memory import Arrays, ImageDataModule
 from lit_fed.seeding import numpy_generator
@@ -55,3 +56,39 @@ class Digits(ImageDataModule):
             shuffled = numpy_generator(0, "digits", "test", label).permutation(members)
             test[shuffled[: round(0.2 * len(members))]] = True
         return Arrays(x[~test], y[~test], x[test], y[test], source="scikit-learn's digits")
+
+
+class DigitPairs(Digits):
+    """The numbers 00 to 99: two of `Digits` side by side, 8×16 pixels in 100 classes of 100 images, 20 more for tests.
+
+    A task of many classes that needs no files and is soon learnt. Left and right are drawn with replacement from the
+    digits' training images, of test images from their test images; the same pairs whatever the settings.
+
+    Args:
+        crop_padding: Train on random crops after padding with so many zeros on every side; 0 for none.
+        horizontal_flip: Train on randomly mirrored images.
+        image_size: Scale images to a square of this many pixels a side; none given keeps 8×16.
+        kwargs: The population's settings, see `FederatedDataModule`.
+    """
+
+    num_classes = 100
+    class_names = [f"{number:02}" for number in range(100)]  # noqa: RUF012  # as above
+    stored_shape = (1, 8, 16)
+
+    def load_arrays(self) -> Arrays:
+        """See `TensorDataModule.load_arrays`."""
+        digits = super().load_arrays()
+        train = _pairs(digits.x_train, digits.y_train, 100, "train")
+        test = _pairs(digits.x_test, digits.y_test, 20, "test")
+        return Arrays(*train, *test, source=digits.source)
+
+
+def _pairs(x: NDArray[Any], y: NDArray[Any], each: int, part: str) -> tuple[NDArray[Any], NDArray[Any]]:
+    """So many images of each number, in the order 00, 01, …, 99, 00, …, and their numbers."""
+    generator = numpy_generator(0, "digits", "pairs", part)
+    of_digit = [np.flatnonzero(y == digit) for digit in range(10)]
+    numbers = np.tile(np.arange(100), each)
+    left, right = (
+        np.array([generator.choice(of_digit[digit]) for digit in digits]) for digits in (numbers // 10, numbers % 10)
+    )
+    return np.concatenate([x[left], x[right]], axis=-1), numbers

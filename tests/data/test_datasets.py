@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_fed.data import CIFAR10, CIFAR100, ArrayFile, Digits, Dirichlet, FashionMNIST, Natural
+from lit_fed.data import CIFAR10, CIFAR100, ArrayFile, DigitPairs, Digits, Dirichlet, FashionMNIST, Natural
 from lit_fed.errors import ConfigError
 
 
@@ -48,6 +48,29 @@ def test_digits_are_split_80_20_within_each_class():
 def test_digits_have_one_test_set_whatever_the_seed():
     first, second = (everything(ready(Digits(num_clients=5, seed=seed)).test_loader())[0] for seed in (0, 1))
     assert torch.equal(first, second)
+
+
+def test_digit_pairs_are_two_digits_of_one_side_of_the_split():
+    pairs, digits = DigitPairs().load_arrays(), Digits().load_arrays()
+    # 100 images of each of 00 … 99 to train on and 20 to test on
+    np.testing.assert_array_equal(np.bincount(pairs.y_train), np.full(100, 100))
+    np.testing.assert_array_equal(np.bincount(pairs.y_test), np.full(100, 20))
+    for x, y, of_x, of_y in (
+        (pairs.x_train, pairs.y_train, digits.x_train, digits.y_train),
+        (pairs.x_test, pairs.y_test, digits.x_test, digits.y_test),
+    ):
+        what = {image.tobytes(): int(label) for image, label in zip(of_x, of_y, strict=True)}
+        read = [10 * what[i[..., :8].tobytes()] + what[i[..., 8:].tobytes()] for i in x]
+        assert read == y.tolist()
+
+
+def test_digit_pairs_keep_their_shape():
+    data = ready(DigitPairs(num_clients=100))
+    assert (data.input_shape, data.num_classes, len(data.class_names)) == ((1, 8, 16), 100, 100)
+    assert data.class_names[7] == "07"
+    x, y = everything(data.test_loader())
+    assert x.shape == (2000, 1, 8, 16)
+    assert y[:3].tolist() == [0, 1, 2]
 
 
 def test_images_are_resized_on_the_fly():
