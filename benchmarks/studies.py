@@ -1,11 +1,11 @@
 """How long studies take on this machine's cores when nothing else runs on them.
 
 Of every study that is named, the cells of its first seeds run as `lit-fed study` runs them, as many side by side as
-there are cores: of one seed, or of so many that there are four cells; then the same command again, which has nothing
-left to run. What the first took beyond the second, times what there is of such parts, and the second once, is what the
-whole takes. A simulation runs again from its start, so that of one the time of its first seed is multiplied. Beside it
-stands half of the processors' time that ``docs/results/studies.csv`` has of the runs behind the claims, whatever ran
-beside them.
+there are cores: of one seed, or of so many that there are four cells; then, of the first study alone, the same command
+again, which has nothing left to run: that is what a start takes. What a study took beyond its start, times what there
+is of such parts, and the start once, is what the whole takes. A simulation's start is not told apart: the time of its
+first seed is multiplied. Beside it stands half of the processors' time that ``docs/results/studies.csv`` has of the
+runs behind the claims, whatever ran beside them.
 
     python benchmarks/studies.py uwa:pocket fedfrozen_proposition1:simulation
 """
@@ -86,13 +86,16 @@ def main() -> None:
         print(f"the load is {load:.1f}: something else is running", file=sys.stderr)
     print("| study | profile | seeds | took, s | all seeds, min | half of the CPU minutes, then |")
     print("|---|---|---|---|---|---|")
+    start: float | None = None
     for study in args.studies:
         line = lines[study]
         parts, cpu = parts_of(line), line["cpu"]
         with tempfile.TemporaryDirectory() as folder:
             words = command(line["study"], line["profile"], parts, Path(folder))
             took = elapsed(words)
-            rest = 0.0 if line["profile"] == "simulation" else elapsed(words)
+            if start is None and line["profile"] != "simulation":
+                start = elapsed(words)
+        rest = 0.0 if start is None or line["profile"] == "simulation" else start
         whole = ((took - rest) * int(line["seeds"]) / parts + rest) / 60
         then = f"{float(cpu) / 2:.1f}" if cpu != "not measured" else cpu
         of = f"{parts} of {line['seeds']}"
