@@ -202,23 +202,43 @@ def read_study(path: str | Path, profile: str | None = None) -> Study:
 
 
 def _first_asked(
-    where: Where, file: Mapping[str, Any], profiles: Mapping[Any, Any], name: str, over: Mapping[str, Any]
+    where: Where,
+    file: Mapping[str, Any],
+    profiles: Mapping[Any, Any],
+    name: str,
+    over: Mapping[str, Any],
+    later: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The file with the profile of which another one asks claims again: the same runs, over other seeds."""
+    """The file with the profile of which another one asks claims again: the same runs, over other seeds.
+
+    Args:
+        where: The file's place, for errors.
+        file: What stands outside of profiles.
+        profiles: All of them.
+        name: The one that asks.
+        over: What it says.
+        later: The seeds of those that ask it again in turn, by their names.
+
+    Raises:
+        ConfigError: If there is nothing to ask again, or more than the seeds would differ, or a seed is the same.
+    """
     here, first = where.at(f"profiles.{name}"), where.text(over, "again")
     below = where.at(f"profiles.{first}").checked(_or_none(profiles.get(first)), _PROFILE)
-    if first not in profiles or "again" in below:
+    asking = {**(later or {}), name: over.get("seeds", file.get("seeds", [0]))}
+    if first not in profiles or first in asking:
         raise here.at("again").error(f"there is no profile {first!r} with runs of its own")
     here.check_keys(over, _AGAIN)
     for key in ("rows", "columns"):
         if kept := [one for one, value in where.mapping(over, key).items() if value is not None]:
             raise here.at(key).error(f"{kept[0]!r} is to be what it is in {first!r}; it may only be left out, by null")
-    merged = _merge(dict(file), below)
-    asked = merged.get("seeds", [0])
-    seeds = over.get("seeds", asked)
-    if isinstance(seeds, list) and isinstance(asked, list) and (common := [seed for seed in seeds if seed in asked]):
-        raise here.at("seeds").error(f"{first!r} has seed {common[0]} too; to ask again takes other seeds")
-    found: dict[str, Any] = merged
+    asked = below.get("seeds", file.get("seeds", [0]))
+    for one, seeds in asking.items():
+        lists = isinstance(seeds, list) and isinstance(asked, list)
+        if lists and (common := [seed for seed in seeds if seed in asked]):
+            at = where.at(f"profiles.{one}.seeds")
+            raise at.error(f"{first!r} has seed {common[0]} too; to ask again takes other seeds")
+    before = _first_asked(where, file, profiles, first, below, asking) if "again" in below else dict(file)
+    found: dict[str, Any] = _merge(before, below)
     return found
 
 

@@ -79,6 +79,19 @@ def test_a_profile_that_asks_again_has_the_runs_of_the_one_it_names(tmp_path):
     assert first.again == ""
 
 
+def test_what_was_asked_again_can_be_asked_once_more(tmp_path):
+    profiles = {"pocket": SMALL["profiles"]["pocket"], "more": AGAIN, "most": AGAIN | {"again": "more", "seeds": [5]}}
+    most = study(tmp_path, "most", profiles=profiles, published=None)
+    assert (most.again, most.seeds, list(most.columns)) == ("more", (5,), ["x"])
+    assert most.set == study(tmp_path, "pocket", profiles=profiles, published=None).set
+    for seed, whose in ((7, "pocket"), (9, "more")):
+        taken = profiles | {"most": AGAIN | {"again": "more", "seeds": [seed]}}
+        said = error(tmp_path, "most", profiles=taken, published=None)
+        assert said.startswith(f"profiles.most.seeds: {whose!r} has seed {seed} too")
+    circle = {"pocket": AGAIN | {"again": "more", "seeds": [3]}, "more": AGAIN}
+    assert "there is no profile" in error(tmp_path, "more", profiles=circle, published=None)
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
