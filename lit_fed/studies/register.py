@@ -26,7 +26,7 @@ _MINUTES = (
     "longer."
 )
 _AGAIN = (
-    "A profile that ends in `again` asks claims that its study left undecided of other seeds, more of them and fixed "
+    "A profile with `again` in its name asks claims that were left undecided of other seeds, more of them and fixed "
     "before they ran. Its answer stands for those claims alone: they are undecided on the study's own page, and not "
     "listed for it here."
 )

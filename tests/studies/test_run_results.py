@@ -163,7 +163,7 @@ def test_what_was_asked_again_stands_in_place_of_what_was_undecided(studied, tmp
             "again": ["holds", "fails"],
         }
     page = (tmp_path / "page" / "claims.md").read_text(encoding="utf-8")
-    assert "A profile that ends in `again` asks claims that its study left undecided of other seeds" in page
+    assert "A profile with `again` in its name asks claims that were left undecided of other seeds" in page
 
 
 def told(folder: Path) -> dict[str, list[str]]:
