@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import runpy
 import subprocess
 import sys
 
@@ -38,27 +37,7 @@ def test_bare_loop_and_ours_end_in_the_same_weights(only):
 def test_a_studys_seeds_are_told_with_what_all_of_them_take():
     told = run("studies.py", "uwa_homogeneous:pocket")
     # Its 40 cells are four a seed, so one seed runs, of ten.
-    row = re.search(r"(?m)^\| `uwa_homogeneous` \| pocket \| 1 of 10 \| all \| (\d+) \| ([0-9.]+) \| [0-9.]+ \|$", told)
+    row = re.search(r"(?m)^\| `uwa_homogeneous` \| pocket \| 1 of 10 \| (\d+) \| ([0-9.]+) \| [0-9.]+ \|$", told)
     assert row is not None, told
     took, whole = float(row[1]) / 60, float(row[2])
     assert took < whole < 10 * took  # the start is counted once
-
-
-def test_rounds_are_divided_wherever_a_study_says_them():
-    shortened = runpy.run_path(str(ROOT / "benchmarks" / "studies.py"))["shortened"]
-    study = {
-        "set": {"trainer.max_rounds": 30},
-        "columns": {"long": {"set": {"trainer.max_rounds": 90}}},
-        "profiles": {
-            "pocket": {"set": {"data.init_args.seed": 1}},
-            "more": {"again": "pocket", "seeds": [1]},
-            "odd": {"set": {"trainer.max_rounds": 7}},
-        },
-    }
-    short = shortened(study, "more", (2, 15))  # 30 · 2/15 and 90 · 2/15
-    assert (short["set"], short["columns"]["long"]["set"]) == ({"trainer.max_rounds": 4}, {"trainer.max_rounds": 12})
-    assert list(short["profiles"]) == ["more", "pocket"]
-    begun = {"configs": ["configs/papers/feddr_plus/runs/pocket.yaml"], "profiles": {"pocket": {}}}  # of 30 rounds
-    assert shortened(begun, "pocket", (1, 15))["set"] == {"trainer.max_rounds": 2}
-    with pytest.raises(SystemExit, match="7 rounds cannot be divided by 15"):
-        shortened(study, "odd", (1, 15))

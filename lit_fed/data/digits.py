@@ -72,7 +72,7 @@ class DigitPairs(Digits):
     """
 
     num_classes = 100
-    class_names = [f"{number:02}" for number in range(100)]  # noqa: RUF012  # as above
+    class_names = [f"{number:02}" for number in range(100)]  # noqa: RUF012  # a property of the base
     stored_shape = (1, 8, 16)
 
     def load_arrays(self) -> Arrays:

@@ -224,14 +224,14 @@ def _first_asked(
     """
     here, first = where.at(f"profiles.{name}"), where.text(over, "again")
     below = where.at(f"profiles.{first}").checked(_or_none(profiles.get(first)), _PROFILE)
-    asking = {**(later or {}), name: over.get("seeds", file.get("seeds", [0]))}
+    asked = below.get("seeds", file.get("seeds", [0]))
+    asking = {**(later or {}), name: over.get("seeds", asked)}
     if first not in profiles or first in asking:
         raise here.at("again").error(f"there is no profile {first!r} with runs of its own")
     here.check_keys(over, _AGAIN)
     for key in ("rows", "columns"):
         if kept := [one for one, value in where.mapping(over, key).items() if value is not None]:
             raise here.at(key).error(f"{kept[0]!r} is to be what it is in {first!r}; it may only be left out, by null")
-    asked = below.get("seeds", file.get("seeds", [0]))
     for one, seeds in asking.items():
         lists = isinstance(seeds, list) and isinstance(asked, list)
         if lists and (common := [seed for seed in seeds if seed in asked]):

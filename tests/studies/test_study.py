@@ -108,6 +108,13 @@ def test_other_runs_are_not_the_same_asked_again(tmp_path, changes, expected):
     assert error(tmp_path, "more", profiles=profiles, published=None).startswith(f"profiles.more{expected}")
 
 
+@pytest.mark.parametrize("name", ["more", "most"])
+def test_seeds_that_are_not_given_are_not_other_ones(tmp_path, name):
+    profiles = {"pocket": SMALL["profiles"]["pocket"], "more": dict(AGAIN), "most": AGAIN | {"again": "more"}}
+    del profiles[name]["seeds"]
+    assert f"profiles.{name}.seeds: " in error(tmp_path, name, profiles=profiles, published=None)
+
+
 def test_to_ask_again_takes_seeds(tmp_path):
     profiles = {"pocket": {}, "more": {"again": "pocket"}}
     assert "has seed 0 too" in error(tmp_path, "more", profiles=profiles)
