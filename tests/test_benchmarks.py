@@ -41,3 +41,14 @@ def test_a_studys_seeds_are_told_with_what_all_of_them_take():
     assert row is not None, told
     took, whole = float(row[1]) / 60, float(row[2])
     assert took < whole < 10 * took  # the start is counted once
+
+
+@pytest.mark.skipif((ROOT / "small_vit").exists(), reason="its first study has the weights that it is to lack")
+def test_a_study_that_fails_is_told_and_the_next_is_timed():
+    words = ["fedfrozen_table1:pretrained_sgd", "uwa_homogeneous:pocket"]
+    command = [sys.executable, str(ROOT / "benchmarks" / "studies.py"), *words]
+    finished = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    assert finished.returncode == 1
+    assert "| `uwa_homogeneous` | pocket | 1 of 10 |" in finished.stdout
+    assert "fedfrozen_table1.yaml --profile pretrained_sgd" in finished.stderr
+    assert finished.stderr.splitlines()[-1] == "1 of 2 studies could not be timed"
