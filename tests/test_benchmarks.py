@@ -13,9 +13,13 @@ from tests.support import ROOT
 pytestmark = pytest.mark.long
 
 
-def run(*words: str) -> str:
+def ended(*words: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "benchmarks" / words[0]), *words[1:]]
-    finished = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+
+
+def run(*words: str) -> str:
+    finished = ended(*words)
     assert finished.returncode == 0 or re.search(r"(?m)^missed: ", finished.stderr), finished.stderr
     return finished.stdout
 
@@ -45,9 +49,7 @@ def test_a_studys_seeds_are_told_with_what_all_of_them_take():
 
 @pytest.mark.skipif((ROOT / "small_vit").exists(), reason="its first study has the weights that it is to lack")
 def test_a_study_that_fails_is_told_and_the_next_is_timed():
-    words = ["fedfrozen_table1:pretrained_sgd", "uwa_homogeneous:pocket"]
-    command = [sys.executable, str(ROOT / "benchmarks" / "studies.py"), *words]
-    finished = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    finished = ended("studies.py", "fedfrozen_table1:pretrained_sgd", "uwa_homogeneous:pocket")
     assert finished.returncode == 1
     assert "| `uwa_homogeneous` | pocket | 1 of 10 |" in finished.stdout
     assert "fedfrozen_table1.yaml --profile pretrained_sgd" in finished.stderr
