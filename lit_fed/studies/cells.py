@@ -194,14 +194,14 @@ class Grid:
         guide = cell.curve(by) if by else curve
         lower = metric_names(cell.config).direction(by) == "min" if by else measure.lower
         found = reported(measure.report, curve, guide, lower)
-        return None if found is None else measure.scale * found
+        return None if found is None else measure.shown(found)
 
     def curve(self, place: tuple[str, str], seed: int, metric: str | None = None) -> list[tuple[int, float]]:
         """The metric over rounds, of one seed; empty where the run is not finished."""
         cell, measure = self.at.get((Place(*place), seed)), self.measure_of(place, metric)
         if cell is None or not cell.done:
             return []
-        return [(round_idx, measure.scale * value) for round_idx, value in cell.curve(measure.metric)]
+        return [(round_idx, measure.shown(value)) for round_idx, value in cell.curve(measure.metric)]
 
 
 def lay_out(study: Study, output: Path) -> Grid:

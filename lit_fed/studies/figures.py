@@ -164,7 +164,7 @@ def _all_placed(variants: Mapping[str, Variant]) -> bool:
 
 
 def _axis(entry: Entry) -> str:
-    return entry.measure.metric + ("" if entry.measure.scale == 1 else f" × {entry.measure.scale:g}")
+    return entry.measure.words
 
 
 def _text(words: str) -> str:

@@ -124,7 +124,7 @@ def collect(grid: Grid) -> Results:
 def _best(column: Sequence[Entry]) -> list[Place]:
     """Who is best, all that look the same in the table included; nobody where rows have different metrics."""
     there = [entry for entry in column if entry.mean is not None and np.isfinite(entry.mean)]
-    if len(there) < 2 or len({(entry.measure.metric, entry.measure.scale) for entry in there}) > 1:
+    if len(there) < 2 or len({entry.measure.words for entry in there}) > 1:
         return []
     means = [round(float(np.mean(entry.values)), entry.measure.decimals) for entry in there]
     top = min(means) if there[0].measure.lower else max(means)
@@ -139,7 +139,10 @@ def caption(results: Results) -> list[str]:
     study, entries = results.grid.study, list(results.entries.values())
     measures = list(dict.fromkeys(entry.measure for entry in entries if entry.seeds))
     kinds = dict.fromkeys(
-        f"{m.metric}, {report_words(m.report)}" + ("" if m.scale == 1 else f", times {m.scale:g}") for m in measures
+        ("log10 of " if m.log else "")
+        + f"{m.metric}, {report_words(m.report)}"
+        + ("" if m.scale == 1 else f", times {m.scale:g}")
+        for m in measures
     )
     lines = [f"Metric: {'; '.join(kinds)}."]
     count = len(study.seeds)

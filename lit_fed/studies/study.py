@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import log10
+from math import log10, nan
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from lit_fed.studies.sweep import unrolled
 from lit_fed.studies.where import Where, meant
 
 _MEASURE = ("metric", "report", "better", "scale", "decimals")
+_LOG = "log10"
 _VARIANT = ("label", "x", "configs", "set", "grid", *_MEASURE)
 _STUDY = (
     *("title", "source", "about", "configs", "set", "grid", *_MEASURE, "seeds", "rows", "columns", "skip"),
@@ -56,6 +57,7 @@ class Measure:
             another metric, see `lit_fed.studies.rounds.reported`.
         lower: Whether smaller values are better.
         scale: Values are multiplied by this everywhere: in tables, pictures and claims.
+        log: Instead, their decimal logarithm counts: where they span decades, whose mean is that of the largest.
         decimals: Digits after the point in tables.
     """
 
@@ -64,6 +66,20 @@ class Measure:
     lower: bool = False
     scale: float = 1.0
     decimals: int = 4
+    log: bool = False
+
+    @property
+    def words(self) -> str:
+        """The metric, and what is done to its values."""
+        if self.log:
+            return f"log10 of {self.metric}"
+        return self.metric + ("" if self.scale == 1 else f" × {self.scale:g}")
+
+    def shown(self, value: float) -> float:
+        """A value as it stands in tables, pictures and claims; a logarithm of what is not above 0 is not a number."""
+        if self.log:
+            return log10(value) if value > 0 else nan
+        return self.scale * value
 
 
 @dataclass(frozen=True)
@@ -162,13 +178,15 @@ class Study:
         keys = {"metric": names.monitor or ""} | dict(self.measure) | dict(row.measure) | dict(column.measure)
         if metric is not None and metric != keys["metric"]:
             keys = {"metric": metric, "report": keys.get("report", "last")}
-        better, scale = keys.get("better", "auto"), float(keys.get("scale", 1.0))
+        better, log = keys.get("better", "auto"), keys.get("scale") == _LOG
+        scale = 1.0 if log else float(keys.get("scale", 1.0))
         return Measure(
             metric=keys["metric"],
             report=report or keys.get("report", "last"),
             lower=names.direction(keys["metric"]) == "min" if better == "auto" else better == "lower",
             scale=scale,
             decimals=keys.get("decimals", min(12, max(0, 4 - round(log10(scale))))),
+            log=log,
         )
 
 
@@ -336,8 +354,8 @@ def _measure(where: Where, content: Mapping[str, Any]) -> dict[str, Any]:
         raise where.at("report").error(wrong)
     where.choice(measure, "better", ("higher", "lower", "auto"))
     scale, decimals = measure.get("scale", 1), measure.get("decimals", 0)
-    if isinstance(scale, bool) or not isinstance(scale, int | float) or scale <= 0:
-        raise where.at("scale").error(f"expected a positive number, not {scale!r}")
+    if scale != _LOG and (isinstance(scale, bool) or not isinstance(scale, int | float) or scale <= 0):
+        raise where.at("scale").error(f"expected a positive number or {_LOG}, not {scale!r}")
     if isinstance(decimals, bool) or not isinstance(decimals, int) or not 0 <= decimals <= 12:
         raise where.at("decimals").error(f"expected a whole number from 0 to 12, not {decimals!r}")
     return measure

@@ -82,6 +82,22 @@ def test_lower_is_better_for_a_loss(tmp_path):
     assert [entry.best for entry in collect(grid).entries.values()] == [False, True]
 
 
+def test_logarithms_have_the_mean_and_decide_the_claim(tmp_path):
+    # FedAvg −3, −1: mean −2, s = √(1² + 1²) = 1.41; FedProx −5, −3: paired differences of 2 and 2, 2 ± 0.
+    # Of the values themselves the mean is that of the largest: (0.001 + 0.1)/2 = 0.05, −1.3.
+    claims = ["prox < fedavg at iid", "fedavg - prox > 1 at iid"]
+    grid = grid_of(tmp_path, metric="train/loss", scale="log10", decimals=1, seeds=[0, 1], claims=claims)
+    for row, values in {"fedavg": ("0.001", "0.1"), "prox": ("0.00001", "0.001")}.items():
+        for seed, value in enumerate(values):
+            finish(grid, row, "iid", seed, f"round,train/loss\n1,{value}\n")
+    results = collect(grid)
+    assert results.entries[Place("fedavg", "iid")].mean == pytest.approx(-2)
+    assert results.entries[Place("fedavg", "iid")].std == pytest.approx(2**0.5)
+    assert [verdict.outcome for _, verdict in results.verdicts] == ["holds", "holds"]
+    assert grid.curve(("prox", "iid"), 0) == [(1, pytest.approx(-5))]
+    assert "Metric: log10 of train/loss, last round." in table_markdown(results)
+
+
 def test_who_looks_equal_is_equally_best(tmp_path):
     grid = grid_of(tmp_path, decimals=2)
     finish(grid, "fedavg", "iid", 0, "round,global/acc\n1,0.501\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isnan
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,19 @@ def test_a_column_may_be_another_metric(tmp_path):
     assert (y.metric, y.report, y.lower, y.scale, y.decimals) == ("train/loss", "best", True, 1, 4)
     other = read.measure_of(Place("a", "x"), names, "drift/cosine_mean")
     assert (other.metric, other.scale) == ("drift/cosine_mean", 1)
+
+
+def test_values_that_span_decades_count_by_their_logarithm(tmp_path):
+    read = study(tmp_path, scale="log10", columns={"x": {}, "y": {"scale": 100}})
+    names = MetricNames(monitor="global/mse")
+    x, y = read.measure_of(Place("a", "x"), names), read.measure_of(Place("a", "y"), names)
+    assert [x.shown(value) for value in (1000.0, 1.0, 0.01)] == [3.0, 0.0, -2.0]
+    assert isnan(x.shown(0.0))
+    assert isnan(x.shown(-1.0))
+    assert (x.words, x.decimals) == ("log10 of global/acc", 4)
+    assert (y.words, y.shown(0.25)) == ("global/acc × 100", 25.0)
+    with pytest.raises(ConfigError, match="expected a positive number or log10, not 'log2'"):
+        study(tmp_path, scale="log2")
 
 
 def test_a_profile_is_laid_over_the_file(tmp_path):
@@ -147,7 +161,7 @@ def test_skipped_places_stay_empty(tmp_path):
         ({"metric": None}, "metric: expected a text, not None"),
         ({"metric": ""}, "metric: expected the name of a metric, such as global/acc, or no key"),
         ({"report": "first"}, "report: expected last, best, mean, or 'best of' and a metric, not 'first'"),
-        ({"scale": -1}, "scale: expected a positive number, not -1"),
+        ({"scale": -1}, "scale: expected a positive number or log10, not -1"),
         ({"decimals": 1.5}, "decimals: expected a whole number from 0 to 12, not 1.5"),
         ({"seeds": 3}, "seeds: expected a list of different whole numbers, not 3"),
         ({"seeds": [1, 1]}, "seeds: expected a list of different whole numbers"),
