@@ -2,8 +2,8 @@
 
 FedDr+ runs a second network forward, FedAvg does not; both prepare the same samples. The same images, 100 each of 100
 clients of whom ten take part for three epochs of batches of 50, come either as tensors that are cropped and mirrored a
-batch at a time, or as PIL images that torchvision's transforms prepare one by one in the training process, as the
-authors' loaders do; networks from small to MobileNet. Both methods take turns; medians over the rounds but the first.
+batch at a time, or as PIL images that torchvision's transforms prepare one by one in the training process;
+networks from small to MobileNet. One method after the other; medians over the rounds but the first.
 
     python benchmarks/round_times.py [--rounds 6]
 """
@@ -30,6 +30,8 @@ from lit_fed.engine.samplers import UniformParticipation
 from lit_fed.methods import FedAvg, FedDrPlus
 
 CLIENTS, IMAGES, CLASSES = 100, 10_000, 100
+COHORT, EPOCHS, BATCH = 10, 3, 50
+STEPS = COHORT * EPOCHS * IMAGES // CLIENTS // BATCH
 NETWORKS: dict[str, dict[str, Any]] = {
     "mlp": {"hidden": [200, 512]},
     "small_cnn": {},
@@ -83,15 +85,15 @@ def seconds(network: str, one_by_one: bool, method: Callable[[], Algorithm[Any]]
     """Of the rounds after the first."""
     torch.manual_seed(0)
     times = Seconds()
-    settings: dict[str, Any] = {"num_clients": CLIENTS, "partition": IID(), "batch_size": 50}
+    settings: dict[str, Any] = {"num_clients": CLIENTS, "partition": IID(), "batch_size": BATCH}
     data = OneByOne(**settings) if one_by_one else AtOnce(crop_padding=4, horizontal_flip=True, **settings)
     with tempfile.TemporaryDirectory() as folder:
         trainer = FederatedTrainer(
             accelerator="cpu",
             devices=1,
             max_rounds=rounds + 1,
-            local_epochs=3,
-            participation=UniformParticipation(count=10),
+            local_epochs=EPOCHS,
+            participation=UniformParticipation(count=COHORT),
             evaluate_every=0,
             default_root_dir=folder,
             enable_progress_bar=False,
@@ -121,7 +123,7 @@ def main() -> None:
             found = {name: seconds(network, one_by_one, method, args.rounds) for name, method in METHODS.items()}
             once, both = (statistics.median(times) for times in found.values())
             way = "one by one" if one_by_one else "at once"
-            print(f"| {network} | {way} | {once * 1e3 / 60:.1f} | {both / once:.2f} |", flush=True)
+            print(f"| {network} | {way} | {once * 1e3 / STEPS:.1f} | {both / once:.2f} |", flush=True)
     print(f"one thread; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
 
 

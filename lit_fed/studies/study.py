@@ -57,8 +57,8 @@ class Measure:
             another metric, see `lit_fed.studies.rounds.reported`.
         lower: Whether smaller values are better.
         scale: Values are multiplied by this everywhere: in tables, pictures and claims.
-        log: Instead, their decimal logarithm counts: where they span decades, whose mean is that of the largest.
         decimals: Digits after the point in tables.
+        log: Instead of scaling them, take their decimal logarithm, for values that span decades.
     """
 
     metric: str
