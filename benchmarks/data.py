@@ -34,12 +34,14 @@ class Pictures(Dataset[tuple[Tensor, int]]):
     """PIL images through torchvision's transforms, as its data sets give them.
 
     Args:
-        pixels: Bytes, shape (n, 32, 32, 3).
+        pixels: Bytes, shape (n, side, side, 3), or (n, side, side) where they are grey.
     """
 
     def __init__(self, pixels: np.ndarray) -> None:
         self.pixels = pixels
-        steps = [pil.RandomCrop(32, padding=4), pil.RandomHorizontalFlip(), pil.ToTensor(), pil.Normalize(MEAN, STD)]
+        mean, std = (MEAN, STD) if pixels.ndim == 4 else (MEAN[:1], STD[:1])
+        side = pixels.shape[1]
+        steps = [pil.RandomCrop(side, padding=4), pil.RandomHorizontalFlip(), pil.ToTensor(), pil.Normalize(mean, std)]
         self.transform = pil.Compose(steps)
 
     def __len__(self) -> int:
