@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ class PCK(Metric):
     Args:
         threshold: t, above 0.
         excluded: Joints that do not count.
+        kwargs: See torchmetrics' ``Metric``.
 
     Raises:
         ConfigError: If the threshold is not positive.
@@ -31,8 +33,8 @@ class PCK(Metric):
     correct: Tensor
     total: Tensor
 
-    def __init__(self, threshold: float = 0.5, excluded: Sequence[int] = ()) -> None:
-        super().__init__()
+    def __init__(self, threshold: float = 0.5, excluded: Sequence[int] = (), **kwargs: Any) -> None:
+        super().__init__(**kwargs)
         if not threshold > 0:
             raise ConfigError(f"{type(self).__name__}: threshold is {threshold}; it must be above 0")
         self.threshold = threshold
