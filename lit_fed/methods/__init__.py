@@ -26,7 +26,7 @@ from lit_fed.methods.frozen_heads import (
 from lit_fed.methods.local_only import LocalOnly
 from lit_fed.methods.moon import Moon
 from lit_fed.methods.per_fedavg import PerFedAvg
-from lit_fed.methods.raf import RAF, FedRAF
+from lit_fed.methods.raf import RAF, ClusterTest, FedRAF
 from lit_fed.methods.regularizers import FD, KD, LD, NTD, Prox
 from lit_fed.methods.scaffold import Scaffold
 from lit_fed.methods.server import ServerOptimizer
@@ -37,6 +37,7 @@ __all__ = [
     "LD",
     "NTD",
     "RAF",
+    "ClusterTest",
     "Ditto",
     "FedAdagrad",
     "FedAdam",

@@ -6,18 +6,25 @@ and Eqs. 4–6.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal, cast
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lit_fed.engine.algorithm import Regularizer, Terms
 from lit_fed.engine.client import Client
+from lit_fed.engine.federation import Federation
+from lit_fed.engine.protocols import EvalSubset, Evaluation, Protocol
 from lit_fed.errors import ConfigError
 from lit_fed.losses import resolution_distillation
 from lit_fed.methods.fedavg import FedAvg
 from lit_fed.methods.regularizers import logits
+
+if TYPE_CHECKING:
+    from lit_fed.engine.local import LocalLoop
 
 Truth = Literal["top", "every"]
 
@@ -128,6 +135,92 @@ class FedRAF(FedAvg):
     def objective(self, client: Client, batch: Any) -> Terms:
         """The task's loss, the distillation and the decay."""
         return self.raf.around(client, batch, super().objective)
+
+
+class ClusterTest(Protocol):
+    r"""How far apart ways to see the test data, such as resolutions, lie among the global model's features (Fig. 11).
+
+    - ``clusters/<group>``: the mean silhouette of the ways in a group of the data's ``pictured()``,
+      :math:`(b - a) / \max(a, b)` with a sample's mean distances a to those seen in the same way and b to those of the
+      nearest other way: 1 for clusters far apart, 0 where they touch, below 0 where they mix;
+    - ``clusters/<one>_<next>``: the same of two neighbours in the group alone.
+
+    With kinds of networks ``clusters_<kind>/…``. NaN for features that are not finite. Features (n, d) are what the
+    task's ``test_features`` makes of a batch.
+
+    Raises:
+        ConfigError: Before training, for data with fewer than two ways, or a task without features.
+
+    Note:
+        The paper shows the features by t-SNE, and no measure; silhouettes are ours, of the features themselves.
+    """
+
+    name = "clusters"
+
+    def check(self, federation: Federation) -> None:
+        """Refuse data with one way to see them, and tasks without features, of which one batch is made."""
+        if not (groups := _groups(federation)):
+            raise ConfigError(
+                "protocol ClusterTest compares ways to see the test data, such as data.test_resolutions, and "
+                f"{type(federation.data).__name__} has fewer than two; leave the protocol out"
+            )
+        for loop in federation.loops.values():
+            if not hasattr(loop.model.task, "test_features"):
+                raise ConfigError(
+                    f"protocol ClusterTest needs a task with test_features, and {type(loop.model.task).__name__} has "
+                    "none; leave the protocol out"
+                )
+            loader = federation.data.test_loader(view=next(iter(groups.values()))[0])
+            _features(loop, [next(iter(loader))])
+
+    def run(self, federation: Federation, round_idx: int, subset: EvalSubset) -> Evaluation:
+        """Measure; every process does the same."""
+        data, found, method = federation.data, Evaluation(), type(federation.algorithm).__name__
+        models = federation.global_models(round_idx)
+        if not models:
+            found.absent[self.name] = f"{method} has no global model"
+        for kind, state in models.items():
+            loop = federation.loops[kind]
+            if loop.model.split.personal:
+                found.absent[self.name] = f"under {method} a part of every model is its client's own"
+                continue
+            loop.model.load(state)
+            name = self.name if len(federation.kinds.names) == 1 else f"{self.name}_{kind}"
+            for group, ways in _groups(federation).items():
+                loaders = {way: data.test_loader(view=way) if subset == "test" else data.val_loader(view=way)
+                           for way in ways}  # fmt: skip
+                features = {way: _features(loop, loader) for way, loader in loaders.items()}
+                found.metrics[f"{name}/{group}"] = silhouette(*features.values())
+                for one, following in pairwise(ways):
+                    value = silhouette(features[one], features[following])
+                    found.metrics[f"{name}/{one}_{following}"] = value
+        return found
+
+
+def silhouette(*clusters: Tensor) -> float:
+    """The mean silhouette of all points; NaN for points that are not finite.
+
+    Args:
+        clusters: Points of each, shape (n, d).
+    """
+    from sklearn.metrics import silhouette_score  # takes a second
+
+    points = torch.cat(clusters).double().cpu().numpy()
+    which = np.repeat(np.arange(len(clusters)), [len(cluster) for cluster in clusters])
+    return float(silhouette_score(points, which)) if np.isfinite(points).all() else float("nan")
+
+
+def _groups(federation: Federation) -> dict[str, list[str]]:
+    """Ways to see the test data that are to be compared."""
+    return {group: list(ways) for group, ways in federation.data.pictured().items() if len(ways) > 1}
+
+
+@torch.no_grad()
+def _features(loop: LocalLoop, loader: Iterable[Any]) -> Tensor:
+    """What the task makes of every batch, (n, d)."""
+    task: Any = loop.model.task
+    with loop.mode("predict"), loop.autocast():
+        return torch.cat([task.test_features(batch) for batch in loop.batches(loader)])
 
 
 def _skipped(terms: Terms) -> bool:

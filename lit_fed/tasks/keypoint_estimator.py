@@ -212,19 +212,33 @@ class KeypointEstimator(OnNetwork):
         figures = {"poses": poses_figure(
             [self._shown(name, batch) for name, batch in batches.items()], self.skeleton_edges, self.flip_pairs
         )}  # fmt: skip
-        make: Any = getattr(self.network, "forward_features", None)
-        if make is not None:
-            maps = {name: make(batch["image"]) for name, batch in batches.items()}
-            means = {name: _numbers(found.mean(dim=(2, 3))) for name, found in maps.items() if found.ndim == 4}
-            if (drawn := features_figure(means)) is not None:
-                figures["features"] = drawn
+        means = {name: self._features(batch["image"]) for name, batch in batches.items()}
+        known = {name: _numbers(found) for name, found in means.items() if found is not None}
+        if (drawn := features_figure(known)) is not None:
+            figures["features"] = drawn
         return figures
+
+    def test_features(self, batch: Batch) -> Tensor:
+        """What the network makes of each picture (B, d): the means over all places of its feature map.
+
+        Raises:
+            ConfigError: The network has no ``forward_features`` that makes a map.
+        """
+        if (found := self._features(batch["image"])) is None:
+            raise ConfigError(f"network {type(self.network).__name__} has no forward_features that makes a map")
+        return found
+
+    def _features(self, images: Tensor) -> Tensor | None:
+        make: Any = getattr(self.network, "forward_features", None)
+        found: Tensor | None = None if make is None else make(images)
+        return None if found is None or found.ndim != 4 else found.mean(dim=(2, 3))
 
     def _shown(self, name: str, batch: Batch) -> Shown:
         size = batch["image"].shape[2:]
         heatmaps = self.heatmaps(batch["image"])
         found, _ = self.codec.decode(heatmaps, size)
-        pck = PCK(self.pck.threshold, self.pck.excluded).to(heatmaps.device)
+        # Only the first process draws: what it counts is not to wait for the others.
+        pck = PCK(self.pck.threshold, self.pck.excluded, sync_on_compute=False).to(heatmaps.device)
         pck.update(found, batch["keypoints"], batch["visible"], batch["head_size"])
         targets = self.codec.encode(batch["keypoints"], batch["visible"], size)
         first = slice(_PEOPLE_DRAWN)
