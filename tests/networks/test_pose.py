@@ -123,6 +123,30 @@ def test_the_global_embedding_is_added_through_a_depthwise_convolution() -> None
     torch.testing.assert_close(embedding(grid), grid + total + 0.5)
 
 
+def test_the_global_embedding_of_a_known_grid_is_interpolated_to_others() -> None:
+    embedding = GlobalPositions(8, (1, 1))
+    nn.init.constant_(embedding.conv.weight, 2.0)
+    nn.init.constant_(embedding.conv.bias, 0.5)  # type: ignore[arg-type]  # it has one
+    # Of one place there is one value, wherever: twice the map's, whose neighbours are the border of zeros.
+    everywhere = 2 * sin_cos_map(8, (1, 1), torch.device("cpu")) + 0.5
+    grid = torch.randn(3, 8, 4, 2)
+    torch.testing.assert_close(embedding(grid), grid + everywhere)
+    plain, known = GlobalPositions(8), GlobalPositions(8, (4, 2))
+    known.load_state_dict(plain.state_dict())
+    torch.testing.assert_close(known(grid), plain(grid), rtol=0, atol=0)
+
+
+def test_global_positions_are_convolutional_ones_without_the_local_embedding() -> None:
+    both, alone = tiny().eval(), tiny(positions="global").eval()
+    missing = alone.load_state_dict(both.state_dict(), strict=False)
+    assert not missing.missing_keys
+    assert missing.unexpected_keys
+    assert all(".lpe." in name for name in missing.unexpected_keys)
+    x = torch.randn(2, 3, 24, 16)
+    torch.testing.assert_close(alone(x), both(x), rtol=0, atol=1e-5)  # the local embedding starts at zero
+    assert tiny(positions="absolute").gpe is None
+
+
 def test_the_local_embedding_at_its_start_changes_nothing() -> None:
     torch.manual_seed(0)
     ours, timms = LocalBlock(16, 4, qkv_bias=True), Block(16, 4, qkv_bias=True)
@@ -187,7 +211,12 @@ def test_images_that_do_not_fit_are_refused(name: str, size: tuple[int, int, int
         ({"padding": 2}, "padding is 2 and patch_size 4; a padding of half a patch or more adds tokens"),
         ({"embed_dim": 66}, "embed_dim is 66; it must be a multiple of 4 and of num_heads, 4"),
         ({"upsample": 3}, "upsample is 3; it must divide the patch_size, 4"),
-        ({"positions": "learnt"}, "positions is 'learnt'; choose convolutional or absolute"),
+        ({"positions": "learnt"}, "positions is 'learnt'; choose convolutional, global or absolute"),
+        (
+            {"positions": "absolute", "position_grid": [8, 6]},
+            "position_grid is .8, 6. and positions 'absolute'; give the rows",
+        ),
+        ({"position_grid": [8]}, "position_grid is .8. and positions 'convolutional'; give the rows and columns"),
         ({"head": "linear"}, "head is 'linear'; choose deconvolution or shuffle"),
         ({"patch_size": 6, "head": "deconvolution", "upsample": 3, "input_shape": (3, 60, 48)}, "need a power of two"),
         ({"head": "deconvolution", "norm": "layer"}, "norm is 'layer'; choose batch or group"),

@@ -22,18 +22,23 @@ class GlobalPositions(nn.Module):
 
     Args:
         channels: Length C of a token, a multiple of 4.
+        size: Rows and columns of a grid that it is computed on for all others too, which have it interpolated
+            bicubically, as a table would be; None computes it on each grid itself, as in the paper.
     """
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, size: tuple[int, int] | None = None) -> None:
         super().__init__()
-        self.channels = channels
+        self.channels, self.size = channels, size
         self.conv = nn.Conv2d(channels, channels, kernel_size=3, padding=1, groups=channels)
 
     def forward(self, grid: Tensor) -> Tensor:
         """Tokens (B, C, h, w) with what tells their places."""
-        places = sin_cos_map(self.channels, (grid.shape[2], grid.shape[3]), grid.device)
-        located: Tensor = grid + self.conv(places.to(self.conv.weight.dtype)[None])
-        return located
+        size = (grid.shape[2], grid.shape[3])
+        known = sin_cos_map(self.channels, self.size or size, grid.device)
+        places: Tensor = self.conv(known.to(self.conv.weight.dtype)[None])
+        if places.shape[2:] != grid.shape[2:]:
+            places = F.interpolate(places.float(), size=size, mode="bicubic", antialias=True).to(places.dtype)
+        return grid + places
 
 
 def sin_cos_map(channels: int, size: tuple[int, int], device: torch.device, temperature: float = 10_000.0) -> Tensor:

@@ -40,8 +40,10 @@ class PoseViT(nn.Module):
         num_heads: Heads of the attention.
         mlp_ratio: Width of a block's hidden layer over the token's length.
         drop_path: Rate at which the last block is left out in training; it grows linearly from 0 at the first.
-        positions: ``convolutional`` (GPE and LPE), or ``absolute``: a learnt table, interpolated bicubically to other
-            grids than its own.
+        positions: ``convolutional`` (GPE and LPE), ``global`` (GPE alone), or ``absolute``: a learnt table,
+            interpolated bicubically to other grids than its own.
+        position_grid: Rows and columns of the grid that GPE is computed on, to be interpolated to others as a table is;
+            null computes it on each grid itself, as ResFormer does.
         class_token: A token without a place, which is added to all others in the end.
         head: ``deconvolution`` or ``shuffle``.
         upsample: How much larger a heatmap is than the grid: s is the patch over it.
@@ -70,6 +72,7 @@ class PoseViT(nn.Module):
         mlp_ratio: float = 4.0,
         drop_path: float = 0.1,
         positions: str = "convolutional",
+        position_grid: Sequence[int] | None = None,
         class_token: bool = True,
         head: str = "deconvolution",
         upsample: int = 4,
@@ -78,18 +81,19 @@ class PoseViT(nn.Module):
         weights_of: str = "all",
     ) -> None:
         super().__init__()
-        _check(patch_size, padding, embed_dim, num_heads, upsample, positions)
+        _check(patch_size, padding, embed_dim, num_heads, upsample, positions, position_grid)
         self.in_channels, self.patch_size, self.stride = in_channels, patch_size, patch_size // upsample
         shape = tuple(input_shape)
         self.check_shape(shape)
         self.grid = (shape[1] // patch_size, shape[2] // patch_size)
         self.patch_embed = nn.Conv2d(in_channels, embed_dim, patch_size, patch_size, padding)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim)) if class_token else None
-        by_conv = positions == "convolutional"
-        self.gpe = GlobalPositions(embed_dim) if by_conv else None
+        by_table, self.local = positions == "absolute", positions == "convolutional"
+        known = (position_grid[0], position_grid[1]) if position_grid else None
+        self.gpe = None if by_table else GlobalPositions(embed_dim, known)
         places = self.grid[0] * self.grid[1] + class_token
-        self.pos_embed = None if by_conv else nn.Parameter(torch.zeros(1, places, embed_dim))
-        make_block: Any = LocalBlock if by_conv else Block
+        self.pos_embed = nn.Parameter(torch.zeros(1, places, embed_dim)) if by_table else None
+        make_block: Any = LocalBlock if self.local else Block
         norm_layer = partial(nn.LayerNorm, eps=1e-6)
         rates = [drop_path * block / max(depth - 1, 1) for block in range(depth)]
         self.blocks = nn.ModuleList(
@@ -138,7 +142,7 @@ class PoseViT(nn.Module):
         if self.pos_embed is not None:
             tokens = tokens + resample_abs_pos_embed(self.pos_embed, list(grid), list(self.grid), prefix)
         for block in self.blocks:
-            tokens = block(tokens) if self.gpe is None else block(tokens, grid)
+            tokens = block(tokens, grid) if self.local else block(tokens)
         tokens = self.norm(tokens)
         if prefix:
             tokens = tokens[:, prefix:] + tokens[:, :prefix]
@@ -176,7 +180,15 @@ pose_vit_tiny = partial(
 """For images of 32×24 to 64×48 on a CPU: heatmaps as large as the image, 119,360 parameters for 14 joints."""
 
 
-def _check(patch_size: int, padding: int, embed_dim: int, num_heads: int, upsample: int, positions: str) -> None:
+def _check(
+    patch_size: int,
+    padding: int,
+    embed_dim: int,
+    num_heads: int,
+    upsample: int,
+    positions: str,
+    position_grid: Sequence[int] | None,
+) -> None:
     if not 0 <= 2 * padding < patch_size:
         raise ConfigError(
             f"network PoseViT: padding is {padding} and patch_size {patch_size}; a padding of half a patch or more "
@@ -188,5 +200,10 @@ def _check(patch_size: int, padding: int, embed_dim: int, num_heads: int, upsamp
         )
     if upsample < 1 or patch_size % upsample:
         raise ConfigError(f"network PoseViT: upsample is {upsample}; it must divide the patch_size, {patch_size}")
-    if positions not in ("convolutional", "absolute"):
-        raise ConfigError(f"network PoseViT: positions is {positions!r}; choose convolutional or absolute")
+    if positions not in ("convolutional", "global", "absolute"):
+        raise ConfigError(f"network PoseViT: positions is {positions!r}; choose convolutional, global or absolute")
+    if position_grid is not None and (positions == "absolute" or len(position_grid) != 2 or min(position_grid) < 1):
+        raise ConfigError(
+            f"network PoseViT: position_grid is {list(position_grid)} and positions {positions!r}; give the rows and "
+            "columns of a grid, and only to convolutional or global positions"
+        )
