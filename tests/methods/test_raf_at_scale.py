@@ -215,10 +215,10 @@ def test_table_3_has_the_papers_values() -> None:
 
 
 def test_figure_10_has_one_high_client_among_0_to_11_low_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for profile, persons in (("paper", 1000), ("pocket", 100)):
+    for profile, persons, low in (("paper", 1000, range(12)), ("pocket", 100, (0, 1, 3, 5, 8, 11))):
         places = configs(study("figure10", profile), tmp_path, monkeypatch)
         data = {place.row: config["data"]["init_args"] for place, config in places.items()}
-        assert [one["clients_per_level"] for one in data.values()] == [[1, 0, count] for count in range(12)]
+        assert [one["clients_per_level"] for one in data.values()] == [[1, 0, count] for count in low]
         assert {one["samples_per_client"] for one in data.values()} == {persons}
         alone, *others = {place.row: config["algorithm"] for place, config in places.items()}.values()
         assert alone["class_path"].endswith("FedAvg")
