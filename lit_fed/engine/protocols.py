@@ -6,7 +6,7 @@ Every protocol says whose model is tested on whose data, and names its metrics a
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -23,6 +23,7 @@ from lit_fed.seeding import numpy_generator
 
 if TYPE_CHECKING:
     from lit_fed.engine.federation import Federation
+    from lit_fed.engine.local import LocalLoop
 
 EvalSubset = Literal["val", "test"]
 
@@ -128,23 +129,37 @@ class GlobalTest(Protocol):
 
     def run(self, federation: Federation, round_idx: int, subset: EvalSubset) -> Evaluation:
         """Test the global model of every kind once; processes share the batches."""
-        data, found, method = federation.data, Evaluation(), type(federation.algorithm).__name__
-        models = federation.global_models(round_idx)
-        if not models:
-            found.absent[self.name] = f"{method} has no global model"
-        for kind, state in models.items():
-            loop = federation.loops[kind]
-            if loop.model.split.personal:
-                found.absent[self.name] = f"under {method} a part of every model is its client's own"
-                continue
-            loop.model.load(state)
-            name = self.name if len(federation.kinds.names) == 1 else f"{self.name}_{kind}"
+        data, found = federation.data, Evaluation()
+        for name, loop in global_loops(self.name, federation, round_idx, found):
             for view in (None, *data.views()):
                 loader = data.test_loader(view=view) if subset == "test" else data.val_loader(view=view)
                 values = loop.evaluate(loader, subset, spread=True)
                 end = "" if view is None else f"_{view}"
                 found.metrics |= {f"{name}/{metric}{end}": value for metric, value in values.items()}
         return found
+
+
+def global_loops(
+    protocol: str, federation: Federation, round_idx: int, found: Evaluation
+) -> Iterator[tuple[str, LocalLoop]]:
+    """What tests the global model of every kind, which is loaded, and the name that its metrics carry.
+
+    Args:
+        protocol: Its name; metrics carry it alone where there is one kind of network.
+        federation: Whose models.
+        round_idx: After which round.
+        found: Is told where there is no global model, or a part of every model is personal.
+    """
+    models, method = federation.global_models(round_idx), type(federation.algorithm).__name__
+    if not models:
+        found.absent[protocol] = f"{method} has no global model"
+    for kind, state in models.items():
+        loop = federation.loops[kind]
+        if loop.model.split.personal:
+            found.absent[protocol] = f"under {method} a part of every model is its client's own"
+            continue
+        loop.model.load(state)
+        yield protocol if len(federation.kinds.names) == 1 else f"{protocol}_{kind}", loop
 
 
 class ClientTest(Protocol):

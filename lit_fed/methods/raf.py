@@ -17,7 +17,7 @@ from torch import Tensor
 from lit_fed.engine.algorithm import Regularizer, Terms
 from lit_fed.engine.client import Client
 from lit_fed.engine.federation import Federation
-from lit_fed.engine.protocols import EvalSubset, Evaluation, Protocol
+from lit_fed.engine.protocols import EvalSubset, Evaluation, Protocol, global_loops
 from lit_fed.errors import ConfigError
 from lit_fed.losses import resolution_distillation
 from lit_fed.methods.fedavg import FedAvg
@@ -175,17 +175,8 @@ class ClusterTest(Protocol):
 
     def run(self, federation: Federation, round_idx: int, subset: EvalSubset) -> Evaluation:
         """Measure; every process does the same."""
-        data, found, method = federation.data, Evaluation(), type(federation.algorithm).__name__
-        models = federation.global_models(round_idx)
-        if not models:
-            found.absent[self.name] = f"{method} has no global model"
-        for kind, state in models.items():
-            loop = federation.loops[kind]
-            if loop.model.split.personal:
-                found.absent[self.name] = f"under {method} a part of every model is its client's own"
-                continue
-            loop.model.load(state)
-            name = self.name if len(federation.kinds.names) == 1 else f"{self.name}_{kind}"
+        data, found = federation.data, Evaluation()
+        for name, loop in global_loops(self.name, federation, round_idx, found):
             for group, ways in _groups(federation).items():
                 loaders = {way: data.test_loader(view=way) if subset == "test" else data.val_loader(view=way)
                            for way in ways}  # fmt: skip
