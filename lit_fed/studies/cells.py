@@ -75,6 +75,12 @@ class Cell:
         """How many rounds it has."""
         return int(self.config["trainer"]["max_rounds"])
 
+    @property
+    def evaluations(self) -> int:
+        """After how many of them the protocols run: every so many, and the last."""
+        every = int(self.config["trainer"]["evaluate_every"])
+        return -(-self.max_rounds // every) if every else 0
+
     @cached_property
     def fingerprint(self) -> str:
         """A digest of all settings, however they came together; folders and comments do not change it.

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lit_fed.studies.cells import Cell
-from lit_fed.studies.jobs import Job
+from lit_fed.studies.jobs import FirstRound, Job
 
 _PLAIN_WIDTH = 140  # where there is no terminal to ask, such as in a log file
 _LOOK_S = 1.0  # how often the cells' files are read
@@ -108,13 +108,13 @@ def duration(seconds: float) -> str:
     return f"{seconds / 86400:.0f} days"
 
 
-def estimate(cells: Sequence[Cell], finished: Sequence[Cell], first: tuple[float, float] | None) -> float | None:
+def estimate(cells: Sequence[Cell], finished: Sequence[Cell], first: FirstRound | None) -> float | None:
     """Seconds that cells will take one after the other, from what others of their row took, or from one round.
 
     Args:
         cells: What is to be run.
         finished: What has been.
-        first: Seconds of a round and of the rest of a cell, where that was measured.
+        first: What a first round told, where one was run.
     """
     taken: dict[str, list[float]] = {}
     for cell in finished:
@@ -128,7 +128,7 @@ def estimate(cells: Sequence[Cell], finished: Sequence[Cell], first: tuple[float
         if rates:
             total += cell.max_rounds * sum(rates) / len(rates)
         elif first is not None:
-            total += first[1] + cell.max_rounds * first[0]
+            total += first.seconds_of(cell)
         else:
             return None
     return total

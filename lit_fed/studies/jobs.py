@@ -161,7 +161,28 @@ def stop_all(running: Sequence[CellProcess]) -> None:
             process.close()
 
 
-def one_round(cell: Cell, folder: Path, slots: Slots, locks: Sequence[int]) -> tuple[list[str], float, float]:
+@dataclass(frozen=True)
+class FirstRound:
+    """What a cell's first round told.
+
+    Args:
+        names: The metrics that it reports.
+        training_s: Seconds of the round without its evaluation.
+        evaluation_s: Seconds of its evaluation.
+        rest_s: Seconds of everything else: the start, the end.
+    """
+
+    names: list[str]
+    training_s: float
+    evaluation_s: float
+    rest_s: float
+
+    def seconds_of(self, cell: Cell) -> float:
+        """How long a cell will take, if all of its rounds are like this one."""
+        return self.rest_s + cell.max_rounds * self.training_s + cell.evaluations * self.evaluation_s
+
+
+def one_round(cell: Cell, folder: Path, slots: Slots, locks: Sequence[int]) -> FirstRound:
     """Run a cell's first round beside the study.
 
     Args:
@@ -169,9 +190,6 @@ def one_round(cell: Cell, folder: Path, slots: Slots, locks: Sequence[int]) -> t
         folder: The study's folder.
         slots: What it may use.
         locks: The descriptors of the locks on the studies' folders.
-
-    Returns:
-        The names that it reports, seconds of the round, and seconds of everything else.
 
     Raises:
         CellFailure: If it fails.
@@ -193,8 +211,9 @@ def one_round(cell: Cell, folder: Path, slots: Slots, locks: Sequence[int]) -> t
         raise CellFailure(f"{cell.name} cannot run: {why(aside / _LOG, code)}")
     row = probe.rows()[0]
     shutil.rmtree(aside, ignore_errors=True)
-    of_round = float(row["time/round_s"])
-    return list(row), of_round, max(0.0, time.monotonic() - began - of_round)
+    of_round, of_evaluation = float(row["time/round_s"]), float(row.get("time/eval_s") or 0)
+    rest_s = max(0.0, time.monotonic() - began - of_round)
+    return FirstRound(list(row), of_round - of_evaluation, of_evaluation, rest_s)
 
 
 def why(log: Path, code: int) -> str:

@@ -128,8 +128,7 @@ def _dry_run(grids: Sequence[Grid], todo: Sequence[tuple[Grid, Cell]], options: 
         grid, first = next(pair for pair in todo if not pair[1].done)
         say(console, f"timing one round of {first.name}…")
         with locked(grid.folder) as lock:
-            _, of_round, rest = one_round(first, grid.folder, slots, [lock])
-        seconds = estimate(waiting, [], (of_round, rest))
+            seconds = estimate(waiting, [], one_round(first, grid.folder, slots, [lock]))
         basis = f"from one round of {first.name}"
     assert seconds is not None
     took = duration(seconds / min(slots.jobs, len(waiting)))
@@ -183,7 +182,7 @@ def _check_parts(grids: Sequence[Grid], todo: Sequence[tuple[Grid, Cell]]) -> No
 def _asker(grid: Grid, slots: Slots, locks: Sequence[int], console: Console) -> Callable[[Cell], Sequence[str]]:
     def ask(cell: Cell) -> Sequence[str]:
         say(console, f"{grid.study.name}: running one round of {cell.name} to see which metrics it reports")
-        return one_round(cell, grid.folder, slots, locks)[0]
+        return one_round(cell, grid.folder, slots, locks).names
 
     return ask
 

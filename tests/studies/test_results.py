@@ -14,6 +14,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from lit_fed.studies.display import duration, estimate
 from lit_fed.studies.figures import draw_bars, draw_curves, draw_lines, has_lines
+from lit_fed.studies.jobs import FirstRound
 from lit_fed.studies.report import index_html, report_html
 from lit_fed.studies.results import collect, table_csv, table_markdown
 from lit_fed.studies.study import Place
@@ -149,7 +150,11 @@ def test_the_time_is_estimated_from_the_row_or_from_a_round(grid):
     finished = [cell for cell in grid.cells if cell.done and cell.row == "prox"]
     assert [cell.name for cell in left] == ["prox/more/1"]
     assert estimate(left, finished, None) == pytest.approx(3 * (5 + 5 + 10 / 3) / 3)
-    assert estimate(left, [], (2.0, 4.0)) == 4 + 3 * 2
+    # 4 s of start, 3 rounds of 2 s, and tests of 10 s after every second round and the last.
+    left[0].config["trainer"]["evaluate_every"] = 2
+    assert estimate(left, [], FirstRound([], training_s=2, evaluation_s=10, rest_s=4)) == 4 + 3 * 2 + 2 * 10
+    left[0].config["trainer"]["evaluate_every"] = 0
+    assert estimate(left, [], FirstRound([], training_s=2, evaluation_s=0, rest_s=4)) == 4 + 3 * 2
     assert estimate(left, [], None) is None
     assert [duration(s) for s in (40, 200, 5 * 3600, 90000, 86400 * 5)] == ["40 s", "3 min", "5.0 h", "25 h", "5 days"]
 
