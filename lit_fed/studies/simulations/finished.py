@@ -6,16 +6,12 @@ import csv
 from collections.abc import Sequence
 from pathlib import Path
 
-from jsonargparse import ArgumentParser
-
-from lit_fed.command.making import instantiate
-from lit_fed.command.shipped import located
 from lit_fed.errors import ConfigError
 from lit_fed.studies.claims_page import GENERATED, Finished, StudyRow, claim_lines, row_of
 from lit_fed.studies.markdown import head, line
 from lit_fed.studies.simulations.record import Record
-from lit_fed.studies.simulations.run_simulation import add_arguments, medians, settings_of
-from lit_fed.studies.simulations.simulation import Point, Simulation, verdicts
+from lit_fed.studies.simulations.run_simulation import check_again, medians, read_file, settings_of
+from lit_fed.studies.simulations.simulation import Point, verdicts
 
 _PROFILE = "simulation"
 
@@ -37,24 +33,24 @@ def finished_simulation(path: Path, simulations: Path) -> Finished | None:
     record = Record.read(folder)
     if record is None:
         return None
-    parser = ArgumentParser(exit_on_error=False)
-    add_arguments(parser)
-    options = parser.parse_args(["-c", str(located(path))])
+    simulation, options = read_file(path)
     if not record.ran(settings_of(options)):
         print(f"{path.stem}: was run with other settings and is left out")
         return None
-    simulation: Simulation = instantiate(parser, options).simulate
+    if options.again:
+        check_again(options.again, simulation, settings_of(options))
     points = _read(folder / "points.csv")
     found = [(claim, verdict) for claim, verdict, _ in verdicts(simulation, points)]
-    minutes = (f"{seconds / 60:.1f}" for seconds in (record.seconds, record.cpu_seconds))
-    entry = StudyRow(path.stem, _PROFILE, "–", str(simulation.seeds), *minutes)
+    minutes, cpu = (f"{seconds / 60:.1f}" for seconds in (record.seconds, record.cpu_seconds))
+    name, profile = (Path(options.again).stem, f"{_PROFILE}_again") if options.again else (path.stem, _PROFILE)
+    entry = StudyRow(name, profile, "–", str(simulation.seeds), minutes, cpu, _PROFILE if options.again else "")
     commit = record.made_with.get("commit", "unknown")
     claims = [
         row_of(claim, verdict, options.source, entry.setting, commit, claim.published) for claim, verdict in found
     ]
     lines = [f"# {path.stem}", "", GENERATED, "", f"{options.source}.", ""]
     lines += [f"- {key}: {record.made_with.get(key, 'unknown')}" for key in ("commit", "hardware", "versions")]
-    lines += ["", f"![{options.source}]({entry.study}-{_PROFILE}.png)", "", *_table(points), ""]
+    lines += ["", f"![{options.source}]({name}-{profile}.png)", "", *_table(points), ""]
     lines += [
         f"Medians over {simulation.seeds} seeds, as in the picture, with quartiles; the table beside this page has "
         "every seed's numbers. Margins are natural logarithms: 0.69 is a factor of two."

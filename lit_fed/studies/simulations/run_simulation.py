@@ -6,7 +6,7 @@ import csv
 import os
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import numpy as np
 from jsonargparse import ArgumentParser, Namespace
 
 from lit_fed.command.making import instantiate
+from lit_fed.command.shipped import located
 from lit_fed.command.table import Call
 from lit_fed.errors import ConfigError
 from lit_fed.studies.environment import describe
@@ -33,6 +34,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("-c", "--config", action="config", help="a file with the key simulate")
     parser.add_argument("--source", default="", help="the paper and the figure")
     parser.add_subclass_arguments(Simulation, "simulate", required=True, help="the figure, by class")
+    parser.add_argument("--again", default="", help="the file of which it asks claims again, over other seeds")
     parser.add_argument("-o", "--output", type=Path | None, help="folder to write to; simulations/<file> if none")
     parser.add_argument("--processes", type=int, default=2, help="jobs at a time, each on one thread")
 
@@ -47,6 +49,8 @@ def run(call: Call) -> int:
     if options.processes < 1:
         raise ConfigError(f"processes is {options.processes}; it must be at least 1")
     simulation: Simulation = instantiate(call.parser, options).simulate
+    if options.again:
+        check_again(options.again, simulation, settings_of(options))
     name = name_of(options)
     folder = options.output or Path("simulations") / name
     made_with, began, worked = describe(), time.monotonic(), sum(os.times()[:4])
@@ -65,6 +69,52 @@ def run(call: Call) -> int:
     print(f"\n{table}")
     print(f"written     {folder}")
     return 0
+
+
+def read_file(path: Path) -> tuple[Simulation, Namespace]:
+    """A file's simulation, and all its settings.
+
+    Raises:
+        ConfigError: If it is not that of a simulation.
+    """
+    parser = ArgumentParser(exit_on_error=False)
+    add_arguments(parser)
+    options = parser.parse_args(["-c", str(located(path))])
+    simulation: Simulation = instantiate(parser, options).simulate
+    return simulation, options
+
+
+def check_again(file: str, simulation: Simulation, settings: Mapping[str, Any]) -> None:
+    """Refuse to ask claims again that nobody asked, of the same seeds, or of another figure.
+
+    Args:
+        file: The file that asked them first.
+        simulation: Who asks them again.
+        settings: Its settings; of a grid's values some may be left out.
+
+    Raises:
+        ConfigError: For what is not as it was.
+    """
+    first, options = read_file(Path(file))
+    before = settings_of(options)
+    theirs, ours = before["init_args"], settings["init_args"]
+    if before["class_path"] != settings["class_path"]:
+        raise ConfigError(f"again: {file} is of {before['class_path']}, this of {settings['class_path']}")
+    for key in sorted({*theirs, *ours} - {"seeds", "first_seed"}):
+        was, now = theirs.get(key), ours.get(key)
+        grid = isinstance(was, (list, tuple)) and isinstance(now, (list, tuple))
+        if was != now and not (grid and all(one in was for one in now)):
+            raise ConfigError(f"again: {key} is {now}, and {was} in {file}; only seeds may differ, and a grid be less")
+    if common := sorted({*first.every_seed} & {*simulation.every_seed}):
+        raise ConfigError(f"again: {file} has seed {common[0]} too; to ask again takes other seeds, see first_seed")
+    known = [_sentence(content) for content in first.claims]
+    for content in simulation.claims:
+        if _sentence(content) not in known:
+            raise ConfigError(f"again: {file} has no claim {_sentence(content)!r}")
+
+
+def _sentence(content: Any) -> str:
+    return " ".join(str(content["claim"] if isinstance(content, dict) else content).split())
 
 
 def name_of(options: Namespace) -> str:

@@ -39,11 +39,13 @@ class Simulation(ABC):
     """A paper's figure whose task is no data set.
 
     Attributes:
-        seeds: How many seeds, from 0 on.
+        seeds: How many seeds.
+        first_seed: The first of them.
         claims: What the paper says about the figure, in the sentences of `lit_fed.studies.claims`.
     """
 
     seeds: int
+    first_seed: int
     claims: Sequence[Any]
 
     @abstractmethod
@@ -57,6 +59,11 @@ class Simulation(ABC):
     @abstractmethod
     def readings(self, points: Sequence[Point]) -> tuple[Values, Curves]:
         """The points as the table that claims are about: numbers, and curves over rounds, by row, column and seed."""
+
+    @property
+    def every_seed(self) -> range:
+        """Its seeds."""
+        return range(self.first_seed, self.first_seed + self.seeds)
 
     def dress(self, axes: Any, panel: str) -> None:
         """Scales and labels of a panel's axes; its title says what is drawn, and by what."""
@@ -91,7 +98,7 @@ def verdicts(simulation: Simulation, points: Sequence[Point]) -> list[tuple[Clai
         claim = parse_claim(content, f"simulate.claims, {number}", rows, columns, gaps)
         if claim.metric or claim.report:
             raise ConfigError(f"simulate.claims, {number}: a simulation has neither metric nor report")
-        every = range(simulation.seeds)
+        every = simulation.every_seed
         alone = [check(claim, [seed], value, curve).margin or 0.0 for seed in every]
         found.append((claim, check(claim, every, value, curve), sum(margin > 0 for margin in alone)))
     return found

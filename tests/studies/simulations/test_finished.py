@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from lit_fed.command.cli import main
+from lit_fed.studies.simulations.run_simulation import check_again, read_file, settings_of
 from tests.command.support import error_of
+from tests.support import ROOT
 
 FIGURE = "lit_fed.studies.simulations.attention_kernel.Figure1"
 SETTINGS = """\
@@ -117,3 +119,71 @@ def test_files_of_somebody_else_are_named(figure: Path, name: str, capsys: pytes
     message = error_of(["results", "-c", str(figure)], capsys)
     assert message.startswith(f"simulations/somebody_figure1/{name} was not written by lit-fed simulate")
     assert not Path("docs").exists()
+
+
+AGAIN = """\
+source: Somebody, 2026, Figure 1
+again: somebody_figure1.yaml
+simulate:
+  class_path: {figure}
+  init_args:
+    task: {{num_clients: 2, dim: 3, key_dim: 2, value_dim: 2, tokens: 2, examples: 3}}
+    seeds: 3
+    first_seed: {first}
+    rounds: {rounds}
+    rhos: [0.0]
+    claims:
+      - {{claim: {claim}}}
+"""
+LATER = {"figure": FIGURE, "first": 2, "rounds": 5, "claim": "last > first at rho=0"}
+
+
+def test_what_was_left_undecided_is_asked_again_of_other_seeds(figure: Path):
+    again = Path("later.yaml")
+    again.write_text(AGAIN.format(**LATER))
+    main(["simulate", "-c", str(again), "--processes", "1"])
+    with open("simulations/later/points.csv", newline="", encoding="utf-8") as file:
+        assert {line["seed"] for line in csv.DictReader(file)} == {"2", "3", "4"}
+    with open("simulations/later/points.csv", "w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(("panel", "line", "x", "seed", "value"))
+        for seed, first in ((2, 7.389056), (3, 7.389056), (4, 20.085537)):
+            table.writerows([("profile, rho 0", "h", 0, seed, first), ("profile, rho 0", "h", 5, seed, 1)])
+    main(["results", "-c", str(figure), str(again), "--output", "page"])
+    with open("page/claims.csv", newline="", encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    # -2, -2 and -3: -2.333 ± 2.920·0.5774/√3 = 0.973; the other claim, which was not asked again, stands.
+    assert [(line["setting"], line["ours"], line["interval"], line["verdict"], line["seeds"]) for line in lines] == [
+        ("somebody_figure1, simulation", "2", "-1.157 to 5.157", "undecided", "2"),
+        ("somebody_figure1, simulation_again", "-2.333", "-3.307 to -1.36", "fails", "3"),
+    ]
+    assert Path("page/studies/somebody_figure1-simulation_again.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"first": 1}, "somebody_figure1.yaml has seed 1 too; to ask again takes other seeds, see first_seed"),
+        ({"rounds": 6}, "rounds is 6, and 5 in somebody_figure1.yaml; only seeds may differ, and a grid be less"),
+        ({"claim": "first > last at rho=0"}, "somebody_figure1.yaml has no claim 'first > last at rho=0'"),
+        (
+            {"figure": FIGURE.replace("1", "3")},
+            f"somebody_figure1.yaml is of {FIGURE}, this of {FIGURE.replace('1', '3')}",
+        ),
+    ],
+)
+def test_only_the_seeds_of_what_is_asked_again_differ(
+    figure: Path, change: dict[str, object], told: str, capsys: pytest.CaptureFixture[str]
+):
+    Path("later.yaml").write_text(AGAIN.format(**LATER | change))
+    assert error_of(["simulate", "-c", "later.yaml"], capsys) == f"again: {told}"
+    assert not Path("simulations/later").exists()
+
+
+def test_what_we_ask_again_is_what_was_asked():
+    files = sorted(ROOT.glob("configs/papers/*/simulations/*_again.yaml"))
+    assert files
+    for path in files:
+        simulation, options = read_file(path)
+        assert path.stem == f"{Path(options.again).stem}_again"
+        check_again(options.again, simulation, settings_of(options))

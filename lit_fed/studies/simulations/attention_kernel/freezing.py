@@ -25,7 +25,7 @@ from torch import Tensor
 
 from lit_fed.studies.simulations.attention_kernel.descent import Work, fix_kernel, profile, train, train_values
 from lit_fed.studies.simulations.attention_kernel.linear_attention import Clients, draw
-from lit_fed.studies.simulations.attention_kernel.panels import Job, KernelFigure, by_seed
+from lit_fed.studies.simulations.attention_kernel.panels import Job, KernelFigure
 from lit_fed.studies.simulations.jobs import ALONE, Jobs
 from lit_fed.studies.simulations.simulation import Point
 
@@ -85,7 +85,7 @@ class Measured(NamedTuple):
 def measure(job: Job) -> Measured:
     """Freeze at every round that a job names."""
     torch.set_num_threads(1)  # as for the figures
-    clients = draw(job.task, job.rho, list(range(job.seeds)))
+    clients = draw(job.task, job.rho, list(job.seeds))
     path = train(clients, job.work, max(job.warmups), job.warmups)
     found = {at: freeze(clients, job.work, path.weights[at], job.rounds - at) for at in job.warmups}
     return Measured(least_loss(clients, job.work.ridge, found), found)
@@ -130,7 +130,7 @@ class Proposition1(KernelFigure):
                 bias = one.profile - measured.best
                 bounds.append(bias + self.contraction ** (self.rounds - tau) * one.residual)
                 excesses.append(bias + one.left)
-                add = partial(_add, points, f"rho {rho:g}", tau)
+                add = partial(self._add, points, f"rho {rho:g}", tau)
                 add("freezing bias by round", bias)
                 add("residual by round", one.residual)
                 add("residual after phase 2 by round", one.left)
@@ -141,10 +141,13 @@ class Proposition1(KernelFigure):
             fractions = torch.tensor(at, dtype=torch.float64) / self.rounds
             oracle, best = bound.argmin(0), excess.argmin(0)
             lost = excess.gather(0, oracle[None])[0] / excess.gather(0, best[None])[0]
-            _add(points, "bound", rho, "best warm-up by rho", fractions[oracle])
-            _add(points, "run", rho, "best warm-up by rho", fractions[best])
-            _add(points, "bound", rho, "loss over the best by rho", lost)
+            self._add(points, "bound", rho, "best warm-up by rho", fractions[oracle])
+            self._add(points, "run", rho, "best warm-up by rho", fractions[best])
+            self._add(points, "bound", rho, "loss over the best by rho", lost)
         return points
+
+    def _add(self, points: list[Point], line: str, x: float, panel: str, values: Tensor) -> None:
+        points += self.by_seed(panel, line, x, values.tolist())
 
     @property
     def contraction(self) -> float:
@@ -156,7 +159,3 @@ class Proposition1(KernelFigure):
         super().dress(axes, panel)
         if panel != "best warm-up by rho":
             axes.set_yscale("log")
-
-
-def _add(points: list[Point], line: str, x: float, panel: str, values: Tensor) -> None:
-    points += by_seed(panel, line, x, values.tolist())

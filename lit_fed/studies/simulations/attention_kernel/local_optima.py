@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lit_fed.studies.simulations.attention_kernel.descent import Quadratic, fix_kernel, ridge_solution, train
 from lit_fed.studies.simulations.attention_kernel.linear_attention import draw
-from lit_fed.studies.simulations.attention_kernel.panels import Job, KernelFigure, by_seed
+from lit_fed.studies.simulations.attention_kernel.panels import Job, KernelFigure
 from lit_fed.studies.simulations.jobs import ALONE, Jobs
 from lit_fed.studies.simulations.simulation import Point
 
@@ -87,7 +87,7 @@ def measure(job: RestJob) -> Measured:
     """Train up to the freezing round, and see where phase 2 ends under each ridge."""
     torch.set_num_threads(1)  # as for the figures
     warmup, work, freezing = job.warmup, job.warmup.work, job.warmup.warmups[-1]
-    clients = draw(warmup.task, warmup.rho, list(range(warmup.seeds)))
+    clients = draw(warmup.task, warmup.rho, list(warmup.seeds))
     problem = fix_kernel(clients, train(clients, work, freezing).weights[freezing])
     few = [at_rest(problem, work.lr, work.local_steps, ridge) for ridge in job.ridges]
     return Measured(few, [at_rest(problem, work.lr, None, ridge) for ridge in job.ridges])
@@ -114,6 +114,6 @@ class LocalOptima(KernelFigure):
         points: list[Point] = []
         for line, rests in measured._asdict().items():
             for ridge, rest in zip(self.ridges, rests, strict=True):
-                points += by_seed("drift at rest by ridge", line, ridge, rest.drift.tolist())
-                points += by_seed("loss at rest by ridge", f"loss {line}", ridge, rest.loss.tolist())
+                points += self.by_seed("drift at rest by ridge", line, ridge, rest.drift.tolist())
+                points += self.by_seed("loss at rest by ridge", f"loss {line}", ridge, rest.loss.tolist())
         return points

@@ -29,7 +29,7 @@ class Job:
     Args:
         task: The task.
         rho: ρ.
-        seeds: How many.
+        seeds: The seeds.
         work: How clients work.
         rounds: T.
         profiles: Rounds at which h is computed.
@@ -39,7 +39,7 @@ class Job:
 
     task: Task
     rho: float
-    seeds: int
+    seeds: range
     work: Work
     rounds: int
     profiles: tuple[int, ...] = ()
@@ -66,7 +66,7 @@ class Outcome(NamedTuple):
 def solve(job: Job) -> Outcome:
     """Run a job."""
     torch.set_num_threads(1)  # jobs run side by side, and their matrices are small
-    clients = draw(job.task, job.rho, list(range(job.seeds)))
+    clients = draw(job.task, job.rho, list(job.seeds))
     keep = sorted({*job.profiles, *job.warmups})
     rounds = job.rounds if job.whole else max(keep)
     path = train(clients, job.work, rounds, keep)
@@ -102,11 +102,6 @@ def solve_all(asked_for: Sequence[Job], jobs: Jobs) -> list[Outcome]:
     return [found[replace(job, profiles=(), warmups=(), whole=True)] for job in asked_for]
 
 
-def by_seed(panel: str, line: str, x: float, values: Sequence[float]) -> list[Point]:
-    """A point a seed."""
-    return [Point(panel, line, x, seed, value) for seed, value in enumerate(values)]
-
-
 # ---------------------------------------------------------------------- the figures
 
 
@@ -116,7 +111,8 @@ class KernelFigure(Simulation):
 
     Args:
         task: The task.
-        seeds: How many seeds, from 0 on.
+        seeds: How many seeds.
+        first_seed: The first of them.
         rounds: T.
         local_steps: E.
         lr: η.
@@ -130,6 +126,7 @@ class KernelFigure(Simulation):
 
     task: Task = field(default_factory=Task)
     seeds: int = 10
+    first_seed: int = 0
     rounds: int = 200
     local_steps: int = 20
     lr: float = 1e-3
@@ -157,7 +154,11 @@ class KernelFigure(Simulation):
 
     def job(self, rho: float, work: Work | None = None, **asked: Any) -> Job:
         """A job of this figure; by default with its own work."""
-        return Job(self.task, rho, self.seeds, work or self.work, self.rounds, **asked)
+        return Job(self.task, rho, self.every_seed, work or self.work, self.rounds, **asked)
+
+    def by_seed(self, panel: str, line: str, x: float, values: Sequence[float]) -> list[Point]:
+        """A point a seed."""
+        return [Point(panel, line, x, seed, value) for seed, value in zip(self.every_seed, values, strict=True)]
 
     def readings(self, points: Sequence[Point]) -> tuple[Values, Curves]:
         """Logarithms by row, column and seed."""
@@ -193,7 +194,7 @@ class Figure1(KernelFigure):
         outcomes = solve_all([self.job(rho, profiles=at) for rho in self.rhos], jobs)
         for rho, outcome in zip(self.rhos, outcomes, strict=True):
             for round_idx, values in outcome.profiles.items():
-                points += by_seed(f"profile, rho {rho:g}", "h", round_idx, values)
+                points += self.by_seed(f"profile, rho {rho:g}", "h", round_idx, values)
         return points
 
 
@@ -228,14 +229,14 @@ class Figure2(KernelFigure):
         points = []
         for steps, outcome in zip(self.steps, outcomes[: len(ladder)], strict=True):
             ratios = [ours / theirs for ours, theirs in zip(outcome.frozen[warm], outcome.loss, strict=True)]
-            points += by_seed("loss ratio by E", "FedFrozen/FedAvg", steps, ratios)
+            points += self.by_seed("loss ratio by E", "FedFrozen/FedAvg", steps, ratios)
         for fraction in self.warmups:
             losses = outcomes[len(ladder)].frozen[self.round_of(fraction)]
-            points += by_seed("loss by warm-up", "FedFrozen", fraction, losses)
+            points += self.by_seed("loss by warm-up", "FedFrozen", fraction, losses)
         for (rho, name), outcome in zip(grid, outcomes[len(ladder) + 1 :], strict=True):
-            points += by_seed("loss by rho", name, rho, outcome.loss)
+            points += self.by_seed("loss by rho", name, rho, outcome.loss)
             if name == "FedAvg":
-                points += by_seed("loss by rho", "FedFrozen", rho, outcome.frozen[warm])
+                points += self.by_seed("loss by rho", "FedFrozen", rho, outcome.frozen[warm])
         return points
 
 
@@ -267,8 +268,8 @@ class Figure3(KernelFigure):
         for rho, outcome in zip(self.rhos, outcomes, strict=False):
             for fraction in self.warmups:
                 losses = outcome.frozen[self.round_of(fraction)]
-                points += by_seed("loss by warm-up and rho", f"rho {rho:g}", fraction, losses)
+                points += self.by_seed("loss by warm-up and rho", f"rho {rho:g}", fraction, losses)
         for ridge, outcome in zip(self.ridges, outcomes[len(self.rhos) :], strict=True):
-            points += by_seed("loss by ridge", "FedFrozen", ridge, outcome.frozen[warm])
-            points += by_seed("drift by ridge", "FedFrozen", ridge, outcome.drift[warm])
+            points += self.by_seed("loss by ridge", "FedFrozen", ridge, outcome.frozen[warm])
+            points += self.by_seed("drift by ridge", "FedFrozen", ridge, outcome.drift[warm])
         return points

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from lit_fed.studies.simulations.attention_kernel.panels import Job, KernelFigure, by_seed, solve_all
+from lit_fed.studies.simulations.attention_kernel.panels import Job, KernelFigure, solve_all
 from lit_fed.studies.simulations.jobs import ALONE, Jobs
 from lit_fed.studies.simulations.simulation import Point
 
@@ -37,10 +37,10 @@ class PooledKernel(KernelFigure):
         federated = [self.job(self.rho, work, profiles=(warm,)) for work in local]
         alone = replace(self.work, local_steps=1)  # the mean of one step each is a step on all data
         in_all = [warm * steps for steps in self.steps]
-        pooled = [Job(self.task, self.rho, self.seeds, alone, n, profiles=(n,), whole=False) for n in in_all]
+        pooled = [Job(self.task, self.rho, self.every_seed, alone, n, profiles=(n,), whole=False) for n in in_all]
         outcomes = solve_all([*federated, *pooled], jobs)
         for idx, steps in enumerate(self.steps):
             ours, best = outcomes[idx], outcomes[len(self.steps) + idx]
-            yield from by_seed("loss by E", "FedAvg", steps, ours.loss)
-            yield from by_seed("loss by E", "kernel", steps, ours.profiles[warm])
-            yield from by_seed("loss by E", "pooled", steps, best.profiles[in_all[idx]])
+            yield from self.by_seed("loss by E", "FedAvg", steps, ours.loss)
+            yield from self.by_seed("loss by E", "kernel", steps, ours.profiles[warm])
+            yield from self.by_seed("loss by E", "pooled", steps, best.profiles[in_all[idx]])

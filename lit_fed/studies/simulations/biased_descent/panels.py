@@ -73,7 +73,8 @@ class Proposition42(Simulation):
 
     Args:
         task: The task.
-        seeds: How many seeds, from 0 on.
+        seeds: How many seeds.
+        first_seed: The first of them.
         temperatures: τ of UWA's weights, a line each: 0 is the average, 0.25 sUWA, 1 UWA.
         private_steps: Steps of stage 1.
         steps: Steps T of stage 2.
@@ -93,6 +94,7 @@ class Proposition42(Simulation):
 
     task: Task = field(default_factory=Task)
     seeds: int = 10
+    first_seed: int = 0
     temperatures: tuple[float, ...] = (0.0, 0.25, 1.0)
     private_steps: int = 200
     steps: int = 1000
@@ -114,7 +116,7 @@ class Proposition42(Simulation):
 
     def points(self, jobs: Jobs = ALONE) -> list[Point]:
         """Curves by step, and what they come to by temperature."""
-        asked = [Job(self, seed) for seed in range(self.seeds)]
+        asked = [Job(self, seed) for seed in self.every_seed]
         return [point for points in jobs.run(solve, asked, (Point,)) for point in points]
 
     def readings(self, points: Sequence[Point]) -> tuple[Values, Curves]:
