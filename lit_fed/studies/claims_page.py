@@ -48,6 +48,11 @@ class Row(NamedTuple):
         return self.claim.rpartition("[")[2].rstrip("]")
 
     @property
+    def is_ours(self) -> bool:
+        """Whether no paper says it: it asks for a cause, or what a paper leaves open, and says "(ours)"."""
+        return "(ours)" in self.claim
+
+    @property
     def said(self) -> str:
         """The claim, as the study's page has it."""
         says = self.claim.rpartition(" [")[0]

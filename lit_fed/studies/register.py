@@ -107,9 +107,14 @@ class Register:
     @property
     def tally(self) -> str:
         """How many claims came out in each way, as a sentence."""
-        counts = Counter(row.verdict for rows in self._claims.values() for row in rows)
-        told = ", ".join(f"{outcome} {counts[outcome]}" for outcome in OUTCOMES)
-        return f"{counts.total()} claims of {len(self._entries)} studies and profiles: {told}"
+        rows = [row for rows in self._claims.values() for row in rows]
+        told = f"{len(rows)} claims of {len(self._entries)} studies and profiles: {_counted(rows)}"
+        theirs = [row for row in rows if not row.is_ours]
+        return (
+            told
+            if len(theirs) == len(rows)
+            else f"{told}; without ours, which ask for causes, {len(theirs)}: {_counted(theirs)}"
+        )
 
     def _page(self, entries: Iterable[StudyRow]) -> list[str]:
         lines = ["# Claims", "", GENERATED, "", f"{self.tally}.", ""]
@@ -120,6 +125,11 @@ class Register:
             lines.append(line((named, *entry[1:6], *(counts[outcome] for outcome in OUTCOMES))))
         again = [_AGAIN, ""] if any(entry.again for entry in entries) else []
         return [*lines, "", *again, _MINUTES, "", HOW_DECIDED]
+
+
+def _counted(rows: Sequence[Row]) -> str:
+    counts = Counter(row.verdict for row in rows)
+    return ", ".join(f"{outcome} {counts[outcome]}" for outcome in OUTCOMES)
 
 
 def _read(path: Path, kind: type[_Line]) -> list[_Line]:

@@ -108,6 +108,18 @@ def test_a_study_that_is_run_again_replaces_its_lines_and_others_stand(studied, 
     assert "6 claims of 2 studies and profiles: holds 3, equal 1, undecided 1, fails 1." in page
 
 
+def test_claims_of_ours_are_counted_apart(studied, tmp_path):
+    path, studies = studied
+    claims = [{"says": "It helps", "claim": "prox > fedavg at iid"}, {"says": "Why (ours)", "claim": "prox < 3 at iid"}]
+    write_study(tmp_path, seeds=[0, 1], scale=100, claims=claims)
+    results(path, studies, tmp_path / "page")
+    page = (tmp_path / "page" / "claims.md").read_text(encoding="utf-8")
+    told = (
+        "holds 1, equal 0, undecided 0, fails 1; without ours, which ask for causes, 1: holds 1, equal 0, undecided 0"
+    )
+    assert f"2 claims of 1 studies and profiles: {told}, fails 0." in page
+
+
 def test_of_a_study_that_claims_nothing_the_table_is_entered(studied, tmp_path, capsys):
     path, studies = studied
     seeds = {"seeds": [0, 1], "scale": 100, "profiles": {"paper": {"set": {"trainer.max_rounds": 3}}, "pocket": {}}}
