@@ -27,6 +27,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 CELLS = 4  # fewer would leave cores without work that have some in the whole study
+SIMULATION = "simulation"
 BUSY = 0.5  # a load above this before the first study: something else is running
 
 
@@ -36,13 +37,20 @@ def recorded() -> dict[str, dict[str, str]]:
         return {f"{line['study']}:{line['profile']}": line for line in csv.DictReader(file)}
 
 
+def is_simulation(profile: str) -> bool:
+    """Whether it is a simulation's, or that of a second one, which asks again."""
+    return profile.startswith(SIMULATION)
+
+
 def command(name: str, profile: str, parts: int, folder: Path) -> list[str]:
     """The command line that runs a study's first seeds, or a simulation's.
 
     Raises:
         SystemExit: If there is no such file.
     """
-    kind = "simulations" if profile == "simulation" else "studies"
+    kind = "simulations" if is_simulation(profile) else "studies"
+    if kind == "simulations":  # the file of what is asked again is called so
+        name += profile.removeprefix(SIMULATION)
     found = sorted(ROOT.glob(f"configs/papers/*/{kind}/{name}.yaml"))
     if not found:
         raise SystemExit(f"there is no configs/papers/*/{kind}/{name}.yaml")
@@ -56,7 +64,7 @@ def command(name: str, profile: str, parts: int, folder: Path) -> list[str]:
 
 def parts_of(line: dict[str, str]) -> int:
     """How many seeds are run of a study."""
-    if line["profile"] == "simulation":
+    if is_simulation(line["profile"]):
         return 1
     return math.ceil(CELLS * int(line["seeds"]) / int(line["cells"].split()[-1]))
 
@@ -95,13 +103,13 @@ def main() -> None:
             words = command(line["study"], line["profile"], parts, Path(folder))
             try:
                 took = elapsed(words)
-                if start is None and line["profile"] != "simulation":
+                if start is None and not is_simulation(line["profile"]):
                     start = elapsed(words)
             except RuntimeError as error:  # those after it are timed all the same
                 print(error, file=sys.stderr)
                 failed += 1
                 continue
-        rest = 0.0 if start is None or line["profile"] == "simulation" else start
+        rest = 0.0 if start is None or is_simulation(line["profile"]) else start
         whole = ((took - rest) * int(line["seeds"]) / parts + rest) / 60
         then = f"{float(cpu) / 2:.1f}" if cpu != "not measured" else cpu
         of = f"{parts} of {line['seeds']}"
