@@ -110,11 +110,9 @@ class Register:
         rows = [row for rows in self._claims.values() for row in rows]
         told = f"{len(rows)} claims of {len(self._entries)} studies and profiles: {_counted(rows)}"
         theirs = [row for row in rows if not row.is_ours]
-        return (
-            told
-            if len(theirs) == len(rows)
-            else f"{told}; without ours, which ask for causes, {len(theirs)}: {_counted(theirs)}"
-        )
+        if len(theirs) < len(rows):
+            told += f"; without ours, which ask for causes, {len(theirs)}: {_counted(theirs)}"
+        return told
 
     def _page(self, entries: Iterable[StudyRow]) -> list[str]:
         lines = ["# Claims", "", GENERATED, "", f"{self.tally}.", ""]

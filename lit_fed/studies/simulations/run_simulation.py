@@ -15,6 +15,7 @@ import numpy as np
 from jsonargparse import ArgumentParser, Namespace
 
 from lit_fed.command.making import instantiate
+from lit_fed.command.readable import read_settings
 from lit_fed.command.shipped import located
 from lit_fed.command.table import Call
 from lit_fed.errors import ConfigError
@@ -77,9 +78,12 @@ def read_file(path: Path) -> tuple[Simulation, Namespace]:
     Raises:
         ConfigError: If it is not that of a simulation.
     """
+    found = located(path)
+    if "simulate" not in read_settings(found, "simulation file"):
+        raise ConfigError(f"{path} is not a simulation's: it has no key simulate")
     parser = ArgumentParser(exit_on_error=False)
     add_arguments(parser)
-    options = parser.parse_args(["-c", str(located(path))])
+    options = parser.parse_args(["-c", str(found)])
     simulation: Simulation = instantiate(parser, options).simulate
     return simulation, options
 

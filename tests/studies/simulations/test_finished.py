@@ -180,6 +180,15 @@ def test_only_the_seeds_of_what_is_asked_again_differ(
     assert not Path("simulations/later").exists()
 
 
+def test_a_file_that_is_no_simulations_is_named(figure: Path, capsys: pytest.CaptureFixture[str]):
+    again = AGAIN.format(**LATER)
+    Path("later.yaml").write_text(again.replace("somebody_figure1", "nowhere"))
+    assert error_of(["simulate", "-c", "later.yaml"], capsys) == "simulation file nowhere.yaml does not exist"
+    Path("nowhere.yaml").write_text("trainer: {max_rounds: 1}\n")
+    told = error_of(["simulate", "-c", "later.yaml"], capsys)
+    assert told == "nowhere.yaml is not a simulation's: it has no key simulate"
+
+
 def test_what_we_ask_again_is_what_was_asked():
     files = sorted(ROOT.glob("configs/papers/*/simulations/*_again.yaml"))
     assert files
