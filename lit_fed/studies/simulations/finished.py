@@ -39,6 +39,8 @@ def finished_simulation(path: Path, simulations: Path) -> Finished | None:
         return None
     if options.again:
         check_again(options.again, simulation, settings_of(options))
+        if path.stem != f"{Path(options.again).stem}_again":  # its page is called so, and would be another's too
+            raise ConfigError(f"{path} asks {options.again} again; call it {Path(options.again).stem}_again.yaml")
     points = _read(folder / "points.csv")
     found = [(claim, verdict) for claim, verdict, _ in verdicts(simulation, points)]
     minutes, cpu = (f"{seconds / 60:.1f}" for seconds in (record.seconds, record.cpu_seconds))

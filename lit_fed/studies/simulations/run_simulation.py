@@ -100,6 +100,8 @@ def check_again(file: str, simulation: Simulation, settings: Mapping[str, Any]) 
         ConfigError: For what is not as it was.
     """
     first, options = read_file(Path(file))
+    if options.again:
+        raise ConfigError(f"again: {file} itself asks {options.again} again; name that one")
     before = settings_of(options)
     theirs, ours = before["init_args"], settings["init_args"]
     if before["class_path"] != settings["class_path"]:

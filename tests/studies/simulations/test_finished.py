@@ -139,12 +139,12 @@ LATER = {"figure": FIGURE, "first": 2, "rounds": 5, "claim": "last > first at rh
 
 
 def test_what_was_left_undecided_is_asked_again_of_other_seeds(figure: Path):
-    again = Path("later.yaml")
+    again = Path("somebody_figure1_again.yaml")
     again.write_text(AGAIN.format(**LATER))
     main(["simulate", "-c", str(again), "--processes", "1"])
-    with open("simulations/later/points.csv", newline="", encoding="utf-8") as file:
+    with open("simulations/somebody_figure1_again/points.csv", newline="", encoding="utf-8") as file:
         assert {line["seed"] for line in csv.DictReader(file)} == {"2", "3", "4"}
-    with open("simulations/later/points.csv", "w", newline="", encoding="utf-8") as file:
+    with open("simulations/somebody_figure1_again/points.csv", "w", newline="", encoding="utf-8") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(("panel", "line", "x", "seed", "value"))
         for seed, first in ((2, 7.389056), (3, 7.389056), (4, 20.085537)):
@@ -158,6 +158,16 @@ def test_what_was_left_undecided_is_asked_again_of_other_seeds(figure: Path):
         ("somebody_figure1, simulation_again", "-2.333", "-3.307 to -1.36", "fails", "3"),
     ]
     assert Path("page/studies/somebody_figure1-simulation_again.md").exists()
+
+
+def test_one_file_asks_a_simulation_again_and_none_asks_that_one(figure: Path, capsys: pytest.CaptureFixture[str]):
+    Path("later.yaml").write_text(AGAIN.format(**LATER))
+    main(["simulate", "-c", "later.yaml", "--processes", "1"])
+    told = error_of(["results", "-c", "later.yaml"], capsys)
+    assert told == "later.yaml asks somebody_figure1.yaml again; call it somebody_figure1_again.yaml"
+    Path("last.yaml").write_text(AGAIN.format(**LATER | {"first": 5}).replace("somebody_figure1", "later"))
+    told = error_of(["simulate", "-c", "last.yaml"], capsys)
+    assert told == "again: later.yaml itself asks somebody_figure1.yaml again; name that one"
 
 
 @pytest.mark.parametrize(
