@@ -130,15 +130,15 @@ class Seconds(Callback):
 
 
 def seconds(
-    size: Size, make: type[AtOnce | OneByOne], method: Callable[[], Algorithm[Any]], rounds: int
+    size: Size, make: type[AtOnce | OneByOne], method: Callable[[], Algorithm[Any]], rounds: int, **settings: Any
 ) -> list[float]:
-    """Of the rounds after the first."""
+    """Of the rounds after the first; with settings of the trainer."""
     torch.manual_seed(0)
     times = Seconds()
+    where: dict[str, Any] = {"accelerator": "cpu", "devices": 1}
     with tempfile.TemporaryDirectory() as folder:
         trainer = FederatedTrainer(
-            accelerator="cpu",
-            devices=1,
+            **(where | settings),
             max_rounds=rounds + 1,
             local_epochs=size.epochs,
             participation=UniformParticipation(count=size.cohort),

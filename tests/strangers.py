@@ -259,7 +259,7 @@ class LatentGAN(LightningModule):
         real_is, fake_is = torch.ones(len(real), 1), torch.zeros(len(real), 1)
 
         self.toggle_optimizer(judge)
-        fake = self(torch.randn(len(real), self.noise)).detach()
+        fake = self(torch.randn(len(real), self.noise, device=real.device)).detach()
         doubt = F.binary_cross_entropy_with_logits(self.judge(real), real_is) + F.binary_cross_entropy_with_logits(
             self.judge(fake), fake_is
         )
@@ -270,7 +270,9 @@ class LatentGAN(LightningModule):
         self.untoggle_optimizer(judge)
 
         self.toggle_optimizer(forge)
-        fooled = F.binary_cross_entropy_with_logits(self.judge(self(torch.randn(len(real), self.noise))), real_is)
+        fooled = F.binary_cross_entropy_with_logits(
+            self.judge(self(torch.randn(len(real), self.noise, device=real.device))), real_is
+        )
         forge.zero_grad()
         self.manual_backward(fooled)
         forge.step()

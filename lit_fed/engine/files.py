@@ -13,6 +13,7 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
+from lit_fed.engine.local_batches import map_tensors
 from lit_fed.engine.state_bytes import State, StateBytes, is_not
 from lit_fed.errors import CheckpointError
 from lit_fed.file_names import is_file_name
@@ -159,14 +160,15 @@ def write_atomically(content: Any, path: Path) -> None:
     """Save tensors and primitives to a temporary file, wait until it is on the disk, and rename it into place.
 
     Args:
-        content: What ``torch.load(..., weights_only=True)`` can read back.
+        content: What ``torch.load(..., weights_only=True)`` can read back, on any machine: tensors are saved as the
+            CPU's.
         path: The final name; what was there survives any failure.
 
     Raises:
         CheckpointError: If the disk is full or the folder cannot be written.
     """
     with in_place_of(path) as temporary, open(temporary, "wb") as file:
-        torch.save(content, file)
+        torch.save(map_tensors(content, Tensor.cpu), file)
         file.flush()
         os.fsync(file.fileno())
 

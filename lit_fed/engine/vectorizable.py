@@ -7,7 +7,8 @@ clients, a loss that is no mean) is found by training two clients both ways befo
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -87,7 +88,7 @@ def probe(session: Session, kind: str, broadcast: Broadcast, group: GroupLoop, f
     loop = session.loops[kind]
     ids = _two_clients(session, kind)
     cuda = [loop.fabric.device] if loop.fabric.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=cuda), loop.model.lent():
+    with torch.random.fork_rng(devices=cuda), loop.model.lent(), _all_bits():
         alone = {client_id: _train_alone(session, client_id, broadcast) for client_id in ids}
         group.pad_to = _largest_smaller_batch(session)
         if group.pad_to and not _misfit(session, group, finish, ids, broadcast, alone):
@@ -95,6 +96,21 @@ def probe(session: Session, kind: str, broadcast: Broadcast, group: GroupLoop, f
         group.pad_to = 0
         if misfit := _misfit(session, group, finish, ids, broadcast, alone):
             raise NotVectorizable(misfit)
+
+
+@contextmanager
+def _all_bits() -> Iterator[None]:
+    """Float32 without TF32, by which GPUs round a group's products otherwise than a client's, too coarsely to tell."""
+    backends: Any = torch.backends  # whose settings have no types
+    kinds = (backends.cudnn.conv, backends.cuda.matmul)
+    before = [kind.fp32_precision for kind in kinds]
+    for kind in kinds:
+        kind.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        for kind, precision in zip(kinds, before, strict=True):
+            kind.fp32_precision = precision
 
 
 def _largest_smaller_batch(session: Session) -> int:

@@ -1,0 +1,72 @@
+"""What a GPU makes of a round: by precision, layout, compiled, in groups of clients, and beside one thread of the CPU.
+
+Federations of `round_times.py`: 100 clients with 100 images of 32×32, ten of which take part for three epochs of
+batches of 50, so 60 steps a round. Medians over the rounds but the first, which starts kernels and compiles. Of every
+network the ratio is to the first row of FedDr+.
+
+    python benchmarks/gpu.py [--rounds 6] [--only WORD …]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from round_times import METHODS, SIZES, AtOnce, seconds  # beside this file
+
+
+@dataclass(frozen=True)
+class Way:
+    """What is timed: a network of `round_times.SIZES`, a method, and settings of the trainer."""
+
+    network: str
+    method: str = "FedDr+"
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        said = [f"{key}={value}" for key, value in self.settings.items()]
+        return ", ".join([self.network, self.method, *said])
+
+
+BF16, GROUPS, LAST = {"precision": "bf16-mixed"}, {"executor": "vectorized"}, {"channels_last": True}
+CPU = {"accelerator": "cpu", "num_threads": 1}
+WAYS = [
+    Way("mobilenet", "FedAvg"),
+    *(Way("mobilenet", settings=s) for s in ({}, LAST, BF16, BF16 | LAST, {"precision": "16-mixed"})),
+    *(Way("small_cnn", settings=s) for s in ({}, GROUPS, BF16 | GROUPS)),
+    *(Way("mlp", settings=s) for s in ({}, GROUPS)),
+    Way("mobilenet", settings={"compile": True}),
+    *(Way(network, settings=CPU) for network in ("mlp", "small_cnn", "mobilenet")),
+]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """A row a way."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--only", nargs="+", default=[""], help="words of which a row must have one")
+    args = parser.parse_args(argv)
+    if not torch.cuda.is_available():
+        parser.error("there is no GPU here")
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {os.cpu_count()} cores")
+    print("| | a round, ms | a step, ms | of FedDr+'s round | MiB at most |\n|---|---|---|---|---|")
+    base: dict[str, float] = {}
+    for way in (way for way in WAYS if any(word in str(way) for word in args.only)):
+        size = SIZES[way.network]
+        torch.cuda.reset_peak_memory_stats()
+        settings = {"accelerator": "gpu"} | way.settings
+        found = statistics.median(seconds(size, AtOnce, METHODS[way.method], args.rounds, **settings))
+        if way.method == "FedDr+":
+            base.setdefault(way.network, found)
+        part = f"{found / base[way.network]:.2f}" if way.network in base else ""
+        peak = torch.cuda.max_memory_allocated() / 2**20
+        print(f"| {way} | {found * 1e3:.0f} | {found * 1e3 / size.steps:.2f} | {part} | {peak:.0f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
