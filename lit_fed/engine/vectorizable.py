@@ -45,8 +45,9 @@ _PROBE_STEPS = 6
 _CLOSE, _ROUNDING = 1e-3, 1e-5
 _COARSE = 0.1  # of mixed precision, which rounds otherwise in other kernels
 _WHY_OTHERWISE = (
-    "something mixes clients or samples, or the optimizer makes a step of what is rounding alone in a gradient, as Adam"
-    " does for a bias of attention's keys (with timm's qkv_bias: false there is none)"
+    "something mixes clients or samples; rounding grows in a deep network, which trainer.precision=64-true would tell;"
+    " or the optimizer makes a step of what is rounding alone in a gradient, as Adam does for a bias of attention's"
+    " keys (with timm's qkv_bias: false there is none)"
 )
 
 
