@@ -21,7 +21,8 @@ from lit_fed.engine.protocols import ClientTest
 from lit_fed.methods import FedAvg
 from tests.engine.stranger_support import STRANGERS, Backwards, digits
 from tests.engine.test_channels_last import Noting, Pictures
-from tests.methods.run_methods import CONFIGS, METHODS, ON_PUPPETS, SMALL, words_of
+from tests.methods.run_methods import CONFIGS, METHODS, ON_PUPPETS, words_of
+from tests.methods.support import run_quickstart
 from tests.methods.test_every_method import assert_same_run
 from tests.support import Points, Wanderer, Wandering, assert_same, fit, rows, saved_weights, weights
 
@@ -114,19 +115,10 @@ def test_how_a_network_runs_changes_rounding_alone(tmp_path: Path, settings: dic
         torch.testing.assert_close(other[name], plain[name], rtol=1e-3, atol=1e-3)
 
 
-def small(root: Path) -> list[str]:
-    return [word for key, value in SMALL.items() for word in (f"--{key}", value)] + [
-        *("--trainer.default_root_dir", str(root), "--trainer.max_rounds", "2", "--trainer.logger", "true"),
-    ]
-
-
-def test_a_cpu_goes_on_with_a_gpus_run_and_tests_it(tmp_path: Path) -> None:
-    quickstart = ["-c", str(CONFIGS / "quickstart.yaml")]
-    main(["fit", *quickstart, *small(tmp_path), "-c", str(CONFIGS / "trainer" / "gpu_bf16.yaml")])
-    run = tmp_path / "lightning_logs" / "version_0"
+def test_a_cpu_goes_on_with_a_gpus_run(tmp_path: Path) -> None:
+    run = run_quickstart(tmp_path, "-c", str(CONFIGS / "trainer" / "gpu_bf16.yaml"))
     assert all(tensor.device.type == "cpu" for tensor in saved_weights(run).values())
-    more = ["--trainer.accelerator", "cpu", "--trainer.max_rounds", "3", "--ckpt_path", "last"]
-    main(["fit", *quickstart, *small(tmp_path), *more])
+    assert run == run_quickstart(tmp_path, "--trainer.accelerator", "cpu", "--ckpt_path", "last", rounds=3)
     last = rows(run / "metrics.csv")[-1]
     assert last["round"] == "2"
     assert math.isfinite(float(last["global/loss"]))
