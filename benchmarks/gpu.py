@@ -36,8 +36,9 @@ class Way:
 BF16, GROUPS, LAST = {"precision": "bf16-mixed"}, {"executor": "vectorized"}, {"channels_last": True}
 CPU = {"accelerator": "cpu", "num_threads": 1}
 WAYS = [
+    Way("mobilenet"),
     Way("mobilenet", "FedAvg"),
-    *(Way("mobilenet", settings=s) for s in ({}, LAST, BF16, BF16 | LAST, {"precision": "16-mixed"})),
+    *(Way("mobilenet", settings=s) for s in (LAST, BF16, BF16 | LAST, {"precision": "16-mixed"})),
     *(Way("small_cnn", settings=s) for s in ({}, GROUPS, BF16 | GROUPS)),
     *(Way("mlp", settings=s) for s in ({}, GROUPS)),
     Way("mobilenet", settings={"compile": True}),

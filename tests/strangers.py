@@ -256,7 +256,7 @@ class LatentGAN(LightningModule):
         real = batch[0].flatten(1)
         both: Any = self.optimizers()
         forge, judge = both
-        real_is, fake_is = torch.ones(len(real), 1), torch.zeros(len(real), 1)
+        real_is, fake_is = real.new_ones(len(real), 1), real.new_zeros(len(real), 1)
 
         self.toggle_optimizer(judge)
         fake = self(torch.randn(len(real), self.noise, device=real.device)).detach()
@@ -286,7 +286,7 @@ class LatentGAN(LightningModule):
         self.log("train/lr", both[0].get_last_lr()[0])
 
     def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        fakes = self(torch.randn(len(batch[0]), self.noise))
+        fakes = self(torch.randn(len(batch[0]), self.noise, device=batch[0].device))
         self.log("test/distance", (fakes.mean(0) - batch[0].flatten(1).mean(0)).norm())
 
     def configure_optimizers(self) -> Any:
