@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from lit_fed.data.csr import IntArray, held_out
 from lit_fed.data.dataset_module import DatasetModule, Datasets
-from lit_fed.data.image_files import ImageFiles
+from lit_fed.data.image_files import ImageFiles, collate_images
 from lit_fed.data.in_memory import image_augmentation
 from lit_fed.data.new_inputs import IMAGES, Images
 from lit_fed.data.partition import Natural, Partition
@@ -103,6 +103,11 @@ class ClientFolders(DatasetModule):
         """The names of the class folders."""
         return self._scan.classes
 
+    def collate(self, training: bool) -> Callable[[list[Any]], Any]:
+        """See `DatasetModule.collate`: images of 8 bits and of more may be in a batch."""
+        del training
+        return collate_images
+
     def finish_batch(self, inputs: Any) -> Any:
         """Normalise."""
         return self._normalize(inputs)
@@ -112,7 +117,7 @@ class ClientFolders(DatasetModule):
         return self._normalize.steps
 
     def stored_like(self) -> tuple[tuple[int, ...], str]:
-        """Those images, as bytes."""
+        """Those images, as bytes; of deeper ones read from files, values between bytes are kept."""
         return self.input_shape, "uint8"
 
     def build_datasets(self) -> Datasets:

@@ -17,6 +17,7 @@ from lit_fed.data.base import FederatedDataModule, Subset
 from lit_fed.data.contents import chosen_rows
 from lit_fed.data.csr import IntArray
 from lit_fed.data.cut import Strata
+from lit_fed.data.image_files import collate_images
 from lit_fed.data.new_inputs import NewInputs, Rows, image_files, is_arrays, read_x
 from lit_fed.data.worker_loader import Key, WorkerLoader, WorkerPool
 from lit_fed.errors import ConfigError
@@ -223,7 +224,8 @@ class DatasetModule(FederatedDataModule):
             if found is None:
                 raise ConfigError(f"{type(self).__name__} reads no images from files: name an .npz file with --inputs")
             files, dataset = [str(one) for one in paths], found
-        pool = WorkerPool({"inputs": dataset}, self.num_workers, self._device.type == "cuda")
+        collate = None if files is None else collate_images
+        pool = WorkerPool({"inputs": dataset}, self.num_workers, self._device.type == "cuda", collate)
         count, size = np.arange(_size(dataset, None), dtype=np.int64), self.test_batch_size
         return NewInputs(WorkerLoader(pool, "inputs", count, size, None, self.finish_batch, self._device), files)
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from lit_fed.data.base import FederatedDataModule, Subset
 from lit_fed.data.csr import IntArray
 from lit_fed.data.cut import Strata
+from lit_fed.data.image_files import collate_images
 from lit_fed.data.new_inputs import Images, NewInputs, image_files, is_arrays, read_x
 from lit_fed.data.targets import check_finite, checked_targets, native
 from lit_fed.data.tensor_loader import TensorLoader
@@ -264,7 +265,7 @@ class TensorDataModule(FederatedDataModule):
         found = None
         if len(shape) == 3 and shape[0] in (1, 3) and shape[1] == shape[2]:
             images = Images(paths, shape[1], shape[0] == 1)
-            found = self.pixels(torch.stack([images[index] for index in range(len(paths))]))
+            found = self.pixels(collate_images([images[index] for index in range(len(paths))]))
         if found is None:
             raise ConfigError(f"{type(self).__name__} reads no images from files: name an .npz file with --inputs")
         return found.to(dtype) if dtype.is_floating_point else found.round().to(dtype)

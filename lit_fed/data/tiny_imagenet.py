@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from lit_fed.data.csr import IntArray
 from lit_fed.data.dataset_module import DatasetModule, Datasets
-from lit_fed.data.image_files import ImageFiles
+from lit_fed.data.image_files import ImageFiles, collate_images
 from lit_fed.data.in_memory import image_augmentation
 from lit_fed.data.new_inputs import Images
 from lit_fed.data.transforms import Normalize, Step
@@ -81,6 +81,11 @@ class TinyImageNet(DatasetModule):
         names = {number: name.split(",")[0] for number, _, name in (line.partition("\t") for line in lines)}
         return [names.get(wnid, wnid) for wnid in self._wnids]
 
+    def collate(self, training: bool) -> Callable[[list[Any]], Any]:
+        """See `DatasetModule.collate`: images of 8 bits and of more may be in a batch."""
+        del training
+        return collate_images
+
     def finish_batch(self, inputs: Any) -> Any:
         """Normalise."""
         return self._normalize(inputs)
@@ -90,7 +95,7 @@ class TinyImageNet(DatasetModule):
         return self._normalize.steps
 
     def stored_like(self) -> tuple[tuple[int, ...], str]:
-        """Those images, as bytes."""
+        """Those images, as bytes; of deeper ones read from files, values between bytes are kept."""
         return self.input_shape, "uint8"
 
     def decode(self, paths: Sequence[Path]) -> Images:

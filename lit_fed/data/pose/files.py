@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import Dataset, default_collate
 
 from lit_fed.data.dataset_module import DatasetModule, Datasets
+from lit_fed.data.image_files import read_image
 from lit_fed.data.pose.augmentation import PoseAugmentation
 from lit_fed.data.pose.module import PoseDataModule
 from lit_fed.data.pose.people import People
@@ -88,11 +88,9 @@ class _Reader:
         """
         if self._known is not None and path in self._known:
             return self._known[path]
-        try:
-            with Image.open(path) as file:
-                image = np.asarray(file.convert("RGB"))
-        except (OSError, ValueError, Image.DecompressionBombError) as error:
-            raise ConfigError(f"{path} cannot be decoded: replace it, or remove its persons") from error
+        image = read_image(path, grayscale=False, remedy="replace it, or remove its persons")
+        if image.dtype != np.uint8:
+            image = image.round().astype(np.uint8)
         if self._known is not None:
             self._known[path] = image
         return image
