@@ -12,11 +12,14 @@ from lit_fed.data.csr import IntArray, held_out
 from lit_fed.data.dataset_module import DatasetModule, Datasets
 from lit_fed.data.image_files import ImageFiles, collate_images
 from lit_fed.data.in_memory import image_augmentation
-from lit_fed.data.new_inputs import IMAGES, Images
+from lit_fed.data.new_inputs import IMAGES, Images, split_images
 from lit_fed.data.partition import Natural, Partition
+from lit_fed.data.remarks import is_hidden, remark_left_out
 from lit_fed.data.transforms import Normalize, Step
 from lit_fed.errors import ConfigError
 from lit_fed.seeding import numpy_generator
+
+_WANTED = ", ".join(IMAGES)
 
 
 class _Scan(NamedTuple):
@@ -34,7 +37,8 @@ class ClientFolders(DatasetModule):
     """Images in ``<root>/<client>/<class>/*.png``, or split in ``<root>/<client>/{train,test}/<class>/*.png``.
 
     Clients and classes are numbered in the alphabetical order of their folders; the classes of all clients together
-    are the classes. PNG, JPEG and WebP are decoded and resized by the workers, normalised on the device.
+    are the classes. Images are decoded (`read_image`) and resized by the workers, normalised on the device. Files of
+    other types, and files that lie elsewhere, are said to be left out; hidden ones, such as ``.DS_Store``, are not.
 
     Args:
         root: The folder that holds the clients' folders.
@@ -49,7 +53,7 @@ class ClientFolders(DatasetModule):
         kwargs: The population's settings, see `FederatedDataModule`, and `num_workers`, see `DatasetModule`.
 
     Raises:
-        ConfigError: There are no such folders or no images in them.
+        ConfigError: There are no such folders, or one of a client or a class has no images.
     """
 
     def __init__(
@@ -172,20 +176,34 @@ def _scan(root: Path) -> _Scan:
     clients = _folders(root)
     if not clients:
         raise ConfigError(f"{root} holds no client folders: put images in {root}/<client>/<class>/")
-    split_by_folder = {client.name: bool(_folders(client)) and _split_names(client) for client in clients}
-    if len(set(split_by_folder.values())) > 1:
-        odd = min(split_by_folder, key=lambda name: split_by_folder[name])
+    layouts = {client.name: _is_split(client) for client in clients}
+    if len(set(layouts.values())) > 1:
+        odd = min(layouts, key=lambda name: layouts[name])
         raise ConfigError(f"{root / odd} has no train and test folders while others have: use one layout for all")
-    is_split = next(iter(split_by_folder.values()))
+    is_split = next(iter(layouts.values()))
     found: list[tuple[str, int, str, bool]] = []
+    names = set[str]()
+    left_out = _files(root)
     for owner, client in enumerate(clients):
+        left_out += _files(client)
+        before = len(found)
         parts = [(client / name, name == "test") for name in ("train", "test")] if is_split else [(client, False)]
         for folder, is_test in parts:
-            for class_folder in _folders(folder) if folder.is_dir() else []:
-                files = sorted(str(file) for file in class_folder.iterdir() if file.suffix.lower() in IMAGES)
-                found += [(file, owner, class_folder.name, is_test) for file in files]
+            if not folder.is_dir():
+                continue
+            left_out += _files(folder) if is_split else []
+            for class_folder in _folders(folder):
+                images, others = _class_images(class_folder)
+                found += [(str(image), owner, class_folder.name, is_test) for image in images]
+                left_out += others
+                names.add(class_folder.name)
+        if len(found) == before and len(clients) > 1:
+            raise ConfigError(f"{client} holds no images in class folders: add {_WANTED} files, or remove the folder")
     if not found:
-        raise ConfigError(f"{root} holds no images: put {', '.join(IMAGES)} files in {root}/<client>/<class>/")
+        raise ConfigError(f"{root} holds no images: put {_WANTED} files in {root}/<client>/<class>/")
+    if lost := names - {name for _, _, name, _ in found}:
+        raise ConfigError(f"{root}: every folder of class {min(lost)} is empty: add images, or remove the folders")
+    remark_left_out(root, left_out, len(found), IMAGES)
     classes = sorted({name for _, _, name, _ in found})
     number = {name: label for label, name in enumerate(classes)}
     return _Scan(
@@ -199,8 +217,38 @@ def _scan(root: Path) -> _Scan:
 
 
 def _folders(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    return sorted(path for path in folder.iterdir() if path.is_dir() and not is_hidden(path))
 
 
-def _split_names(client: Path) -> bool:
-    return {path.name for path in _folders(client)} <= {"train", "test"}
+def _files(folder: Path) -> list[Path]:
+    """Files that lie where folders belong."""
+    return sorted(path for path in folder.iterdir() if not path.is_dir() and not is_hidden(path))
+
+
+def _class_images(folder: Path) -> tuple[list[Path], list[Path]]:
+    """The images of a client's class, and what else lies in its folder.
+
+    Raises:
+        ConfigError: There is something, and nothing of it is an image.
+    """
+    images, others = split_images(folder.iterdir())
+    others += [file for inner in _folders(folder) for file in inner.rglob("*") if not file.is_dir()]
+    if others and not images:
+        raise ConfigError(
+            f"{folder} holds {len(others)} files, such as {others[0].relative_to(folder)}, and no images: put "
+            f"{_WANTED} files there, or remove the folder"
+        )
+    return images, others
+
+
+def _is_split(client: Path) -> bool:
+    """Whether a client's folder has a training and a test part.
+
+    Raises:
+        ConfigError: It has these, and more.
+    """
+    names = {path.name for path in _folders(client)}
+    if names > {"train", "test"}:
+        more = min(names - {"train", "test"})
+        raise ConfigError(f"{client} has a folder {more} beside train and test: move its images there, or remove it")
+    return bool(names) and names <= {"train", "test"}

@@ -122,15 +122,18 @@ def read_columns(path: Path, wanted: Sequence[str] | None = None) -> Columns:
     """
     if not path.is_file():
         raise ConfigError(f"{path} does not exist: name a file that ends in {', '.join(ENDINGS)}")
-    if path.name.endswith(".parquet"):
-        return _parquet(path, wanted)
-    if path.name.endswith((".csv", ".csv.gz")):
-        return _csv(path)
+    if is_table(path):
+        return _parquet(path, wanted) if path.suffix.lower() == ".parquet" else _csv(path)
     raise ConfigError(f"{path} is no table: name a file that ends in {', '.join(ENDINGS)}")
 
 
+def is_table(path: Path) -> bool:
+    """Whether a file is a table by its ending."""
+    return path.name.lower().endswith(ENDINGS)
+
+
 def _csv(path: Path) -> Columns:
-    opener: Any = gzip.open if path.suffix == ".gz" else open
+    opener: Any = gzip.open if path.suffix.lower() == ".gz" else open
     rows, lines = list[list[str]](), list[int]()
     try:
         with opener(path, "rt", newline="", encoding="utf-8-sig") as file:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,10 +13,11 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lit_fed.data.image_files import ImageFiles
+from lit_fed.data.remarks import is_hidden, remark_left_out
 from lit_fed.data.tensor_loader import Loader
 from lit_fed.errors import ConfigError
 
-IMAGES = (".png", ".jpg", ".jpeg", ".webp")
+IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".pbm", ".pgm", ".ppm")
 ARRAYS = (".npz", ".npy")
 
 
@@ -81,7 +82,7 @@ def _load(path: Path) -> NDArray[Any]:
 
 
 def image_files(path: Path) -> list[Path]:
-    """An image, or those of a folder and all folders in it, by the alphabet.
+    """An image, or those of a folder and all folders in it, by the alphabet; other files there are said to be left out.
 
     Raises:
         ConfigError: There are none.
@@ -91,10 +92,20 @@ def image_files(path: Path) -> list[Path]:
     if not path.is_dir():
         what = "is no image" if path.is_file() else "does not exist"
         raise ConfigError(f"{path} {what}: name a folder of {', '.join(IMAGES)} files, or one of them, with --inputs")
-    found = sorted(file for file in path.rglob("*") if file.suffix.lower() in IMAGES and file.is_file())
+    found, others = split_images(path.rglob("*"))
     if not found:
         raise ConfigError(f"{path} holds no {', '.join(IMAGES)} files: name another folder with --inputs")
+    remark_left_out(path, others, len(found), IMAGES)
     return found
+
+
+def split_images(paths: Iterable[Path]) -> tuple[list[Path], list[Path]]:
+    """Files that are images by their endings, and other files, by the alphabet; without folders and hidden files."""
+    images, others = list[Path](), list[Path]()
+    for path in sorted(paths):
+        if not is_hidden(path) and not path.is_dir():
+            (images if path.suffix.lower() in IMAGES and path.is_file() else others).append(path)
+    return images, others
 
 
 class Images(Dataset[Tensor]):

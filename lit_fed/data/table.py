@@ -10,12 +10,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lit_fed.data.columns import ENDINGS, Columns, read_columns
+from lit_fed.data.columns import ENDINGS, Columns, is_table, read_columns
 from lit_fed.data.csr import IntArray, held_out
 from lit_fed.data.in_memory import Arrays, TensorDataModule
 from lit_fed.data.naming import in_order, numbered
 from lit_fed.data.new_inputs import NewInputs, is_arrays
 from lit_fed.data.partition import Natural, Partition
+from lit_fed.data.remarks import is_hidden, remark_left_out
 from lit_fed.data.targets import quantile_strata
 from lit_fed.data.transforms import Normalize
 from lit_fed.data.views import viewed
@@ -221,12 +222,14 @@ class Table(TensorDataModule):
         """The files with the client of each, where the file's name says."""
         if not path.is_dir():
             return [(read_columns(path), None)]
-        files = sorted(file for file in path.iterdir() if file.name.endswith(ENDINGS) and not file.name.startswith("."))
+        there = sorted(file for file in path.iterdir() if not is_hidden(file))
+        files = [file for file in there if is_table(file)]
         if not files:
             raise ConfigError(
                 f"{path} holds no {', '.join(ENDINGS)} file: set {setting} to a folder of them, one a client"
             )
-        return [(read_columns(file), file.name.removesuffix(".gz").rpartition(".")[0]) for file in files]
+        remark_left_out(path, [file for file in there if not is_table(file)], len(files), ENDINGS)
+        return [(read_columns(file), _owner(file)) for file in files]
 
     def _features_of(self, columns: Columns) -> list[str]:
         for name in self._target:
@@ -314,6 +317,12 @@ class Table(TensorDataModule):
         wide = x.astype(np.float64)
         deviation = wide.std(axis=0)
         return wide.mean(axis=0).tolist(), np.where(deviation > 0, deviation, 1.0).tolist()
+
+
+def _owner(file: Path) -> str:
+    """The client that a file is named by."""
+    name = file.name
+    return name[: -len(next(ending for ending in (".csv.gz", ".csv", ".parquet") if name.lower().endswith(ending)))]
 
 
 def check_classes(targets: NDArray[Any], classes: list[str], where: str) -> None:

@@ -13,6 +13,7 @@ from lit_fed.data.dataset_module import DatasetModule, Datasets
 from lit_fed.data.image_files import ImageFiles, collate_images
 from lit_fed.data.in_memory import image_augmentation
 from lit_fed.data.new_inputs import Images
+from lit_fed.data.remarks import is_hidden, remark_left_out
 from lit_fed.data.transforms import Normalize, Step
 from lit_fed.errors import ConfigError
 
@@ -106,12 +107,15 @@ class TinyImageNet(DatasetModule):
         """See `DatasetModule.build_datasets`."""
         number = {wnid: label for label, wnid in enumerate(self._wnids)}
         train: list[tuple[str, int]] = []
+        left_out: list[Path] = []
         for wnid, label in number.items():
             folder = self.folder / "train" / wnid / "images"
             found = sorted(str(file) for file in folder.glob("*.JPEG"))
             if not found:
                 raise ConfigError(f"{folder} holds no .JPEG files: {self._advice}")
             train += [(file, label) for file in found]
+            left_out += sorted(file for file in folder.iterdir() if file.suffix != ".JPEG" and not is_hidden(file))
+        remark_left_out(self.folder / "train", left_out, len(train), [".JPEG"])
         test: list[tuple[str, int]] = []
         for line in self._lines("val/val_annotations.txt"):
             name, wnid = [*line.split("\t"), ""][:2]

@@ -15,6 +15,7 @@ from torch import Tensor
 from lit_fed import Classifier, Regressor, load_network
 from lit_fed.command.cli import main
 from lit_fed.data import ClientFolders, Digits, Table
+from lit_fed.data.new_inputs import IMAGES
 from lit_fed.errors import ConfigError
 from lit_fed.methods import FedAvg
 from tests.command.support import error_of
@@ -190,8 +191,8 @@ def test_what_cannot_be_predicted_on_is_said_in_a_line(tmp_path: Path) -> None:
         ("objects.npz", "objects.npz cannot be read (Object arrays cannot be loaded"),
         ("torn.npz", "torn.npz cannot be read ("),
         ("gone.npz", "gone.npz does not exist: name a file with --inputs"),
-        ("gone", "gone does not exist: name a folder of .png, .jpg, .jpeg, .webp files, or one of them, with --inputs"),
-        ("folder", "folder holds no .png, .jpg, .jpeg, .webp files: name another folder with --inputs"),
+        ("gone", f"gone does not exist: name a folder of {', '.join(IMAGES)} files, or one of them, with --inputs"),
+        ("folder", f"folder holds no {', '.join(IMAGES)} files: name another folder with --inputs"),
         ("a.txt", "a.txt is no image: name a folder of .png"),
         ("bad", "a.png cannot be decoded: remove or replace it"),
     ):

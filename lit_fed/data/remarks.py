@@ -1,0 +1,42 @@
+"""Lines about data that are said once: what is left out of them, what is hardly meant."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+
+_MOST_ENDINGS = 5
+
+
+@rank_zero_only
+def remark(line: str) -> None:
+    """Print a line, in the first process only."""
+    print(line)
+
+
+def remark_left_out(root: Path, files: Sequence[Path], num_read: int, wanted: Sequence[str]) -> None:
+    """Say how many files of a folder nobody reads, by their endings, and name one; nothing where there are none.
+
+    Args:
+        root: The folder.
+        files: What is left out.
+        num_read: How many files are read.
+        wanted: The endings of what is read.
+    """
+    if not files:
+        return
+    endings = Counter(file.suffix.lower() or "without ending" for file in files).most_common()
+    counts = ", ".join(f"{count} {ending}" for ending, count in endings[:_MOST_ENDINGS])
+    more = ", …" if len(endings) > _MOST_ENDINGS else ""
+    remark(
+        f"left out {len(files)} of {len(files) + num_read} files in {root}: {counts}{more}, such as {files[0]}; "
+        f"{', '.join(wanted)} are read where they belong"
+    )
+
+
+def is_hidden(path: Path) -> bool:
+    """Whether a file or folder is the system's own, such as ``.DS_Store``."""
+    return path.name.startswith(".")
