@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from lit_fed.data.csr import held_out
 from lit_fed.data.in_memory import Arrays, ImageDataModule, channels_first
+from lit_fed.data.partition import Natural, Partition
 from lit_fed.data.targets import count_classes
 from lit_fed.errors import ConfigError
 from lit_fed.seeding import numpy_generator
@@ -42,7 +43,9 @@ class ArrayFile(ImageDataModule):
         mean: Per channel, subtracted after scaling; goes with `std`.
         std: Per channel, divided by.
         max_value: What stands for 1 in the stored values; none given means 255 for bytes and 1 for other numbers.
-        kwargs: The population's settings, see `FederatedDataModule`.
+        partition: How clients come about; none given means the file's own, `Natural`, where it has ``client_train``, or
+            else `IID`.
+        kwargs: The population's other settings, see `FederatedDataModule`.
 
     Raises:
         ConfigError: The file is missing or damaged, or its arrays do not fit together.
@@ -60,6 +63,7 @@ class ArrayFile(ImageDataModule):
         mean: list[float] | None = None,
         std: list[float] | None = None,
         max_value: float | None = None,
+        partition: Partition | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(
@@ -69,6 +73,7 @@ class ArrayFile(ImageDataModule):
             mean=mean,
             std=std,
             max_value=1.0 if max_value is None else max_value,
+            partition=partition,
             **kwargs,
         )
         if (path is None) == (name is None):
@@ -76,6 +81,8 @@ class ArrayFile(ImageDataModule):
                 "ArrayFile needs either data.path, the .npz file, or data.name, a file's name in data.root"
             )
         self._path = Path(path) if path is not None else Path(self.root) / f"{name}.npz"
+        if partition is None and self._path.is_file() and "client_train" in self._members():
+            self.partition = Natural()
         if test_fraction is not None and not 0 < test_fraction < 1:
             raise ConfigError(f"data.test_fraction is {test_fraction}: it must be above 0 and below 1, or null")
         self.test_fraction = test_fraction
@@ -121,6 +128,10 @@ class ArrayFile(ImageDataModule):
         if not set(keys) <= set(self._members()):
             return None
         return len(np.unique(np.concatenate(list(self._read(*keys).values()))))
+
+    def own_clients_are(self) -> tuple[str, str]:
+        """See `FederatedDataModule.own_clients_are`."""
+        return f"client_train of {self._path}", "leave it out of the file"
 
     def load_arrays(self) -> Arrays:
         """See `TensorDataModule.load_arrays`."""

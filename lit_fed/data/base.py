@@ -20,6 +20,7 @@ from lit_fed.data.cut import Settings, Strata, cut_population, named
 from lit_fed.data.feature_skew import FeatureSkew
 from lit_fed.data.new_inputs import NewInputs
 from lit_fed.data.partition import IID, Natural, Partition
+from lit_fed.data.remarks import remark
 from lit_fed.data.tensor_loader import Loader
 from lit_fed.data.viewed import ViewedPopulation
 from lit_fed.data.views import viewed
@@ -148,6 +149,10 @@ class FederatedDataModule(ViewedPopulation):
         """What the data set calls its own clients, in their order; none where they have no names."""
         return None
 
+    def own_clients_are(self) -> tuple[str, str]:
+        """What names the data set's own clients, and how to do without them, for messages."""
+        return "client_train of the data", "leave it out"
+
     def new_inputs(self, path: Path) -> NewInputs:
         """Samples of a file or a folder that are none of the data set's, to predict on; called after `setup`.
 
@@ -250,6 +255,7 @@ class FederatedDataModule(ViewedPopulation):
                 )
             return
         strata = self.read_strata().checked(self.num_classes)
+        self._check_own_clients(strata.train_clients)
         settings = Settings(
             num_clients=self.num_clients,
             seed=self.seed,
@@ -267,6 +273,29 @@ class FederatedDataModule(ViewedPopulation):
             own = (cut.train.indices, cut.val.indices, cut.calibration.indices, cut.public)
             self.keep(np.unique(np.concatenate(own)), cut.shared_test)
         self._cut = cut
+
+    def _check_own_clients(self, clients: IntArray | None) -> None:
+        """Refuse a partition that ignores the data set's own clients, and say if some of them take no part.
+
+        Args:
+            clients: The data set's own client of each training sample, shape (n,); None where it knows of none.
+
+        Raises:
+            ConfigError: It names both.
+        """
+        count = 0 if clients is None else len(np.unique(clients))
+        what, otherwise = self.own_clients_are()
+        if count > 1 and not self.partition.keeps_clients:
+            number = "" if self._num_clients is None else " and data.num_clients to null"
+            raise ConfigError(
+                f"{what} names {count} clients, and data.partition {type(self.partition).__name__} makes others of "
+                f"their samples: set data.partition to Natural{number}, or {otherwise}"
+            )
+        if count > self.num_clients:
+            remark(
+                f"data.num_clients is {self.num_clients}: the others of the {count} clients that {what} names take no "
+                "part; null takes all of them"
+            )
 
     @property
     def has_val(self) -> bool:

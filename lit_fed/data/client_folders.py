@@ -102,6 +102,10 @@ class ClientFolders(DatasetModule):
         """The names of the client folders."""
         return self._scan.clients
 
+    def own_clients_are(self) -> tuple[str, str]:
+        """See `FederatedDataModule.own_clients_are`."""
+        return f"data.root {self.root}, a folder with a folder a client,", "put all images into one client's folder"
+
     @property
     def class_names(self) -> list[str]:
         """The names of the class folders."""

@@ -63,6 +63,9 @@ class Partition(ABC):
     Every random choice derives from the seed that is passed in.
     """
 
+    keeps_clients = False
+    """Whether clients are the data set's own (`Samples.clients`); other partitions are refused where it has some."""
+
     def __call__(self, samples: Samples, num_clients: int, seed: int) -> CSR:
         """Cut the samples.
 
@@ -284,6 +287,8 @@ class Natural(Partition):
     client of each test sample. Where it does not tell, or where no client has any because the test samples are from
     other clients (UCI-HAR's official split), the default of `Partition.split_test` takes over.
     """
+
+    keeps_clients = True
 
     def count(self, own: Callable[[], int | None]) -> int | None:
         """As many as the data set knows."""

@@ -32,7 +32,7 @@ def remark_left_out(root: Path, files: Sequence[Path], num_read: int, wanted: Se
     counts = ", ".join(f"{count} {ending}" for ending, count in endings[:_MOST_ENDINGS])
     more = ", …" if len(endings) > _MOST_ENDINGS else ""
     remark(
-        f"left out {len(files)} of {len(files) + num_read} files in {root}: {counts}{more}, such as {files[0]}; "
+        f"left out {len(files)} of {len(files) + num_read} files in {root}: {counts}{more}, such as {files[0].relative_to(root)}; "
         f"{', '.join(wanted)} are read where they belong"
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from lit_fed.data.csr import IntArray, held_out
 from lit_fed.data.in_memory import Arrays, TensorDataModule
+from lit_fed.data.partition import Partition
 from lit_fed.data.transforms import Normalize
 from lit_fed.errors import ConfigError, reason
 from lit_fed.seeding import numpy_generator
@@ -74,11 +76,13 @@ class UCIHAR(TensorDataModule):
             ids, clients = np.unique(people, return_inverse=True)
             found = np.searchsorted(ids, other_people).clip(max=len(ids) - 1)
             tested = np.where(ids[found] == other_people, found, -1)
-            return Arrays(x, y, x_test, y_test, clients.astype(np.int64), tested.astype(np.int64), source)
+            people_of = clients.astype(np.int64), tested.astype(np.int64)
+            return _of_people(Arrays(x, y, x_test, y_test, *people_of, source), self.partition)
         x, y = np.concatenate([x, x_test]), np.concatenate([y, y_test])
         ids, clients = np.unique(np.concatenate([people, other_people]), return_inverse=True)
         test = held_out(clients, len(ids), self.test_fraction, numpy_generator(self.seed, "uci-har", "test"))
-        return Arrays(x[~test], y[~test], x[test], y[test], clients[~test], clients[test], source)
+        arrays = Arrays(x[~test], y[~test], x[test], y[test], clients[~test], clients[test], source)
+        return _of_people(arrays, self.partition)
 
     def _read(self, split: str) -> tuple[NDArray[np.float32], IntArray, IntArray]:
         """Windows (n, 9, 128), activities from 0 and people of a split."""
@@ -187,7 +191,8 @@ class PAMAP2(TensorDataModule):
             labels, clients = (np.array([row[at] for row in part], dtype=np.int64) for at in (1, 2))
             arrays.append((np.stack([row[0] for row in part]), labels, clients))
         (x, y, clients), (x_test, y_test, clients_test) = arrays
-        return Arrays(x, y, x_test, y_test, clients, clients_test, str(self.folder))
+        found = Arrays(x, y, x_test, y_test, clients, clients_test, str(self.folder))
+        return _of_people(found, self.partition)
 
     def _files(self) -> list[Path]:
         found = sorted(self.folder.glob("subject*.dat"))
@@ -229,3 +234,8 @@ def _table(path: Path, dtype: type[Any], advice: str, usecols: tuple[int, ...] |
     if not found.size:
         raise ConfigError(f"{path} is empty: {advice}")
     return found
+
+
+def _of_people(arrays: Arrays, partition: Partition) -> Arrays:
+    """Arrays with their people, if the partition asks for them: published experiments also cut windows otherwise."""
+    return arrays if partition.keeps_clients else replace(arrays, client_train=None, client_test=None)

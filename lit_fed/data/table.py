@@ -150,6 +150,12 @@ class Table(TensorDataModule):
         self._rows()
         return self._clients
 
+    def own_clients_are(self) -> tuple[str, str]:
+        """See `FederatedDataModule.own_clients_are`."""
+        if self._client is not None:
+            return f"data.client {self._client!r}", "leave data.client out and name data.features"
+        return f"data.path {self._path}, a folder with a file a client,", "join the files to one"
+
     def normalization(self) -> Normalize:
         """Standardise the features."""
         self._rows()

@@ -161,6 +161,10 @@ class Wrapped(DatasetModule):
         """What samples call their clients."""
         return None if self._client is None else self._client_columns()[0]
 
+    def own_clients_are(self) -> tuple[str, str]:
+        """See `FederatedDataModule.own_clients_are`."""
+        return f"data.client {self._client!r}", "leave it out"
+
     # What the base asks for.
 
     def build_datasets(self) -> Datasets:

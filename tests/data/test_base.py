@@ -39,7 +39,7 @@ class Numbered(TensorDataModule):
 
     def load_arrays(self) -> Arrays:
         x_train, x_test = np.arange(self.count)[:, None], 10_000_000 + np.arange(100)[:, None]
-        clients = np.arange(self.count) % 5
+        clients = np.arange(self.count) % 5 if self.partition.keeps_clients else None
         return Arrays(x_train, np.arange(self.count) % 4, x_test, np.arange(100) % 4, clients, source="numbers.npz")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -199,15 +200,16 @@ def test_client_folders_do_not_depend_on_the_number_of_workers(tmp_path):
     assert_equal(*both)
 
 
-def test_client_folders_in_grey_and_cut_anew(tmp_path):
+def test_the_folder_of_one_client_in_grey_and_cut_anew(tmp_path):
     write_folders(tmp_path, split=True)
+    shutil.rmtree(tmp_path / "bert")
     data = ClientFolders(
         root=str(tmp_path), grayscale=True, partition=IID(), num_clients=4, mean=[0.5], std=[0.5], image_size=5
     )
     data.setup()
-    assert [data.num_samples(k) for k in range(4)] == [4] * 4
+    assert [data.num_samples(k) for k in range(4)] == [2] * 4
     x, _ = next(iter(data.test_loader()))
-    assert x.shape == (4, 1, 5, 5)
+    assert x.shape == (2, 1, 5, 5)
     assert x.min() >= -1
 
 
