@@ -12,23 +12,25 @@ from numpy.typing import NDArray
 from lit_fed.data.csr import held_out
 from lit_fed.data.in_memory import Arrays, ImageDataModule, channels_first
 from lit_fed.data.partition import Natural, Partition
+from lit_fed.data.scale import BYTES, common_scale, on_scale, scale_of
 from lit_fed.data.targets import count_classes
 from lit_fed.errors import ConfigError
 from lit_fed.seeding import numpy_generator
 
 _KEYS = ("x_train", "y_train", "x_test", "y_test")
 _MOST_CLASSES = 10_000_000
-_BRIGHTEST = 2.0  # of images that are scaled to [0, 1]: resizing may overshoot a little
+_MOST_COLOURS = 4
 
 
 class ArrayFile(ImageDataModule):
     """One ``.npz`` file with ``x_train y_train x_test y_test`` and, where clients are natural, ``client_*``.
 
-    Inputs are images, N×H×W or N×H×W×C, windows N×C×L or feature vectors N×F; a three-dimensional array is images where
-    it holds bytes and windows where it holds floating-point numbers. Labels are integers from 0; floating-point ``y_*``
-    of shape N or N×K are the targets of a regression and used as they are. ``client_train`` and ``client_test`` are any
-    integers, and clients are numbered in their order. Nothing pickled is ever read. Bytes are scaled to [0, 1];
-    floating-point values are used as they are.
+    Inputs are images, N×H×W or N×H×W×C, windows N×C×L or feature vectors N×F; three-dimensional arrays are images where
+    one of them holds bytes, and windows where they hold floating-point numbers. Labels are integers from 0;
+    floating-point ``y_*`` of shape N or N×K are the targets of a regression and used as they are. ``client_train`` and
+    ``client_test`` are any integers, and clients are numbered in their order. Nothing pickled is ever read. Bytes are
+    scaled to [0, 1]; floating-point values are used as they are, and must be in [0, 1] where the other array holds
+    bytes.
 
     Args:
         path: The file; none given means ``<root>/<name>.npz``.
@@ -42,7 +44,7 @@ class ArrayFile(ImageDataModule):
         image_size: Scale images to this many pixels a side; none given keeps their size.
         mean: Per channel, subtracted after scaling; goes with `std`.
         std: Per channel, divided by.
-        max_value: What stands for 1 in the stored values; none given means 255 for bytes and 1 for other numbers.
+        max_value: What stands for 1 in all stored values; none given means 255 for bytes and 1 for other numbers.
         partition: How clients come about; none given means the file's own, `Natural`, where it has ``client_train``, or
             else `IID`.
         kwargs: The population's other settings, see `FederatedDataModule`.
@@ -111,10 +113,15 @@ class ArrayFile(ImageDataModule):
     @property
     def stored_shape(self) -> tuple[int, ...]:
         """The shape of one input, from the file's header alone."""
-        shape, dtype = self._header("x_train")
+        shape, _ = self._header("x_train")
         if len(shape) == 4:
+            if shape[1] in (1, 3) and min(shape[2:]) > _MOST_COLOURS:
+                raise ConfigError(
+                    f"{self._path}: x_train has shape {shape}, which are images of {shape[1]}×{shape[2]} pixels and "
+                    f"{shape[3]} channels: store N×H×W×C, such as x.transpose(0, 2, 3, 1)"
+                )
             return (shape[3], shape[1], shape[2])
-        if len(shape) == 3 and dtype == np.uint8:
+        if len(shape) == 3 and BYTES in self._types():
             return (1, *shape[1:])
         if len(shape) in (2, 3):
             return shape[1:]
@@ -154,8 +161,13 @@ class ArrayFile(ImageDataModule):
                 raise ConfigError(f"{self._path}: {key} and y_{split} differ in length: give one client per sample")
             if key in arrays and arrays[key].dtype.kind not in "iuSU":
                 raise ConfigError(f"{self._path}: {key} holds {arrays[key].dtype}: give integers")
-        if len(shape) == 3 and not self._is_scaled:
-            self._check_scale(arrays["x_train"])
+        scales = {
+            f"{self._path}: {key}": scale_of(
+                arrays[key], f"{self._path}: {key}", len(shape) == 3, self._max_value_given, self._mean_given
+            )
+            for key in ("x_train", "x_test")
+        }
+        arrays |= {key: on_scale(arrays[key], common_scale(scales)) for key in ("x_train", "x_test")}
         if self.test_fraction is not None:
             arrays = self._split_anew(arrays)
         ranks = _ranks(arrays.get("client_train"), arrays.get("client_test"))
@@ -163,19 +175,6 @@ class ArrayFile(ImageDataModule):
             channels_first(arrays[key]) if len(shape) == 3 else arrays[key] for key in ("x_train", "x_test")
         )
         return Arrays(x_train, arrays["y_train"], x_test, arrays["y_test"], *ranks, source=str(self._path))
-
-    @property
-    def _is_scaled(self) -> bool:
-        """Whether a setting says what the values are, or they are bytes."""
-        return self._max_value_given is not None or self._mean_given or self._header("x_train")[1] == np.uint8
-
-    def _check_scale(self, images: NDArray[Any]) -> None:
-        """Refuse images that are bytes in all but their type, which a network would see up to 255 times too bright."""
-        if images.size and images.min() >= 0 and images.max() > _BRIGHTEST:
-            raise ConfigError(
-                f"{self._path}: x_train holds {images.dtype} from {images.min():g} to {images.max():g}: set "
-                "data.max_value to what stands for white, such as 255, or to 1 to use the values as they are"
-            )
 
     def _split_anew(self, arrays: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
         """Join both splits, and hold out the same share of every client, or of every class where there are any."""
@@ -194,10 +193,15 @@ class ArrayFile(ImageDataModule):
 
     @property
     def max_value(self) -> float:
-        """What stands for 1: the setting, or 255 for bytes and 1 for other numbers."""
+        """What stands for 1: the setting, or 255 where all inputs are bytes, and 1 else."""
         if self._max_value_given is not None:
             return self._max_value_given
-        return 255.0 if self._header("x_train")[1] == np.uint8 else 1.0
+        return 255.0 if self._types() == {BYTES} else 1.0
+
+    def _types(self) -> set[np.dtype[Any]]:
+        """The types of training and test inputs, where there are some."""
+        headers = [self._header(key) for key in ("x_train", "x_test")]
+        return {dtype for shape, dtype in headers if shape and shape[0]}
 
     def _header(self, key: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
         """Shape and type of an array, without reading the values."""

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from lit_fed.data.client_report import ClientReport
 from lit_fed.data.csr import CSR
 from lit_fed.data.cut import Cut, Strata
 from lit_fed.data.in_memory import Arrays, ImageDataModule, channels_first
+from lit_fed.data.scale import Scale, common_scale, on_scale, scale_of
 from lit_fed.data.targets import checked_targets
 from lit_fed.data.tensor_loader import Loader
 from lit_fed.data.views import viewed
@@ -32,23 +35,24 @@ class _Samples(NamedTuple):
 class ClientArrays(ImageDataModule):
     """A folder a client with one file in it, ``<root>/client_3/data.npz``; an end needs those of its own clients only.
 
-    A client's file holds ``x_train y_train x_test y_test`` in the layout of `ArrayFile`. What `val_fraction` and the
-    method's calibration ask for is held out of ``x_train``, unless the file has ``x_val y_val`` or
-    ``x_calibration y_calibration``. ``<root>/server/data.npz`` holds the shared test set as ``x_test y_test``; where it
-    is not there, nothing is tested on it. ``<root>/public/data.npz`` holds the public set as ``x_public y_public``,
+    A client's file holds ``x_train y_train x_test y_test`` in the layout of `ArrayFile`, images also N×C×H×W. What
+    `val_fraction` and the method's calibration ask for is held out of ``x_train``, unless the file has ``x_val y_val``
+    or ``x_calibration y_calibration``. ``<root>/server/data.npz`` holds the shared test set as ``x_test y_test``; where
+    it is not there, nothing is tested on it. ``<root>/public/data.npz`` holds the public set as ``x_public y_public``,
     whose labels nobody learns from, for methods that ask for one; every end needs it. Nothing pickled is ever read.
 
     ``lit-fed split`` writes such folders of other data. Started with all of them, it is a population like others.
 
     Args:
         num_clients: Clients in the population, of which an end may hold few.
-        stored_shape: The shape of one input: (channels, height, width) of images, whatever their layout in the files,
+        stored_shape: The shape of one input: (channels, height, width) of images, in any of their three layouts,
             (channels, length) of windows, (features,) else.
         num_classes: The number of classes; none given for a regression.
         target_shape: The shape of one target of a regression, () or (k,).
         class_names: What the classes are called, in their order.
         root: The folder that holds the clients' folders.
-        max_value: What stands for 1 in the stored values; none given means 255 for bytes and 1 for other numbers.
+        max_value: What stands for 1 in all stored values; none given means 255 for bytes and 1 for other numbers, which
+            are in [0, 1] where others, here or elsewhere, have bytes.
         kwargs: The other settings of `ImageDataModule`, and the population's, see `FederatedDataModule`.
 
     Raises:
@@ -88,7 +92,9 @@ class ClientArrays(ImageDataModule):
             )
         self._stored_shape, self._classes = tuple(stored_shape), num_classes
         self._target_shape, self._names = tuple(target_shape or ()), class_names
-        self._max_value_given, self._holds_bytes = max_value, False
+        self._max_value_given, self._mean_given = max_value, kwargs.get("mean") is not None
+        self._scales: dict[str, dict[str, Scale | None]] = {}  # by owner and array
+        self._scale: Scale | None = None
         self._wanted: list[int] = []
         self._sizes: dict[str, list[int]] = {}
         self._shared_test = 0
@@ -118,7 +124,24 @@ class ClientArrays(ImageDataModule):
         """What stands for 1: the setting, or 255 for bytes and 1 for other numbers; known after `setup`."""
         if self._max_value_given is not None:
             return self._max_value_given
-        return 255.0 if self._holds_bytes else 1.0
+        return 255.0 if self._scale == "bytes" else 1.0
+
+    def input_scale(self, client_id: int) -> Scale | None:
+        """See `DescribedPopulation.input_scale`."""
+        return common_scale(self._scales.get(f"client_{client_id}", {}))
+
+    def learn(self, reports: Mapping[int, ClientReport]) -> None:
+        """See `DescribedPopulation.learn`; what lies here takes the scale of the population.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        super().learn(reports)
+        here = {what: scale for own in self._scales.values() for what, scale in own.items()}
+        self._scale = common_scale(here | {f"client {one}": report.scale for one, report in sorted(reports.items())})
+        for subset, x in self._x.items():
+            self._x[subset] = torch.from_numpy(on_scale(x.cpu().numpy(), self._scale)).to(x.device)
+        self._transforms = None
 
     def setup(self, stage: str | None = None, clients: Iterable[int] | None = None) -> None:
         """Read the files of some clients, or of all; see `FederatedDataModule.setup`."""
@@ -157,6 +180,7 @@ class ClientArrays(ImageDataModule):
             found["public"].append(public)
         shared = self._read("server", ("test",))["test"] if self._path("server").is_file() else self._nothing()
         self._shared_test = len(shared.y)
+        self._scale = common_scale({what: scale for own in self._scales.values() for what, scale in own.items()})
         self._sizes = {part: [len(one.y) for one in samples] for part, samples in found.items()}
         train = self._joined([one for part in PARTS[:-1] for one in found[part]])
         test = self._joined([shared, *found["test"]])
@@ -220,10 +244,11 @@ class ClientArrays(ImageDataModule):
 
     def _joined(self, samples: list[_Samples]) -> _Samples:
         samples = [one for one in samples if len(one.y)] or [self._nothing()]
-        return _Samples(np.concatenate([one.x for one in samples]), np.concatenate([one.y for one in samples]))
+        x = np.concatenate([on_scale(one.x, self._scale) for one in samples])
+        return _Samples(x, np.concatenate([one.y for one in samples]))
 
     def _nothing(self) -> _Samples:
-        kind = np.uint8 if self._holds_bytes else np.float32
+        kind = np.uint8 if self._scale == "bytes" else np.float32
         x, y_shape = np.zeros((0, *self.stored_shape), dtype=kind), (0, *self._target_shape)
         return _Samples(x, np.zeros(y_shape, dtype=np.int64 if self._classes is not None else np.float32))
 
@@ -253,12 +278,13 @@ class ClientArrays(ImageDataModule):
         except (ValueError, OSError, zipfile.BadZipFile, EOFError) as error:
             why = (str(error) or type(error).__name__).splitlines()[0]
             raise ConfigError(f"{path} cannot be read ({why}): save plain number arrays with numpy.savez") from error
-        return {part: self._checked(samples, part, path) for part, samples in found.items()}
+        return {part: self._checked(samples, part, owner) for part, samples in found.items()}
 
-    def _checked(self, samples: _Samples, part: str, path: Path) -> _Samples:
-        x, y = samples
-        if x.ndim and len(self.stored_shape) == 3 and x.ndim in (3, 4):
-            x = channels_first(x)
+    def _checked(self, samples: _Samples, part: str, owner: str) -> _Samples:
+        path, (x, y) = self._path(owner), samples
+        if len(self.stored_shape) == 3 and x.ndim in (3, 4):
+            turned = channels_first(x)  # as `ArrayFile` has them, where a shape is that of both layouts
+            x = x if x.shape[1:] == self.stored_shape != turned.shape[1:] else turned
         if not x.ndim or not y.ndim or len(x) != len(y):
             raise ConfigError(f"{path}: x_{part} and y_{part} differ in length: give one target per sample")
         if x.shape[1:] != self.stored_shape:
@@ -269,7 +295,10 @@ class ClientArrays(ImageDataModule):
             raise ConfigError(f"{path}: x_{part} holds {x.dtype}; it must be uint8 or floating point")
         if not len(y):
             return self._nothing()
-        self._holds_bytes = x.dtype == np.uint8
+        what = f"{path}: x_{part}"
+        self._scales.setdefault(owner, {})[what] = scale_of(
+            x, what, len(self.stored_shape) == 3, self._max_value_given, self._mean_given
+        )
         if self._classes is None:
             return _Samples(x, checked_targets(y, self._target_shape, f"{path}: y_{part}"))
         labels = Strata(y, None, len(y), 0, source=f"{path}: y_{part}").checked(self._classes).train

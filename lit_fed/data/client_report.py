@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lit_fed.data.csr import IntArray
+from lit_fed.data.scale import Scale
 from lit_fed.errors import ConfigError
 
 
@@ -18,11 +19,13 @@ class ClientReport:
         samples: Its training samples.
         histogram: Of them, those of each class; None where it does not tell, or there are no classes.
         fingerprint: The SHA-256 of its data's indices, by which it is known again.
+        scale: Of its inputs, on which a population must agree; None where the settings say it.
     """
 
     samples: int
     histogram: tuple[int, ...] | None
     fingerprint: str
+    scale: Scale | None = None
 
     def counts(self, client_id: int) -> IntArray:
         """The histogram as an array, shape (num_classes,).

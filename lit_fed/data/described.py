@@ -19,6 +19,7 @@ from lit_fed.data.contents import Contents, contents_of
 from lit_fed.data.csr import IntArray
 from lit_fed.data.cut import Cut
 from lit_fed.data.pictures import Names, partition_picture, render, sizes_picture, target_picture
+from lit_fed.data.scale import Scale
 from lit_fed.data.targets import quantiles
 from lit_fed.data.transforms import Step
 from lit_fed.errors import ConfigError
@@ -90,7 +91,14 @@ class DescribedPopulation(LightningDataModule, ABC):
             histogram: Tell also how many samples of every class it has, where there are classes.
         """
         counts = tuple(self.class_counts(client_id).tolist()) if histogram and self._has_labels else None
-        return ClientReport(self.num_samples(client_id), counts, self.fingerprint(client_id))
+        return ClientReport(
+            self.num_samples(client_id), counts, self.fingerprint(client_id), self.input_scale(client_id)
+        )
+
+    def input_scale(self, client_id: int) -> Scale | None:
+        """The scale of a client's inputs, where every end stores its own; None where a setting or one file says it."""
+        del client_id
+        return None
 
     def learn(self, reports: Mapping[int, ClientReport]) -> None:
         """Take in what clients elsewhere report; they are counted from then on, but have no loaders here."""

@@ -31,8 +31,9 @@ def remark_left_out(root: Path, files: Sequence[Path], num_read: int, wanted: Se
     endings = Counter(file.suffix.lower() or "without ending" for file in files).most_common()
     counts = ", ".join(f"{count} {ending}" for ending, count in endings[:_MOST_ENDINGS])
     more = ", …" if len(endings) > _MOST_ENDINGS else ""
+    first = files[0].relative_to(root)
     remark(
-        f"left out {len(files)} of {len(files) + num_read} files in {root}: {counts}{more}, such as {files[0].relative_to(root)}; "
+        f"left out {len(files)} of {len(files) + num_read} files in {root}: {counts}{more}, such as {first}; "
         f"{', '.join(wanted)} are read where they belong"
     )
 

@@ -11,6 +11,7 @@ from typing import Any
 from lit_fed.callbacks import Callback
 from lit_fed.data.client_report import ClientReport
 from lit_fed.data.cut import named
+from lit_fed.data.scale import SCALES
 from lit_fed.deployment.grid import Grid, Reply
 from lit_fed.deployment.wire import MOST_BYTES, PROTOCOL, Message, decode, encode
 from lit_fed.engine.run import Run
@@ -234,14 +235,17 @@ class Roster:
 
 
 def _read_report(content: Mapping[str, Any], who: str) -> ClientReport:
-    samples, histogram, fingerprint = (content.get(key) for key in ("samples", "histogram", "fingerprint"))
+    samples, histogram, fingerprint, scale = (
+        content.get(key) for key in ("samples", "histogram", "fingerprint", "scale")
+    )
     counts = histogram if type(histogram) is list else []
     if (
         not all(type(count) is int and 0 <= count < 2**53 for count in (samples, *counts))
         or not (histogram is None or type(histogram) is list)
         or type(fingerprint) is not str
         or not _SHA256.fullmatch(fingerprint)
+        or scale not in (None, *SCALES)
     ):
         raise WireError(f"what {who} reports of its data cannot be; both ends must run the same lit_fed")
     assert type(samples) is int
-    return ClientReport(samples, None if histogram is None else tuple(counts), fingerprint)
+    return ClientReport(samples, None if histogram is None else tuple(counts), fingerprint, scale)
