@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from lit_fed.data.client_report import ClientReport
 from lit_fed.data.csr import CSR
-from lit_fed.data.cut import Cut, Strata
+from lit_fed.data.cut import Cut, Strata, check_held_out
 from lit_fed.data.in_memory import Arrays, ImageDataModule, channels_first
 from lit_fed.data.scale import Scale, common_scale, on_scale, scale_of
 from lit_fed.data.targets import checked_targets
@@ -164,12 +164,15 @@ class ClientArrays(ImageDataModule):
     def load_arrays(self) -> Arrays:
         """What lies here: the clients' samples one after the other, and the shared sets."""
         found: dict[str, list[_Samples]] = {part: [] for part in PARTS}
+        whole = []
         for client_id in self._wanted:
-            own = self._hold_out(
-                client_id, self._read(f"client_{client_id}", ("train", "test"), ("val", "calibration"))
-            )
+            own = self._read(f"client_{client_id}", ("train", "test"), ("val", "calibration"))
+            whole.append(len(own["train"].y))
+            own = self._hold_out(client_id, own)
             for part in ("train", "val", "calibration", "test"):
                 found[part].append(own[part])
+        sizes = (np.array(counts, dtype=np.int64) for counts in (whole, [len(one.y) for one in found["train"]]))
+        check_held_out(*sizes, self.val_fraction, self.calibration_fraction, self._wanted)
         if self.has_public:
             public = self._read("public", ("public",))["public"]
             if len(public.x) != self.public_size:

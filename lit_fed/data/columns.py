@@ -10,14 +10,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lit_fed.errors import ConfigError
 
+Notation = Literal["whole", "decimal", "number", "text"]
+"""How a cell is written: ``7``, ``7.0``, ``7.5``, or no number at all."""
 ENDINGS = (".csv", ".csv.gz", ".parquet")
+_LARGEST = float(np.finfo(np.float32).max)
 _WHOLE = re.compile(r"[+-]?\d{1,18}")
 
 
@@ -55,7 +58,7 @@ class Columns:
         return self.cells[name]
 
     def texts(self, name: str, setting: str) -> list[str]:
-        """A column as texts: classes, clients.
+        """A column as texts: classes, clients. Whole numbers are alike however they are written, as ``7`` and ``7.0``.
 
         Raises:
             ConfigError: There is none of that name, or a cell is empty or a number with a fraction.
@@ -68,6 +71,9 @@ class Columns:
         found = ["" if value is None or value != value else str(value).strip() for value in column.tolist()]
         if "" in found:
             raise self._wrong(name, column, found.index(""), "a name or a whole number")
+        kinds = self.notations(name, setting)
+        if "decimal" in kinds and kinds.keys() <= {"whole", "decimal"}:
+            return [text if _WHOLE.fullmatch(text) else str(int(float(text))) for text in found]
         return found
 
     def numbers(self, name: str, setting: str) -> NDArray[np.float64]:
@@ -88,19 +94,19 @@ class Columns:
                 except (ValueError, TypeError):
                     raise self._wrong(name, column, row, "a number") from None
             raise
-        if len(wrong := np.flatnonzero(~np.isfinite(found))):
-            raise self._wrong(name, column, int(wrong[0]), "a finite number")
+        if len(wrong := np.flatnonzero(~(np.abs(found) <= _LARGEST))):  # nor is NaN
+            raise self._wrong(name, column, int(wrong[0]), "a finite number of 32 bits")
         return found
 
-    def is_whole(self, name: str, setting: str) -> bool:
-        """Whether a column holds whole numbers only, or texts: what can be classes."""
+    def notations(self, name: str, setting: str) -> dict[Notation, int]:
+        """How the cells of a column are written, each with the first row of that kind."""
         column = self.raw(name, setting)
         if column.dtype.kind in "iub":
-            return True
-        if column.dtype.kind == "f":
-            return False
-        cells = [str(cell).strip() for cell in column.tolist()]
-        return all(map(_WHOLE.fullmatch, cells)) or not all(map(_is_number, cells))
+            return {"whole": 0}
+        found = dict[Notation, int]()
+        for row, cell in enumerate(column.tolist()):
+            found.setdefault(_notation(str(cell).strip(), column.dtype.kind == "f"), row)
+        return found
 
     def _wrong(self, name: str, column: NDArray[Any], row: int, wanted: str) -> ConfigError:
         cell = column.tolist()[row]
@@ -181,9 +187,10 @@ def _check_names(path: Path, names: Sequence[str]) -> None:
         raise ConfigError(f"{path} has two columns named {twice!r}: rename one")
 
 
-def _is_number(cell: str) -> bool:
+def _notation(cell: str, is_number: bool) -> Notation:
+    if not is_number and _WHOLE.fullmatch(cell):
+        return "whole"
     try:
-        float(cell)
+        return "decimal" if float(cell).is_integer() else "number"
     except ValueError:
-        return False
-    return True
+        return "text"

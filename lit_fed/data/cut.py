@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from lit_fed.data.csr import CSR, ClientIndices, IntArray, sha256_of
 from lit_fed.data.partition import Partition, Samples, class_index, equal_sizes
+from lit_fed.data.remarks import remark
 from lit_fed.errors import ConfigError
 from lit_fed.seeding import derive_seed, numpy_generator
 
@@ -191,7 +192,7 @@ def cut_population(strata: Strata, partition: Partition, settings: Settings) -> 
     test = partition.split_test(cut, train_samples, strata.test_samples(shared_test), seed)
     fractions = (settings.val_fraction, settings.calibration_fraction)
     val, calibration, train = cut.hold_out(fractions, numpy_generator(seed, "data", "hold-out"))
-    _check_held_out(cut, train, settings)
+    check_held_out(cut.sizes, train.sizes, *fractions, range(len(cut)))
     val = val.through(pool)
     if strata.val_size:
         if settings.val_fraction:
@@ -215,19 +216,29 @@ def cut_population(strata: Strata, partition: Partition, settings: Settings) -> 
     )
 
 
-def _check_held_out(whole: CSR, train: CSR, settings: Settings) -> None:
-    """Refuse fractions that leave a client nothing to train on.
+def check_held_out(
+    whole: IntArray, left: IntArray, val_fraction: float, calibration_fraction: float, clients: Sequence[int]
+) -> None:
+    """Refuse fractions that leave a client nothing to train on, and say where they leave a single sample.
+
+    Args:
+        whole: The samples of each client, shape (n,).
+        left: Those it trains on, shape (n,).
+        val_fraction: Of the data.
+        calibration_fraction: Of the method.
+        clients: Who they are, n.
 
     Raises:
-        ConfigError: In one line with the fraction.
+        ConfigError: In one line with the fractions.
     """
-    bare = np.flatnonzero((whole.sizes > 0) & (train.sizes == 0))
-    if len(bare):
+    fractions = f"data.val_fraction {val_fraction:g} and algorithm.calibration_fraction {calibration_fraction:g} leave"
+    if len(bare := np.flatnonzero((whole > 0) & (left == 0))):
         raise ConfigError(
-            f"data.val_fraction {settings.val_fraction} and algorithm.calibration_fraction "
-            f"{settings.calibration_fraction} leave client {bare[0]} none of its {whole.sizes[bare[0]]} samples to "
-            "train on: lower them"
+            f"{fractions} client {clients[bare[0]]} none of its {whole[bare[0]]} samples to train on: lower them"
         )
+    if len(poor := np.flatnonzero((whole > 1) & (left == 1))):
+        others = f" and {len(poor) - 1} other clients" if len(poor) > 1 else ""
+        remark(f"{fractions} client {clients[poor[0]]}{others} one sample to train on, of {whole[poor[0]]}")
 
 
 def named(clients: Iterable[int]) -> str:

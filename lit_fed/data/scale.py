@@ -40,6 +40,8 @@ def scale_of(
     if inputs.dtype == np.uint8:
         return None if max_value is not None else "bytes"
     low, high = inputs.min(), inputs.max()
+    if not (np.isfinite(low) and np.isfinite(high)):
+        return None  # refused by its sample, later on
     found = f"{what} holds {inputs.dtype} from {low:g} to {high:g}"
     if max_value is not None:
         if are_images and inputs.dtype.kind == "f" and max_value > BRIGHTEST and low >= 0 and 0 < high <= 1:

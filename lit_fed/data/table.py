@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lit_fed.data.columns import ENDINGS, Columns, is_table, read_columns
+from lit_fed.data.columns import ENDINGS, Columns, Notation, is_table, read_columns
 from lit_fed.data.csr import IntArray, held_out
 from lit_fed.data.in_memory import Arrays, TensorDataModule
 from lit_fed.data.naming import in_order, numbered
@@ -251,7 +251,24 @@ class Table(TensorDataModule):
         return found
 
     def _is_class(self, files: list[Columns]) -> bool:
-        return self._single and all(columns.is_whole(self._target[0], "data.target") for columns in files)
+        """Whether the target is a class, by how the files write it.
+
+        Raises:
+            ConfigError: They write some whole numbers as such and others with a point, which may be either.
+        """
+        if not self._single:
+            return False
+        name, found = self._target[0], dict[Notation, str]()
+        for columns in files:
+            for notation, row in columns.notations(name, "data.target").items():
+                cell = columns.raw(name, "data.target").tolist()[row]
+                found.setdefault(notation, f"{str(cell).strip()!r} in {columns.path}, {columns.place(row)}")
+        if found.keys() == {"whole", "decimal"}:
+            raise ConfigError(
+                f"{name} is {found['decimal']}, and {found['whole']}: write all as whole numbers, or set data.kind to "
+                "classes or to numbers"
+            )
+        return found.keys() == {"whole"} or "text" in found
 
     def _classes_of(self, targets: NDArray[Any]) -> list[str]:
         """The names of the classes, once it is plausible that they are such."""

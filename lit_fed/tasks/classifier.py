@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
+from lit_fed.errors import ConfigError
 from lit_fed.tasks.on_network import OnNetwork
 
 
@@ -52,7 +53,13 @@ class Classifier(OnNetwork):
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """Cross-entropy on a batch."""
         x, y = batch
-        loss = F.cross_entropy(self(x), y)
+        logits = self(x)
+        if y.is_floating_point() and y.ndim < logits.ndim:  # else they are probabilities
+            raise ConfigError(
+                "Classifier learns classes, and the data's targets are real numbers: use Regressor, or data whose "
+                "targets are whole numbers (of a Table, set data.kind to classes)"
+            )
+        loss = F.cross_entropy(logits, y)
         self.log("train/loss", loss, prog_bar=True)
         return loss
 

@@ -307,3 +307,14 @@ def test_public_accuracy_counts_right_classes_and_gives_no_labels():
     guess = labels.copy()
     guess[:15] = (guess[:15] + 1) % data.num_classes
     assert data.public_accuracy(guess) == 0.75  # 45 of 60
+
+
+def test_fractions_that_leave_a_client_one_sample_are_said(capsys):
+    ready(Numbered(num_clients=5, partition=Natural(), val_fraction=0.99))
+    # 80 samples a client, of which ⌊79.2⌋ = 79 are held out
+    assert capsys.readouterr().out == (
+        "data.val_fraction 0.99 and algorithm.calibration_fraction 0 leave client 0 and 4 other clients one sample to "
+        "train on, of 80\n"
+    )
+    ready(Numbered(num_clients=5, partition=Natural(), val_fraction=0.97))
+    assert capsys.readouterr().out == ""

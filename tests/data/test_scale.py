@@ -188,7 +188,10 @@ def federated(folder: Path, stored: tuple[Any, Any], shared: Any = None) -> Clie
     with ExitStack() as stack:
         handlers = {}
         for one in range(2):
-            made, model = trainer(folder / f"node_{one}", max_rounds=1), Classifier("mlp", num_classes=2, input_shape=(1, 8, 8))
+            made, model = (
+                trainer(folder / f"node_{one}", max_rounds=1),
+                Classifier("mlp", num_classes=2, input_shape=(1, 8, 8)),
+            )
             data = population(folder / f"node_{one}")
             home = Node(made, model, data, FedAvg(), [one], folder / "states", say=lambda line: None)
             handlers[one + 1] = stack.enter_context(home.at_work()).handle

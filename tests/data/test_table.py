@@ -143,6 +143,15 @@ WRONG = {
     "line": (PLANTS.replace("50", "5o"), BY_SITE, "line 7: sepal is '5o', not a number: correct"),
     "empty cell": (PLANTS.replace("50", ""), BY_SITE, "line 7: sepal is empty, not a number"),
     "not finite": (PLANTS.replace("50", "inf"), BY_SITE, "line 7: sepal is 'inf', not a finite number"),
+    "32 bits": (PLANTS.replace("50", "1e39"), BY_SITE, "line 7: sepal is '1e39', not a finite number of 32 bits"),
+    "target of 32 bits": (
+        HOUSES.replace("300.0", "-1e39"), {"target": "price"},
+        "line 4: price is '-1e39', not a finite number of 32",
+    ),
+    "two notations": (
+        "x,y\n1,1\n2,0\n3,1.0\n4,0\n", {"target": "y"},
+        "y is '1.0' in {path}, line 4, and '1' in {path}, line 2: write all as whole numbers, or set data.kind to",
+    ),
     "no target": (PLANTS.replace("lily", " "), BY_SITE, "line 8: kind is empty, not a name or a whole"),
     "no client": (PLANTS.replace("\nnorth,3", "\n,3"), BY_SITE, "line 4: site is empty, not a name"),
     "short": (PLANTS.replace(",lily", ""), BY_SITE, "line 8 has 3 cells and line 1 has 4: correct the row"),
@@ -192,8 +201,30 @@ def test_what_is_wrong_with_a_file_is_said_in_a_line(case: str, tmp_path: Path) 
 
     with pytest.raises(ConfigError) as error:
         use()
-    assert message in str(error.value)
+    assert message.replace("{path}", str(tmp_path / "table.csv")) in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_class_and_a_client_are_the_same_however_their_number_is_written(tmp_path: Path) -> None:
+    lines = [f"{i},{['7', '7.0', '08', '8e0'][i % 4]},{['1', '01.0', '2.'][i % 3]}" for i in range(60)]
+    path = written(tmp_path, "x,ward,y\n" + "\n".join(lines))
+    data = ready(path, "y", client="ward", kind="classes")
+    assert (data.class_names, data.client_names) == (["1", "2"], ["7", "08", "8"])  # "08" may be a name
+    assert ready(path, "y", features=["x"], kind="numbers", num_clients=2).num_classes is None
+
+
+def test_files_that_write_a_class_in_two_ways_are_asked_which(tmp_path: Path) -> None:
+    for name, y in (("a", "1"), ("b", "1.0")):
+        written(tmp_path, "x,y\n" + "\n".join(f"{i},{y if i % 2 else 0}" for i in range(10)), f"sites/{name}.csv")
+    with pytest.raises(ConfigError, match=r"y is '1\.0' in .*b\.csv, line 3, and '0' in .*a\.csv, line 2: write all"):
+        ready(str(tmp_path / "sites"), "y")
+    assert ready(str(tmp_path / "sites"), "y", kind="classes").class_names == ["0", "1"]
+
+
+def test_a_classifier_on_real_targets_is_told_what_to_use(tmp_path: Path) -> None:
+    path = written(tmp_path, "x,y\n" + "\n".join(f"{i},{i / 2 + 0.25}" for i in range(20)))
+    with pytest.raises(ConfigError, match=r"targets are real numbers: use Regressor, or .* set data\.kind to classes"):
+        fit(tmp_path, Classifier("logistic", num_classes=2, input_shape=(1,)), Table(path, "y", num_clients=2))
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:

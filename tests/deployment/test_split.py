@@ -198,6 +198,13 @@ def test_what_is_held_out_of_a_file_follows_from_the_seed_and_the_client(tmp_pat
     assert ready(tmp_path, [1], (0, 0.3), val_fraction=0.2, seed=1).fingerprint(1) != alone.fingerprint(1)
 
 
+def test_fractions_that_leave_a_client_one_sample_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    client(tmp_path, 1)
+    ready(tmp_path, [1], val_fraction=0.9)
+    said = "data.val_fraction 0.9 and algorithm.calibration_fraction 0 leave client 1 one sample to train on, of 10\n"
+    assert capsys.readouterr().out == said
+
+
 def test_a_client_is_known_by_its_values(tmp_path: Path) -> None:
     client(tmp_path, 0)
     before = ready(tmp_path, [0]).fingerprint(0)
