@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.bad_inputs import files, options, runs
+from tests.bad_inputs import files, options, own_data, runs
 from tests.bad_inputs.judge import Case
 
 KINDS: dict[str, Callable[[random.Random], Iterator[Case]]] = {
@@ -18,6 +18,10 @@ KINDS: dict[str, Callable[[random.Random], Iterator[Case]]] = {
     "arrays": files.broken_arrays,
     "texts": files.broken_texts,
     "images": files.broken_folders,
+    "image mode": own_data.image_modes,
+    "lost image": own_data.lost_images,
+    "scale": own_data.mixed_scales,
+    "own client": own_data.dropped_clients,
     "study": runs.broken_studies,
 }
 
