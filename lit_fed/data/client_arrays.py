@@ -16,6 +16,7 @@ from lit_fed.data.client_report import ClientReport
 from lit_fed.data.csr import CSR
 from lit_fed.data.cut import Cut, Strata, check_held_out
 from lit_fed.data.in_memory import Arrays, ImageDataModule, channels_first
+from lit_fed.data.remarks import remark
 from lit_fed.data.scale import Scale, common_scale, on_scale, scale_of
 from lit_fed.data.targets import checked_targets
 from lit_fed.data.tensor_loader import Loader
@@ -151,8 +152,18 @@ class ClientArrays(ImageDataModule):
             self._wanted = list(range(self.num_clients)) if given is None else given
             if beyond := [one for one in self._wanted if not 0 <= one < self.num_clients]:
                 raise ConfigError(f"client {beyond[0]} does not exist: clients are 0 to {self.num_clients - 1}")
+            if given is None:
+                self._remark_others()
             self._cut = self._cut_of(self.read_strata(), None if given is None else frozenset(given))
         super().setup(stage, clients)
+
+    def _remark_others(self) -> None:
+        """Say which folders are those of clients by their names, and take no part."""
+        names = {f"client_{one}" for one in self._wanted}
+        there = sorted(path.parent.name for path in Path(self.root).glob("client_*/data.npz"))
+        if others := [name for name in there if name not in names]:
+            more = f" and {len(others) - 1} other folders" if len(others) > 1 else ""
+            remark(f"data.num_clients is {self.num_clients}: {others[0]}{more} in {self.root} take no part")
 
     def read_strata(self) -> Strata:
         """See `FederatedDataModule.read_strata`; every file has been checked, and an end may hold no sample at all."""

@@ -16,7 +16,7 @@ _WHOLE = re.compile(r"[+-]?\d+")
 def in_order(values: Iterable[Any]) -> list[str]:
     """The different names among values, as texts: whole numbers by size where all are such, else by the alphabet."""
     found = {str(value) for value in values}
-    return sorted(found, key=int) if all(map(_WHOLE.fullmatch, found)) else sorted(found)
+    return sorted(found, key=lambda name: (int(name), name)) if all(map(_WHOLE.fullmatch, found)) else sorted(found)
 
 
 def numbered(values: Sequence[Any], names: Sequence[str]) -> IntArray:

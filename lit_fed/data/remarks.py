@@ -14,7 +14,7 @@ _MOST_ENDINGS = 5
 @rank_zero_only
 def remark(line: str) -> None:
     """Print a line, in the first process only."""
-    print(line)
+    print(line.encode("utf-8", "backslashreplace").decode())  # file names may be no UTF-8
 
 
 def remark_left_out(root: Path, files: Sequence[Path], num_read: int, wanted: Sequence[str]) -> None:

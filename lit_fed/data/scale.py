@@ -69,7 +69,7 @@ def common_scale(scales: Mapping[str, Scale | None]) -> Scale | None:
     Raises:
         ConfigError: Some are bytes, and others numbers beyond [0, 1].
     """
-    first = {scale: what for what, scale in reversed(scales.items()) if scale is not None}
+    first = {scale: what for what, scale in reversed(list(scales.items())) if scale is not None}
     if "bytes" in first and "other" in first:
         raise ConfigError(
             f"{first['other']} holds numbers other than from 0 to 1, and {first['bytes']} bytes: store both alike, or "

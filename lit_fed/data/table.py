@@ -16,7 +16,7 @@ from lit_fed.data.in_memory import Arrays, TensorDataModule
 from lit_fed.data.naming import in_order, numbered
 from lit_fed.data.new_inputs import NewInputs, is_arrays
 from lit_fed.data.partition import Natural, Partition
-from lit_fed.data.remarks import is_hidden, remark_left_out
+from lit_fed.data.remarks import is_hidden, remark, remark_left_out
 from lit_fed.data.targets import quantile_strata
 from lit_fed.data.transforms import Normalize
 from lit_fed.data.views import viewed
@@ -221,6 +221,12 @@ class Table(TensorDataModule):
             self._classes = self._classes_of(whole.y)
             check_classes(test.y, self._classes, str(self._test_path))
         self._clients = None if train.clients is None else in_order(train.clients)
+        if untrained := sorted({*(test.clients or [])} - {*(train.clients or [])}):
+            more = f" and {len(untrained) - 1} others" if len(untrained) > 1 else ""
+            remark(
+                f"{self._test_path} has rows of client {untrained[0]}{more} without training rows: they are in the "
+                "shared test set, and in no client's own"
+            )
         self._scale = self._scale_of(train.x)
         return train, test
 

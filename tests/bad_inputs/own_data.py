@@ -104,4 +104,8 @@ def dropped_clients(draw: random.Random) -> Iterator[Case]:
         if draw.random() < 0.3:
             yield Case(f"clients by {name} who are used", fit(*data, *_OWN, *_SMALL), prepare, status=(0,))
         else:
-            yield Case(f"clients by {name} and {left or 'the partition of the quickstart'}", fit(*data, *_SMALL, *left), prepare)
+            yield Case(
+                f"clients by {name} and {left or 'the partition of the quickstart'}",
+                fit(*data, *_SMALL, *left),
+                prepare,
+            )

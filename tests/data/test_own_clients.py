@@ -11,7 +11,18 @@ import pytest
 from PIL import Image
 
 from lit_fed.command.cli import main
-from lit_fed.data import IID, ArrayFile, Arrays, ClientFolders, Dirichlet, Natural, Table, TensorDataModule, Wrapped
+from lit_fed.data import (
+    IID,
+    ArrayFile,
+    Arrays,
+    ClientArrays,
+    ClientFolders,
+    Dirichlet,
+    Natural,
+    Table,
+    TensorDataModule,
+    Wrapped,
+)
 from lit_fed.errors import ConfigError
 from tests.command.support import error_of
 from tests.data.test_wrapped import Clinic
@@ -123,3 +134,26 @@ def test_a_partition_that_an_earlier_file_left_does_not_replace_the_hospitals(tm
     remedy = ["--data.partition", "Natural", "--data.num_clients", "null", "--trainer.participation.count", "3"]
     main([*words, *remedy])
     assert (tmp_path / "lightning_logs" / "version_0" / "partition.json").read_text().count('"name"') == 3
+
+
+def test_folders_beyond_the_number_of_clients_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    x, y = np.zeros((4, 3), np.float32), np.arange(4) % 2
+    for one in range(4):
+        (tmp_path / f"client_{one}").mkdir()
+        np.savez(tmp_path / f"client_{one}" / "data.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    for clients in ([0], None):  # an end has its own clients' folders, and none that it leaves out
+        data = ClientArrays(num_clients=2, stored_shape=[3], num_classes=2, root=str(tmp_path))
+        data.setup("fit", clients)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line == f"data.num_clients is 2: client_2 and 1 other folders in {tmp_path} take no part"
+
+
+def test_clients_who_are_only_tested_on_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "new.csv").write_text("hospital,a,b,kind\nulm,1,2,x\nUlm,1,2,y\n")
+    data = Table(table(tmp_path), "kind", client="hospital", test_path=str(tmp_path / "new.csv"))
+    data.setup()
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(
+        f"{tmp_path / 'new.csv'} has rows of client Ulm without training rows: they are in the shared"
+    )
+    assert [data.test_loader(one).num_samples for one in (0, 1, 2, None)] == [0, 0, 1, 2]
