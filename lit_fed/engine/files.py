@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lit_fed.engine.local_batches import map_tensors
 from lit_fed.engine.state_bytes import State, StateBytes, is_not
-from lit_fed.errors import CheckpointError
+from lit_fed.errors import CheckpointError, ConfigError
 from lit_fed.file_names import is_file_name
 
 
@@ -185,6 +185,23 @@ def write_text(parts: Iterable[str], path: Path) -> None:
     """
     with in_place_of(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
         file.writelines(parts)
+
+
+def refuse_overwriting(paths: Iterable[Path], overwrite: bool) -> None:
+    """Refuse to write where a user has something already.
+
+    Args:
+        paths: What is to be written.
+        overwrite: Whether files may be replaced.
+
+    Raises:
+        ConfigError: For the first path that is there, or is a folder.
+    """
+    for path in paths:
+        if path.is_dir():
+            raise ConfigError(f"{path} is a folder; name another file with --output")
+        if not overwrite and os.path.lexists(path):
+            raise ConfigError(f"{path} is there already; name another with --output, or replace it with --overwrite")
 
 
 @contextmanager

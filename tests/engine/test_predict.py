@@ -73,7 +73,7 @@ def test_one_client_with_its_own_state_on_its_own_data(tmp_path: Path) -> None:
     predicted = []
     for client_id in range(3):
         output = tmp_path / f"{client_id}.npz"
-        made.predict(*parts, client_id=client_id, output=str(output))
+        made.predict(*parts, client_position=client_id, output=str(output))
         expected = forward(body | kept(made, client_id), x[3 * client_id : 3 * client_id + 3]).softmax(1)
         predicted.append(np.load(output)["probability"])
         np.testing.assert_allclose(predicted[-1], expected.numpy(), rtol=1e-5)
@@ -83,19 +83,20 @@ def test_one_client_with_its_own_state_on_its_own_data(tmp_path: Path) -> None:
 def test_from_a_checkpoint_in_a_fresh_trainer(tmp_path: Path) -> None:
     made, parts = trained(tmp_path)
     for client_id in (None, 1):
-        made.predict(*parts, client_id=client_id, output=str(tmp_path / "one.csv"))
+        made.predict(*parts, client_position=client_id, output=str(tmp_path / "one.csv"), overwrite=True)
         for mode in ("memory", "disk"):
             fresh = trainer(tmp_path, client_store=mode)
             fresh.predict(
-                Network(), Threes(3, test_batch_size=2), Personal(), "last", client_id, str(tmp_path / "two.csv")
-            )
+                Network(), Threes(3, test_batch_size=2), Personal(), "last",
+                None if client_id is None else str(client_id), output=str(tmp_path / "two.csv"), overwrite=True,
+            )  # fmt: skip
             assert (tmp_path / "one.csv").read_text() == (tmp_path / "two.csv").read_text()
 
 
 def test_client_that_never_took_part_uses_the_initial_state(tmp_path: Path) -> None:
     made, parts = trained(tmp_path, max_rounds=1, participation=UniformParticipation(count=1))
     new = next(k for k in range(3) if made.run.federation.store.get(k) is None)
-    made.predict(*parts, client_id=new, output=str(tmp_path / "p.npz"))
+    made.predict(*parts, client_position=new, output=str(tmp_path / "p.npz"))
     state = weights(made) | {
         name: tensor for name, tensor in Network().state_dict().items() if name.startswith("network.2")
     }
@@ -145,9 +146,9 @@ def test_mistakes(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"go to a \.csv or \.npz file, not 'p\.json'; change --output"):
         made.predict(*parts, output="p.json")
     for client_id in (3, -1):
-        with pytest.raises(ConfigError, match=rf"there is no client {client_id}; clients are 0 to 2"):
-            made.predict(*parts, client_id=client_id)
+        with pytest.raises(ConfigError, match=rf"client_position: there is no client {client_id}; clients are 0 to 2"):
+            made.predict(*parts, client_position=client_id)
     with pytest.raises(ConfigError, match="there is no test data to predict on for client 0"):
-        made.predict(*parts, client_id=0)
+        made.predict(*parts, client_position=0)
     with pytest.raises(ConfigError, match="predict_step must return a tensor or a dict of tensors, not list"):
         trainer(tmp_path).predict(Odd(), NoTest(3), Personal(), "last")
