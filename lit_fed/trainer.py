@@ -44,6 +44,7 @@ from lit_fed.engine.strategy import build_fabric, launch, leave_processes, on_fi
 from lit_fed.engine.task_loop import TaskStage
 from lit_fed.errors import ConfigError, LitFedError, ProcessLost
 from lit_fed.machine import most_threads
+from lit_fed.printing import unfailing
 
 if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule
@@ -342,12 +343,13 @@ class FederatedTrainer:
     def _launch(self, function: Callable[[], R]) -> R:
         atexit.unregister(leave_processes)  # an unexpected error may leave this process in a collective: just exit
         try:
-            if self._launched:
-                result: R = function()
-            else:
-                # A strategy that forks ends its processes with the function; the others keep them for the next call.
-                self._launched = getattr(self.fabric.strategy, "_start_method", "popen") == "popen"
-                result = launch(self.fabric, function)
+            with unfailing():
+                if self._launched:
+                    result: R = function()
+                else:
+                    # A strategy that forks ends its processes with the function; others keep them for the next call.
+                    self._launched = getattr(self.fabric.strategy, "_start_method", "popen") == "popen"
+                    result = launch(self.fabric, function)
         except ProcessLost:
             raise
         except LitFedError:  # ours are raised between collectives

@@ -313,6 +313,7 @@ def main(args: list[str] | None = None) -> None:
         sys.path.append(os.getcwd())  # a user's own classes lie in the working directory, also for the installed script
     words = sys.argv[1:] if args is None else args
     try:
+        check_text(words)
         import_named()
         status = FederatedCLI(args).status
     except Exception as error:
@@ -328,6 +329,19 @@ def main(args: list[str] | None = None) -> None:
     else:
         if status:
             sys.exit(status)
+
+
+def check_text(words: Sequence[str]) -> None:
+    """Refuse words that are no text, such as the name of a file from a system with another encoding.
+
+    Raises:
+        ConfigError: For the first of them: nothing could write it down.
+    """
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(f"{word!a} is no text in UTF-8; give the file another name") from error
 
 
 def user_error(error: BaseException, args: Sequence[str]) -> str | None:

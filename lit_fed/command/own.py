@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
 from typing import Any
 
 import yaml
@@ -9,6 +10,7 @@ from jsonargparse import ArgumentParser
 
 from lit_fed.data import FederatedDataModule
 from lit_fed.data.naming import Keys, clients_of
+from lit_fed.errors import ConfigError
 
 KEYS = Keys("--client", "--client_position")
 
@@ -17,19 +19,18 @@ def names(value: Any) -> Any:
     """The names of clients: a list in brackets, or one name; a text stays what it is, so that 01 is not 1.
 
     Raises:
-        ValueError: For anything else.
+        ArgumentTypeError: For anything else.
     """
     found = value
-    if isinstance(value, str):
-        is_list = value.startswith("[") and value.endswith("]")
-        try:
-            found = yaml.load(value, yaml.BaseLoader) if is_list else [value]
-        except yaml.YAMLError as error:
-            raise ValueError(value) from error
-    elif type(value) is int:
-        found = [value]
+    try:
+        if isinstance(value, str):
+            found = yaml.load(value, yaml.BaseLoader) if value[:1] == "[" and value[-1:] == "]" else [value]
+        elif type(value) is int:
+            found = [value]
+    except yaml.YAMLError:
+        found = None
     if not isinstance(found, list) or not all(isinstance(one, str) or type(one) is int for one in found):
-        raise ValueError(value)
+        raise ArgumentTypeError(f"expected a name, or a list of names in brackets, not {value}")
     return found
 
 
@@ -55,10 +56,13 @@ def chosen(data: FederatedDataModule, settings: Any) -> list[int] | None:
     """The positions of the clients that the options choose; None where they choose nobody.
 
     Raises:
-        ConfigError: There is no such client.
+        ConfigError: There is no such client, or an empty list.
     """
     given = settings.client_position
-    return clients_of(data, KEYS, settings.client, [given] if isinstance(given, int) else given)
+    found = clients_of(data, KEYS, settings.client, [given] if isinstance(given, int) else given)
+    if found == []:
+        raise ConfigError(f"{KEYS.name} names nobody; name at least one client, or leave it out")
+    return found
 
 
 def add_overwrite(parser: ArgumentParser, what: str) -> None:
