@@ -221,6 +221,37 @@ def in_place_of(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
+def files_in_place(folder: Path, names: Iterable[str]) -> Iterator[Path]:
+    """A temporary folder whose files take their places in another one, together, once all are written.
+
+    Args:
+        folder: Where to; it is made, and other files in it stay.
+        names: Files that go together: those that are not written anew are deleted then.
+
+    Raises:
+        CheckpointError: If the disk is full or the folder cannot be written; what was there before still is.
+    """
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    temporary = folder / f".{os.getpid()}.tmp"
+    try:
+        with cannot_write(folder):
+            temporary.mkdir(parents=True)
+            yield temporary
+            written = list(temporary.iterdir())
+            for name in {*names} - {path.name for path in written}:
+                (folder / name).unlink(missing_ok=True)
+            for path in written:
+                path.replace(folder / path.name)
+            temporary.rmdir()
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        with suppress(OSError):
+            for place in made:
+                place.rmdir()
+        raise
+
+
+@contextmanager
 def cannot_write(path: Path) -> Iterator[None]:
     """Name a file that cannot be written; the system's error does not, where the disk is full.
 

@@ -15,7 +15,7 @@ from lit_fed.data import Arrays
 from lit_fed.engine.samplers import UniformParticipation
 from lit_fed.errors import CheckpointError, ConfigError
 from lit_fed.methods import FedAvg
-from tests.support import Points, Threes, kept, rows, trainer, weights
+from tests.support import Points, Threes, kept, rows, small_disk, trainer, weights
 
 
 class Network(Classifier):
@@ -152,3 +152,44 @@ def test_mistakes(tmp_path: Path) -> None:
         made.predict(*parts, client_position=0)
     with pytest.raises(ConfigError, match="predict_step must return a tensor or a dict of tensors, not list"):
         trainer(tmp_path).predict(Odd(), NoTest(3), Personal(), "last")
+
+
+@pytest.mark.parametrize("name", ["p.csv", "p.npz"])
+def test_a_full_disk_leaves_the_predictions_before_whole(tmp_path: Path, name: str) -> None:
+    made, parts = trained(tmp_path, max_rounds=1)
+    output = tmp_path / "out" / name
+    made.predict(*parts, output=str(output))
+    before = output.read_bytes()
+    with small_disk(len(before) // 2), pytest.raises(ConfigError) as error:
+        made.predict(*parts, output=str(output), overwrite=True)
+    assert str(error.value).startswith(f"cannot write {output}: ")
+    assert str(error.value).endswith("; change --output")
+    assert output.read_bytes() == before
+    assert list(output.parent.iterdir()) == [output]
+
+
+def test_a_file_is_replaced_only_where_that_is_asked_for(tmp_path: Path) -> None:
+    made, parts = trained(tmp_path, max_rounds=1)
+    (tmp_path / "mine.csv").write_text("mine")
+    (tmp_path / "link.csv").symlink_to("mine.csv")
+    (tmp_path / "nowhere.csv").symlink_to("gone")
+    (tmp_path / "folder.csv").mkdir()
+    for name in ("mine.csv", "link.csv", "nowhere.csv"):
+        with pytest.raises(ConfigError, match=rf"{name} is there already; name another with --output, or replace it"):
+            made.predict(*parts, output=str(tmp_path / name))
+    for overwrite in (False, True):
+        with pytest.raises(ConfigError, match=r"folder\.csv is a folder; name another file with --output"):
+            made.predict(*parts, output=str(tmp_path / "folder.csv"), overwrite=overwrite)
+    assert (tmp_path / "mine.csv").read_text() == "mine"
+    made.predict(*parts, output=str(tmp_path / "link.csv"), overwrite=True)
+    assert (tmp_path / "link.csv").is_symlink()
+    assert len(rows(tmp_path / "mine.csv")) == 9
+
+
+def test_a_position_in_place_of_a_name_is_refused_in_python_too(tmp_path: Path) -> None:
+    made, parts = trained(tmp_path, max_rounds=1)
+    with pytest.raises(ConfigError, match=r"client_id is 1; give a client's name as a text, or its position as"):
+        made.predict(*parts, client_id=1)
+    made.predict(*parts, client_id="1", output=str(tmp_path / "name.csv"))
+    made.predict(*parts, client_position=1, output=str(tmp_path / "position.csv"))
+    assert (tmp_path / "name.csv").read_bytes() == (tmp_path / "position.csv").read_bytes()
