@@ -72,7 +72,7 @@ def _unfailing(stream: IO[str] | None) -> Any:
         stream.flush()
     forgiving = _Forgiving(raw.fileno(), "w", closefd=False)
     return io.TextIOWrapper(
-        forgiving if buffer is raw else io.BufferedWriter(forgiving),  # type: ignore[type-var]  # unbuffered: python -u
+        forgiving if buffer is raw else io.BufferedWriter(forgiving),  # unbuffered: python -u
         encoding=stream.encoding,
         errors="backslashreplace" if stream.errors in ("strict", "surrogateescape") else stream.errors,
         line_buffering=stream.line_buffering,

@@ -89,7 +89,7 @@ def clients_of(
                 f"{keys.name} {name!r} is a number, and these clients have names: write a name in quotes, or give "
                 f"{keys.position}"
             )
-        elif len(own := places.get(name, ())) == 1:
+        elif len(own := places.get(name, [])) == 1:
             found.append(own[0])
         elif own:
             raise ConfigError(f"{keys.name}: {len(own)} clients are named {name!r}; give {keys.position}")
