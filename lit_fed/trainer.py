@@ -32,6 +32,7 @@ from lit_fed.engine.options import GradientOptions, NetworkOptions
 from lit_fed.engine.packs import PackedFiles
 from lit_fed.engine.participation import Participation
 from lit_fed.engine.payload import Channel, Codec
+from lit_fed.engine.prediction import check_output, one_client
 from lit_fed.engine.protocols import ClientTest, EvalSubset, GlobalTest, Protocol, check_names, check_protocols
 from lit_fed.engine.rounds import run_rounds
 from lit_fed.engine.run import Run, RunSettings
@@ -39,10 +40,11 @@ from lit_fed.engine.runs import check_loggers, open_run
 from lit_fed.engine.samplers import FullParticipation
 from lit_fed.engine.session import Session
 from lit_fed.engine.store import ClientStore
-from lit_fed.engine.strategy import build_fabric, launch, leave_processes, raise_if_lost
+from lit_fed.engine.strategy import build_fabric, launch, leave_processes, on_first_process, raise_if_lost
 from lit_fed.engine.task_loop import TaskStage
 from lit_fed.errors import ConfigError, LitFedError, ProcessLost
 from lit_fed.machine import most_threads
+from lit_fed.printing import unfailing
 
 if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule
@@ -67,8 +69,8 @@ class FederatedTrainer:
         seed: All randomness of the run follows from it.
         participation: Who takes part in a round; everybody by default.
         kinds: Networks by client, where they have different ones: by name the settings of the model that differ, and
-            ``clients``, the ids of those who have it; clients take the kinds in turn where none names any. In Python,
-            give ``fit`` a model for each name.
+            ``clients``, the names of those who have it (0, 1, … where clients have no names), or ``client_positions``;
+            clients take the kinds in turn where none names any. In Python, give ``fit`` a model for each name.
         executor: How a cohort is trained: ``sequential``, one client after the other; ``vectorized``, in groups as one
             computation; ``auto``, in groups where that is faster.
         callbacks: Listeners, before the default ones (progress, record, dashboard, checkpoint); Lightning's own
@@ -249,9 +251,11 @@ class FederatedTrainer:
         datamodule: FederatedDataModule,
         algorithm: Algorithm[Any],
         ckpt_path: str | None = None,
-        client_id: int | str | None = None,
+        client_id: str | None = None,
+        client_position: int | None = None,
         output: str = "predictions.csv",
         inputs: str | None = None,
+        overwrite: bool = False,
     ) -> Path:
         """Write predictions on the shared test set, on one client's own, or on inputs of another file, to a file.
 
@@ -260,13 +264,21 @@ class FederatedTrainer:
             datamodule: The population.
             algorithm: How it was federated.
             ckpt_path: ``last``, ``best``, a file or a run folder; None for the model just trained.
-            client_id: Predict as this client, an id or a name, on its own test data; None for the global model.
+            client_id: Predict as this client on its own test data: its name, or "0", "1", … where clients have none;
+                None for the global model.
+            client_position: Predict as the client at this position, from 0, whatever it is called.
             output: File to write: ``.csv`` (one row a sample) or ``.npz`` (one array per output).
             inputs: Predict on these: a table, ``.npz`` arrays, or a folder of images, as the data module reads them.
+            overwrite: Replace a file that is there.
         """
-        new = None if inputs is None else Path(inputs)
-        parts = (model, datamodule, algorithm)
-        return self._launch(lambda: predict(self.assemble(*parts, "predict"), ckpt_path, client_id, Path(output), new))
+
+        def work() -> Path:
+            on_first_process(self.fabric, lambda: check_output(Path(output), overwrite))
+            run = self.assemble(model, datamodule, algorithm, "predict")
+            chosen = one_client(run.federation.data, client_id, client_position)
+            return predict(run, ckpt_path, chosen, Path(output), None if inputs is None else Path(inputs))
+
+        return self._launch(work)
 
     def describe(self, config: str, told: tuple[str, ...] = ()) -> None:
         """Take in the resolved configuration as YAML, which the run's folder keeps, and what of it was asked for."""
@@ -331,12 +343,13 @@ class FederatedTrainer:
     def _launch(self, function: Callable[[], R]) -> R:
         atexit.unregister(leave_processes)  # an unexpected error may leave this process in a collective: just exit
         try:
-            if self._launched:
-                result: R = function()
-            else:
-                # A strategy that forks ends its processes with the function; the others keep them for the next call.
-                self._launched = getattr(self.fabric.strategy, "_start_method", "popen") == "popen"
-                result = launch(self.fabric, function)
+            with unfailing():
+                if self._launched:
+                    result: R = function()
+                else:
+                    # A strategy that forks ends its processes with the function; others keep them for the next call.
+                    self._launched = getattr(self.fabric.strategy, "_start_method", "popen") == "popen"
+                    result = launch(self.fabric, function)
         except ProcessLost:
             raise
         except LitFedError:  # ours are raised between collectives

@@ -8,6 +8,8 @@ import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -145,6 +147,17 @@ class Ending(FedAvg):
                 os._exit(0)
             os.kill(os.getpid(), signal.Signals[self.how])
         return super().objective(client, batch)
+
+
+@contextmanager
+def small_disk(most: int) -> Iterator[None]:
+    """No file may grow beyond so many bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 class SmallDisk(Callback):

@@ -21,6 +21,7 @@ from lit_fed.command.endings import ending_told, witness
 from lit_fed.command.explain import explain
 from lit_fed.command.kinds import check_options, models_by_kind
 from lit_fed.command.making import instantiate
+from lit_fed.command.own import add_overwrite
 from lit_fed.command.readable import check_files, with_located
 from lit_fed.command.roots import PARTS, import_named
 from lit_fed.command.suggest import join_or
@@ -33,6 +34,9 @@ from lit_fed.parsing import Parser
 from lit_fed.trainer import FederatedTrainer
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # writing fails with these without naming the file
+
+
+_OF_PREDICT = {"client_id", "overwrite"}
 
 
 class Parts(NamedTuple):
@@ -119,7 +123,12 @@ class FederatedCLI(LightningCLI):
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
         """The trainer's commands, and the arguments that do not come from the command line."""
-        return {name: {"model", "datamodule", "algorithm"} for name, line in COMMANDS.items() if not line.room}
+        skipped = {"model", "datamodule", "algorithm"}
+        return {
+            name: skipped | (_OF_PREDICT if name == "predict" else set())
+            for name, line in COMMANDS.items()
+            if not line.room
+        }
 
     def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
         """All commands of the table, with options where they are wanted."""
@@ -131,12 +140,24 @@ class FederatedCLI(LightningCLI):
                 also = f" On a node: --state_dir DIR, whose options are in lit-fed {name} --state_dir DIR --help."
                 told = line.help + (also if line.at_home else "")
                 made = self._prepare_subcommand_parser(FederatedTrainer, name, description=told)
+                if name == "predict":
+                    self._add_to_predict(made)
             else:
                 made = Parser(description=line.help)
                 if wanted:
                     line.load(self._words).add_arguments(made)
             self._subcommand_parsers[name] = made
             actions.add_subcommand(name, made, help=line.help)
+
+    def _add_to_predict(self, parser: ArgumentParser) -> None:
+        """The options that are not read as their annotations would be: a name is a text, also null, and a lone word."""
+        parser.add_argument(
+            "--client_id",
+            type=str,
+            help="predict as this client on its own test data: its name, or 0, 1, … where clients have no names",
+        )
+        add_overwrite(parser, "a file of predictions that is there")
+        self._subcommand_method_arguments["predict"] += sorted(_OF_PREDICT)
 
     def _has_options(self, name: str) -> bool:
         """Whether a command needs its options: only the one that is asked for, so that the others cost no import."""
@@ -292,6 +313,7 @@ def main(args: list[str] | None = None) -> None:
         sys.path.append(os.getcwd())  # a user's own classes lie in the working directory, also for the installed script
     words = sys.argv[1:] if args is None else args
     try:
+        check_text(words)
         import_named()
         status = FederatedCLI(args).status
     except Exception as error:
@@ -307,6 +329,19 @@ def main(args: list[str] | None = None) -> None:
     else:
         if status:
             sys.exit(status)
+
+
+def check_text(words: Sequence[str]) -> None:
+    """Refuse words that are no text, such as the name of a file from a system with another encoding.
+
+    Raises:
+        ConfigError: For the first of them: nothing could write it down.
+    """
+    for word in words:
+        try:
+            word.encode()
+        except UnicodeEncodeError as error:
+            raise ConfigError(f"{word!a} is no text in UTF-8; give the file another name") from error
 
 
 def user_error(error: BaseException, args: Sequence[str]) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from jsonargparse import ArgumentParser
 
 from lit_fed.command.shipped import close_name, name_of, shipped
 from lit_fed.command.table import Call
+from lit_fed.engine.files import in_place_of
 from lit_fed.errors import ConfigError
 
 
@@ -36,10 +38,11 @@ def run(call: Call) -> int:
     target = output or Path(Path(name).name)
     if target.is_dir():
         target = target / Path(name).name
-    try:
-        with open(target, "xb") as file, open(shipped()[name], "rb") as source:
-            shutil.copyfileobj(source, file)
-    except FileExistsError as error:
-        raise ConfigError(f"{target} is there already; name another file with --output") from error
+    if os.path.lexists(target):
+        raise ConfigError(f"{target} is there already; name another file with --output")
+    if not target.parent.is_dir():
+        raise ConfigError(f"there is no folder {target.parent}; name another file with --output")
+    with in_place_of(target) as temporary:
+        shutil.copyfile(shipped()[name], temporary)
     print(f"written     {target}; use it with -c {target}")
     return 0

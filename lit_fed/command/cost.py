@@ -137,6 +137,7 @@ def foresee(trainer: FederatedTrainer, tasks: Tasks, data: Any, algorithm: Algor
         data.prepare_data()
         data.setup("fit")
     kinds = trainer.kinds_of(tasks)
+    kinds.check(data)
     participation.setup(data.num_clients, data.num_samples, trainer.settings.seed)
     every = tasks if isinstance(tasks, Mapping) else {ONLY: tasks}
     held = {kind: [one for one in every[kind].parameters() if not one.requires_grad] for kind in kinds.names}

@@ -30,6 +30,8 @@ _PHRASES = (
     ("absent", r"the following arguments are required: (.+)"),
     ("no_class", r"Expected a dot import path string: (\S+)"),
     ("no_class", r"Import path (\S+) does not correspond to a subclass"),
+    ("foreign", r"Import path does not correspond to a subclass"),
+    ("abstract", r"Expected an instantiatable class, but"),
     ("no_import", r"module '[^']+' has no attribute '[^']+'|No module named '[^']+'"),
     ("no_mapping", r"Not a valid subclass"),
     ("wanted", r"Expected an? (.+)"),
@@ -108,11 +110,15 @@ def _tell(facts: dict[str, list[str]]) -> str:
     if facts["absent"]:
         absent = [f"{inner}.{name}" if inner else name for name in facts["absent"][0].split(", ")]
         return f"{join_and(absent)} missing; give it a value"
+    if facts["abstract"] and given is not None and re.fullmatch(r"[A-Za-z_][\w.]*", given):
+        return f"{key}: {given} is abstract; name a class that derives from it{suggest.choices(bases)}"
+    if facts["foreign"] and given is not None:
+        facts["no_class"].append(given)
     if facts["no_class"]:
         name = facts["no_class"][-1]
         if suggest.close_class(name, bases) or not wanted:
             return f"{key}: {suggest.no_class(name, bases)}"
-    no_class = bool(facts["no_class"] or facts["no_mapping"])
+    no_class = bool(facts["no_class"] or facts["no_mapping"] or facts["abstract"])
     if no_class and not wanted:
         return f"{key}: a class is needed; give class_path and init_args{suggest.choices(bases)}"
     if wanted:

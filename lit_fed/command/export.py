@@ -6,6 +6,7 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser
 
+from lit_fed.command.own import add_overwrite
 from lit_fed.command.table import Call
 from lit_fed.engine.checkpoint import find_checkpoint
 from lit_fed.errors import ConfigError
@@ -27,6 +28,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--shape", type=list[int] | None, help="of an input, where the checkpoint does not say: [1,28,28]"
     )
     parser.add_argument("--dtype", type=str, default="float32", help="the type that goes with --shape")
+    add_overwrite(parser, "an export that is there")
     parser.add_argument("--onnx", type=bool | None, help="write model.onnx; by default where the extra is installed")
 
 
@@ -46,7 +48,14 @@ def run(call: Call) -> int:
     if path is None:
         raise ConfigError(f"no run in {_LOGS} has a {options.ckpt_path}.ckpt; name a run's folder with --ckpt_path")
     stored = None if options.shape is None else (tuple(options.shape), options.dtype)
-    done = export_network(path, options.output, modules=options.modules, stored=stored, onnx=options.onnx)
+    done = export_network(
+        path,
+        options.output,
+        modules=options.modules,
+        stored=stored,
+        onnx=options.onnx,
+        overwrite=options.overwrite,
+    )
     for name in done.files:
         print(f"written     {done.folder / name}")
     for name, why in done.lacking.items():

@@ -11,6 +11,7 @@ from lightning import LightningModule
 from lit_fed.command.explain import explain
 from lit_fed.command.making import instantiate
 from lit_fed.command.words import TRAINED_BY, over
+from lit_fed.engine.kinds import CHOSEN_BY
 from lit_fed.errors import ConfigError
 from lit_fed.parsing import Parser
 
@@ -35,7 +36,7 @@ def models_by_kind(
 
     Args:
         model: The model's configuration, complete.
-        kinds: By kind its own settings of the model, and maybe ``clients``.
+        kinds: By kind its own settings of the model, and maybe who has it.
         max_rounds: What a schedule's length of null comes to.
 
     Raises:
@@ -50,7 +51,7 @@ def _model(model: Namespace, name: str, own: Any, max_rounds: int | None) -> Lig
     if not isinstance(own, Mapping):
         raise ConfigError(f"trainer.kinds.{name} is {own!r}; it must hold settings of the model, and clients")
     shared = (model.get("init_args") or Namespace()).as_dict()
-    changed = {key: value for key, value in own.items() if key != "clients"}
+    changed = {key: value for key, value in own.items() if key not in CHOSEN_BY}
     for key in TRAINED_BY.keys() & changed.keys():
         changed[key] = over(shared.get(key), changed[key], TRAINED_BY[key])
     config = {"class_path": model.class_path, "init_args": shared | changed}

@@ -8,23 +8,24 @@ from pathlib import Path
 from jsonargparse import ArgumentParser
 
 from lit_fed.command.deployed import add_run, make
+from lit_fed.command.own import add_clients, chosen
 from lit_fed.command.table import Call
+from lit_fed.data.naming import called
 from lit_fed.deployment.flower import serve
 from lit_fed.deployment.node import Node
 from lit_fed.deployment.processes import program, split_address
 from lit_fed.deployment.security import Security
 from lit_fed.deployment.wire import MOST_BYTES
 from lit_fed.deployment.withheld import Report
+from lit_fed.errors import ConfigError
 
-OWN = ("client", "superlink", "state_dir", "histogram", "report", "most_bytes", "ca", "key")
+OWN = ("client", "client_position", "superlink", "state_dir", "histogram", "report", "most_bytes", "ca", "key")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the command's options: those of a run, and who lives here."""
     add_run(parser)
-    parser.add_argument(
-        "--client", type=int | list[int], required=True, help="who lives here: an id, or a list of them"
-    )
+    add_clients(parser, "who lives here")
     parser.add_argument("--superlink", type=str, default="127.0.0.1:9092", help="address of the server's SuperLink")
     parser.add_argument("--state_dir", type=str, default="lit_fed_node", help="where the clients keep their states")
     parser.add_argument("--histogram", type=bool, default=True, help="report the samples of every class as well")
@@ -40,8 +41,9 @@ def make_node(call: Call) -> Node:
     """The node that the settings describe."""
     settings = call.settings
     trainer, parts = make(call, OWN)
-    clients = [settings.client] if isinstance(settings.client, int) else settings.client
-    folder = Path(settings.state_dir) / "states"
+    clients, folder = chosen(parts.data, settings), Path(settings.state_dir) / "states"
+    if clients is None:
+        raise ConfigError("--client is missing; see lit-fed node --help")
     return Node(trainer, *parts, clients, folder, settings.histogram, settings.most_bytes, settings.report)
 
 
@@ -53,7 +55,7 @@ def run(call: Call) -> int:
     security = Security(ca=settings.ca, key=settings.key)
     security.check(settings.superlink, ("ca", "key"))
     node = make_node(call)
-    who = ", ".join(map(str, node.clients))
+    who = ", ".join(called(node.federation.data, one) for one in node.clients)
     print(f"client{'s' if len(node.clients) > 1 else ''} {who} of {settings.superlink}; Ctrl-C ends it", flush=True)
     with suppress(KeyboardInterrupt):  # the way in which a node ends
         serve(node, settings.superlink, security, Path(settings.state_dir).resolve() / "flower")

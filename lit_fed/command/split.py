@@ -11,7 +11,8 @@ from jsonargparse import ArgumentParser
 from lit_fed.command.deployed import add_run, make
 from lit_fed.command.table import Call
 from lit_fed.data.split import settings_of, write_folders
-from lit_fed.errors import ConfigError
+from lit_fed.engine.files import files_in_place
+from lit_fed.errors import CheckpointError, ConfigError
 
 _OF_CLIENT = """# Client {client}
 
@@ -50,10 +51,11 @@ def run(call: Call) -> int:
     content = yaml.safe_load(trainer.settings.config)
     content["data"] = {"class_path": "ClientArrays", "init_args": {**settings, "root": "."}}
     try:
-        write_folders(data, output)
-        _write_texts(output, content, data.num_clients, data.has_public)
-    except OSError as error:
-        raise ConfigError(f"cannot write {output}: {error.strerror}; change --output") from error
+        with files_in_place(output, ()) as temporary:
+            write_folders(data, temporary)
+            _write_texts(temporary, content, data.num_clients, data.has_public)
+    except CheckpointError as error:
+        raise ConfigError(f"{error}; change --output") from error
     print(
         f"wrote {data.num_clients} clients and the server's test set to {output}; each README.md says how to start it"
     )

@@ -7,13 +7,39 @@ import signal
 import sys
 from types import FrameType
 
+from lit_fed.printing import open_standard, unfailing
+
 
 def main(args: list[str] | None = None) -> None:
-    """Import the command line and run it.
+    """Import the command line and run it; what it cannot print does not end it, and is told at the end.
 
     Args:
         args: Arguments instead of ``sys.argv[1:]``.
     """
+    open_standard()
+    if args is None:
+        _in_utf8()
+    with unfailing() as lost:
+        try:
+            _run(args)
+        except SystemExit as stop:
+            if stop.code:
+                raise
+    if lost:
+        sys.exit(f"lit-fed: error: standard output could not be written: {lost[0].strerror}")
+
+
+def _in_utf8() -> None:
+    """Begin again in Python's UTF-8 mode where names of files have another encoding, which TensorBoard does not know.
+
+    What is printed keeps its encoding.
+    """
+    if sys.getfilesystemencoding() != "utf-8" and not sys.flags.utf8_mode and sys.executable:
+        printed = {} if sys.stdout is None else {"PYTHONIOENCODING": sys.stdout.encoding}
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**printed, **os.environ, "PYTHONUTF8": "1"})
+
+
+def _run(args: list[str] | None) -> None:
     # A handler, because an import that is interrupted may take the exception for a missing package and go on.
     before = signal.signal(signal.SIGINT, _leave)
     told = sys.stderr.isatty() and os.environ.get("LOCAL_RANK", "0") == "0"

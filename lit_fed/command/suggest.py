@@ -203,7 +203,7 @@ def no_class(path: str, bases: Sequence[type]) -> str:
     what = f"{path} is no {kind}" if _import(path) else f"there is no {kind} named {path!r}"
     if kind == "FederatedDataModule" and issubclass(_import(path) or object, LightningDataModule):
         return f"{path} is a plain LightningDataModule; name Wrapped as the class, and {path} as its module"
-    if meant := close_class(path, bases):
+    if (meant := close_class(path, bases)) and meant != path:
         return f"{what}; did you mean {meant}?"
     listed = choices(bases)
     return what + (listed or ("" if "." in path else "; a class of another package needs its full import path"))
@@ -211,7 +211,7 @@ def no_class(path: str, bases: Sequence[type]) -> str:
 
 def choices(bases: Sequence[type]) -> str:
     """The classes there are, where they are few."""
-    names = [cls.__name__ for cls in subclasses(bases)]
+    names = [cls.__name__ for cls in subclasses(bases) if not inspect.isabstract(cls)]
     return f"; there {'is' if len(names) == 1 else 'are'} {', '.join(names)}" if 0 < len(names) <= _MOST else ""
 
 

@@ -47,7 +47,8 @@ def read_x(path: Path, shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[An
         dtype: The type of what is stored.
 
     Raises:
-        ConfigError: It is missing or damaged, or its inputs are not like those of the data set.
+        ConfigError: It is missing or damaged, or its inputs are not like those of the data set, or a value is none that
+            the type has.
     """
     x = _load(path)
     if len(shape) == 3 and x.shape[1:] != tuple(shape) and x.ndim in (3, 4):
@@ -58,10 +59,35 @@ def read_x(path: Path, shape: Sequence[int], dtype: np.dtype[Any]) -> NDArray[An
         raise ConfigError(f"{path}: x is empty: give one input or more")
     if x.dtype.kind not in "iuf" or (x.dtype.kind == "f") != (dtype.kind == "f"):
         raise ConfigError(f"{path}: x holds {x.dtype}, and the data set stores {dtype}: give the same")
-    if x.dtype.kind == "f" and not np.isfinite(x).all():
-        row = int((~np.isfinite(x.reshape(len(x), -1))).any(axis=1).nonzero()[0][0])
-        raise ConfigError(f"{path}: sample {row} of x holds NaN or infinity: correct or remove it")
+    return _cast(x, dtype, path)
+
+
+def _cast(x: NDArray[Any], dtype: np.dtype[Any], path: Path) -> NDArray[Any]:
+    """Inputs in the type that is stored.
+
+    Raises:
+        ConfigError: A value is not finite, or the type has no such value: it would be infinite, or another one.
+    """
+    if dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            cast = np.ascontiguousarray(x, dtype=dtype)
+        _refuse(~np.isfinite(x), x, path, "NaN or infinity: correct or remove it")
+        _refuse(~np.isfinite(cast), x, path, f"and the data set stores {dtype}, up to {np.finfo(dtype).max:.3g}")
+        return cast
+    least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
+    if x.size and (int(x.min()) < least or int(x.max()) > most):
+        beyond = np.array([not least <= value <= most for value in x.ravel().tolist()]).reshape(x.shape)
+        _refuse(beyond, x, path, f"and the data set stores {dtype}, {least} to {most}")
     return np.ascontiguousarray(x, dtype=dtype)
+
+
+def _refuse(odd: NDArray[np.bool_], x: NDArray[Any], path: Path, why: str) -> None:
+    """Name the first value that cannot be."""
+    if odd.any():
+        row = int(odd.reshape(len(x), -1).any(axis=1).argmax())
+        value = x[row][odd[row]].flat[0] if x.ndim > 1 else x[row]
+        told = why if not np.isfinite(value) else f"{value:.6g}, {why}" if x.dtype.kind == "f" else f"{value}, {why}"
+        raise ConfigError(f"{path}: sample {row} of x holds {told}")
 
 
 def _load(path: Path) -> NDArray[Any]:

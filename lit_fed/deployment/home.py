@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lit_fed.data.naming import called
 from lit_fed.deployment.kept import read
 from lit_fed.deployment.node import settle
 from lit_fed.engine.prediction import write_predictions
@@ -27,7 +28,7 @@ class Home:
         model: What was learnt.
         data: The data, not set up yet; they are, for these clients only.
         algorithm: How it was federated.
-        clients: Who; all that live here by default.
+        clients: Who, by position; all that live here by default.
         folder: Where the node keeps their states.
         stage: What is to be done.
 
@@ -49,8 +50,8 @@ class Home:
         self.kept = read(folder)
         self.clients = sorted(self.kept.versions) if clients is None else sorted(set(clients))
         if absent := [one for one in self.clients if one not in self.kept.versions]:
-            there = ", ".join(map(str, sorted(self.kept.versions)))
-            raise ConfigError(f"client {absent[0]} does not live in {folder}, where those are: {there}")
+            there = ", ".join(called(data, one) for one in sorted(self.kept.versions))
+            raise ConfigError(f"client {called(data, absent[0])} does not live in {folder}, where those are: {there}")
         self.run = settle(trainer, model, data, algorithm, self.clients, stage)
         self.federation = self.run.federation
         device, store = self.federation.fabric.device, self.federation.store
@@ -66,7 +67,13 @@ class Home:
         self.broadcast = Broadcast(self.kept.round_idx, moved[0], moved[1])
 
     def predict(self, client_id: int, output: Path, inputs: Path | None = None) -> None:
-        """Write what a client's model predicts on the client's own test data, or on inputs of another file."""
+        """Write what a client's model predicts on the client's own test data, or on inputs of another file.
+
+        Args:
+            client_id: The client, by position.
+            output: As `lit_fed.engine.prediction.check_output` takes it.
+            inputs: Predict on these.
+        """
         with self.federation.session.at_work("predict"):
             write_predictions(self.federation, output, client_id, self.kept.round_idx, self.broadcast, inputs)
 

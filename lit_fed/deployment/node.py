@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lit_fed.data.naming import called
 from lit_fed.deployment.agreed import agreed, difference
 from lit_fed.deployment.kept import RUN_ID, Kept
 from lit_fed.deployment.wire import MOST_BYTES, PROTOCOL, Message, check_payload, decode, encode
@@ -40,7 +41,7 @@ class Node:
         model: What is learnt.
         data: The data, not set up yet; they are, for these clients only.
         algorithm: How it is federated.
-        clients: Who lives here.
+        clients: Who lives here, by position.
         folder: Where the clients' states lie, a folder a run.
         histogram: Report also how many samples of every class a client has.
         limit: The size of the largest message that is taken, bytes.
@@ -75,7 +76,7 @@ class Node:
         self.trainer = trainer
         self.run = settle(trainer, model, data, algorithm, self.clients, "fit")
         if empty := [one for one in self.clients if not data.num_samples(one)]:
-            say(f"client {empty[0]} has no training samples")
+            say(f"client {called(data, empty[0])} has no training samples")
         self.federation = self.run.federation
         self.reports = {one: data.report(one, histogram) for one in self.clients}
         samples = {one: report.samples for one, report in self.reports.items()}

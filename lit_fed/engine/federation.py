@@ -137,7 +137,7 @@ def assemble(
         data.prepare_data()
     data.setup("fit")
     data.move_to(fabric.device)
-    kinds.check(data.num_clients)
+    kinds.check(data)
     participation.setup(data.num_clients, data.num_samples, seed)
     check_participation(algorithm, participation)
     if participation.nominal_cohort_size < workers.world_size:

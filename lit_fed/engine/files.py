@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lit_fed.engine.local_batches import map_tensors
 from lit_fed.engine.state_bytes import State, StateBytes, is_not
-from lit_fed.errors import CheckpointError
+from lit_fed.errors import CheckpointError, ConfigError
 from lit_fed.file_names import is_file_name
 
 
@@ -187,6 +187,23 @@ def write_text(parts: Iterable[str], path: Path) -> None:
         file.writelines(parts)
 
 
+def refuse_overwriting(paths: Iterable[Path], overwrite: bool) -> None:
+    """Refuse to write where a user has something already.
+
+    Args:
+        paths: What is to be written.
+        overwrite: Whether files may be replaced.
+
+    Raises:
+        ConfigError: For the first path that is there, or is a folder.
+    """
+    for path in paths:
+        if path.is_dir():
+            raise ConfigError(f"{path} is a folder; name another file with --output")
+        if not overwrite and os.path.lexists(path):
+            raise ConfigError(f"{path} is there already; name another with --output, or replace it with --overwrite")
+
+
 @contextmanager
 def in_place_of(path: Path) -> Iterator[Path]:
     """A temporary file that takes the place of another once it is written."""
@@ -200,6 +217,37 @@ def in_place_of(path: Path) -> Iterator[Path]:
     except BaseException:
         with suppress(OSError):  # a folder that could not be made holds no file either
             temporary.unlink()
+        raise
+
+
+@contextmanager
+def files_in_place(folder: Path, names: Iterable[str]) -> Iterator[Path]:
+    """A temporary folder whose files take their places in another one, together, once all are written.
+
+    Args:
+        folder: Where to; it is made, and other files in it stay.
+        names: Files that go together: those that are not written anew are deleted then.
+
+    Raises:
+        CheckpointError: If the disk is full or the folder cannot be written; what was there before still is.
+    """
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    temporary = folder / f".{os.getpid()}.tmp"
+    try:
+        with cannot_write(folder):
+            temporary.mkdir(parents=True)
+            yield temporary
+            written = list(temporary.iterdir())
+            for name in {*names} - {path.name for path in written}:
+                (folder / name).unlink(missing_ok=True)
+            for path in written:
+                path.replace(folder / path.name)
+            temporary.rmdir()
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        with suppress(OSError):
+            for place in made:
+                place.rmdir()
         raise
 
 

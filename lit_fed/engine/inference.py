@@ -22,9 +22,7 @@ def evaluate(run: Run, ckpt_path: str | None, subset: EvalSubset) -> dict[str, f
     return evaluation.metrics
 
 
-def predict(
-    run: Run, ckpt_path: str | None, client_id: int | str | None, output: Path, inputs: Path | None = None
-) -> Path:
+def predict(run: Run, ckpt_path: str | None, client_id: int | None, output: Path, inputs: Path | None = None) -> Path:
     """Write what a checkpoint, or what was just trained, predicts on test data, or on inputs of another file."""
     last_round = _load_trained(run, ckpt_path)
     with run.federation.session.at_work("predict"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Iterator, Mapping
-from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,21 +12,50 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lit_fed.data.naming import Keys, called, clients_of
 from lit_fed.data.new_inputs import NewInputs
 from lit_fed.data.tensor_loader import Loader
 from lit_fed.data.views import View, viewed
 from lit_fed.engine.federation import Federation
+from lit_fed.engine.files import in_place_of, refuse_overwriting
 from lit_fed.engine.session import Broadcast
-from lit_fed.errors import ConfigError, LitFedError, own_traceback, reason
+from lit_fed.errors import CheckpointError, ConfigError, LitFedError, own_traceback, reason
 
 if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule
+
+KEYS = Keys("--client_id", "--client_position")
+
+
+def check_output(output: Path, overwrite: bool) -> None:
+    """Refuse a file that predictions cannot go to, before there are any.
+
+    Raises:
+        ConfigError: For another file type, or a file of the user's that would be lost.
+    """
+    if output.suffix not in (".csv", ".npz"):
+        raise ConfigError(f"predictions go to a .csv or .npz file, not {output.name!r}; change --output")
+    refuse_overwriting([output], overwrite)
+
+
+def one_client(data: FederatedDataModule, name: str | None, position: int | None) -> int | None:
+    """The position of the client that is named, or stands at a position; None for nobody.
+
+    Raises:
+        ConfigError: There is no such client, or both are given.
+    """
+    if name is not None and position is not None:
+        raise ConfigError(f"{KEYS.name} and {KEYS.position} are both given; give one of them")
+    if name is not None and not isinstance(name, str):  # from Python: is it a name or a position?
+        raise ConfigError(f"client_id is {name!r}; give a client's name as a text, or its position as client_position")
+    found = clients_of(data, KEYS, None if name is None else [name], None if position is None else [position])
+    return None if found is None else found[0]
 
 
 def write_predictions(
     federation: Federation,
     output: Path,
-    client_id: int | str | None,
+    client_id: int | None,
     round_idx: int,
     broadcast: Broadcast | None = None,
     inputs: Path | None = None,
@@ -36,11 +64,12 @@ def write_predictions(
 
     Args:
         federation: With a trained state loaded.
-        output: ``.csv`` (a row a sample; a tensor of several values takes several columns) or ``.npz``. Where the data
-            have labels, ``label`` is the last number; where classes have names, columns of them follow, and of scores
-            each is called by its class; where every sample is a file, ``file`` is the first.
-        client_id: Predict as this client, an id or a name, on its own test data; None for the global model on the
-            shared test set.
+        output: As `check_output` takes it, replaced when all is written: ``.csv`` (a row a sample; a tensor of several
+            values takes several columns) or ``.npz``. Where the data have labels, ``label`` is the last number; where
+            classes have names, columns of them follow, and of scores each is called by its class; where every sample is
+            a file, ``file`` is the first.
+        client_id: Predict as the client at this position on its own test data; None for the global model on the shared
+            test set.
         round_idx: The last finished round.
         broadcast: What the client has received; what the server here sends, where it is not given.
         inputs: Predict on these and not on test data, as `FederatedDataModule.new_inputs` reads them.
@@ -49,13 +78,10 @@ def write_predictions(
         The file written.
 
     Raises:
-        ConfigError: For another file type, an unknown client, inputs that the data module cannot read, or a method
-            without a global model.
+        ConfigError: For inputs that the data module cannot read, a method without a global model, predictions that are
+            NaN, or a file that cannot be written; what was there before is then still there.
     """
-    if output.suffix not in (".csv", ".npz"):
-        raise ConfigError(f"predictions go to a .csv or .npz file, not {output.name!r}; change --output")
     data = federation.data
-    client_id = client_of(data, client_id) if isinstance(client_id, str) else client_id
     new = None if inputs is None else data.new_inputs(inputs)
     batches: dict[str, list[np.ndarray]] = {}
     for batch, result in _predictions(federation, client_id, round_idx, broadcast, new):
@@ -63,39 +89,41 @@ def write_predictions(
             batches.setdefault(name, []).append(_array(value))
     if not batches:
         raise ConfigError(
-            "there is no test data to predict on" + ("" if client_id is None else f" for client {client_id}")
+            "there is no test data to predict on"
+            + ("" if client_id is None else f" for client {called(data, client_id)}")
         )
     columns = {name: np.concatenate(parts) for name, parts in batches.items()}
+    _check(columns)
     names = _telling(data.class_names)
     files = None if new is None else new.files
     if federation.fabric.is_global_zero:
         try:
-            output.parent.mkdir(parents=True, exist_ok=True)
-            if output.suffix == ".npz":
-                texts = {"file": files, "class_names": names}
-                columns |= {name: np.array(text) for name, text in texts.items() if text is not None}
-                np.savez(output, **columns)  # type: ignore[arg-type]  # numpy takes the arrays for its allow_pickle
-            else:
-                _write_csv(output, columns, names, files)
-        except OSError as error:
-            raise ConfigError(f"cannot write {output}: {error.strerror}; change --output") from error
+            with in_place_of(output.resolve()) as temporary:  # of a link, what it leads to
+                if output.suffix == ".npz":
+                    texts = {"file": files, "class_names": names}
+                    columns |= {name: np.array(text) for name, text in texts.items() if text is not None}
+                    with open(temporary, "wb") as file:
+                        np.savez(file, **columns)  # type: ignore[arg-type]  # numpy takes the arrays for its allow_pickle
+                else:
+                    _write_csv(temporary, columns, names, files)
+        except CheckpointError as error:
+            raise ConfigError(f"{error}; change --output") from error
         federation.fabric.print(f"wrote predictions for {len(next(iter(columns.values())))} samples to {output}")
     return output
 
 
-def client_of(data: FederatedDataModule, name: str) -> int:
-    """The id of a client that is called by its name.
+def _check(columns: Mapping[str, np.ndarray]) -> None:
+    """Refuse predictions that are NaN: the class of such scores would be the first one.
 
     Raises:
-        ConfigError: There is none of that name.
+        ConfigError: For the first of them.
     """
-    names = data.client_names or []
-    if name in names:
-        return names.index(name)
-    close = get_close_matches(name, names, n=1)
-    known = f"they are {', '.join(names[:10])}{', …' if len(names) > 10 else ''}" if names else "these data name none"
-    hint = f"did you mean {close[0]}?" if close else f"{known}, and clients are also called 0 to {data.num_clients - 1}"
-    raise ConfigError(f"there is no client named {name!r}; {hint}")
+    for name, values in columns.items():
+        if values.dtype.kind == "f" and len(odd := np.isnan(values.reshape(len(values), -1)).any(axis=1).nonzero()[0]):
+            raise ConfigError(
+                f"{name} is NaN for sample {odd[0]}: the inputs are too large for the network, or its weights are not "
+                "finite"
+            )
 
 
 def _predictions(
@@ -110,18 +138,16 @@ def _predictions(
     if client_id is None:
         models = federation.global_models(round_idx)
         if not models:
-            raise ConfigError("this method has no global model; name a client with --client_id")
+            raise ConfigError(f"this method has no global model; name a client with {KEYS.name}")
         if len(models) > 1:
             raise ConfigError(
-                f"each of the kinds {', '.join(models)} has a global model; name a client with --client_id"
+                f"each of the kinds {', '.join(models)} has a global model; name a client with {KEYS.name}"
             )
         ((kind, state),) = models.items()
         loop = federation.loops[kind]
         loop.model.load(state)
         yield from _seen_through(new, data.seen(None), loop.predict) if new else loop.predict(data.test_loader())
         return
-    if not 0 <= client_id < data.num_clients:
-        raise ConfigError(f"there is no client {client_id}; clients are 0 to {data.num_clients - 1}")
     session = federation.session
     client = session.enter(client_id, broadcast or federation.broadcast(round_idx, "predict"), "predict")
     with session.prepared(client):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import warnings
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from lit_fed.engine.checkpoint import read_checkpoint
 from lit_fed.engine.compatibility import overrides
+from lit_fed.engine.files import files_in_place, refuse_overwriting
 from lit_fed.errors import ConfigError, LitFedError, reason
 from lit_fed.handover.card import card
 from lit_fed.handover.facts import facts_of
@@ -25,7 +27,7 @@ from lit_fed.load import DeployedNetwork, checkpoint_file, load_network
 
 FACTS = "model.json"
 _LARGEST = 10**9  # numbers in an input
-_FILES = ("model.safetensors", FACTS, "model.pt2", "model.onnx", "MODEL_CARD.md")
+_FILES = ("model.safetensors", FACTS, "model.pt2", "model.onnx", "model.onnx.data", "MODEL_CARD.md")
 _PT2 = """import torch
 model = torch.export.load("model.pt2").module()
 outputs = model(torch.zeros({sizes}, dtype=torch.{dtype}))"""
@@ -58,12 +60,14 @@ def export_network(
     modules: Sequence[str] = (),
     stored: tuple[tuple[int, ...], str] | None = None,
     onnx: bool | None = None,
+    overwrite: bool = False,
 ) -> Exported:
     """Write the trained global network of a checkpoint for use without lit_fed.
 
     ``model.safetensors`` has the weights, ``model.pt2`` the whole network, its preprocessing included, as
     ``torch.export`` takes it, for batches of any size, ``model.onnx`` the same for other runtimes, ``MODEL_CARD.md``
-    what it is and ``model.json`` that for programs. Both programs are run, and compared with the network.
+    what it is and ``model.json`` that for programs. Both programs are run, and compared with the network. Files take
+    their places once all are written: an export before, which these would not go with, is whole until then.
 
     Args:
         ckpt_path: A checkpoint file, or a run folder (its ``best.ckpt``, else its ``last.ckpt``).
@@ -73,11 +77,15 @@ def export_network(
         stored: Shape, without the batch, and type of an input, such as ``((1, 28, 28), "uint8")``; None takes what the
             checkpoint says.
         onnx: Whether to write ``model.onnx``; None writes it where the packages for it are there.
+        overwrite: Replace an export that is there.
 
     Raises:
-        CheckpointError: As `load_network`.
-        ConfigError: If nobody says what an input is like, or ONNX is asked for and its packages are not there.
+        CheckpointError: As `load_network`, or if the files cannot be written.
+        ConfigError: If a file is there already, nobody says what an input is like, or ONNX is asked for without its
+            packages.
     """
+    folder = Path(output)
+    refuse_overwriting([folder / name for name in _FILES], overwrite)
     path = checkpoint_file(ckpt_path)
     content = read_checkpoint(path)
     absent = [package for package in ("onnx", "onnxscript") if find_spec(package) is None]
@@ -92,10 +100,19 @@ def export_network(
     told = json.dumps(
         asdict(facts) | {"input": {"shape": [None, *shape], "dtype": dtype}}, ensure_ascii=False, default=str
     )
-    folder = Path(output)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in _FILES:  # of an export before, which these would not go with
-        (folder / name).unlink(missing_ok=True)
+    with files_in_place(folder, _FILES) as temporary:
+        written, lacking = _write_programs(deployed, example, temporary, told, onnx, absent)
+        sizes = {"sizes": ", ".join(map(str, (1, *shape))), "dtype": dtype}
+        uses = {"model.pt2": _PT2.format(**sizes), "model.onnx": _ONNX.format(**sizes), "model.safetensors": _WEIGHTS}
+        text = card(facts, [use for name, use in uses.items() if name in written], (shape, dtype))
+        (temporary / "MODEL_CARD.md").write_text(text, encoding="utf-8")
+    return Exported(folder, (*written, "MODEL_CARD.md"), lacking)
+
+
+def _write_programs(
+    deployed: DeployedNetwork, example: Tensor, folder: Path, told: str, onnx: bool | None, absent: Sequence[str]
+) -> tuple[list[str], dict[str, str]]:
+    """Write weights, facts and what programs of the network can be made; what was written, and what was not and why."""
     _write_weights(deployed, folder / "model.safetensors", told)
     (folder / FACTS).write_text(told + "\n", encoding="utf-8")
     lacking: dict[str, str] = {}
@@ -115,11 +132,7 @@ def export_network(
         )
     elif onnx is None:
         lacking["model.onnx"] = f"{' and '.join(absent)} not installed; pip install 'lit-fed[onnx]'"
-    sizes = {"sizes": ", ".join(map(str, (1, *shape))), "dtype": dtype}
-    uses = {"model.pt2": _PT2.format(**sizes), "model.onnx": _ONNX.format(**sizes), "model.safetensors": _WEIGHTS}
-    text = card(facts, [use for name, use in uses.items() if name in written], (shape, dtype))
-    (folder / "MODEL_CARD.md").write_text(text, encoding="utf-8")
-    return Exported(folder, (*written, "MODEL_CARD.md"), lacking)
+    return written, lacking
 
 
 def _stored(found: Any, path: Path) -> tuple[tuple[int, ...], str]:
@@ -145,9 +158,15 @@ def _example(shape: tuple[int, ...], dtype: str) -> Tensor:
 
 
 def _attempt(write: Any, folder: Path, name: str, written: list[str], lacking: dict[str, str]) -> Any:
-    """What a step makes; None, and why, where the network is not made for it."""
+    """What a step makes; None, and why, where the network is not made for it.
+
+    Raises:
+        OSError: If it cannot be written, whatever the network.
+    """
     try:
         made = write()
+    except OSError:
+        raise
     except Exception as error:  # whatever the network's code does with a tracer, beside the exporters' own
         lacking[name] = str(error) if isinstance(error, LitFedError) else reason(error)
         (folder / name).unlink(missing_ok=True)
@@ -169,7 +188,9 @@ def _write_pt2(deployed: DeployedNetwork, example: Tensor, path: Path, told: str
     batch = torch.export.Dim("batch", min=1)
     with torch.no_grad():
         program = torch.export.export(deployed, (example,), dynamic_shapes=({0: batch},))
-        torch.export.save(program, path, extra_files={FACTS: told})
+        content = io.BytesIO()  # of a file that cannot be written, torch says what it says of one that cannot be made
+        torch.export.save(program, content, extra_files={FACTS: told})
+        path.write_bytes(content.getvalue())
         again = torch.export.load(path).module()
         for some in (example, example[:2]):
             torch.testing.assert_close(again(some), deployed(some), rtol=1e-4, atol=1e-5)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lit_fed.engine.files import in_place_of
 from lit_fed.studies.results import Entry, Results
 from lit_fed.studies.study import Place, Study, Variant
 
@@ -242,6 +243,7 @@ def _save(figure: Figure, path: Path) -> None:
     """Write a picture as PNG, and as SVG beside it; the same runs give the same bytes."""
     from matplotlib import rc_context
 
-    figure.savefig(path, metadata={"Software": None})
-    with rc_context({"svg.hashsalt": path.stem}):
-        figure.savefig(path.with_suffix(".svg"), metadata={"Date": None, "Creator": None})
+    with in_place_of(path) as temporary:
+        figure.savefig(temporary, format="png", metadata={"Software": None})
+    with rc_context({"svg.hashsalt": path.stem}), in_place_of(path.with_suffix(".svg")) as temporary:
+        figure.savefig(temporary, format="svg", metadata={"Date": None, "Creator": None})

@@ -14,7 +14,7 @@ from pathlib import Path
 from shutil import copyfile
 from typing import TypeVar
 
-from lit_fed.engine.files import write_text
+from lit_fed.engine.files import in_place_of, write_text
 from lit_fed.errors import ConfigError
 from lit_fed.studies.claims import HOW_DECIDED, OUTCOMES, UNDECIDED
 from lit_fed.studies.claims_page import GENERATED, Finished, Row, StudyRow, with_cause
@@ -60,7 +60,8 @@ class Register:
         write_text([finished.page], self._folder / f"{entry.page}.md")
         write_text([finished.table], self._folder / f"{entry.page}.csv")
         if finished.picture:
-            copyfile(finished.picture, self._folder / f"{entry.page}.png")
+            with in_place_of(self._folder / f"{entry.page}.png") as temporary:
+                copyfile(finished.picture, temporary)
 
     def profiles(self, study: str) -> list[str]:
         """Of a study, those that stand here."""

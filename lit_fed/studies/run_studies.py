@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import signal
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lit_fed.command.table import Call
+from lit_fed.engine.files import write_text
 from lit_fed.errors import ConfigError
 from lit_fed.studies.cells import Cell, Grid, chosen, lay_out
 from lit_fed.studies.display import Display, duration, estimate, plain_console, say
@@ -269,14 +269,7 @@ def _write_all(results: Results) -> None:
         ("report.html", report_html(results, pictures)),
         ("summary.json", summary_json(summary_of(results))),
     ):
-        _write(folder / name, text)
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file at once or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+        write_text([text], folder / name)
 
 
 def _show(results: Results, console: Console) -> None:
@@ -317,5 +310,5 @@ def _summarise(results: Sequence[Results], output: Path, console: Console) -> No
             (f"claims.{profile}.md", claims_markdown(every)),
             (f"index.{profile}.html", index_html(every, profile)),
         ):
-            _write(output / name, text)
+            write_text([text], output / name)
             say(console, f"{name.partition('.')[0]:<12}{output / name}")

@@ -17,6 +17,7 @@ KINDS: dict[str, Callable[[random.Random], Iterator[Case]]] = {
     "configuration": files.broken_configurations,
     "arrays": files.broken_arrays,
     "texts": files.broken_texts,
+    "clients' names": files.named_clients,
     "images": files.broken_folders,
     "image mode": own_data.image_modes,
     "lost image": own_data.lost_images,

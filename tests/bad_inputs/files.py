@@ -279,6 +279,50 @@ def broken_texts(draw: random.Random) -> Iterator[Case]:
         yield Case(f"{where} that is {kind}", args, prepare)
 
 
+# ---------------------------------------------------------------------- clients with names
+
+_NUMBERED = (("01", "1", "2"), ("1", "2", "3"), ("01", "02", "03"), ("-1", "0", "+1"), ("1.0", "1", "null"))
+_ABSENT = ("0", "1", "4", "001", "-0", "1.0", "null", "", "[1]", "１", "0x1", " 1", "true")
+
+
+def named_clients(draw: random.Random) -> Iterator[Case]:
+    """A table whose clients' names are numbers, of which some are asked for by something else."""
+    args = ["--data=Table", "--data.path=t.csv", "--data.target=kind", "--data.client=who", "--model.network=logistic"]
+    args += ["--data.partition=Natural", "--data.num_clients=3", "--trainer.participation=FullParticipation"]
+    two = ["--algorithm=FederatedDistillation", "--algorithm.public_size=5"]
+    while True:
+        names = draw.choice(_NUMBERED)
+
+        def write(folder: Path, names: tuple[str, ...] = names) -> None:
+            lines = [f"{name},{n % 2},{n}" for name in names for n in range(20)]
+            (folder / "t.csv").write_text("who,kind,x\n" + "\n".join(lines) + "\n")
+
+        def kinds(a: object, b: object, key: str = "clients", two: list[str] = two) -> list[str]:
+            return fit(*args, *two, f"--trainer.kinds={{a: {{{key}: {a}}}, b: {{{key}: {b}}}}}")
+
+        absent = draw.choice([name for name in _ABSENT if name not in names])
+        position = draw.choice(["3", "-1", "01x", "1.5", "null2", "[0]", str(10**30)])
+        yield draw.choice(
+            [
+                Case(f"kinds by the names {names}", kinds([*names[:1]], [*names[1:]]), write, status=(0,)),
+                Case("kinds by position", kinds([0], [1, 2], "client_positions"), write, status=(0,)),
+                Case(f"kinds by numbers for {names}", kinds([0], [1, 2]), write),
+                Case(f"kinds with {absent!r} for {names}", kinds([absent], [*names[1:]]), write),
+                Case(f"kinds with one of {names} twice", kinds([*names[:2]], [*names[1:]]), write),
+                Case(f"kinds without one of {names}", kinds([*names[:1]], [*names[1:2]]), write),
+                Case("kinds by a position that is none", kinds([0], [1, 3], "client_positions"), write),
+                Case("kinds by positions that are texts", kinds(["0"], ["1", "2"], "client_positions"), write),
+                Case(f"predict as {absent!r} of {names}", fit(*args, f"--client_id={absent}", name="predict"), write),
+                Case(f"predict at {position}", fit(*args, f"--client_position={position}", name="predict"), write),
+                Case(
+                    "predict by name and by position",
+                    fit(*args, f"--client_id={names[0]}", "--client_position=0", name="predict"),
+                    write,
+                ),
+            ]
+        )
+
+
 # ---------------------------------------------------------------------- folders of images
 
 

@@ -168,7 +168,7 @@ def own_options(draw: random.Random) -> Iterator[Case]:
             "study": ["--jobs", "--profile", "--only"],
             "simulate": ["--processes", "--simulate"],
             "cost": ["--trainer.max_rounds", "--model.init_args.num_classes"],
-            "export": ["--ckpt_path", "--shape", "--dtype", "--onnx", "--modules"],
+            "export": ["--ckpt_path", "--shape", "--dtype", "--onnx", "--modules", "--overwrite"],
             "configs": ["--folder"],
             "copy": ["--output", "--name"],
             "completion": ["--shell"],

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import yaml
 
@@ -49,7 +50,14 @@ def broken_runs(run: Path) -> Callable[[random.Random], Iterator[Case]]:
             command = draw.choice(["fit", "fit", "test", "predict", "validate"])
             args = fit(*RUN_AGAIN, name=command)
             target = "lightning_logs/version_0/checkpoints/last.ckpt"
-            chosen = draw.choice(["checkpoint", "checkpoint", "state", "record", "another", "config"])
+            chosen = draw.choice(
+                ["checkpoint", "checkpoint", "state", "record", "another", "config", "inputs", "output"]
+            )
+            if chosen in ("inputs", "output"):
+                yield draw.choice(
+                    _predictions([*fit(*RUN_AGAIN, name="predict"), f"--ckpt_path={target}"], run, chosen)
+                )
+                continue
             damages = damages_of(draw)
             if chosen == "checkpoint":
                 kind, damage = draw.choice([*damages.items(), *_foreign().items(), *_reduced().items()])
@@ -87,6 +95,70 @@ def broken_runs(run: Path) -> Callable[[random.Random], Iterator[Case]]:
             )
 
     return cases
+
+
+_PIXELS = np.arange(128).reshape(2, 1, 8, 8) % 17  # as the digits are stored, in uint8
+
+
+def _predictions(args: list[str], run: Path, chosen: str) -> list[Case]:
+    """Predictions of a good run on inputs, of which some are none, and to a file that may be there already."""
+    inputs: dict[str, Any] = {
+        "256": np.where(_PIXELS == 16, 256, _PIXELS),
+        "-1": np.where(_PIXELS == 16, -1, _PIXELS),
+        "2**40": np.where(_PIXELS == 16, 2**40, _PIXELS),
+        "2**63": np.where(_PIXELS == 16, np.uint64(2**63), _PIXELS.astype(np.uint64)),
+        "-128 of 8 bits": (_PIXELS - 128).astype(np.int8),
+        "floats": _PIXELS / 16,
+        "NaN": np.where(_PIXELS == 16, np.nan, _PIXELS),
+        "numbers that are texts": _PIXELS.astype(str),
+        "truths": _PIXELS > 8,
+        "another shape": _PIXELS[:, :, :4],
+        "no sample": _PIXELS[:0],
+    }
+    if chosen == "inputs":
+
+        def written(x: Any) -> Damage:
+            def prepare(folder: Path) -> None:
+                _copied(run)(folder)
+                np.savez(folder / "new.npz", x=x)
+
+            return prepare
+
+        on = [*args, "--inputs=new.npz"]
+        cases = [Case(f"predict on inputs with {name}", on, written(x)) for name, x in inputs.items()]
+        return [*cases, Case("predict on inputs of 64 bits that are good", on, written(_PIXELS), status=(0,))]
+
+    def there(place: str, what: str) -> Damage:
+        def prepare(folder: Path) -> None:
+            _copied(run)(folder)
+            match what:
+                case "file":
+                    (folder / place).write_text("mine")
+                case "folder":
+                    (folder / place).mkdir()
+                case "link":
+                    (folder / place).symlink_to("nowhere")
+
+        return prepare
+
+    cases = [
+        Case(f"predict to a {what} that is there", [*args, f"--output=p.{end}"], there(f"p.{end}", what))
+        for what in ("file", "folder", "link")
+        for end in ("csv", "npz")
+    ]
+    export = ["export", "--ckpt_path=lightning_logs/version_0", "--output=."]
+    return [
+        *cases,
+        Case("predict over a folder", [*args, "--output=p.csv", "--overwrite"], there("p.csv", "folder")),
+        Case("predict over a file", [*args, "--output=p.csv", "--overwrite"], there("p.csv", "file"), status=(0,)),
+        Case("predict to the default file, again", args, there("predictions.csv", "file")),
+        Case("--overwrite with a word", [*args, "--overwrite=maybe"], _copied(run)),
+        Case("export to where one is", export, there("model.json", "file")),
+        Case("export to where a part of one is", export, there("model.onnx", "link")),
+        Case("export over a folder", [*export, "--overwrite"], there("model.pt2", "folder")),
+        Case("copy to where a file is", ["copy", "quickstart.yaml"], there("quickstart.yaml", "file")),
+        Case("copy to a link", ["copy", "quickstart.yaml"], there("quickstart.yaml", "link")),
+    ]
 
 
 def _copied(run: Path, place: Path | None = None, damage: Damage | None = None) -> Damage:

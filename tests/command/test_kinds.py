@@ -76,7 +76,7 @@ def test_a_kinds_optimizer_goes_over_the_models_or_begins_anew(own: str, expecte
         (["{a: {network_args: {hiden: [8]}}}"], "got an unexpected keyword argument 'hiden'"),
         (["{a: {clients: [0, 1]}}"], "trainer.kinds names no network for client 2"),
         (["{a: {clients: [0, 1]}, b: {}}"], "trainer.kinds 'b' names no clients, and others do"),
-        (["{a: {clients: all}}"], "trainer.kinds.a.clients is 'all'; it must be a list of client ids"),
+        (["{a: {clients: all}}"], "trainer.kinds.a.clients is 'all'; it must be a list of clients' names"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_kind_is_one_line(args: list[str], expected: str, tmp_path: Path, capsys: Any) -> None:
@@ -94,3 +94,43 @@ def test_methods_that_average_weights_say_so(kinds: Path, tmp_path: Path, capsys
     assert said == (
         "algorithm FedAvg combines weights, so all clients need the same network; trainer.kinds has wide, adam"
     )
+
+
+def test_a_kinds_clients_are_called_by_their_names(tmp_path: Path, capsys: Any) -> None:
+    lines = [f"{who},{n % 2},{n}" for who in ("2", "0", "1", "01") for n in range(20)]
+    (tmp_path / "t.csv").write_text("\n".join(["who,kind,x", *lines]), encoding="utf-8")
+    words = [
+        "fit",
+        "--model=Classifier",
+        "--model.network=logistic",
+        "--algorithm=FederatedDistillation",
+        "--data=Table",
+    ]
+    words += ["--algorithm.public_size=10", f"--data.path={tmp_path / 't.csv'}", "--data.target=kind"]
+    words += ["--data.client=who", f"--trainer.default_root_dir={tmp_path}", "--trainer.max_rounds=1"]
+
+    def chosen(a: str, b: str) -> str:
+        wide = f"network: mlp, network_args: {{hidden: [4]}}, {a}"
+        return f"--trainer.kinds={{a: {{{wide}}}, b: {{{b}}}}}"
+
+    # By size and the alphabet the clients are 0, 01, 1, 2: whoever takes names for positions gets the other halves.
+    for kinds in (
+        chosen("clients: ['2', '01']", "clients: ['0', '1']"),
+        chosen("client_positions: [3, 1]", "clients: ['1'], client_positions: [0]"),
+    ):
+        federation = FederatedCLI([*words, kinds]).trainer.run.federation
+        assert federation.data.client_names == ["0", "01", "1", "2"]
+        assert [federation.kinds[one] for one in range(4)] == ["b", "a", "b", "a"]
+        # What the run's folder keeps says the same.
+        run = sorted((tmp_path / "lightning_logs").iterdir())[-1]
+        again = FederatedCLI(["test", "-c", str(run / "config.yaml"), "--ckpt_path", str(run)]).trainer.run.federation
+        assert [again.kinds[one] for one in range(4)] == ["b", "a", "b", "a"]
+    for a, b, message in (
+        ("clients: [2, 01]", "clients: [0, 1]", "trainer.kinds.a.clients 2 is a number, and these clients have names"),
+        ("clients: ['2', '01']", "clients: ['0', '2']", "trainer.kinds gives client 2 to a and b"),
+        ("clients: ['2', '01']", "clients: ['0']", "trainer.kinds names no network for client 1; name one for each"),
+        ("clients: ['3']", "clients: ['0']", "trainer.kinds.a.clients: there is no client named '3'; they are 0, 01,"),
+        ("client_positions: [4]", "clients: ['0']", "client_positions: there is no client 4; clients are 0 to 3"),
+        ("client_positions: 4", "clients: ['0']", "client_positions is 4; it must be a list of positions from 0"),
+    ):
+        assert message in error_of([*words, chosen(a, b)], capsys)

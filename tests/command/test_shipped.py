@@ -14,7 +14,7 @@ from lit_fed.errors import ConfigError
 from lit_fed.studies.cells import lay_out
 from lit_fed.studies.study import read_study
 from tests.command.support import error_of, settings_of
-from tests.support import ROOT
+from tests.support import ROOT, small_disk
 
 MINE = "algorithm:\n  class_path: FedProx\n  init_args: {mu: 7.0}\n"
 
@@ -81,6 +81,13 @@ def test_one_is_copied_out_and_never_over_a_file_of_yours(capsys: pytest.Capture
     assert Path("mine.yaml").is_file()
 
 
+def test_a_full_disk_leaves_no_half_of_a_copy(capsys: pytest.CaptureFixture[str]) -> None:
+    with small_disk(100):
+        told = error_of(["copy", "method/fedprox.yaml"], capsys)
+    assert told.startswith("cannot write fedprox.yaml: [Errno 27] File too large")
+    assert not list(Path().iterdir())
+
+
 @pytest.mark.parametrize(
     ("args", "told"),
     [
@@ -89,7 +96,10 @@ def test_one_is_copied_out_and_never_over_a_file_of_yours(capsys: pytest.Capture
             "no configuration file is called 'method/fedprx.yaml'; did you mean method/fedp",
         ),
         (["copy", "nothing"], "no configuration file is called 'nothing'; `lit-fed configs` lists them"),
-        (["copy", "method/fedprox.yaml", "-o", "no/where.yaml"], "no/where.yaml: No such file or directory"),
+        (
+            ["copy", "method/fedprox.yaml", "-o", "no/where.yaml"],
+            "there is no folder no; name another file",
+        ),
         (["configs", "metod"], "no folder of configurations is called 'metod'; choose method"),
         (
             ["configs", "zzz"],

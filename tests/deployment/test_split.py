@@ -23,7 +23,7 @@ from lit_fed.deployment.server import federate
 from lit_fed.errors import ConfigError
 from lit_fed.parsing import Parser
 from tests.methods.run_methods import CONFIGS
-from tests.support import ROOT, assert_same, rows, saved_weights
+from tests.support import ROOT, assert_same, rows, saved_weights, small_disk
 
 SMALL = [
     *("--data.num_clients", "3", "--trainer.participation", "FullParticipation", "--trainer.max_rounds", "2"),
@@ -266,6 +266,19 @@ def test_damaged_and_incomplete_files_are_named(tmp_path: Path) -> None:
 def test_settings_that_cannot_be(tmp_path: Path, kwargs: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         ready(tmp_path, [], **kwargs)
+
+
+def test_a_full_disk_leaves_no_half_of_a_split(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["split", *QUICKSTART[:2], "--output", "out"]
+    with small_disk(5000), pytest.raises(SystemExit):
+        main(words)
+    assert capsys.readouterr().err.startswith("lit-fed: error: cannot write out: [Errno 27] File too large")
+    assert not list(tmp_path.iterdir())
+    main(words)  # the folder's name is free
+    assert (tmp_path / "out" / "server" / "data.npz").is_file()
 
 
 FOLDERS = ["ClientFolders", "--data.root", "faces", "--data.num_clients", "2", "--data.partition", "Natural"]

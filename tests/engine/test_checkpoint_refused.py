@@ -32,7 +32,7 @@ EVERY_USE: list[Callable[..., Any]] = [
     lambda made, parts: made.validate(*parts, ckpt_path="last"),
     lambda made, parts: made.test(*parts, ckpt_path="last"),
     lambda made, parts: made.predict(*parts, ckpt_path="last"),
-    lambda made, parts: made.predict(*parts, ckpt_path="last", client_id=1),
+    lambda made, parts: made.predict(*parts, ckpt_path="last", client_position=1),
 ]
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lit_fed import Algorithm, ClientUpdate, Cohort, FederatedTrainer, Model, Payload
 from lit_fed.data import ClassesPerClient, Digits
-from lit_fed.engine.kinds import Kinds, assign
+from lit_fed.engine.kinds import Choice, Kinds, assign
 from lit_fed.engine.protocols import ClientTest, GlobalTest
 from lit_fed.engine.reducers import Reducer, WeightedMean
 from lit_fed.engine.samplers import UniformParticipation
@@ -27,14 +27,14 @@ from tests.support import LeastSquares, Points, assert_same, fit, kept, rows
 
 def test_clients_take_kinds_in_turn() -> None:
     kinds = Kinds(("a", "b", "c"))
-    kinds.check(7)
+    kinds.check(Points(7))
     assert [kinds[client_id] for client_id in range(7)] == ["a", "b", "c", "a", "b", "c", "a"]
 
 
 def test_clients_have_the_kinds_that_name_them() -> None:
     models = {"a": LeastSquares(), "b": LeastSquares()}
     kinds = assign(models, {"a": {"clients": [2, 0]}, "b": {"clients": range(1, 2)}})
-    kinds.check(3)
+    kinds.check(Points(3))
     assert [kinds[client_id] for client_id in range(3)] == ["a", "b", "a"]
 
 
@@ -42,14 +42,14 @@ def test_clients_have_the_kinds_that_name_them() -> None:
     ("named", "message"),
     [
         ({"a": [0], "b": [1]}, r"trainer\.kinds names no network for client 2"),
-        ({"a": [0, 1, 2], "b": [3]}, r"trainer\.kinds names client 3, but clients are 0 to 2"),
+        ({"a": [0, 1, 2], "b": [3]}, r"trainer\.kinds\.b\.clients: there is no client 3; clients are 0 to 2"),
         ({"a": [0, 1, 2], "b": []}, r"trainer\.kinds 'b' has no client"),
         ({"a": [0, 1], "b": [1, 2]}, r"trainer\.kinds gives client 1 to a and b"),
     ],
 )
 def test_who_has_no_network_or_two_is_refused(named: dict[str, list[int]], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        Kinds(("a", "b"), named).check(3)
+        Kinds(("a", "b"), {kind: Choice(own) for kind, own in named.items()}).check(Points(3))
 
 
 def test_kinds_that_cannot_be_are_refused() -> None:
@@ -60,13 +60,13 @@ def test_kinds_that_cannot_be_are_refused() -> None:
         ({"a": one}, {"b": {}}, r"trainer\.kinds and the models differ in 'a'"),
         ({"a": one, "b": other}, None, "the models of kinds 'a' and 'b' share parameters"),
         ({"a": one, "b": LeastSquares()}, {"a": {"clients": [0]}, "b": {}}, r"'b' names no clients, and others do"),
-        ({"a": one}, {"a": {"clients": 3}}, r"trainer\.kinds\.a\.clients is 3; it must be a list of client ids"),
+        ({"a": one}, {"a": {"clients": 3}}, r"trainer\.kinds\.a\.clients is 3; it must be a list of clients' names"),
     ]
     for models, options, message in cases:
         with pytest.raises(ConfigError, match=message):
             assign(models, options)
     with pytest.raises(ConfigError, match=r"'c' has no client: there are 3 kinds and 2 clients"):
-        Kinds(("a", "b", "c")).check(2)
+        Kinds(("a", "b", "c")).check(Points(2))
 
 
 @pytest.mark.parametrize("method", [FedAvg(), Scaffold()])
@@ -185,7 +185,7 @@ def test_to_predict_with_several_global_models_a_client_is_named(tmp_path: Path)
     with pytest.raises(ConfigError, match=r"each of the kinds a, b has a global model; name a client with --client_id"):
         made.predict(*parts, output=str(tmp_path / "all.csv"))
     # Client 1 has (0, 1), 4 three times, and the mean of kind b: a step of ¼ along −4·(0, 1) gives w₂ = 1.
-    table = rows(made.predict(*parts, client_id=1, output=str(tmp_path / "one.csv")))
+    table = rows(made.predict(*parts, client_position=1, output=str(tmp_path / "one.csv")))
     assert [float(row["output"]) for row in table] == [1.0, 1.0, 1.0]
 
 

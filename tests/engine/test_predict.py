@@ -15,7 +15,7 @@ from lit_fed.data import Arrays
 from lit_fed.engine.samplers import UniformParticipation
 from lit_fed.errors import CheckpointError, ConfigError
 from lit_fed.methods import FedAvg
-from tests.support import Points, Threes, kept, rows, trainer, weights
+from tests.support import Points, Threes, kept, rows, small_disk, trainer, weights
 
 
 class Network(Classifier):
@@ -73,7 +73,7 @@ def test_one_client_with_its_own_state_on_its_own_data(tmp_path: Path) -> None:
     predicted = []
     for client_id in range(3):
         output = tmp_path / f"{client_id}.npz"
-        made.predict(*parts, client_id=client_id, output=str(output))
+        made.predict(*parts, client_position=client_id, output=str(output))
         expected = forward(body | kept(made, client_id), x[3 * client_id : 3 * client_id + 3]).softmax(1)
         predicted.append(np.load(output)["probability"])
         np.testing.assert_allclose(predicted[-1], expected.numpy(), rtol=1e-5)
@@ -83,19 +83,20 @@ def test_one_client_with_its_own_state_on_its_own_data(tmp_path: Path) -> None:
 def test_from_a_checkpoint_in_a_fresh_trainer(tmp_path: Path) -> None:
     made, parts = trained(tmp_path)
     for client_id in (None, 1):
-        made.predict(*parts, client_id=client_id, output=str(tmp_path / "one.csv"))
+        made.predict(*parts, client_position=client_id, output=str(tmp_path / "one.csv"), overwrite=True)
         for mode in ("memory", "disk"):
             fresh = trainer(tmp_path, client_store=mode)
             fresh.predict(
-                Network(), Threes(3, test_batch_size=2), Personal(), "last", client_id, str(tmp_path / "two.csv")
-            )
+                Network(), Threes(3, test_batch_size=2), Personal(), "last",
+                None if client_id is None else str(client_id), output=str(tmp_path / "two.csv"), overwrite=True,
+            )  # fmt: skip
             assert (tmp_path / "one.csv").read_text() == (tmp_path / "two.csv").read_text()
 
 
 def test_client_that_never_took_part_uses_the_initial_state(tmp_path: Path) -> None:
     made, parts = trained(tmp_path, max_rounds=1, participation=UniformParticipation(count=1))
     new = next(k for k in range(3) if made.run.federation.store.get(k) is None)
-    made.predict(*parts, client_id=new, output=str(tmp_path / "p.npz"))
+    made.predict(*parts, client_position=new, output=str(tmp_path / "p.npz"))
     state = weights(made) | {
         name: tensor for name, tensor in Network().state_dict().items() if name.startswith("network.2")
     }
@@ -145,9 +146,50 @@ def test_mistakes(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"go to a \.csv or \.npz file, not 'p\.json'; change --output"):
         made.predict(*parts, output="p.json")
     for client_id in (3, -1):
-        with pytest.raises(ConfigError, match=rf"there is no client {client_id}; clients are 0 to 2"):
-            made.predict(*parts, client_id=client_id)
+        with pytest.raises(ConfigError, match=rf"client_position: there is no client {client_id}; clients are 0 to 2"):
+            made.predict(*parts, client_position=client_id)
     with pytest.raises(ConfigError, match="there is no test data to predict on for client 0"):
-        made.predict(*parts, client_id=0)
+        made.predict(*parts, client_position=0)
     with pytest.raises(ConfigError, match="predict_step must return a tensor or a dict of tensors, not list"):
         trainer(tmp_path).predict(Odd(), NoTest(3), Personal(), "last")
+
+
+@pytest.mark.parametrize("name", ["p.csv", "p.npz"])
+def test_a_full_disk_leaves_the_predictions_before_whole(tmp_path: Path, name: str) -> None:
+    made, parts = trained(tmp_path, max_rounds=1)
+    output = tmp_path / "out" / name
+    made.predict(*parts, output=str(output))
+    before = output.read_bytes()
+    with small_disk(len(before) // 2), pytest.raises(ConfigError) as error:
+        made.predict(*parts, output=str(output), overwrite=True)
+    assert str(error.value).startswith(f"cannot write {output}: ")
+    assert str(error.value).endswith("; change --output")
+    assert output.read_bytes() == before
+    assert list(output.parent.iterdir()) == [output]
+
+
+def test_a_file_is_replaced_only_where_that_is_asked_for(tmp_path: Path) -> None:
+    made, parts = trained(tmp_path, max_rounds=1)
+    (tmp_path / "mine.csv").write_text("mine")
+    (tmp_path / "link.csv").symlink_to("mine.csv")
+    (tmp_path / "nowhere.csv").symlink_to("gone")
+    (tmp_path / "folder.csv").mkdir()
+    for name in ("mine.csv", "link.csv", "nowhere.csv"):
+        with pytest.raises(ConfigError, match=rf"{name} is there already; name another with --output, or replace it"):
+            made.predict(*parts, output=str(tmp_path / name))
+    for overwrite in (False, True):
+        with pytest.raises(ConfigError, match=r"folder\.csv is a folder; name another file with --output"):
+            made.predict(*parts, output=str(tmp_path / "folder.csv"), overwrite=overwrite)
+    assert (tmp_path / "mine.csv").read_text() == "mine"
+    made.predict(*parts, output=str(tmp_path / "link.csv"), overwrite=True)
+    assert (tmp_path / "link.csv").is_symlink()
+    assert len(rows(tmp_path / "mine.csv")) == 9
+
+
+def test_a_position_in_place_of_a_name_is_refused_in_python_too(tmp_path: Path) -> None:
+    made, parts = trained(tmp_path, max_rounds=1)
+    with pytest.raises(ConfigError, match=r"client_id is 1; give a client's name as a text, or its position as"):
+        made.predict(*parts, client_id=1)
+    made.predict(*parts, client_id="1", output=str(tmp_path / "name.csv"))
+    made.predict(*parts, client_position=1, output=str(tmp_path / "position.csv"))
+    assert (tmp_path / "name.csv").read_bytes() == (tmp_path / "position.csv").read_bytes()

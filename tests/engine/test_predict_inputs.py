@@ -15,7 +15,7 @@ from torch import Tensor
 from lit_fed import Classifier, Regressor, load_network
 from lit_fed.command.cli import main
 from lit_fed.data import ClientFolders, Digits, Table
-from lit_fed.data.new_inputs import IMAGES
+from lit_fed.data.new_inputs import IMAGES, read_x
 from lit_fed.errors import ConfigError
 from lit_fed.methods import FedAvg
 from tests.command.support import error_of
@@ -108,7 +108,7 @@ def test_arrays_and_images_are_prepared_as_in_training(tmp_path: Path) -> None:
     made.predict(*parts, output=str(tmp_path / "all.npz"))
     expected = np.load(tmp_path / "all.npz")["probability"][:5]
     for inputs in ("new.npz", "flat.npy"):
-        made.predict(*parts, output=str(tmp_path / "p.npz"), inputs=str(tmp_path / inputs))
+        made.predict(*parts, output=str(tmp_path / "p.npz"), inputs=str(tmp_path / inputs), overwrite=True)
         saved = np.load(tmp_path / "p.npz")
         assert set(saved) == {"prediction", "probability"}  # digits are called what they are
         np.testing.assert_allclose(saved["probability"], expected, rtol=1e-5)
@@ -132,7 +132,8 @@ def test_images_from_folders_have_the_names_of_their_classes_and_clients(tmp_pat
     (tmp_path / "new").mkdir()
     Image.fromarray(np.full((9, 7), 250, np.uint8)).save(tmp_path / "new" / "grey.jpg")
     for inputs in (tmp_path / "new", tmp_path / "new" / "grey.jpg"):
-        (row,) = rows(made.predict(*parts, client_id="berlin", output=str(tmp_path / "p.csv"), inputs=str(inputs)))
+        output = str(tmp_path / f"{inputs.name}.csv")
+        (row,) = rows(made.predict(*parts, client_id="berlin", output=output, inputs=str(inputs)))
         assert Path(row["file"]).name == "grey.jpg"
         assert row["prediction_name"] == ["dark", "light"][int(row["prediction"])]
     np.savez(tmp_path / "new.npz", x=np.full((2, 3, 4, 4), 250, np.uint8))
@@ -153,20 +154,99 @@ def test_from_the_command_line_by_a_clients_name(tmp_path: Path, capsys: Any) ->
     (tmp_path / "new.csv").write_text("wide,high\n1,11\n", encoding="utf-8")
     again = ["predict", "-c", str(run / "config.yaml"), "--ckpt_path", str(run / "checkpoints" / "best.ckpt")]
     again += ["--inputs", str(tmp_path / "new.csv"), "--output", str(tmp_path / "p.csv")]
-    for client in ("berlin", "0"):
-        main([*again, "--client_id", client])
+    for client in (["--client_id", "berlin"], ["--client_position", "0"]):
+        main([*again, *client, "--overwrite"])
         assert len(rows(tmp_path / "p.csv")) == 1
-    assert (
-        error_of([*again, "--client_id", "berln"], capsys) == "there is no client named 'berln'; did you mean berlin?"
+    before = (tmp_path / "p.csv").read_bytes()
+    assert error_of([*again, "--client_id", "berlin"], capsys) == (
+        f"{tmp_path / 'p.csv'} is there already; name another with --output, or replace it with --overwrite"
+    )
+    assert (tmp_path / "p.csv").read_bytes() == before
+    again.append("--overwrite")
+    assert error_of([*again, "--client_id", "berln"], capsys) == (
+        "--client_id: there is no client named 'berln'; did you mean berlin?"
     )
     assert error_of([*again, "--client_id", "x"], capsys) == (
-        "there is no client named 'x'; they are berlin, ulm, and clients are also called 0 to 1"
+        "--client_id: there is no client named 'x'; they are berlin, ulm"
+    )
+    assert error_of([*again, "--client_id", "0"], capsys) == (
+        "--client_id: there is no client named '0'; they are berlin, ulm; --client_position takes positions"
+    )
+    assert error_of([*again, "--client_id", "ulm", "--client_position", "1"], capsys) == (
+        "--client_id and --client_position are both given; give one of them"
     )
     with open(run / "partition.json", encoding="utf-8") as file:
         assert '"name": "berlin"' in file.read()
     with open(run / "clients.csv", encoding="utf-8", newline="") as file:
         found = list(csv.DictReader(file))
     assert {(row["client_id"], row["client"]) for row in found} == {("0", "berlin"), ("1", "ulm")}
+
+
+@pytest.mark.parametrize("names", [("01", "02", "03"), ("1", "2", "3"), ("3", "1", "null")])
+def test_a_client_whose_name_is_a_number_is_called_by_it(names: tuple[str, ...], tmp_path: Path, capsys: Any) -> None:
+    # Client c has the class "of c" alone, so that the labels of its test data say whose they are.
+    lines = [f"{name},of {name},{place + n / 100}" for place, name in enumerate(names) for n in range(20)]
+    (tmp_path / "t.csv").write_text("\n".join(["who,kind,x", *lines]), encoding="utf-8")
+    words = ["--model", "Classifier", "--model.network", "logistic", "--algorithm", "FedAvg", "--data", "Table"]
+    words += ["--data.path", str(tmp_path / "t.csv"), "--data.target", "kind", "--data.client", "who"]
+    words += ["--trainer.max_rounds", "1", "--trainer.default_root_dir", str(tmp_path), "--trainer.logger", "false"]
+    main(["fit", *words, "--trainer.enable_progress_bar", "false"])
+    again = ["predict", *words, "--ckpt_path", str(tmp_path / "lightning_logs/version_0")]
+
+    def labels(*chosen: str) -> set[str]:
+        main([*again, "--output", str(tmp_path / "p.csv"), "--overwrite", *chosen])
+        return {row["label_name"] for row in rows(tmp_path / "p.csv")}
+
+    assert [labels("--client_id", name) for name in names] == [{f"of {name}"} for name in names]
+    in_order = sorted(names)
+    assert [labels(f"--client_position={place}") for place in range(3)] == [{f"of {name}"} for name in in_order]
+    for absent in {"0", "1", "001"} - {*names}:
+        assert f"there is no client named {absent!r}; they are " in error_of([*again, "--client_id", absent], capsys)
+
+
+@pytest.mark.parametrize(
+    ("stored", "given", "message"),
+    [
+        # 300 would wrap to 300 − 256 = 44, −1 to 255, 2⁶⁴ − 1 to 255.
+        (np.uint8, np.array([[7, 300]]), "sample 0 of x holds 300, and the data set stores uint8, 0 to 255"),
+        (np.uint8, np.array([[7, 7], [-1, 7]]), "sample 1 of x holds -1, and the data set stores uint8, 0 to 255"),
+        (np.uint8, np.array([[7, 2**64 - 1]], np.uint64), f"holds {2**64 - 1}, and the data set stores uint8"),
+        (np.int64, np.array([[7, 2**63]], np.uint64), f"holds {2**63}, and the data set stores int64"),
+        (np.float32, np.array([[7], [1e39]]), "sample 1 of x holds 1e+39, and the data set stores float32, up to 3.4"),
+        (np.float32, np.array([[7], [np.nan]]), "sample 1 of x holds NaN or infinity: correct or remove it"),
+        (np.float16, np.array([[7], [-7e4]]), "sample 1 of x holds -70000, and the data set stores float16"),
+        (np.float32, np.array([7, 1e39]), "sample 1 of x holds 1e+39, and"),
+    ],
+)
+def test_no_value_becomes_another_by_casting(stored: Any, given: Any, message: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", given)
+    with pytest.raises(ConfigError) as error:
+        read_x(tmp_path / "x.npy", given.shape[1:], np.dtype(stored))
+    assert str(error.value).startswith(f"{tmp_path / 'x.npy'}: ")
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("given", [np.int64, np.int8, np.uint64, np.uint8])
+def test_a_wider_type_with_the_same_values_is_taken(given: Any, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.array([[0, 127]], given))
+    assert read_x(tmp_path / "x.npy", (2,), np.dtype(np.uint8)).tolist() == [[0, 127]]
+
+
+def test_predictions_that_are_nan_are_refused(tmp_path: Path) -> None:
+    class Rooting(Classifier):
+        def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return torch.sqrt(batch.flatten(1).min(1).values - 0.5)  # white is 1 here, and √(0 − 0.5) is none
+
+    made, parts = trained(tmp_path, Rooting("logistic", num_classes=10, input_shape=(1, 8, 8)), Digits(num_clients=2))
+    x = np.ones((9, 8, 8), np.uint8) * 16
+    np.savez(tmp_path / "new.npz", x=x)
+    made.predict(*parts, output=str(tmp_path / "p.csv"), inputs=str(tmp_path / "new.npz"))
+    x[6, 7, 7] = 0
+    np.savez(tmp_path / "new.npz", x=x)
+    before = (tmp_path / "p.csv").read_bytes()
+    with pytest.raises(ConfigError, match=r"output is NaN for sample 6: the inputs are too large"):
+        made.predict(*parts, output=str(tmp_path / "p.csv"), inputs=str(tmp_path / "new.npz"), overwrite=True)
+    assert (tmp_path / "p.csv").read_bytes() == before
 
 
 def test_what_cannot_be_predicted_on_is_said_in_a_line(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from lit_fed.handover import export
 from lit_fed.networks import build_network
 from tests.command.support import command, error_of
 from tests.command.test_load_network import OwnCode, reported, stored
-from tests.support import ROOT, LeastSquares, fit, saved_weights
+from tests.support import ROOT, LeastSquares, fit, saved_weights, small_disk
 
 WITHOUT = "import sys; sys.modules['lit_fed'] = None\n"
 
@@ -158,10 +158,36 @@ def test_onnx_without_its_packages(run: Path, tmp_path: Path, monkeypatch: pytes
     (tmp_path / "model.onnx").write_text("of an export before")
     monkeypatch.setattr(export, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"needs onnx and onnxscript; install with pip install 'lit-fed\[onnx\]'"):
-        export_network(run, tmp_path, onnx=True)
-    done = export_network(run, tmp_path)
+        export_network(run, tmp_path, onnx=True, overwrite=True)
+    with pytest.raises(ConfigError, match=r"model\.onnx is there already; name another with --output, or replace it"):
+        export_network(run, tmp_path)
+    assert (tmp_path / "model.onnx").read_text() == "of an export before"
+    (tmp_path / "mine.txt").write_text("mine")
+    done = export_network(run, tmp_path, overwrite=True)
     assert done.lacking == {"model.onnx": "onnx and onnxscript not installed; pip install 'lit-fed[onnx]'"}
-    assert not (tmp_path / "model.onnx").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*done.files, "mine.txt"])
+
+
+@pytest.mark.parametrize("most", [100, 10_000, 30_000])
+def test_a_full_disk_leaves_the_export_before_whole(run: Path, tmp_path: Path, most: int, capsys: Any) -> None:
+    out = tmp_path / "out"
+    words = ["export", "--ckpt_path", str(run), "--onnx", "false", "--output", str(out)]
+    main(words)
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    # The weights take 6,090 · 4 = 24,360 bytes, model.pt2 holds them and the program: each step meets a full disk once.
+    assert len(before["model.safetensors"]) > 10_000
+    assert len(before["model.safetensors"]) < 30_000 < len(before["model.pt2"])
+    assert "model.safetensors is there already" in error_of(words, capsys)
+    with small_disk(most):
+        told = error_of([*words, "--overwrite"], capsys)
+    assert told.startswith(f"cannot write {out}: [Errno 27] File too large")
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    with small_disk(most):
+        error_of([*words[:-1], str(tmp_path / "new" / "deep")], capsys)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+    main([*words, "--overwrite"])
+    assert {path.name for path in out.iterdir()} == before.keys()
+    assert (out / "model.json").read_bytes() == before["model.json"]
 
 
 # ---------------------------------------------------------------------- other networks and checkpoints

@@ -150,7 +150,12 @@ def test_what_no_study_wrote_is_on_no_page(tmp_path: Path, content: str | None) 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     made: list[Any] = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *_args, **_kwargs: made.append(figure))
+
+    def savefig(figure: Any, path: Path, **_: Any) -> None:
+        made.append(figure)
+        path.touch()
+
+    monkeypatch.setattr(Figure, "savefig", savefig)
     return made
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lit_fed.engine.callback import Callback
 from lit_fed.engine.federation import Federation
+from lit_fed.engine.files import in_place_of
 from lit_fed.engine.payload import Payload
 from lit_fed.engine.protocols import EvalSubset, Evaluation, Protocol
 from lit_fed.engine.run import Run
@@ -96,7 +97,8 @@ class PseudoMap(Callback):
     def on_fit_end(self, run: Run) -> None:
         """Draw, on the first process."""
         if run.next_round and run.fabric.is_global_zero and run.federation.server["learnt"]:
-            self.draw(run.federation, run.next_round - 1).savefig(run.log_dir / "pseudo_map.png")
+            with in_place_of(run.log_dir / "pseudo_map.png") as temporary:
+                self.draw(run.federation, run.next_round - 1).savefig(temporary, format="png")
 
     def draw(self, federation: Federation, round_idx: int) -> Figure:
         """The picture after a round."""

@@ -18,6 +18,7 @@ from lit_fed.command.making import instantiate
 from lit_fed.command.readable import read_settings
 from lit_fed.command.shipped import located
 from lit_fed.command.table import Call
+from lit_fed.engine.files import files_in_place
 from lit_fed.errors import ConfigError
 from lit_fed.studies.environment import describe
 from lit_fed.studies.markdown import head, line
@@ -59,13 +60,14 @@ def run(call: Call) -> int:
     jobs = Jobs(options.processes, kept, repr(made_with), partial(print, flush=True))
     points = simulation.points(jobs)
     taken = {"seconds": time.monotonic() - began, "cpu_seconds": sum(os.times()[:4]) - worked}
-    Record.remove(folder)
-    write(points, folder)
-    draw(points, folder / f"{name}.png", simulation)
-    print(summary(points))
     table = claims(simulation, points)
-    (folder / "claims.md").write_text(table, encoding="utf-8")
-    Record(settings=settings_of(options), made_with=made_with, **taken).write(folder)
+    with files_in_place(folder, ()) as temporary:
+        write(points, temporary)
+        draw(points, temporary / f"{name}.png", simulation)
+        (temporary / "claims.md").write_text(table, encoding="utf-8")
+        Record(settings=settings_of(options), made_with=made_with, **taken).write(temporary)
+        Record.remove(folder)  # which would be of other files, were the program killed while these take their places
+    print(summary(points))
     jobs.forget()
     print(f"\n{table}")
     print(f"written     {folder}")
