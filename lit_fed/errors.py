@@ -34,6 +34,12 @@ class NonFiniteUpdate(LitFedError, ArithmeticError):
     """A client's loss or update holds NaN or infinity; such an update is never aggregated."""
 
 
+class NonFiniteServer(LitFedError, ArithmeticError):
+    """A method's step left NaN or infinity in what the server holds, or would send it; nothing of it is kept."""
+
+    status = 1
+
+
 class ClientTimeout(LitFedError):
     """A client was not done in time."""
 

@@ -5,6 +5,7 @@ A session holds one task for each kind of network, and a client is made of it by
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +15,8 @@ import torch
 from torch import Tensor
 
 from lit_fed.engine.algorithm import Algorithm
-from lit_fed.engine.client import Client, FineTuning, LocalWork, Pass, Phase, Stage
+from lit_fed.engine.client import Client, FineTuning, LocalWork, Pass, Phase, Stage, Tensors
+from lit_fed.engine.finite import not_finite
 from lit_fed.engine.guard import Guard
 from lit_fed.engine.kinds import Kinds
 from lit_fed.engine.local import LocalLoop
@@ -22,7 +24,7 @@ from lit_fed.engine.meter import Meter
 from lit_fed.engine.payload import Payload, add_prefix, split_prefix
 from lit_fed.engine.store import ClientStore
 from lit_fed.engine.task_loop import TaskStage
-from lit_fed.errors import CheckpointError
+from lit_fed.errors import CheckpointError, NonFiniteUpdate
 
 if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule
@@ -205,6 +207,45 @@ class Session:
     def predict(self, client: Client, loader: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
         """Every batch with what the client predicts for it."""
         return self.loop(client).predict(loader)
+
+    def put_away(
+        self, client: Client, metrics: Mapping[str, float], made: Payload, kept: Tensors, finite: bool
+    ) -> None:
+        """Keep what a client keeps, once all that it has made is known to be finite; see `check_finite`."""
+        self.check_finite(client, metrics, made, kept, finite)
+        if kept:
+            self.store.put(client.id, kept)
+
+    def check_finite(
+        self, client: Client, metrics: Mapping[str, float], made: Payload, kept: Tensors, finite: bool = False
+    ) -> None:
+        """Refuse what a client has made where it is not finite.
+
+        What it began with as infinite, such as the best loss so far, may stay so.
+
+        Args:
+            client: Trained.
+            metrics: Of its training.
+            made: Its update.
+            kept: What it keeps.
+            finite: Whether both are known to be.
+
+        Raises:
+            NonFiniteUpdate: If something is not; the client's stored state stays as it was.
+        """
+        bad = [name for name, value in metrics.items() if not math.isfinite(value)]
+        if not bad and not finite:
+            bad = ["the update"] if not_finite(made) else self._newly_infinite(client, kept)
+        if bad:
+            raise NonFiniteUpdate(f"{', '.join(bad)} is not finite; try a smaller learning rate")
+
+    def _newly_infinite(self, client: Client, kept: Tensors) -> list[str]:
+        if not (odd := not_finite(kept)):
+            return []
+        begun = {n: t for n, t in client.model.initial.items() if n in odd}
+        begun |= add_prefix(_STATE, self.algorithm.initial_state(client))
+        found = [name for name in odd if name not in not_finite(begun)]
+        return [f"what it keeps as {found[0].removeprefix(_STATE)}"] if found else []
 
     def kept(self, client: Client, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What a client keeps until it next takes part: its personal tensors and what the method keeps."""
