@@ -16,6 +16,7 @@ from lit_fed.callbacks.dashboard import flatten
 from lit_fed.engine.callback import Callback, RoundRecord
 from lit_fed.engine.files import cannot_write, write_text
 from lit_fed.errors import CheckpointError
+from lit_fed.yaml_text import read_yaml
 
 if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule
@@ -200,7 +201,7 @@ class Settings:
         last = start_round - 1
         # A newer one than that of the last round trained nothing that is left: its rounds are run again.
         trained = self._texts[min(rounds)] if (rounds := [r for r in self._texts if r >= last]) else config
-        old, new = flatten(yaml.safe_load(trained)), flatten(yaml.safe_load(config))
+        old, new = flatten(read_yaml(trained)), flatten(read_yaml(config))
         changed = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
         texts = {until: text for until, text in self._texts.items() if until < last}
         texts |= {last: trained} if changed else {}
@@ -216,9 +217,9 @@ def _configuration(path: Path) -> str:
     """The text of a configuration file."""
     try:
         text = path.read_text(encoding="utf-8")
-        if isinstance(yaml.safe_load(text), dict):
+        if isinstance(read_yaml(text), dict):
             return text
-    except (UnicodeDecodeError, yaml.YAMLError, ValueError, RecursionError):
+    except (UnicodeDecodeError, yaml.YAMLError, ValueError):
         pass
     raise CheckpointError(
         f"{path} is no configuration, and resuming would replace it; repair it, or move it away to go on without it"

@@ -124,8 +124,8 @@ class SequentialExecutor(Executor):
         """One client's local work: take in state and broadcast, train, answer, put the state away.
 
         Raises:
-            NonFiniteUpdate: If the loss, the update or what the client keeps is not finite; its stored state stays as it
-                was.
+            NonFiniteUpdate: If the loss, the update or what the client keeps is not finite; its stored state stays as
+                it was.
         """
         started = time.perf_counter()
         session = self.session

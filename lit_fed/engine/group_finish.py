@@ -109,7 +109,7 @@ class GroupFinish:
 
 
 def finite_rows(stacks: Iterable[Tensor], count: int) -> list[bool]:
-    """Of each client, whether its tensors are finite (as `lit_fed.engine.payload.are_finite` tells); one device sync."""
+    """Of each client, whether its tensors are finite, as `lit_fed.engine.payload.are_finite` tells; one device sync."""
     parts = (torch.view_as_real(stack) if stack.is_complex() else stack for stack in stacks)
     floats = [stack for stack in parts if stack.is_floating_point() and stack.numel()]
     if not floats:
