@@ -55,7 +55,18 @@ class VersionedFiles:
             raise unreadable(name, path, str(error.strerror)) from error
         if crc32(blob) != version[1]:
             raise unreadable(name, path, is_not(name, blob))
-        return self.bytes.decode(name, blob)
+        return self._decoded(name, blob, path)
+
+    def _decoded(self, name: str, blob: bytes, path: Path) -> State:
+        """The state in bytes that are what was written.
+
+        Raises:
+            CheckpointError: If they are none: whoever made them up made up their checksum too.
+        """
+        try:
+            return self.bytes.decode(name, blob)
+        except Exception as error:  # the reader fails in a dozen ways
+            raise unreadable(name, path, f"it is no state: {' '.join(str(error).split())[:100]}") from error
 
     def read_ahead(self, versions: Mapping[str, Version]) -> dict[str, State]:
         """Those of several versions, by name, that are read in less time together; without any that cannot be read."""

@@ -163,7 +163,9 @@ def _add_late_updates(run: Run, current: Round) -> None:
     federation = run.federation
     late = federation.participation.late(current.round_idx)
     for client_id in run.workers.share(late, federation.data.num_samples):
-        update = federation.store.pop_update(client_id, run.fabric.device, federation.kinds[client_id])
+        kind = federation.kinds[client_id]
+        sent = current.broadcast.payloads[kind]
+        update = federation.store.pop_update(client_id, run.fabric.device, kind, sent)
         if update is not None:
             _deliver(run, current, update)
 

@@ -21,7 +21,7 @@ from lit_fed.engine.guard import Guard
 from lit_fed.engine.kinds import Kinds
 from lit_fed.engine.local import LocalLoop
 from lit_fed.engine.meter import Meter
-from lit_fed.engine.payload import Payload, add_prefix, split_prefix
+from lit_fed.engine.payload import Layout, Payload, add_prefix, layout_of, split_prefix
 from lit_fed.engine.store import ClientStore
 from lit_fed.engine.task_loop import TaskStage
 from lit_fed.errors import CheckpointError, NonFiniteUpdate
@@ -85,6 +85,7 @@ class Session:
         self.seed = seed
         self.guard = Guard() if guard is None else guard
         self._taken: Broadcast | None = None
+        self._fits: dict[str, Layout] = {}  # by kind: of a state that the method can go on with
 
     @contextmanager
     def at_work(self, stage: TaskStage | None = None) -> Iterator[None]:
@@ -146,10 +147,7 @@ class Session:
                 continue
             checked.add(kind)
             client = self._meet(client_id, broadcast, "train")
-            own = {name: client.model.initial[name] for name in client.own}
-            for kept, like in ((client.own, own), (client.state, self.algorithm.initial_state(client))):
-                if odd := [name for name in like if name not in kept or kept[name].shape != like[name].shape]:
-                    raise _foreign(client_id, odd[0])
+            _check_alike(client_id, client.state, self.algorithm.initial_state(client))
 
     def _meet(
         self, client_id: int, broadcast: Broadcast, stage: Stage, fine_tuning: FineTuning | None = None
@@ -180,6 +178,11 @@ class Session:
             if odd := sorted(own.keys() ^ set(names)):
                 raise _foreign(client_id, odd[0])
             client.own = _to(own, device)
+            if self.store.restored:
+                _check_alike(client_id, client.own, {name: model.tensor(name) for name in names})
+                if self._fits.get(kind) != (layout := layout_of(kept)):
+                    _check_alike(client_id, client.state, self.algorithm.initial_state(client))
+                    self._fits[kind] = layout  # as the next one's is, as a rule
         return client
 
     def phases(self, client: Client) -> list[Phase | Pass]:
@@ -253,9 +256,20 @@ class Session:
         return {**model.tensors(model.personal_names), **add_prefix(_STATE, state)}
 
 
-def _foreign(client_id: int, name: str) -> CheckpointError:
+def _check_alike(client_id: int, kept: Payload, like: Payload) -> None:
+    """Refuse what a client has kept where the method began it otherwise; what it came to keep later is not known."""
+    for name, begun in like.items():
+        if name not in kept or layout_of({name: kept[name]}) != layout_of({name: begun}):
+            raise _foreign(client_id, name, kept.get(name), begun)
+
+
+def _foreign(client_id: int, name: str, there: Tensor | None = None, here: Tensor | None = None) -> CheckpointError:
+    how = ""
+    if there is not None and here is not None:
+        told = [f"{str(one.dtype).removeprefix('torch.')} {tuple(one.shape)}" for one in (there, here)]
+        how = f", which is {told[0]} there and {told[1]} here"
     return CheckpointError(
-        f"the state of client {client_id} belongs to another model or method: it differs in {name!r}"
+        f"the state of client {client_id} belongs to another model or method: it differs in {name!r}{how}"
     )
 
 

@@ -339,7 +339,7 @@ TIMM = "model: {class_path: lit_fed.Classifier, init_args: {num_classes: 3, inpu
         "network: 'hf-hub:evil/net'",
         "network: 'local-dir:evil/net'",
         "network: {class_path: torchmetrics.text.BERTScore, init_args: {model_name_or_path: evil}}",
-        "network: {class_path: lit_fed.networks.BertTiny, init_args: {input_shape: [8], num_classes: 3, weights: ~/evil}}",
+        "network: {class_path: lit_fed.networks.BertTiny, init_args: {input_shape: [8], num_classes: 3, a: ~/evil}}",
         "network: resnet10t, optimizer: evil",
         "network: resnet10t, optimizer: '-'",
         "network: resnet10t, optimizer: {class_path: torch.optim.SGD, init_args: evil}",

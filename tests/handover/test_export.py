@@ -242,7 +242,8 @@ def test_the_example_of_the_docs_is_there() -> None:
 
 HOSTILE = (
     "<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "[a](javascript:alert(1))", "![a](http://evil/a.png)",
-    "https://evil.example", "www.evil.example", "a@evil.example", "`<b>`", "``<b>", "|<b>|", "\n\n# heading", "&lt;b&gt;",
+    "https://evil.example", "www.evil.example", "a@evil.example", "`<b>`", "``<b>", "|<b>|", "\n\n# heading",
+    "&lt;b&gt;",
     "\\<b>", "*bold*", "_it_", "~~s~~", "$x$", "| a |\n|---|\n", "\u202etxt", "- item", "```\n<b>",
 )  # fmt: skip
 
