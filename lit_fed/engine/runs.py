@@ -11,7 +11,7 @@ from lightning import Fabric
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
 from lit_fed.engine.checkpoint import find_checkpoint, restore, run_folder, runs_in, version_of
-from lit_fed.engine.files import shown
+from lit_fed.engine.files import remove_half_written, shown
 from lit_fed.engine.finite import not_finite
 from lit_fed.engine.run_lock import sole_writer
 from lit_fed.engine.strategy import on_first_process
@@ -63,6 +63,7 @@ def open_run(run: Run, ckpt_path: str | None) -> Iterator[None]:
             if source != run.log_dir:
                 on_first_process(fabric, lambda: store.adopt(source / "checkpoints" / "clients"))
             store.find_leftovers()
+        on_first_process(fabric, lambda: remove_half_written(run.log_dir))
         run.origin = f"trained just now in {shown(run.log_dir)}"
         run.loggers = make_loggers(settings.logger, run.log_dir) if fabric.is_global_zero else []
         for loop in run.federation.loops.values():
