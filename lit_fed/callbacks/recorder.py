@@ -254,7 +254,8 @@ def _line(cells: Sequence[Any]) -> str:
 
 def _partition(data: FederatedDataModule) -> Iterator[str]:
     """The partition as JSON, a client at a time: the text of a large population need not fit into memory."""
-    yield f'{{"sha256": {json.dumps(data.partition_sha256())}, "clients": {{'
+    contents = json.dumps(vars(data.contents()))
+    yield f'{{"sha256": {json.dumps(data.partition_sha256())}, "data": {contents}, "clients": {{'
     for position, (client_id, row) in enumerate(data.partition_rows()):
         yield f'{"," if position else ""}\n"{client_id}": {json.dumps(row)}'
     yield "\n}}\n"
