@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-long test-all bad-inputs lint types check federation bench studies-pocket results board docs clean
+.PHONY: help setup quickstart test test-long test-all test-floors bad-inputs lint types check federation bench studies-pocket results board docs clean
 
 help:  ## Show what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -30,6 +30,20 @@ test-long: $(STAMP)  ## Run those that take longer: several processes, kills, ev
 	$(BIN)/python -m pytest --numprocesses auto --dist loadscope -m long
 
 test-all: test test-long  ## Run all tests
+
+# the lowest versions that pyproject.toml declares get an environment of their own
+FLOORS_VENV ?= .venv-floors
+FLOORS_STAMP := $(FLOORS_VENV)/.installed
+
+$(FLOORS_STAMP): pyproject.toml requirements/floors.txt
+	$(PYTHON) -m venv $(FLOORS_VENV)
+	$(FLOORS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  --constraint requirements/floors.txt --editable '.[dev]'
+	@touch $(FLOORS_STAMP)
+
+test-floors: $(FLOORS_STAMP)  ## Run the quickstart and the tests with the lowest versions that we declare
+	$(FLOORS_VENV)/bin/python cli.py fit --config configs/quickstart.yaml
+	$(FLOORS_VENV)/bin/python -m pytest --numprocesses auto --dist loadscope -m "not long"
 
 bad-inputs: $(STAMP)  ## Draw 500 bad inputs over all options and files; none may end in more than a line
 	$(BIN)/python -m tests.bad_inputs --seed 1 --cases 500
@@ -80,4 +94,4 @@ docs: $(VENV)/.docs  ## Build the documentation site in site/; a dead link or an
 	$(BIN)/python -m mkdocs build --strict --quiet
 
 clean:  ## Remove the environment and caches, but no run
-	rm -rf $(VENV) $(FLOWER_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FLOWER_VENV) $(FLOORS_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

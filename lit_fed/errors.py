@@ -30,8 +30,18 @@ class CheckpointError(LitFedError):
     """A checkpoint that cannot be written or read; whatever was saved before is still there."""
 
 
+class UnreadableFile(CheckpointError):
+    """A file that the system does not let us read now: nothing is known of what it holds."""
+
+
 class NonFiniteUpdate(LitFedError, ArithmeticError):
     """A client's loss or update holds NaN or infinity; such an update is never aggregated."""
+
+
+class NonFiniteServer(LitFedError, ArithmeticError):
+    """A method's step left NaN or infinity in what the server holds, or would send it; nothing of it is kept."""
+
+    status = 1
 
 
 class ClientTimeout(LitFedError):

@@ -18,7 +18,12 @@ from lit_fed.data.preprocessing import rebuild
 from lit_fed.engine.algorithm import Algorithm
 from lit_fed.engine.checkpoint import read_checkpoint
 from lit_fed.errors import CheckpointError, ConfigError
+from lit_fed.yaml_text import read_yaml
 
+_LIKE_A_FILE = re.compile(
+    r"/|^~|^[A-Za-z]:\\|\.(pth?|pt2|ckpt|bin|pkl|pickle|npz|npy|safetensors|onnx|h5|tar|zip|ya?ml|json|csv|txt)$", re.I
+)
+_LOADED = re.compile(r"(.*_)?(path|file|filename|url|checkpoint|ckpt|folder|dir|hub_id)")  # settings that name a file
 _MODULES = ("lit_fed", "torch.nn", "torch.optim", "torchmetrics")  # what a checkpoint may name unasked
 
 
@@ -53,7 +58,8 @@ def load_network(
         ckpt_path: A checkpoint file, or a run folder (its ``best.ckpt``, else its ``last.ckpt``).
         network: What to load the weights into; None rebuilds it from the configuration in the checkpoint.
         modules: Modules or packages, beside lit_fed's, torch's and torchmetrics' own, from which that configuration may
-            take classes. Importing a module runs its code: name those that you trust.
+            take classes. Importing a module runs its code: name those that you trust. Only they are given paths that
+            the configuration names.
 
     Returns:
         The data's preprocessing and, as ``network``, the given one; else the task's ``network`` where it has one, else
@@ -61,8 +67,8 @@ def load_network(
         are, and a warning says so.
 
     Raises:
-        CheckpointError: If there is no configuration to rebuild from, it names a class that is not there or not
-            allowed, or the weights do not fit.
+        CheckpointError: If there is no configuration to rebuild from, it names a file, or a class that is not there or
+            not allowed, or the weights do not fit.
     """
     path = checkpoint_file(ckpt_path)
     content = read_checkpoint(path)
@@ -114,7 +120,9 @@ def _rebuilt(config: str, path: Path, modules: Sequence[str]) -> tuple[Lightning
     """
     with _importing_only(modules):
         try:
-            return _build(yaml.safe_load(config))
+            return _build(read_yaml(config), path, modules)
+        except CheckpointError:
+            raise
         except Exception as error:  # whatever the classes' constructors raise, beside what the parser does
             text = " ".join(str(error).split())
             if denied := re.search(r"Importing '([^']+)' is not allowed", text):
@@ -151,7 +159,7 @@ def _importing_only(modules: Sequence[str]) -> Iterator[None]:
         parsing_settings.update(before)
 
 
-def _build(config: dict[str, Any]) -> tuple[LightningModule, Algorithm[Any]]:
+def _build(config: dict[str, Any], path: Path, modules: Sequence[str]) -> tuple[LightningModule, Algorithm[Any]]:
     """The task and the method that a run's resolved configuration describes, with untrained weights."""
     from lit_fed.parsing import Parser  # what importing the package need not load
 
@@ -161,8 +169,79 @@ def _build(config: dict[str, Any]) -> tuple[LightningModule, Algorithm[Any]]:
     model = config["model"]
     for own in list((config.get("trainer", {}).get("kinds") or {}).values())[:1]:
         model["init_args"] |= {key: value for key, value in own.items() if key != "clients"}
-    made = parser.instantiate(parser.parse_object({"model": model, "algorithm": config["algorithm"]}))
+    named = (modules,) if isinstance(modules, str) else tuple(modules)
+    parts = {
+        key: _without_files(part, key, path, named)
+        for key, part in (("model", model), ("algorithm", config["algorithm"]))
+    }
+    if odd := [key for key, part in parts.items() if not isinstance(part, Mapping)]:
+        raise ValueError(f"{odd[0]} is {parts[odd[0]]!r}, no class with its settings")
+    made = parser.instantiate(parser.parse_object(parts))
     return made.model, made.algorithm
+
+
+def _without_files(value: Any, where: str, path: Path, trusted: tuple[str, ...]) -> Any:
+    """Settings by which no file is read: a checkpoint may come from anybody, and files from anywhere.
+
+    Weights that a network began with are left out, because the checkpoint's own come in their place. Classes of modules
+    that the caller trusts are given what they ask for.
+
+    Args:
+        value: A part of the configuration.
+        where: Its key.
+        path: The checkpoint.
+        trusted: Modules.
+
+    Raises:
+        CheckpointError: If a setting names a file, or what might be one.
+        ValueError: If a text stands for more than anybody writes.
+    """
+    if isinstance(value, str):
+        inner = _as_parsed(value)  # a text may stand for a mapping
+        if isinstance(inner, Mapping | list):
+            return _without_files(inner, where, path, trusted)
+        if value == "-" or _LIKE_A_FILE.search(value) or _is_file(value):
+            raise _names_a_file(value, where, path)
+        return value
+    if isinstance(value, list):
+        return [_without_files(one, f"{where}.{place}", path, trusted) for place, one in enumerate(value)]
+    if not isinstance(value, Mapping):
+        return value
+    if str(value.get("class_path")).startswith(tuple(f"{module}." for module in trusted)):
+        return value
+    found = {}
+    for key, entry in value.items():
+        last = str(key).rpartition(".")[2]
+        if last == "pretrained" or (last == "weights" and isinstance(entry, str)):
+            entry = False if last == "pretrained" else None
+        elif last in ("pretrained_cfg", "pretrained_cfg_overlay") and isinstance(entry, Mapping):
+            entry = {name: one for name, one in entry.items() if not isinstance(one, str)}
+        elif _LOADED.fullmatch(last) and last != "class_path" and isinstance(entry, str) and entry:
+            raise _names_a_file(entry, f"{where}.{key}", path)
+        found[key] = _without_files(entry, f"{where}.{key}", path, trusted)
+    return found
+
+
+def _names_a_file(value: str, where: str, path: Path) -> CheckpointError:
+    return CheckpointError(
+        f"{path} names a file in its configuration, {where}: {value[:80]!r}, which none but a class that you trust is "
+        "given; pass the network to load its weights into"
+    )
+
+
+def _as_parsed(text: str) -> Any:
+    try:
+        return read_yaml(text)
+    except yaml.MarkedYAMLError:  # a text that is one
+        return text
+
+
+def _is_file(text: str) -> bool:
+    """Whether a text names a file here."""
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):  # too long, or with a zero byte
+        return False
 
 
 def _load(module: nn.Module, state: dict[str, torch.Tensor], path: Path) -> None:

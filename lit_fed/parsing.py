@@ -12,6 +12,8 @@ from jsonargparse import DefaultHelpFormatter, get_loader, set_loader
 from lightning.pytorch.cli import LightningArgumentParser
 from torch.optim.lr_scheduler import LRScheduler
 
+from lit_fed.yaml_text import read_yaml
+
 ROUNDS = ("T_max", "total_steps", "total_iters")
 """How torch's schedules call their length; null stands for all rounds."""
 
@@ -25,8 +27,10 @@ def load(text: str) -> Any:
     """What a YAML text says, to a parser.
 
     Raises:
-        yaml.YAMLError: If it says nothing, or a mapping in it names a key twice.
+        yaml.YAMLError: If it says nothing, a mapping in it names a key twice, or its aliases stand for too much.
     """
+    if "*" in text and "&" in text:
+        read_yaml(text)
     if text.count(":") > 1:  # a single value has no keys
         compose(text)
     return get_loader("yaml")(text)

@@ -36,7 +36,7 @@ from lit_fed.engine.prediction import check_output, one_client
 from lit_fed.engine.protocols import ClientTest, EvalSubset, GlobalTest, Protocol, check_names, check_protocols
 from lit_fed.engine.rounds import run_rounds
 from lit_fed.engine.run import Run, RunSettings
-from lit_fed.engine.runs import check_loggers, open_run
+from lit_fed.engine.runs import check_loggers, check_server, open_run
 from lit_fed.engine.samplers import FullParticipation
 from lit_fed.engine.session import Session
 from lit_fed.engine.store import ClientStore
@@ -316,8 +316,9 @@ class FederatedTrainer:
         """Write the state after the last finished round; called on every process, written by the first.
 
         Raises:
-            CheckpointError: If it cannot be written; an older file of that name is then still there.
+            CheckpointError: If it is not finite, or cannot be written; an older file of that name is then still there.
         """
+        check_server(self.run, "this trainer")
         save_checkpoint(self.run, Path(path))
 
     def _evaluate(self, run: Run, ckpt_path: str | None, subset: EvalSubset) -> dict[str, float]:

@@ -14,7 +14,10 @@ from lit_fed import __version__
 from tests.support import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-PINNED = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), flags=re.M))
+PINNED, FLOORS = (
+    dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / name).read_text(), flags=re.M))
+    for name in ("constraints.txt", "requirements/floors.txt")
+)
 
 
 def python(code: str) -> str:
@@ -35,6 +38,17 @@ def test_the_script_and_the_file_are_one_program() -> None:
     if not installed:
         pytest.skip("lit-fed is not installed in this environment")
     assert installed[0] == "lit_fed.command.start:main"
+
+
+def test_the_lowest_versions_that_are_tested_are_the_declared_ones() -> None:
+    declared = [Requirement(text) for text in PROJECT["dependencies"]]
+    floors = {one.name: [part.version for part in one.specifier if part.operator == ">="] for one in declared}
+    assert {name: [version] for name, version in FLOORS.items()} == floors
+
+
+def test_a_release_of_timm_that_runs_pickles_is_none_that_we_declare() -> None:
+    """``create_model(checkpoint_path=…)`` reads weights only from 1.0.26 on."""
+    assert Version(FLOORS["timm"]) >= Version("1.0.26")
 
 
 def test_the_tested_versions_lie_in_the_declared_ranges() -> None:

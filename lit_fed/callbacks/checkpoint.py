@@ -14,7 +14,7 @@ from lit_fed.engine.checkpoint import read_checkpoint, save_checkpoint
 from lit_fed.engine.files import Version, remove_half_written
 from lit_fed.engine.metric_names import Direction
 from lit_fed.engine.strategy import on_first_process
-from lit_fed.errors import CheckpointError, ConfigError
+from lit_fed.errors import CheckpointError, ConfigError, UnreadableFile
 
 if TYPE_CHECKING:
     from lit_fed.engine.run import Run
@@ -60,6 +60,7 @@ class Checkpoint(Callback):
         self.best_round = -1
         self._announced = False
         self._kept: dict[str, dict[str, Version]] = {}  # file name -> the client states it needs
+        self._unread = False  # whether there is one of which that is not known
 
     def on_fit_start(self, run: Run) -> None:
         """Learn what earlier checkpoints of this run need, and finish what a killed process left half done.
@@ -69,6 +70,7 @@ class Checkpoint(Callback):
         """
         folder, start, first = self._folder(run), run.start_round, run.fabric.is_global_zero
         last = folder / "last.ckpt"
+        self._unread = False
         if not start:
             self.best, self.best_round, self._kept, self._announced = None, -1, {}, False
         if first:
@@ -83,7 +85,9 @@ class Checkpoint(Callback):
                 try:
                     self._kept[path.name] = read_checkpoint(path)["clients"]
                 except CheckpointError as error:  # the run goes on from another one
-                    run.fabric.print(f"left as it is: {error}")
+                    self._unread |= isinstance(error, UnreadableFile)
+                    left = "left as it is, and no state of a client is deleted" if self._unread else "left as it is"
+                    run.fabric.print(f"{left}: {error}")
 
     def on_round_end(self, run: Run, record: RoundRecord) -> None:
         """Write what is due."""
@@ -101,7 +105,7 @@ class Checkpoint(Callback):
                 _link(folder / "last.ckpt", folder / name)
             self._kept |= dict.fromkeys(names, index)
             self._drop_old_rounds(folder)
-        run.federation.store.collect_garbage(self._kept.values(), delete=run.fabric.is_global_zero)
+        run.federation.store.collect_garbage(self._kept.values(), delete=run.fabric.is_global_zero and not self._unread)
 
     def on_fit_end(self, run: Run) -> None:
         """Say why there is no ``best.ckpt``."""

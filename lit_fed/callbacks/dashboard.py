@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import yaml
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -20,6 +19,7 @@ from lit_fed.engine.callback import Callback, RoundRecord
 from lit_fed.engine.compatibility import overrides
 from lit_fed.engine.ledger import ClientRow
 from lit_fed.errors import CheckpointError, ConfigError
+from lit_fed.yaml_text import read_yaml
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -183,7 +183,7 @@ def _hparam_metrics(run: Run) -> list[str]:
 
 def _settings(config: str, told: Sequence[str]) -> dict[str, str | float | int]:
     """The configuration, flat, without what makes no run another one; first what was told last."""
-    settings = flatten(yaml.safe_load(config) if config else {})
+    settings = flatten(read_yaml(config))
     found = {
         name.replace(".init_args", ""): value for name, value in settings.items() if not name.startswith(_NO_HPARAMS)
     }

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,8 +15,9 @@ import yaml
 
 from lit_fed.callbacks.dashboard import flatten
 from lit_fed.engine.callback import Callback, RoundRecord
-from lit_fed.engine.files import cannot_write, write_text
+from lit_fed.engine.files import cannot_write, unreadable_named, write_text
 from lit_fed.errors import CheckpointError
+from lit_fed.yaml_text import read_yaml
 
 if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule
@@ -38,6 +40,7 @@ class Recorder(Callback):
     def __init__(self) -> None:
         self._columns: list[str] = []
         self._names: list[str] | None = None
+        self._rows = 0  # of ``clients.csv``
 
     def on_fit_start(self, run: Run) -> None:
         """Write what is known before the first round, or cut the files back to the checkpoint.
@@ -52,14 +55,16 @@ class Recorder(Callback):
         columns = _CLIENT_COLUMNS if self._names is None else [*_CLIENT_COLUMNS, "client"]
         before = folder if run.resumed_from is None else run.resumed_from
         metrics, clients = (Table(before / name) for name in ("metrics.csv", "clients.csv"))
-        there = metrics.check(start)
-        clients.check(start, columns)
+        there, _ = metrics.check(start)
+        _, num_rows = clients.check(start, columns)
         settings = Settings(before if start and run.settings.config else None)
         # Everything has been read: from here on files are replaced.
         if there < start:
             run.fabric.print(f"{metrics.path} lacks {start - there} of the {start} rounds before this one")
-        if start and not clients.columns:
-            run.fabric.print(f"{clients.path} lacks the {start} rounds before this one")
+        if start and num_rows < self._rows:
+            lost = f"{self._rows - num_rows} of the {self._rows} rows"
+            run.fabric.print(f"{clients.path} lacks {lost} of the {start} rounds before this one")
+        self._rows = num_rows
         self._columns = metrics.columns or ["round"]
         metrics.cut(folder / "metrics.csv", self._columns, start)
         clients.cut(folder / "clients.csv", columns, start)
@@ -83,6 +88,15 @@ class Recorder(Callback):
         _append(metrics, [[record.round_idx, *(record.metrics.get(name, "") for name in self._columns[1:])]])
         with cannot_write(clients), open(clients, "a", newline="", encoding="utf-8") as file:
             file.write("".join(self._lines(record)))
+        self._rows += len(record.rows)
+
+    def state_dict(self) -> dict[str, Any]:
+        """How many rows of clients there should be."""
+        return {"rows": self._rows}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        self._rows = int(state["rows"])
 
     def _lines(self, record: RoundRecord) -> Iterator[str]:
         """The rows of ``clients.csv``, of which there are thousands a round and only names need quotes."""
@@ -107,8 +121,8 @@ class Table:
         self.path = path
         self.columns: list[str] = []  # none where there is no file, or an empty one
 
-    def check(self, start_round: int, columns: Sequence[str] = ()) -> int:
-        """Read the file; returns how many of the rounds before a round it has.
+    def check(self, start_round: int, columns: Sequence[str] = ()) -> tuple[int, int]:
+        """Read the file; returns how many of the rounds before a round it has, and how many rows of them.
 
         Args:
             start_round: The round.
@@ -117,10 +131,10 @@ class Table:
         Raises:
             CheckpointError: If it has another header, or a row is none.
         """
-        rounds = {round_idx for round_idx, _ in self._lines() if round_idx < start_round}
+        rounds = Counter(round_idx for round_idx, _ in self._lines() if round_idx < start_round)
         if self.columns and list(columns or self.columns) != self.columns:
             raise self._unreadable(f"line 1 is not {','.join(columns)}")
-        return len(rounds)
+        return len(rounds), rounds.total()
 
     def rows(self) -> Iterator[dict[str, str]]:
         """The complete rows, by the names of the columns.
@@ -144,9 +158,10 @@ class Table:
 
     def _lines(self) -> Iterator[Line]:
         """The complete rows; a line that a killed process left unfinished is none."""
-        if not self.path.is_file():
-            return
-        with open(self.path, "rb") as file:
+        with unreadable_named(self.path):
+            if not self.path.is_file():
+                return
+        with unreadable_named(self.path), open(self.path, "rb") as file:
             rows = csv.reader(self._texts(file))
             try:
                 self.columns = next(rows, [])
@@ -200,7 +215,7 @@ class Settings:
         last = start_round - 1
         # A newer one than that of the last round trained nothing that is left: its rounds are run again.
         trained = self._texts[min(rounds)] if (rounds := [r for r in self._texts if r >= last]) else config
-        old, new = flatten(yaml.safe_load(trained)), flatten(yaml.safe_load(config))
+        old, new = flatten(read_yaml(trained)), flatten(read_yaml(config))
         changed = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
         texts = {until: text for until, text in self._texts.items() if until < last}
         texts |= {last: trained} if changed else {}
@@ -215,10 +230,11 @@ class Settings:
 def _configuration(path: Path) -> str:
     """The text of a configuration file."""
     try:
-        text = path.read_text(encoding="utf-8")
-        if isinstance(yaml.safe_load(text), dict):
+        with unreadable_named(path):
+            text = path.read_text(encoding="utf-8")
+        if isinstance(read_yaml(text), dict):
             return text
-    except (UnicodeDecodeError, yaml.YAMLError, ValueError, RecursionError):
+    except (UnicodeDecodeError, yaml.YAMLError, ValueError):
         pass
     raise CheckpointError(
         f"{path} is no configuration, and resuming would replace it; repair it, or move it away to go on without it"
@@ -238,7 +254,8 @@ def _line(cells: Sequence[Any]) -> str:
 
 def _partition(data: FederatedDataModule) -> Iterator[str]:
     """The partition as JSON, a client at a time: the text of a large population need not fit into memory."""
-    yield f'{{"sha256": {json.dumps(data.partition_sha256())}, "clients": {{'
+    contents = json.dumps(vars(data.contents()))
+    yield f'{{"sha256": {json.dumps(data.partition_sha256())}, "data": {contents}, "clients": {{'
     for position, (client_id, row) in enumerate(data.partition_rows()):
         yield f'{"," if position else ""}\n"{client_id}": {json.dumps(row)}'
     yield "\n}}\n"

@@ -13,9 +13,9 @@ import yaml
 from lit_fed.command.shipped import close_name, is_file, located
 from lit_fed.errors import ConfigError
 from lit_fed.parsing import compose
+from lit_fed.yaml_text import TooManyValues, read_yaml
 
 _MOST_BYTES = 10_000_000
-_MOST_VALUES = 100_000  # aliases of aliases could stand for billions
 _CONFIG = ("-c", "--config")
 _ENDINGS = (".yaml", ".yml")
 _EMPTY = "holds no settings; write keys such as trainer:, model:, data: and algorithm:"
@@ -70,7 +70,7 @@ def read_settings(path: str | Path, kind: str = "config file", empty: str = _EMP
     try:
         found = Path(path).stat()
         is_file = stat.S_ISREG(found.st_mode)  # others, such as pipes, can be read but once
-        content, count = _load(Path(path), found.st_mtime_ns, found.st_size) if is_file else (None, 0)
+        content = _load(Path(path), found.st_mtime_ns, found.st_size) if is_file else None
     except FileNotFoundError as error:
         meant = close_name(path)
         raise ConfigError(f"{where} does not exist" + (f"; did you mean {meant}?" if meant else "")) from error
@@ -80,19 +80,17 @@ def read_settings(path: str | Path, kind: str = "config file", empty: str = _EMP
         raise ConfigError(
             f"{where} is no UTF-8 text: byte {error.object[error.start]:#04x} at {error.start}; save it as UTF-8"
         ) from error
+    except TooManyValues as error:
+        raise ConfigError(f"{where} {error}") from error
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         raise ConfigError(f"{where}{line}: {error.problem or error.context}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{where} is not a YAML text: {str(error).splitlines()[0]}") from error
-    except RecursionError as error:
-        raise ConfigError(f"{where} is nested too deeply") from error
     except ValueError as error:  # a number, a date or a name that the grammar takes and Python does not
         raise ConfigError(f"{where} cannot be read: {str(error).partition(';')[0]}") from error
     if not is_file:
         raise ConfigError(f"{where} is {'a folder' if stat.S_ISDIR(found.st_mode) else 'no regular file'}")
-    if count > _MOST_VALUES:
-        raise ConfigError(f"{where} stands for more than {_MOST_VALUES:,} values, or holds itself; write fewer aliases")
     if not isinstance(content, dict) or not content:
         raise ConfigError(f"{where} {empty}")
     if odd := [key for key in content if not isinstance(key, str)]:
@@ -101,14 +99,14 @@ def read_settings(path: str | Path, kind: str = "config file", empty: str = _EMP
 
 
 @lru_cache  # a study reads the same files for every cell
-def _load(path: Path, _changed_ns: int, size: int) -> tuple[Any, int]:
-    """What a YAML file holds, and how many values that are."""
+def _load(path: Path, _changed_ns: int, size: int) -> Any:
+    """What a YAML file holds."""
     if size > _MOST_BYTES:
         raise ValueError(f"it has {size:,} bytes, which no configuration has")
     text = path.read_text(encoding="utf-8-sig")
-    content = yaml.safe_load(text)  # says more about what is wrong than the faster one
+    content = read_yaml(text)
     compose(text)
-    return content, _count(content, {})
+    return content
 
 
 def is_name(value: str) -> bool:
@@ -124,14 +122,3 @@ def shown(path: str | Path) -> str:
     if not text or not text.isprintable():
         text = repr(text)
     return text if len(text) <= 120 else f"{text[:60]}…{text[-50:]}"
-
-
-def _count(value: Any, known: dict[int, int]) -> int:
-    """The values in a nested one, written out in full; more than there may be where it holds itself."""
-    if not isinstance(value, dict | list):
-        return 1
-    if id(value) not in known:
-        known[id(value)] = _MOST_VALUES  # while it is being counted: what holds itself has no end
-        inner = value.values() if isinstance(value, dict) else value
-        known[id(value)] = 1 + sum(_count(one, known) for one in inner)
-    return known[id(value)]

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import yaml
+from lit_fed.yaml_text import read_yaml
 
 _TRAINER = (
     "seed", "max_rounds", "local_epochs", "local_steps", "kinds", "precision", "buffers", "gradient_clip_val",
@@ -22,7 +22,7 @@ def agreed(config: str) -> dict[str, str]:
     Args:
         config: The resolved configuration as YAML; empty for parts that were made in Python.
     """
-    content = yaml.safe_load(config) or {}
+    content = read_yaml(config) or {}
     trainer, data = content.get("trainer") or {}, content.get("data") or {}
     own = {key: value for key, value in (data.get("init_args") or {}).items() if key not in _OWN_DATA}
     parts = {

@@ -19,7 +19,7 @@ import torch
 from lightning import Callback as LightningCallback
 
 from lit_fed.data.contents import Contents
-from lit_fed.engine.files import shown, write_atomically
+from lit_fed.engine.files import shown, unreadable_named, write_atomically
 from lit_fed.engine.objective import task_name
 from lit_fed.engine.strategy import on_first_process
 from lit_fed.errors import CheckpointError
@@ -55,18 +55,22 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """Load and check a checkpoint.
 
     Raises:
+        UnreadableFile: If the system does not let us read it.
         CheckpointError: If the file is missing, corrupt, or not lit_fed's.
     """
     path = Path(path)
-    if not path.is_file():
-        raise CheckpointError(f"there is no checkpoint at {path}")
+    with unreadable_named(path):
+        if not path.is_file():
+            raise CheckpointError(f"there is no checkpoint at {path}")
     try:
         with warnings.catch_warnings():  # of formats that we do not write
             warnings.simplefilter("ignore")
             content = torch.load(path, weights_only=True, map_location="cpu")
     except pickle.UnpicklingError as error:
+        _read_through(path)
         raise CheckpointError(f"{path} is not a checkpoint that can be loaded safely (weights_only)") from error
     except Exception as error:  # damaged bytes make the reader fail in a dozen ways, struct.error included
+        _read_through(path)
         raise CheckpointError(f"{path} is corrupt, or no checkpoint at all; use another, such as best.ckpt") from error
     if not isinstance(content, dict) or type(content.get("lit_fed_format")) is not int:
         raise CheckpointError(f"{path} is not a lit_fed checkpoint (it may come from another program)")
@@ -78,6 +82,17 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is not a lit_fed checkpoint: {odd}")
     checked: dict[str, Any] = content
     return checked
+
+
+def _read_through(path: Path) -> None:
+    """Read a file of which something could not be read, so that the system says whether it was the cause.
+
+    Raises:
+        UnreadableFile: If it was.
+    """
+    with unreadable_named(path), open(path, "rb", buffering=0) as file:
+        while file.read(2**20):
+            pass
 
 
 def _malformed(content: Mapping[str, Any]) -> str | None:

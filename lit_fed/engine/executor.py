@@ -6,7 +6,6 @@ all that the loop and its listeners may look at: a client may have worked in ano
 
 from __future__ import annotations
 
-import math
 import time
 import traceback
 from abc import ABC, abstractmethod
@@ -17,11 +16,11 @@ from typing import Literal
 import torch
 
 from lit_fed.engine.client import FineTuning, Stage
-from lit_fed.engine.payload import ClientUpdate, Flat, Layout, is_finite
+from lit_fed.engine.payload import ClientUpdate, Flat, Layout, are_finite
 from lit_fed.engine.session import Broadcast, Session
 from lit_fed.engine.strategy import Workers, raise_if_lost
 from lit_fed.engine.totals import Totals
-from lit_fed.errors import ClientFailure, LitFedError, NonFiniteUpdate, ProcessLost, place_of
+from lit_fed.errors import ClientFailure, LitFedError, ProcessLost, place_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +124,8 @@ class SequentialExecutor(Executor):
         """One client's local work: take in state and broadcast, train, answer, put the state away.
 
         Raises:
-            NonFiniteUpdate: If the loss or the update is not finite; the client's stored state stays as it was.
+            NonFiniteUpdate: If the loss, the update or what the client keeps is not finite; its stored state stays as
+                it was.
         """
         started = time.perf_counter()
         session = self.session
@@ -139,11 +139,9 @@ class SequentialExecutor(Executor):
             loop.workers.agree(client.model.tensors(client.model.buffers))
         made = session.algorithm.finish(client)
         flat = Flat.of(made.payload, self._layout)
-        bad = [name for name, value in metrics.items() if not math.isfinite(value)]
-        if bad or not is_finite(made.payload if flat is None else {"": flat.values}):
-            raise NonFiniteUpdate(f"{', '.join(bad) or 'the update'} is not finite; try a smaller learning rate")
-        if state := session.kept(client, made.state):
-            session.store.put(client_id, state)
+        kept = session.kept(client, made.state)
+        sent = made.payload.values() if flat is None else [flat.values]
+        session.put_away(client, metrics, made.payload, kept, are_finite([*sent, *kept.values()]))
         if (rate := loop.optimizers.rate_of(client.round_idx)) is not None:
             metrics["lr"] = rate
         weight = client.num_samples if made.weight is None else made.weight

@@ -16,6 +16,7 @@ from lit_fed.engine.algorithm import Algorithm, Server, global_model
 from lit_fed.engine.client import LocalWork, Phase, Stage
 from lit_fed.engine.compatibility import check_data, check_optimization, check_participation, check_task, probe
 from lit_fed.engine.executor import Executor
+from lit_fed.engine.finite import not_finite
 from lit_fed.engine.guard import Guard
 from lit_fed.engine.kinds import Kinds
 from lit_fed.engine.local import LocalLoop
@@ -31,11 +32,13 @@ from lit_fed.engine.store import ClientStore
 from lit_fed.engine.strategy import Workers
 from lit_fed.engine.task_trainer import TaskTrainer
 from lit_fed.engine.trial import extremes, try_out
-from lit_fed.errors import ConfigError
+from lit_fed.errors import ConfigError, NonFiniteServer
 from lit_fed.machine import keep_freed_memory
 
 if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule
+
+_GLOBAL = "the global model"
 
 
 @dataclass(slots=True)
@@ -55,6 +58,7 @@ class Federation:
         session: Enters clients.
         executor: Trains cohorts.
         seed: The seed of the run.
+        begun_infinite: Names of what of the server was not finite before the first round.
     """
 
     fabric: Fabric
@@ -69,6 +73,7 @@ class Federation:
     session: Session
     executor: Executor
     seed: int
+    begun_infinite: frozenset[str] = frozenset()
 
     @property
     def loops(self) -> Mapping[str, LocalLoop]:
@@ -80,14 +85,31 @@ class Federation:
         self.session.divide(round_idx)
         payloads, sizes, wire, codec = {}, {}, {}, self.channel.downlink
         for kind in self.kinds.names:
-            wire[kind] = encoded(self.algorithm.broadcast(self.server, round_idx, kind, stage), codec)
+            sent = self.algorithm.broadcast(self.server, round_idx, kind, stage)
+            wire[kind] = encoded(sent, codec)
             payloads[kind], sizes[kind] = decoded(wire[kind], codec), num_bytes(wire[kind])
+            if codec is not None and (odd := not_finite(payloads[kind], not_finite(sent))):
+                raise NonFiniteServer(
+                    f"{odd[0]} of what the server sends in round {round_idx} is no longer finite after "
+                    "trainer.downlink_codec; choose one with a wider range"
+                )
         frozen = {}
         for kind, loop in self.loops.items():
             names = loop.model.split.frozen
             held = self.global_model(round_idx, kind) if names else {}
             frozen[kind] = {name: held[name] for name in names if name in held}
         return Broadcast(round_idx, payloads, frozen, sizes, wire)
+
+    def not_finite(self, round_idx: int) -> list[str]:
+        """Names of what the server holds, its global models included, that is NaN or infinite.
+
+        What the method itself began as such, like the best loss so far or a mask of attention, is its own business.
+
+        Args:
+            round_idx: The round that was run last.
+        """
+        held = {**self.server, _GLOBAL: self.global_models(round_idx)}
+        return not_finite(held, self.begun_infinite)
 
     def global_model(self, round_idx: int, kind: str | None = None) -> dict[str, Tensor]:
         """The global model of a kind, or of the first one; empty for methods without one."""
@@ -184,8 +206,9 @@ def assemble(
         fabric, workers, algorithm, server, data, participation, kinds, channel, store, session,
         executor(session), seed,
     )  # fmt: skip
-    if stage == "fit":
-        with session.at_work():
+    with session.at_work():
+        federation.begun_infinite = frozenset(federation.not_finite(0))
+        if stage == "fit":
             federation.executor.prepare(federation.broadcast(0))
     return federation
 

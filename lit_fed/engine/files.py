@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from lit_fed.engine.local_batches import map_tensors
 from lit_fed.engine.state_bytes import State, StateBytes, is_not
-from lit_fed.errors import CheckpointError, ConfigError
+from lit_fed.errors import CheckpointError, ConfigError, UnreadableFile
 from lit_fed.file_names import is_file_name
 
 
@@ -55,7 +56,18 @@ class VersionedFiles:
             raise unreadable(name, path, str(error.strerror)) from error
         if crc32(blob) != version[1]:
             raise unreadable(name, path, is_not(name, blob))
-        return self.bytes.decode(name, blob)
+        return self._decoded(name, blob, path)
+
+    def _decoded(self, name: str, blob: bytes, path: Path) -> State:
+        """The state in bytes that are what was written.
+
+        Raises:
+            CheckpointError: If they are none: whoever made them up made up their checksum too.
+        """
+        try:
+            return self.bytes.decode(name, blob)
+        except Exception as error:  # the reader fails in a dozen ways
+            raise unreadable(name, path, f"it is no state: {' '.join(str(error).split())[:100]}") from error
 
     def read_ahead(self, versions: Mapping[str, Version]) -> dict[str, State]:
         """Those of several versions, by name, that are read in less time together; without any that cannot be read."""
@@ -150,10 +162,47 @@ def unreadable(name: str, path: Path, why: str) -> CheckpointError:
     return CheckpointError(f"the state of client {name} cannot be read from {path}: {why}")
 
 
+@contextmanager
+def unreadable_named(path: Path) -> Iterator[None]:
+    """Say that a file cannot be read where the system says so, which is another thing than what it holds.
+
+    Raises:
+        UnreadableFile: In place of the system's error.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UnreadableFile(
+            f"{path} cannot be read: {error.strerror or error}; it may be whole: mend that, and delete nothing"
+        ) from error
+
+
 def remove_half_written(directory: Path) -> None:
-    """Delete what `write_atomically` left in a folder when its process was killed."""
+    """Delete what `in_place_of` left in a folder when its process was killed; for whoever holds the folder's lock."""
     for path in directory.glob(".*.tmp"):
-        path.unlink(missing_ok=True)
+        found = _HALF_WRITTEN.fullmatch(path.name)
+        if found and not _is_another(int(found[1])):
+            path.unlink(missing_ok=True)
+
+
+_HALF_WRITTEN = re.compile(
+    r"\.(?:config(?:\.until_round_[0-9]+)?\.yaml|metrics\.csv|clients\.csv|partition\.json|cell\.json"
+    r"|.+\.(?:ckpt|states|safetensors))\.([0-9]{1,9})\.tmp"
+)
+"""Files that a run, or a study, writes in such a way, and by which process."""
+
+
+def _is_another(pid: int) -> bool:
+    """Whether a process is at work that is not this one."""
+    if pid == os.getpid() or os.name != "posix":  # elsewhere to ask is to end it
+        return False
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        return True
+    return pid > 0
 
 
 def write_atomically(content: Any, path: Path) -> None:

@@ -8,7 +8,7 @@ tensor's values are worked out one by one either way.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from lit_fed.engine.client import Client, Tensors
 from lit_fed.engine.group import GroupObjective, NotVectorizable
 from lit_fed.engine.local import LocalLoop
-from lit_fed.engine.payload import MOST_VALUES, Flat, FlatPayload, Payload, is_finite
+from lit_fed.engine.payload import MOST_VALUES, Flat, FlatPayload, Payload, are_finite
 from lit_fed.engine.session import Session
 
 
@@ -29,7 +29,7 @@ class Answer(NamedTuple):
         kept: What it keeps until it next takes part.
         weight: Its weight in a weighted mean; None for its number of samples.
         flat: The payload as one vector, where it can be one.
-        finite: Whether all that it sends is.
+        finite: Whether all that it sends and keeps is, as far as a sum of each tensor tells.
     """
 
     payload: Payload
@@ -78,16 +78,18 @@ class GroupFinish:
         flat = Flat.of(made.payload, self._layout)
         if flat is not None:
             self._layout = flat.layout
-        finite = is_finite(made.payload if flat is None else {"": flat.values})
-        return Answer(made.payload, self.session.kept(client, made.state), made.weight, flat, finite)
+        kept = self.session.kept(client, made.state)
+        sent = made.payload.values() if flat is None else [flat.values]
+        return Answer(made.payload, kept, made.weight, flat, are_finite([*sent, *kept.values()]))
 
     def _answers(self, clients: Sequence[Client], tensors: Tensors) -> list[Answer]:
         objective, count = GroupObjective(self.loop, clients), len(clients)
         made = objective.finish(clients, tensors)
         if isinstance(made.weight, Tensor):
             raise NotVectorizable("the method weighs clients by what they have trained")
-        kept = _rows(self.session.kept(objective.client, made.state), count)
-        finite, flats = finite_rows(made.payload, count), self._flats(made.payload, count)
+        stacks = self.session.kept(objective.client, made.state)
+        finite = finite_rows([*made.payload.values(), *stacks.values()], count)
+        kept, flats = _rows(stacks, count), self._flats(made.payload, count)
         if flats is None:
             rows = _rows(made.payload, count)
             return [Answer(rows[idx], kept[idx], made.weight, None, finite[idx]) for idx in range(count)]
@@ -106,9 +108,10 @@ class GroupFinish:
         return [Flat(layout, values) for values in vectors]
 
 
-def finite_rows(stacks: Payload, count: int) -> list[bool]:
-    """Of each client, whether its tensors are finite (as `lit_fed.engine.payload.is_finite` tells); one device sync."""
-    floats = [stack for stack in stacks.values() if stack.is_floating_point() and stack.numel()]
+def finite_rows(stacks: Iterable[Tensor], count: int) -> list[bool]:
+    """Of each client, whether its tensors are finite, as `lit_fed.engine.payload.are_finite` tells; one device sync."""
+    parts = (torch.view_as_real(stack) if stack.is_complex() else stack for stack in stacks)
+    floats = [stack for stack in parts if stack.is_floating_point() and stack.numel()]
     if not floats:
         return [True] * count
     sums = [stack.reshape(count, -1).sum(1, dtype=torch.promote_types(stack.dtype, torch.float32)) for stack in floats]

@@ -8,7 +8,6 @@ folder holds at most twice what is needed and a state is written at most twice o
 
 from __future__ import annotations
 
-import json
 import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,12 +18,11 @@ from zlib import crc32
 from torch import Tensor
 
 from lit_fed.engine.files import Packs, Version, VersionedFiles, in_place_of, unreadable
-from lit_fed.engine.state_bytes import State, about, is_not
+from lit_fed.engine.state_bytes import State, about, extent, is_not
 from lit_fed.errors import CheckpointError
 
 _ENDING = ".states"
 _MOST_BYTES = 2**23  # held back in memory
-_ABSENT = "it is not there"
 
 
 class PackedFiles(VersionedFiles):
@@ -41,11 +39,12 @@ class PackedFiles(VersionedFiles):
         self._written: Packs = {}
         self._packs: Packs = {}  # a state is in two of a round that was killed and ran again
         self._unread: dict[int, list[str]] | None = None  # by round: packs that nobody has told us of
+        self._damaged: dict[str, str] = {}  # by pack: from where on it cannot be read
         self._touched: set[tuple[int, str]] = set()
 
     def read(self, name: str, version: Version) -> State:
         """One version; see `VersionedFiles.read`."""
-        return self.bytes.decode(name, self._find(name, version))
+        return self._decoded(name, self._find(name, version), self.path(name, version[0]))
 
     def read_ahead(self, versions: Mapping[str, Version]) -> dict[str, State]:
         """Those that lie in packs, each opened once; see `VersionedFiles.read_ahead`."""
@@ -81,6 +80,7 @@ class PackedFiles(VersionedFiles):
         """Learn what some process has written: it comes in the place of what these clients had in that round."""
         for round_idx, files in packs.items():
             for file, spans in files.items():
+                self._damaged.pop(file, None)
                 for name in spans:
                     self._let_go(name, round_idx)
                 self._packs.setdefault(round_idx, {})[file] = dict(spans)
@@ -153,6 +153,8 @@ class PackedFiles(VersionedFiles):
     def _tidy(self, round_idx: int, file: str) -> None:
         """Delete a pack that nobody needs, and write one anew that is mostly not needed."""
         path, spans = self._at(file), self._packs[round_idx][file]
+        if file in self._damaged:  # what else it held is not known
+            return
         if not spans:
             path.unlink(missing_ok=True)
         elif path.is_file() and 2 * sum(length for _, length in spans.values()) < path.stat().st_size:
@@ -165,13 +167,13 @@ class PackedFiles(VersionedFiles):
     def _find(self, name: str, version: Version) -> bytes:
         round_idx, checksum = version
         self._scan(round_idx)
-        why = _ABSENT
+        why = ""
         for looked_again in (False, True):
             for file, spans in self._packs.get(round_idx, {}).items():
                 if name not in spans:
                     continue
                 if looked_again:  # another process may have written it anew
-                    spans |= {one: span for one, span in _spans(self._at(file)).items() if one in spans}
+                    spans |= {one: span for one, span in self._spans(file).items() if one in spans}
                 try:
                     blob = self._blob(file, spans[name])
                 except OSError as error:
@@ -180,7 +182,16 @@ class PackedFiles(VersionedFiles):
                 if crc32(blob) == checksum:
                     return blob
                 why = is_not(name, blob)
-        raise unreadable(name, self.path(name, round_idx), why)
+        raise unreadable(name, self.path(name, round_idx), why) if why else self._absent(name, round_idx)
+
+    def _absent(self, name: str, round_idx: int) -> CheckpointError:
+        """That no pack holds a state; of those of its round, one that is damaged may have held it."""
+        files = list(self._packs.get(round_idx, {}))
+        if damaged := [file for file in files if file in self._damaged]:
+            return unreadable(name, self._at(damaged[0]), self._damaged[damaged[0]])
+        held = ", ".join([*files[:3], *(["…"] if files[3:] else [])])
+        why = f"{held} of round {round_idx} hold{'' if files[1:] else 's'} none"
+        return unreadable(name, self.folder_of(name), why if files else f"no pack of round {round_idx} is there")
 
     def _blob(self, file: str, span: tuple[int, int]) -> bytes:
         with open(f"{self.directory}{os.sep}{file}", "rb", buffering=0) as stream:  # a `Path` takes longer than this
@@ -202,22 +213,28 @@ class PackedFiles(VersionedFiles):
         for file in self._look().pop(round_idx, ()):
             files = self._packs.setdefault(round_idx, {})
             if file not in files:
-                files[file] = _spans(self._at(file))
+                files[file] = self._spans(file)
 
     def _at(self, file: str) -> Path:
         assert self.directory is not None  # else nothing was held, listed or told of
         return self.directory / file
 
-
-def _spans(path: Path) -> dict[str, tuple[int, int]]:
-    """Where in a pack each client's state lies, up to the first that is damaged."""
-    spans: dict[str, tuple[int, int]] = {}
-    with suppress(Exception), open(path, "rb") as file:  # gone, or damaged, which fails in a dozen ways
-        size = os.fstat(file.fileno()).st_size
-        while mark := file.read(8):
-            place, head = file.tell() - 8, file.read(min(size, *struct.unpack("<Q", mark)))
-            tensors = json.loads(head)
-            ends = [entry["data_offsets"][1] for name, entry in tensors.items() if name != "__metadata__"]
-            end = file.seek(max(ends, default=0), os.SEEK_CUR)
-            spans[str(about(mark + head)["client"])] = (place, end - place)
-    return spans
+    def _spans(self, file: str) -> dict[str, tuple[int, int]]:
+        """Where in a pack each client's state lies, up to the first that is damaged."""
+        spans: dict[str, tuple[int, int]] = {}
+        place = 0
+        try:
+            with open(self._at(file), "rb") as stream:
+                size = os.fstat(stream.fileno()).st_size
+                if not size:
+                    self._damaged[file] = "it is empty"
+                while mark := stream.read(8):
+                    head = stream.read(min(size, *struct.unpack("<Q", mark)))
+                    end = stream.tell() + extent(head, size - stream.tell())
+                    spans[str(about(mark + head)["client"])] = (place, end - place)
+                    place = stream.seek(end)
+        except OSError as error:
+            self._damaged[file] = str(error.strerror)
+        except Exception:  # damaged bytes make the reader fail in a dozen ways
+            self._damaged[file] = f"it is damaged from byte {place} on"
+        return spans

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -53,14 +53,20 @@ def split_prefix(prefix: str, payload: Payload) -> tuple[dict[str, Tensor], dict
 
 def is_finite(payload: Payload) -> bool:
     """Whether no tensor of a payload holds NaN or infinity; one device synchronisation."""
-    tensors = [tensor.detach() for tensor in payload.values() if tensor.is_floating_point() and tensor.numel()]
-    if not tensors:
+    return are_finite(payload.values())
+
+
+def are_finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether no tensor holds NaN or infinity, whatever its type; one device synchronisation where all are on one."""
+    parts = (torch.view_as_real(tensor) if tensor.is_complex() else tensor for tensor in tensors)
+    found = [tensor.detach() for tensor in parts if tensor.is_floating_point() and tensor.numel()]
+    if not found:
         return True
     # A sum is not finite if a term is not; a sum that overflows tells of values no training survives. That holds for
     # float32's exponents only: in float16 ordinary values overflow.
-    sums = [tensor.sum(dtype=torch.float32 if tensor.dtype == torch.float16 else None) for tensor in tensors]
-    on_cpu = sums[0].device.type == "cpu"
-    return all(map(math.isfinite, [total.item() for total in sums] if on_cpu else torch.stack(sums).tolist()))
+    sums = [tensor.sum(dtype=torch.float32 if tensor.dtype == torch.float16 else None) for tensor in found]
+    together = len({total.device for total in sums}) == 1 and sums[0].device.type != "cpu"
+    return all(map(math.isfinite, torch.stack(sums).tolist() if together else [total.item() for total in sums]))
 
 
 class Flat(NamedTuple):

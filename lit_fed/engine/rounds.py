@@ -22,7 +22,7 @@ from lit_fed.engine.protocols import Evaluation, run_protocols
 from lit_fed.engine.reducers import Reducer
 from lit_fed.engine.run import Run
 from lit_fed.engine.session import Broadcast
-from lit_fed.errors import ClientFailure
+from lit_fed.errors import ClientFailure, NonFiniteServer
 
 
 @dataclass(slots=True)
@@ -107,10 +107,22 @@ def run_round(run: Run, round_idx: int) -> None:
     if aggregate is not None:
         cohort = Cohort(round_idx, tuple(ledger.delivered), federation.data.num_clients)
         metrics = federation.algorithm.step(federation.server, aggregate, cohort)
+        _check_server(run, round_idx)
     federation.store.commit(run.workers, round_idx + 1)
     metrics = ledger.metrics(federation.data.num_samples, run.workers) | metrics
     metrics |= {"time/local_s": ledger.local_s, "time/aggregate_s": time.perf_counter() - reduced}
     _end(run, current, metrics)
+
+
+def _check_server(run: Run, round_idx: int) -> None:
+    """Refuse what a step has made of the server before anything of the round is kept."""
+    if odd := run.federation.not_finite(round_idx):
+        saved = "; the last checkpoint is that of the round before" if run.keeps_checkpoints else ""
+        raise NonFiniteServer(
+            f"{type(run.federation.algorithm).__name__}'s step in round {round_idx} left NaN or infinity in "
+            f"{', '.join(odd[:3])}{', …' if odd[3:] else ''} of the server; try a smaller learning rate, the server's "
+            f"own where the method has one{saved}"
+        )
 
 
 def _begin(run: Run, round_idx: int) -> Round:
@@ -151,7 +163,9 @@ def _add_late_updates(run: Run, current: Round) -> None:
     federation = run.federation
     late = federation.participation.late(current.round_idx)
     for client_id in run.workers.share(late, federation.data.num_samples):
-        update = federation.store.pop_update(client_id, run.fabric.device, federation.kinds[client_id])
+        kind = federation.kinds[client_id]
+        sent = current.broadcast.payloads[kind]
+        update = federation.store.pop_update(client_id, run.fabric.device, kind, sent)
         if update is not None:
             _deliver(run, current, update)
 

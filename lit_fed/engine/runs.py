@@ -11,7 +11,8 @@ from lightning import Fabric
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
 from lit_fed.engine.checkpoint import find_checkpoint, restore, run_folder, runs_in, version_of
-from lit_fed.engine.files import shown
+from lit_fed.engine.files import remove_half_written, shown
+from lit_fed.engine.finite import not_finite
 from lit_fed.engine.run_lock import sole_writer
 from lit_fed.engine.strategy import on_first_process
 from lit_fed.errors import CheckpointError, ConfigError
@@ -50,6 +51,7 @@ def open_run(run: Run, ckpt_path: str | None) -> Iterator[None]:
             restore(run, checkpoint)
             run.resumed_from = source
             _check_clients(run, checkpoint)
+        check_server(run, "this trainer" if checkpoint is None else str(checkpoint))
         run.log_dir = claim_run_folder(fabric, settings.logs, settings.logger, resumed)
         if resumed is None:
             held.enter_context(sole_writer(fabric, run.log_dir))
@@ -61,6 +63,7 @@ def open_run(run: Run, ckpt_path: str | None) -> Iterator[None]:
             if source != run.log_dir:
                 on_first_process(fabric, lambda: store.adopt(source / "checkpoints" / "clients"))
             store.find_leftovers()
+        on_first_process(fabric, lambda: remove_half_written(run.log_dir))
         run.origin = f"trained just now in {shown(run.log_dir)}"
         run.loggers = make_loggers(settings.logger, run.log_dir) if fabric.is_global_zero else []
         for loop in run.federation.loops.values():
@@ -69,6 +72,23 @@ def open_run(run: Run, ckpt_path: str | None) -> Iterator[None]:
                 loop.trainer.loggers = run.loggers
         fabric.barrier()
         yield
+
+
+def check_server(run: Run, holder: str) -> None:
+    """Refuse a server that is not finite, before anything goes on from it, or keeps it.
+
+    Args:
+        run: Assembled, and maybe restored.
+        holder: Who has the server.
+
+    Raises:
+        CheckpointError: If it is not.
+    """
+    if odd := not_finite(run.federation.server, run.federation.begun_infinite):
+        raise CheckpointError(
+            f"{holder} holds NaN or infinity in {odd[0]} of the server, by which no training goes on; take an earlier "
+            "checkpoint"
+        )
 
 
 def _check_clients(run: Run, checkpoint: Path) -> None:

@@ -5,6 +5,7 @@ A session holds one task for each kind of network, and a client is made of it by
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -14,15 +15,16 @@ import torch
 from torch import Tensor
 
 from lit_fed.engine.algorithm import Algorithm
-from lit_fed.engine.client import Client, FineTuning, LocalWork, Pass, Phase, Stage
+from lit_fed.engine.client import Client, FineTuning, LocalWork, Pass, Phase, Stage, Tensors
+from lit_fed.engine.finite import not_finite
 from lit_fed.engine.guard import Guard
 from lit_fed.engine.kinds import Kinds
 from lit_fed.engine.local import LocalLoop
 from lit_fed.engine.meter import Meter
-from lit_fed.engine.payload import Payload, add_prefix, split_prefix
+from lit_fed.engine.payload import Layout, Payload, add_prefix, layout_of, split_prefix
 from lit_fed.engine.store import ClientStore
 from lit_fed.engine.task_loop import TaskStage
-from lit_fed.errors import CheckpointError
+from lit_fed.errors import CheckpointError, NonFiniteUpdate
 
 if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule
@@ -83,6 +85,7 @@ class Session:
         self.seed = seed
         self.guard = Guard() if guard is None else guard
         self._taken: Broadcast | None = None
+        self._fits: dict[str, Layout] = {}  # by kind: of a state that the method can go on with
 
     @contextmanager
     def at_work(self, stage: TaskStage | None = None) -> Iterator[None]:
@@ -144,10 +147,7 @@ class Session:
                 continue
             checked.add(kind)
             client = self._meet(client_id, broadcast, "train")
-            own = {name: client.model.initial[name] for name in client.own}
-            for kept, like in ((client.own, own), (client.state, self.algorithm.initial_state(client))):
-                if odd := [name for name in like if name not in kept or kept[name].shape != like[name].shape]:
-                    raise _foreign(client_id, odd[0])
+            _check_alike(client_id, client.state, self.algorithm.initial_state(client))
 
     def _meet(
         self, client_id: int, broadcast: Broadcast, stage: Stage, fine_tuning: FineTuning | None = None
@@ -178,6 +178,11 @@ class Session:
             if odd := sorted(own.keys() ^ set(names)):
                 raise _foreign(client_id, odd[0])
             client.own = _to(own, device)
+            if self.store.restored:
+                _check_alike(client_id, client.own, {name: model.tensor(name) for name in names})
+                if self._fits.get(kind) != (layout := layout_of(kept)):
+                    _check_alike(client_id, client.state, self.algorithm.initial_state(client))
+                    self._fits[kind] = layout  # as the next one's is, as a rule
         return client
 
     def phases(self, client: Client) -> list[Phase | Pass]:
@@ -206,15 +211,65 @@ class Session:
         """Every batch with what the client predicts for it."""
         return self.loop(client).predict(loader)
 
+    def put_away(
+        self, client: Client, metrics: Mapping[str, float], made: Payload, kept: Tensors, finite: bool
+    ) -> None:
+        """Keep what a client keeps, once all that it has made is known to be finite; see `check_finite`."""
+        self.check_finite(client, metrics, made, kept, finite)
+        if kept:
+            self.store.put(client.id, kept)
+
+    def check_finite(
+        self, client: Client, metrics: Mapping[str, float], made: Payload, kept: Tensors, finite: bool = False
+    ) -> None:
+        """Refuse what a client has made where it is not finite.
+
+        What it began with as infinite, such as the best loss so far, may stay so.
+
+        Args:
+            client: Trained.
+            metrics: Of its training.
+            made: Its update.
+            kept: What it keeps.
+            finite: Whether both are known to be.
+
+        Raises:
+            NonFiniteUpdate: If something is not; the client's stored state stays as it was.
+        """
+        bad = [name for name, value in metrics.items() if not math.isfinite(value)]
+        if not bad and not finite:
+            bad = ["the update"] if not_finite(made) else self._newly_infinite(client, kept)
+        if bad:
+            raise NonFiniteUpdate(f"{', '.join(bad)} is not finite; try a smaller learning rate")
+
+    def _newly_infinite(self, client: Client, kept: Tensors) -> list[str]:
+        if not (odd := not_finite(kept)):
+            return []
+        begun = {n: t for n, t in client.model.initial.items() if n in odd}
+        begun |= add_prefix(_STATE, self.algorithm.initial_state(client))
+        found = [name for name in odd if name not in not_finite(begun)]
+        return [f"what it keeps as {found[0].removeprefix(_STATE)}"] if found else []
+
     def kept(self, client: Client, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What a client keeps until it next takes part: its personal tensors and what the method keeps."""
         model = client.model
         return {**model.tensors(model.personal_names), **add_prefix(_STATE, state)}
 
 
-def _foreign(client_id: int, name: str) -> CheckpointError:
+def _check_alike(client_id: int, kept: Payload, like: Payload) -> None:
+    """Refuse what a client has kept where the method began it otherwise; what it came to keep later is not known."""
+    for name, begun in like.items():
+        if name not in kept or layout_of({name: kept[name]}) != layout_of({name: begun}):
+            raise _foreign(client_id, name, kept.get(name), begun)
+
+
+def _foreign(client_id: int, name: str, there: Tensor | None = None, here: Tensor | None = None) -> CheckpointError:
+    how = ""
+    if there is not None and here is not None:
+        told = [f"{str(one.dtype).removeprefix('torch.')} {tuple(one.shape)}" for one in (there, here)]
+        how = f", which is {told[0]} there and {told[1]} here"
     return CheckpointError(
-        f"the state of client {client_id} belongs to another model or method: it differs in {name!r}"
+        f"the state of client {client_id} belongs to another model or method: it differs in {name!r}{how}"
     )
 
 

@@ -170,6 +170,26 @@ def about(blob: bytes) -> dict[str, Any]:
     return found
 
 
+def extent(head: bytes, left: int) -> int:
+    """How many bytes of values a header announces.
+
+    Args:
+        head: The header, without its length.
+        left: How many bytes there are after it.
+
+    Raises:
+        ValueError: If it announces more than there are, or places that are none.
+    """
+    found = 0
+    for name, entry in json.loads(head).items():
+        if name != "__metadata__":
+            begin, end = entry["data_offsets"]
+            if type(begin) is not int or type(end) is not int or not 0 <= begin <= end <= left:
+                raise ValueError(f"{name!r} lies at {begin!r} to {end!r} of {left} bytes")
+            found = max(found, end)
+    return found
+
+
 def is_not(owner: str, blob: bytes) -> str:
     """Why bytes are not the state of somebody that they should be."""
     try:

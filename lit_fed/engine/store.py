@@ -8,6 +8,7 @@ its cohort writes, whatever the population.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.engine.files import Packs, Version, VersionedFiles, remove_half_written
-from lit_fed.engine.payload import ClientUpdate
+from lit_fed.engine.payload import ClientUpdate, Payload, is_finite, layout_of
 from lit_fed.engine.state_bytes import State
 from lit_fed.engine.strategy import Workers
 from lit_fed.errors import CheckpointError
@@ -44,6 +45,8 @@ class ClientStore:
         self.keeper = keeper
         self.files = VersionedFiles()
         self.round_idx = 0
+        self.restored = False
+        """Whether states may come from elsewhere, by way of a checkpoint."""
         self._index: dict[str, Version] = {}
         self._cache: dict[str, tuple[Version, State]] = {}
         self._ahead: dict[str, State] = {}  # read, and not yet asked for
@@ -119,19 +122,33 @@ class ClientStore:
             kept["bytes"] = torch.tensor(update.uplink_bytes)
         self.put(f"late-{update.client_id}", kept)
 
-    def pop_update(self, client_id: int, device: torch.device, kind: str) -> ClientUpdate | None:
+    def pop_update(self, client_id: int, device: torch.device, kind: str, sent: Payload) -> ClientUpdate | None:
         """Take out a late update, None where the client sent none.
 
+        Args:
+            client_id: Whose.
+            device: Where it is needed.
+            kind: Which kind of network the client has.
+            sent: What clients of the kind receive: what has the same name in an update looks the same.
+
         Raises:
-            CheckpointError: If its file is missing, damaged, another client's, or not what was written.
+            CheckpointError: If its file is missing, damaged, another client's, not what was written, or no update.
         """
         state = self.get(f"late-{client_id}")
         if state is None:
             return None
         self.drop(f"late-{client_id}")
         payload = {name[1:]: tensor.to(device) for name, tensor in state.items() if name.startswith("/")}
+        weight = float(state["weight"]) if "weight" in state and state["weight"].numel() == 1 else math.nan
+        alike = sent.keys() & payload.keys() if self.restored else ()
+        if not (
+            0 <= weight < math.inf
+            and is_finite(payload)
+            and layout_of({name: sent[name] for name in alike}) == layout_of({name: payload[name] for name in alike})
+        ):
+            raise CheckpointError(f"what client {client_id} sent too late for its round is no update of this model")
         uplink_bytes = int(state["bytes"]) if "bytes" in state else None
-        return ClientUpdate(client_id, payload, float(state["weight"]), kind=kind, uplink_bytes=uplink_bytes)
+        return ClientUpdate(client_id, payload, weight, kind=kind, uplink_bytes=uplink_bytes)
 
     def commit(self, workers: Workers, next_round: int) -> None:
         """Make this round's changes current on every process.
@@ -176,6 +193,7 @@ class ClientStore:
     def load_state_dict(self, index: Mapping[str, Version], round_idx: int) -> None:
         """Go back to an index."""
         self._index = dict(index)
+        self.restored = True
         self._cache, self._changed, self._superseded = {}, {}, []
         self.round_idx = round_idx
 

@@ -22,7 +22,7 @@ from lit_fed.engine.payload import ClientUpdate
 from lit_fed.engine.session import Broadcast, Session
 from lit_fed.engine.shared_evaluation import SharedEvaluation
 from lit_fed.engine.vectorizable import probe, refuse
-from lit_fed.errors import ClientFailure, ConfigError, NonFiniteUpdate
+from lit_fed.errors import ClientFailure, ConfigError
 
 _CACHE_BYTES = 4 * 2**20
 _MOST = 512
@@ -126,11 +126,7 @@ class VectorizedExecutor(Executor):
 
     def _update(self, client: Client, answer: Answer, metrics: dict[str, float], kind: str) -> ClientUpdate:
         session = self.session
-        bad = [name for name, value in metrics.items() if not math.isfinite(value)]
-        if bad or not answer.finite:
-            raise NonFiniteUpdate(f"{', '.join(bad) or 'the update'} is not finite; try a smaller learning rate")
-        if answer.kept:
-            session.store.put(client.id, answer.kept)
+        session.put_away(client, metrics, answer.payload, answer.kept, answer.finite)
         if (rate := session.loops[kind].optimizers.rate_of(client.round_idx)) is not None:
             metrics["lr"] = rate
         weight = client.num_samples if answer.weight is None else answer.weight
@@ -168,6 +164,8 @@ class AutoExecutor(Executor):
                 vectorized.prepare(broadcast)
             except ConfigError as error:
                 why = str(error.__cause__ or error)
+            except ClientFailure as error:  # whom one after the other names in its round, if it comes to that
+                why = str(error)
             else:
                 self.chosen = vectorized
                 fabric.print("trainer.executor=auto trains clients in groups")

@@ -149,7 +149,7 @@ def _example(shape: tuple[int, ...], dtype: str) -> Tensor:
     kind = getattr(torch, dtype, None)
     if not isinstance(kind, torch.dtype):
         raise ConfigError(f"there is no type {dtype!r} of inputs; name one of torch's, such as uint8 or float32")
-    if not all(0 < size < _LARGEST for size in shape) or math.prod(shape) > _LARGEST:
+    if not all(type(size) is int and 0 < size < _LARGEST for size in shape) or math.prod(shape) > _LARGEST:
         raise ConfigError(f"no input has the shape {list(shape)}; give the sizes of one, without the batch")
     generator = torch.Generator().manual_seed(0)
     if kind.is_floating_point:

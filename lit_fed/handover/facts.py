@@ -16,6 +16,8 @@ import yaml
 import lit_fed
 from lit_fed.callbacks.progress import PROTOCOLS
 from lit_fed.engine.checkpoint import run_folder
+from lit_fed.errors import CheckpointError
+from lit_fed.yaml_text import read_yaml
 
 _TRAINER = ("local_epochs", "local_steps", "participation", "seed", "precision")
 _MODEL = ("network", "network_args", "optimizer", "lr_scheduler")
@@ -64,7 +66,7 @@ def facts_of(content: Mapping[str, Any], path: Path) -> Facts:
         content: The checkpoint.
         path: Its file.
     """
-    config = yaml.safe_load(content["config"]) if content["config"] else {}
+    config = _settings(content["config"], path)
     trainer, inputs = config.get("trainer") or {}, content["inputs"]
     metrics = {name: value for name, value in content["metrics"].items() if name.partition("/")[0] in PROTOCOLS}
     training = {
@@ -91,6 +93,28 @@ def facts_of(content: Mapping[str, Any], path: Path) -> Facts:
         class_names=None if inputs.get("class_names") is None else list(map(str, inputs["class_names"])),
         versions={"lit_fed": lit_fed.__version__, "python": platform.python_version(), **_versions()},
     )
+
+
+def _settings(config: str, path: Path) -> Mapping[str, Any]:
+    """The configuration that a checkpoint holds.
+
+    Raises:
+        CheckpointError: If it is none.
+    """
+    try:
+        found = read_yaml(config) or {}
+    except (yaml.YAMLError, ValueError) as error:
+        raise CheckpointError(f"{path} holds no configuration: {' '.join(str(error).split())[:200]}") from error
+    parts = (
+        [found, *(found.get(key) or {} for key in ("trainer", "data", "model", "algorithm"))]
+        if isinstance(found, Mapping)
+        else [found]
+    )
+    if not all(isinstance(part, Mapping) for part in parts) or not all(
+        isinstance(part.get("init_args") or {}, Mapping) for part in parts
+    ):
+        raise CheckpointError(f"{path} holds no configuration, but {str(found)[:80]!r}")
+    return found
 
 
 def _versions() -> dict[str, str]:

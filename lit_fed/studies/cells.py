@@ -21,6 +21,7 @@ from lit_fed.command.cli import FederatedCLI, user_error
 from lit_fed.command.readable import check_files, with_located
 from lit_fed.command.values import check_values
 from lit_fed.command.words import prepared
+from lit_fed.data.contents import Contents
 from lit_fed.engine.metric_names import MetricNames
 from lit_fed.errors import CheckpointError, ConfigError
 from lit_fed.studies.promised import metric_names
@@ -29,7 +30,7 @@ from lit_fed.studies.study import Measure, Place, Study
 
 _SEED = "{seed}"
 _RECORD = (
-    *(("status", str), ("error", str), ("made_with", dict)),
+    *(("status", str), ("error", str), ("made_with", dict), ("data", dict)),
     *(("seconds", int | float), ("cpu_seconds", int | float)),
 )
 _ANY = 1_827_364_591  # stands for any seed while a command is read; nobody writes this number
@@ -130,6 +131,24 @@ class Cell:
             isinstance(content[key], kind) for key, kind in _RECORD if key in content
         )
         return content if ours else {}
+
+    def data_of_run(self) -> dict[str, Any]:
+        """The fingerprint of the data that the newest run has read, as ``partition.json`` has it; empty for none."""
+        try:
+            found = json.loads((self.run / "partition.json").read_text(encoding="utf-8")) if self.run else {}
+            data = found["data"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+        return data if isinstance(data, dict) else {}
+
+    @property
+    def contents(self) -> Contents | None:
+        """What the record has of the data; None for nothing."""
+        try:
+            data = self.record()["data"]
+            return Contents(data["sha256"], tuple(data["sums"]), tuple(data["sizes"]))
+        except (KeyError, TypeError):
+            return None
 
     def write_record(self, **changes: Any) -> None:
         """Change the record; a reader sees it before or after, never between."""

@@ -6,6 +6,7 @@ import shlex
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from lit_fed.studies.figures import draw_bars, draw_curves, draw_lines, has_line
 from lit_fed.studies.jobs import Job, Slots, locked, one_round, run_jobs, share_machine
 from lit_fed.studies.latex import table_latex
 from lit_fed.studies.metric_check import check_metrics
-from lit_fed.studies.parts import check_parts
+from lit_fed.studies.parts import check_data, check_parts
 from lit_fed.studies.report import index_html, report_html
 from lit_fed.studies.results import Results, collect, table_csv, table_markdown, verdict_text
 from lit_fed.studies.study import Place, read_study
@@ -113,13 +114,15 @@ def _dry_run(grids: Sequence[Grid], todo: Sequence[tuple[Grid, Cell]], options: 
         for _, cell in (pair for pair in todo if pair[0] is grid):
             table.add_row(cell.name, str(cell.max_rounds), Text(_state(cell)))
         console.print(table)
+    try:
+        _check_parts(grids, todo, console)
+    except ConfigError as error:
+        if not waiting:
+            raise
+        say(console, f"{len(waiting)} cells to run; they cannot yet: {error}")
+        return 0
     if not waiting:
         say(console, "all cells are finished")
-        return 0
-    try:
-        _check_parts(grids, todo)
-    except ConfigError as error:
-        say(console, f"{len(waiting)} cells to run; they cannot yet: {error}")
         return 0
     slots = share_machine(waiting, options.jobs)
     seconds = estimate(waiting, [cell for grid in grids for cell in grid.cells if cell.done], None)
@@ -151,7 +154,7 @@ def _run(
 ) -> int:
     waiting = [cell for _, cell in todo if not cell.done]
     slots = share_machine(waiting, options.jobs)
-    _check_parts(grids, todo)
+    _check_parts(grids, todo, console)
     failures: list[tuple[Grid, Cell, str]] = []
     made_with = describe()
     held = list(locks.values())
@@ -171,10 +174,12 @@ def _run(
     return 1 if failures else 0
 
 
-def _check_parts(grids: Sequence[Grid], todo: Sequence[tuple[Grid, Cell]]) -> None:
+def _check_parts(grids: Sequence[Grid], todo: Sequence[tuple[Grid, Cell]], console: Console) -> None:
     for grid in grids:
         try:
             check_parts(cell for owner, cell in todo if owner is grid and not cell.done)
+            finished = (cell for owner, cell in todo if owner is grid and cell.done)
+            check_data(finished, partial(say, console))
         except ConfigError as error:
             raise ConfigError(f"{grid.study.path}: {error}") from error
 
@@ -218,7 +223,8 @@ def _run_grid(
             "cpu_seconds": before.get("cpu_seconds", 0.0) + job.process.cpu_seconds,
         }
         status = "failed" if reason else "done"
-        cell.write_record(status=status, error=reason, **taken, run=str(cell.run), made_with=made_with)
+        told = {"run": str(cell.run), "made_with": made_with, "data": cell.data_of_run()}
+        cell.write_record(status=status, error=reason, **taken, **told)
         if not reason and (lacking := _lacking(grid, cell)):
             reason = f"it ended without reporting {' and '.join(lacking)}"
             cell.write_record(status="failed", error=reason)

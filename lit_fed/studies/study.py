@@ -18,6 +18,7 @@ from lit_fed.studies.rounds import wrong_report
 from lit_fed.studies.sweep import unrolled
 from lit_fed.studies.where import Where, meant
 
+_MOST_SCALE = 1e12  # bytes in millions of millions; what is beyond shows zeros or noise
 _MEASURE = ("metric", "report", "better", "scale", "decimals")
 _LOG = "log10"
 _VARIANT = ("label", "x", "configs", "set", "grid", *_MEASURE)
@@ -354,8 +355,11 @@ def _measure(where: Where, content: Mapping[str, Any]) -> dict[str, Any]:
         raise where.at("report").error(wrong)
     where.choice(measure, "better", ("higher", "lower", "auto"))
     scale, decimals = measure.get("scale", 1), measure.get("decimals", 0)
-    if scale != _LOG and (isinstance(scale, bool) or not isinstance(scale, int | float) or scale <= 0):
+    is_number = isinstance(scale, int | float) and not isinstance(scale, bool)
+    if scale != _LOG and not (is_number and scale > 0):
         raise where.at("scale").error(f"expected a positive number or {_LOG}, not {scale!r}")
+    if is_number and not 1 / _MOST_SCALE <= scale <= _MOST_SCALE:
+        raise where.at("scale").error(f"expected a number from {1 / _MOST_SCALE:g} to {_MOST_SCALE:g}, not {scale!r}")
     if isinstance(decimals, bool) or not isinstance(decimals, int) or not 0 <= decimals <= 12:
         raise where.at("decimals").error(f"expected a whole number from 0 to 12, not {decimals!r}")
     return measure

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -101,13 +104,58 @@ def test_lost_rows_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
     if empty:
         (folder / name).touch()
     run(tmp_path, 4, ckpt_path="last")
-    lost = "3 of the 3" if name == "metrics.csv" else "the 3"
+    # Bytes down and up, the loss, the time, and the loss in the test: 5 rows for each of 2 clients, 10 a round.
+    lost = "3 of the 3" if name == "metrics.csv" else "30 of the 30 rows of the 3"
     assert f"{folder / name} lacks {lost} rounds before this one\n" in capsys.readouterr().out
     assert {row["round"] for row in rows(folder / name)} == {"3"}
     run(tmp_path, 5, ckpt_path="last")
     if name == "metrics.csv":
         assert f"{folder / name} lacks 3 of the 4 rounds before this one\n" in capsys.readouterr().out
     assert {row["round"] for row in rows(folder / name)} == {"3", "4"}
+
+
+@pytest.mark.parametrize("lines", [1, 4, 8])
+@pytest.mark.parametrize("place", [1, 5, -9])
+def test_rows_of_clients_that_somebody_deleted_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], place: int, lines: int
+) -> None:
+    path = run(tmp_path, 3) / "clients.csv"
+    content = path.read_bytes().splitlines(keepends=True)
+    assert len(content) == 1 + 3 * 10
+    place %= len(content)
+    path.write_bytes(b"".join([*content[:place], *content[place + lines :]]))
+    run(tmp_path, 4, ckpt_path="last")
+    assert f"{path} lacks {lines} of the 30 rows of the 3 rounds before this one\n" in capsys.readouterr().out
+    run(tmp_path, 5, ckpt_path="last")
+    assert "lacks" not in capsys.readouterr().out
+
+
+def test_a_record_that_cannot_be_read_is_no_damaged_one(tmp_path: Path) -> None:
+    """To read the memory of a process from its beginning on is an input/output error."""
+    for name in (*CSV, "config.yaml"):
+        folder = run(tmp_path / name, 2)
+        (folder / name).unlink()
+        (folder / name).symlink_to("/proc/self/mem")
+        with pytest.raises(CheckpointError, match=rf"{name} cannot be read: Input/output error; it may be whole"):
+            run(tmp_path / name, 3, "a: 2\n", "last")
+        assert (folder / name).is_symlink()
+
+
+def test_what_a_killed_run_left_half_written_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    folder = run(tmp_path, 2)
+    gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    dead, alive = gone.stdout.decode().strip(), os.getppid()
+    ours = ("config.yaml", "config.until_round_0.yaml", "clients.csv", "metrics.csv", "partition.json")
+    deeper = ("checkpoints/.last.ckpt", "checkpoints/.best.ckpt", "checkpoints/clients/.0.r1.states")
+    removed = [folder / f".{name}.{dead}.tmp" for name in ours] + [folder / f"{name}.{dead}.tmp" for name in deeper]
+    left = [folder / f".config.yaml.{alive}.tmp", folder / f".notes.md.{dead}.tmp", folder / ".config.yaml.tmp"]
+    left += [folder / "checkpoints" / f".mine.{dead}.tmp", folder / f"config.yaml.{dead}.tmp"]
+    for path in (*removed, *left):
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    run(tmp_path, 3, ckpt_path="last")
+    assert [path for path in removed if path.exists()] == []
+    assert [path for path in left if not path.exists()] == []
 
 
 # ---------------------------------------------------------------------- configurations

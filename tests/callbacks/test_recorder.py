@@ -81,6 +81,12 @@ def test_partition_record(tmp_path: Path) -> None:
     for array in ([0, 1, 2, 3, 4], [0, 1, 4, 5], none, empty, none, empty, none):
         digest.update(np.int64(len(array)).tobytes() + np.array(array, dtype=np.int64).tobytes())
     assert record["sha256"] == digest.hexdigest()
+    values = hashlib.sha256()  # of all labels, and the shapes of the inputs, whose values are told by sums
+    for _ in range(2):
+        values.update(b"(5,) i" + np.array([2, 4, 4, 4, 2], dtype=np.int64).tobytes())
+    values.update(b"(5, 2) f" * 2)
+    assert record["data"]["sha256"] == values.hexdigest()
+    assert len(record["data"]["sums"]) == len(record["data"]["sizes"]) == 10
 
 
 def test_partition_of_some_clients_only_is_json_too() -> None:
@@ -89,6 +95,7 @@ def test_partition_of_some_clients_only_is_json_too() -> None:
     data.setup("fit", clients=[1, 2])
     assert json.loads("".join(_partition(data))) == {
         "sha256": data.partition_sha256(),
+        "data": {name: list(value) if name != "sha256" else value for name, value in vars(data.contents()).items()},
         "clients": {
             "1": {"indices": [1, 2, 3], "histogram": [0, 0, 0, 0, 3]},
             "2": {"indices": [4], "histogram": [0, 0, 1, 0, 0]},

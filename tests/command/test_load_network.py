@@ -319,3 +319,80 @@ def test_a_configuration_that_cannot_be_rebuilt_is_refused_and_does_not_end_the_
         named(config)
     assert "\n" not in str(caught.value)
     assert "usage" not in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------- files that a checkpoint may name
+
+
+TIMM = "model: {class_path: lit_fed.Classifier, init_args: {num_classes: 3, input_shape: [3, 32, 32], %s}}\n"
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        "network: resnet10t, network_args: {checkpoint_path: %s}",
+        "network: resnet10t, network_args: {checkpoint_path: evil}",
+        "network: resnet10t, network_args: '{checkpoint_path: evil}'",
+        "network: resnet10t, network_args: {pretrained: true, pretrained_cfg: evil.pth}",
+        "network: resnet10t, network_args: {pretrained_cfg: {file: evil}, checkpoint_path: ./evil}",
+        "network: resnet10t, network_args: {cache_dir: evil}",
+        "network: 'hf-hub:evil/net'",
+        "network: 'local-dir:evil/net'",
+        "network: {class_path: torchmetrics.text.BERTScore, init_args: {model_name_or_path: evil}}",
+        "network: {class_path: lit_fed.networks.BertTiny, init_args: {input_shape: [8], num_classes: 3, a: ~/evil}}",
+        "network: resnet10t, optimizer: evil",
+        "network: resnet10t, optimizer: '-'",
+        "network: resnet10t, optimizer: {class_path: torch.optim.SGD, init_args: evil}",
+    ],
+)
+def test_a_file_that_a_checkpoint_names_is_not_read_unasked(
+    named: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: str
+) -> None:
+    class Runs:
+        def __reduce__(self) -> Any:
+            return open, (str(tmp_path / "ran"), "w")
+
+    monkeypatch.chdir(tmp_path)
+    for name in ("evil", "evil.pth"):
+        torch.save({"state_dict": Runs()}, name)
+    config = TIMM % (args % (tmp_path / "evil.pth") if "%s" in args else args) + FEDAVG
+    with pytest.raises(
+        CheckpointError, match=r"last\.ckpt (names a file in its configuration|cannot be rebuilt)"
+    ) as caught:
+        named(config)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_model_that_is_the_name_of_a_file_is_refused(
+    named: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("evil").write_text("{class_path: lit_fed.Classifier, init_args: {num_classes: 3, input_shape: [2]}}")
+    with pytest.raises(CheckpointError, match="names a file in its configuration, model: 'evil'"):
+        named("model: evil\n" + FEDAVG)
+
+
+def test_weights_that_a_network_began_with_are_not_asked_for_again(tmp_path: Path) -> None:
+    """The checkpoint has its own, and the file may be gone."""
+    module = Classifier(
+        network="test_vit", num_classes=5, input_shape=(3, 32, 32), optimizer=lambda p: torch.optim.SGD(p, lr=0.1)
+    )
+    path = tmp_path / "last.ckpt"
+    content = read_checkpoint(checkpoints(fit(tmp_path, max_rounds=1)) / "last.ckpt")
+    args = "network: test_vit, network_args: {pretrained: true, pretrained_cfg_overlay: {file: gone.safetensors}}"
+    config = (TIMM % args).replace("num_classes: 3", "num_classes: 5") + FEDAVG
+    torch.save(content | {"config": config, "state_dict": module.state_dict()}, path)
+    loaded = load_network(path).network
+    assert all(torch.equal(tensor, module.network.state_dict()[name]) for name, tensor in loaded.state_dict().items())
+
+
+def test_a_module_that_is_allowed_is_given_its_paths(named: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "evil.py").write_text(EVIL.replace("def __init__(self):", "def __init__(self, words: str = ''):"))
+    named("model: {class_path: evil.Task, init_args: {words: data/words.txt}}\n" + FEDAVG, modules=["evil"])
+
+
+def test_a_text_that_stands_for_a_bomb_is_refused(named: Callable[..., Any]) -> None:
+    lines = ["a0: &a0 [x, x]"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
+    with pytest.raises(CheckpointError, match="stands for more than 100,000 values"):
+        named(CLASSIFIER % f", network_args: '{{{', '.join(lines)}}}'" + FEDAVG)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from lit_fed.callbacks import Checkpoint
 from lit_fed.engine.checkpoint import read_checkpoint
-from lit_fed.errors import CheckpointError
+from lit_fed.errors import CheckpointError, UnreadableFile
 from lit_fed.methods import FedAvg, FedProx, Scaffold
 from tests.engine.test_checkpoint import checkpoints
-from tests.support import LeastSquares, Threes, Wanderer, assert_same, fit, trainer, weights
+from tests.support import LeastSquares, Threes, Wanderer, Wandering, assert_same, fit, trainer, weights
 
 # ---------------------------------------------------------------------- what does not belong together
 
@@ -257,3 +259,47 @@ def test_any_bytes_are_refused_with_our_error(tmp_path: Path, content: bytes) ->
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"x\.ckpt is "):
         read_checkpoint(path)
+
+
+def test_a_checkpoint_that_cannot_be_read_is_not_called_damaged(tmp_path: Path) -> None:
+    """To read the memory of a process from its beginning on is an input/output error."""
+    path = tmp_path / "last.ckpt"
+    path.symlink_to("/proc/self/mem")
+    with pytest.raises(
+        UnreadableFile, match=r"last\.ckpt cannot be read: Input/output error; it may be whole"
+    ) as caught:
+        read_checkpoint(path)
+    assert "corrupt" not in str(caught.value)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may read everything")
+def test_a_checkpoint_that_may_not_be_read_is_not_called_damaged(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.ckpt")
+    path.chmod(0)
+    with pytest.raises(UnreadableFile, match=r"x\.ckpt cannot be read: Permission denied; it may be whole"):
+        read_checkpoint(path)
+    tmp_path.chmod(0)
+    try:
+        with pytest.raises(UnreadableFile, match=r"x\.ckpt cannot be read: Permission denied; it may be whole"):
+            read_checkpoint(path)
+    finally:
+        tmp_path.chmod(0o700)
+
+
+def test_states_of_a_best_checkpoint_that_cannot_be_read_are_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(rounds: int, **kwargs: Any) -> Any:
+        torch.manual_seed(0)
+        worst = Checkpoint(monitor="clients/loss_mean", mode="max")  # which is that of the first round
+        return fit(tmp_path, Wanderer(0.05), Threes(3), Wandering(), max_rounds=rounds, callbacks=[worst], **kwargs)
+
+    best = run(2).log_dir / "checkpoints" / "best.ckpt"
+    assert read_checkpoint(best)["round_idx"] == 1
+    best.rename(tmp_path / "aside")
+    best.symlink_to("/proc/self/mem")
+    run(4, ckpt_path="last")
+    assert "left as it is, and no state of a client is deleted: " in capsys.readouterr().out
+    best.unlink()
+    (tmp_path / "aside").rename(best)
+    run(2, ckpt_path="best")

@@ -6,10 +6,12 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from lit_fed.callbacks import Checkpoint
 from lit_fed.data import Arrays
@@ -189,19 +191,19 @@ def test_a_damaged_state_is_found_before_anything_is_written(tmp_path: Path) -> 
     state = unpacked(blobs[0])
     name = next(iter(state))
     for blob, why in (
-        (packed("0", {}), "it is not what the run wrote there"),
-        (packed("0", state | {name: state[name].flatten()[:1]}), "it is not what the run wrote there"),
-        (packed("1", state), "it is not there"),
-        (blobs[0][:-10], "it is not what the run wrote there"),
-        (blobs[0][:-50], "it is not there"),
+        (packed("0", {}), r"/0\.r0\.states: it is not what the run wrote there"),
+        (packed("0", state | {name: state[name].flatten()[:1]}), r"/0\.r0\.states: it is not what the run wrote there"),
+        (packed("1", state), r"/clients: 0\.r0\.states of round 0 holds none"),
+        (blobs[0][:-10], r"/0\.r0\.states: it is not what the run wrote there"),
+        (blobs[0][:-50], r"/0\.r0\.states: it is damaged from byte 0 on"),
     ):
         path.write_bytes(b"".join([blob, *blobs[1:]]))
-        message = rf"the state of client 0 cannot be read from .*0\.r0\.states: {why}$"
+        message = rf"the state of client 0 cannot be read from .*{why}$"
         refused(tmp_path, message, lambda: federation(tmp_path, 2, ckpt_path="last"))
     path.unlink()
     refused(
         tmp_path,
-        r"the state of client 0 cannot be read from .*0\.r0\.states: it is not there",
+        r"the state of client 0 cannot be read from .*clients: no pack of round 0 is there",
         lambda: federation(tmp_path, 2, ckpt_path="last"),
     )
 
@@ -214,6 +216,47 @@ def test_a_damaged_state_of_a_later_client_stops_the_run_with_its_id(tmp_path: P
         match=r"client 1 failed in round 1: the state of client 1 .* it is not what the run wrote there$",
     ):
         federation(tmp_path, 2, ckpt_path="last")
+
+
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
+@pytest.mark.parametrize("entry", ["network.3.weight", "state/rounds"])
+@pytest.mark.parametrize("client_id", [0, 1])
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (torch.Tensor.long, "int64"),
+        (torch.Tensor.double, "float64"),
+        (torch.Tensor.cfloat, "complex64"),
+        (lambda tensor: tensor[None, None], "float32"),
+        (lambda tensor: torch.zeros(0), r"float32 \(0,\)"),
+    ],
+)
+def test_a_state_of_another_layout_is_refused_though_its_checksum_fits(
+    tmp_path: Path, executor: str, entry: str, client_id: int, change: Any, told: str
+) -> None:
+    def run(rounds: int, **kwargs: Any) -> Any:
+        torch.manual_seed(0)
+        module = LeastSquares(lr=0.05)
+        module.network = nn.Sequential(nn.Linear(2, 4), nn.ReLU(), nn.Identity(), nn.Linear(4, 1))
+        return fit(tmp_path, module, Threes(3), Wandering(), max_rounds=rounds, executor=executor, **kwargs)
+
+    folder = run(1).log_dir
+    path, blobs = pack_of(folder)
+    state = unpacked(blobs[client_id])
+    blobs[client_id] = packed(str(client_id), state | {entry: change(state[entry])})
+    path.write_bytes(b"".join(blobs))
+    last = folder / "checkpoints" / "last.ckpt"
+    content = torch.load(last, weights_only=True)
+    content["clients"][str(client_id)] = (0, crc32(blobs[client_id]))
+    torch.save(content, last)
+    name = entry.removeprefix("state/")
+    message = rf"the state of client {client_id} belongs to another .* it differs in '{name}', which is {told}"
+    if client_id == 0:
+        refused(tmp_path, message, lambda: run(2, ckpt_path="last"))
+    else:
+        with pytest.raises(ClientFailure, match=message) as caught:
+            run(2, ckpt_path="last")
+        assert not caught.value.details
 
 
 # ---------------------------------------------------------------------- another method

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import struct
 import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from zlib import crc32
 
 import pytest
 import torch
@@ -180,7 +182,7 @@ def test_deleting_one_state_leaves_the_others_of_its_pack(tmp_path: Path) -> Non
     store = of_five(tmp_path)
     store.files.delete("2", 0)
     assert [value(store, client_id) for client_id in (0, 1, 3, 4)] == [0.0, 1.0, 3.0, 4.0]
-    with pytest.raises(CheckpointError, match=r"the state of client 2 .*: it is not there$"):
+    with pytest.raises(CheckpointError, match=r"the state of client 2 .*: 0\.r0\.states of round 0 holds none$"):
         store.get(2)
 
 
@@ -230,7 +232,7 @@ def test_adopting_takes_the_current_states_only(tmp_path: Path) -> None:
     assert files(tmp_path / "two") == {"0.r1.states", "2.r0.states"}
     assert [value(two, client_id) for client_id in range(3)] == [10.0, 11.0, 2.0]
     with pytest.raises(
-        CheckpointError, match=r"the state of client 2 cannot be read from .*2\.r0\.states: it is not there"
+        CheckpointError, match=r"the state of client 2 cannot be read from .*nowhere: no pack of round 0 is there"
     ):
         two.adopt(tmp_path / "nowhere")
 
@@ -260,7 +262,9 @@ def test_a_pack_that_was_cut_off_has_what_comes_before(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-10])
     reader = opened(tmp_path, store.state_dict(), 1)
     assert (value(reader, 5), value(reader, 6)) == (5.0, 6.0)
-    with pytest.raises(CheckpointError, match=r"the state of client 7 .* it is not what the run wrote there"):
+    with pytest.raises(
+        CheckpointError, match=r"the state of client 7 .*/5\.r0\.states: it is damaged from byte \d+ on"
+    ):
         reader.get(7)
 
 
@@ -278,7 +282,7 @@ def test_states_that_changed_places_are_noticed(tmp_path: Path) -> None:
     path.write_bytes(packed("6", other) * 2)
     for reader, why in (
         (store, "it is that of client 6"),
-        (opened(tmp_path, store.state_dict(), 1), "it is not there"),
+        (opened(tmp_path, store.state_dict(), 1), r"5\.r0\.states of round 0 holds none"),
     ):
         with reader.reading([5, 6]), pytest.raises(CheckpointError, match=rf"the state of client 5 .*: {why}$"):
             reader.get(5)
@@ -319,3 +323,75 @@ def test_a_client_with_a_name_that_leads_out_is_refused(tmp_path: Path, name: st
         with pytest.raises(CheckpointError, match="a client cannot be called"):
             act()
     assert list(tmp_path.rglob("*")) == []
+
+
+# ---------------------------------------------------------------------- packs that somebody has made up
+
+
+def header(begin: Any, end: Any, owner: str = "5") -> bytes:
+    """A state's header that announces values at these places."""
+    about = {"state": json.dumps({"client": owner, "names": ["w"]})}
+    head = json.dumps({"__metadata__": about, "w": {"dtype": "F32", "shape": [1], "data_offsets": [begin, end]}})
+    return struct.pack("<Q", len(head)) + head.encode()
+
+
+@pytest.mark.parametrize("damaged_at", ["first", "second"])
+@pytest.mark.parametrize(
+    "made_up",
+    [
+        header(0, -10), header(-4, 0), header(0, -(2**40)), header(8, 4), header(0, 2**62), header(0, 2**70),
+        header(0, 4.0), header("0", "4"), header(None, None), header(True, 4), struct.pack("<Q", 2**63), b"\xff" * 8,
+        struct.pack("<Q", 0), struct.pack("<Q", 6) + b"[1, 2]", struct.pack("<Q", 4) + b"null",
+        struct.pack("<Q", 20_000) + b"[" * 20_000, b"\1",
+    ],
+    ids=range(17),
+)  # fmt: skip
+def test_a_pack_that_leads_out_of_itself_is_refused_by_its_name(
+    tmp_path: Path, made_up: bytes, damaged_at: str
+) -> None:
+    store = of_five(tmp_path)
+    path = tmp_path / "0.r0.states"
+    content = path.read_bytes()
+    fifth = len(content) // 5
+    keeps = 0 if damaged_at == "first" else 1
+    path.write_bytes(content[: keeps * fifth] + made_up + content[(keeps + 1) * fifth :])
+    reader = opened(tmp_path, store.state_dict(), 1)
+    assert [value(reader, client_id) for client_id in range(keeps)] == [0.0][:keeps]
+    message = (
+        rf"the state of client 3 cannot be read from .*/0\.r0\.states: it is damaged from byte {keeps * fifth} on$"
+    )
+    with reader.reading(range(5)), pytest.raises(CheckpointError, match=message):
+        reader.get(3)
+    assert path.exists()
+
+
+@settings(deadline=None, max_examples=300)
+@given(place=st.integers(0, 10**6), bit=st.integers(0, 7), cut=st.booleans())
+def test_a_flipped_bit_or_a_cut_is_told_with_the_damaged_file(place: int, bit: int, cut: bool) -> None:
+    with TemporaryDirectory() as folder:
+        store = of_five(Path(folder))
+        path = Path(folder) / "0.r0.states"
+        content = bytearray(path.read_bytes())
+        place %= len(content)
+        if cut:
+            del content[place:]
+        else:
+            content[place] ^= 1 << bit
+        path.write_bytes(content)
+        reader, told = opened(Path(folder), store.state_dict(), 1), list[str]()
+        for client_id in range(5):
+            try:
+                assert value(reader, client_id) == float(client_id)
+            except CheckpointError as error:
+                told.append(str(error))
+        assert told
+        assert all("0.r0.states" in line and "\n" not in line for line in told)
+
+
+def test_bytes_that_are_no_state_are_refused_though_their_checksum_fits(tmp_path: Path) -> None:
+    blob = (header(0, 4) + b"\0" * 4).replace(b"F32", b"F99")
+    (tmp_path / "5.r0.states").write_bytes(blob)
+    reader = opened(tmp_path, {"5": (0, crc32(blob))}, 1)
+    message = r"the state of client 5 cannot be read from .*5\.r0\.states: it is no state"
+    with pytest.raises(CheckpointError, match=message):
+        reader.get(5)

@@ -118,7 +118,7 @@ def test_memory_holds_only_current_states(tmp_path: Path) -> None:
     for round_idx in range(4):
         store.put_update(ClientUpdate(round_idx, {"w": torch.ones(5)}, 1))
         if round_idx:
-            assert store.pop_update(round_idx - 1, CPU, "model") is not None
+            assert store.pop_update(round_idx - 1, CPU, "model", {}) is not None
         store.commit(ALONE, round_idx + 1)
     assert list(store._cache) == ["late-3"]
 
@@ -127,12 +127,12 @@ def test_late_update_comes_back_whole(store: ClientStore) -> None:
     payload = {"weight": torch.ones(2), "a/b": torch.tensor([3], dtype=torch.int32), "h": torch.ones(1).bfloat16()}
     store.put_update(ClientUpdate(7, payload, 12))
     store.commit(ALONE, 1)
-    update = store.pop_update(7, CPU, "model")
+    update = store.pop_update(7, CPU, "model", {})
     assert update is not None
     assert (update.client_id, update.weight) == (7, 12.0)
     assert_same(dict(update.payload), payload)
     store.commit(ALONE, 2)
-    assert store.pop_update(7, CPU, "model") is None
+    assert store.pop_update(7, CPU, "model", {}) is None
 
 
 def test_back_to_an_index(store: ClientStore) -> None:
@@ -253,7 +253,7 @@ def damaged(store: ClientStore) -> Callable[..., str]:
         with pytest.raises(
             CheckpointError, match=rf"the state of client {key} cannot be read from .*r0\.safetensors: "
         ) as caught:
-            store.pop_update(5, CPU, "model") if key == "late-5" else store.get(key)
+            store.pop_update(5, CPU, "model", {}) if key == "late-5" else store.get(key)
         path.write_bytes(before)
         assert "\n" not in str(caught.value)
         return str(caught.value).partition(".safetensors: ")[2]

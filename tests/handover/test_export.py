@@ -22,8 +22,10 @@ from examples.my_module import LitDigits
 from lit_fed import export_network, load_network
 from lit_fed.command.cli import main
 from lit_fed.data import Digits
-from lit_fed.errors import ConfigError
+from lit_fed.errors import CheckpointError, ConfigError
 from lit_fed.handover import export
+from lit_fed.handover.card import card
+from lit_fed.handover.facts import Facts
 from lit_fed.networks import build_network
 from tests.command.support import command, error_of
 from tests.command.test_load_network import OwnCode, reported, stored
@@ -262,3 +264,49 @@ def test_a_checkpoint_that_does_not_say_what_an_input_is_like(tmp_path: Path) ->
 
 def test_the_example_of_the_docs_is_there() -> None:
     assert "lit-fed export" in (ROOT / "docs/handover.md").read_text(encoding="utf-8")
+
+
+HOSTILE = (
+    "<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "[a](javascript:alert(1))", "![a](http://evil/a.png)",
+    "https://evil.example", "www.evil.example", "a@evil.example", "`<b>`", "``<b>", "|<b>|", "\n\n# heading",
+    "&lt;b&gt;",
+    "\\<b>", "*bold*", "_it_", "~~s~~", "$x$", "| a |\n|---|\n", "\u202etxt", "- item", "```\n<b>",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_whatever_things_are_called_stays_a_text_in_the_card(text: str) -> None:
+    markdown = pytest.importorskip("markdown_it")  # rich brings it along
+    plain = Facts(
+        text, text, 3, (text, {text: text, "inner": {text: [text]}}), {text: text}, {text: text}, {text: text}, text,
+        {f"global/{text}": 0.5}, "test", [{"step": text}], [text, text], {text: text},
+    )  # fmt: skip
+    reader = markdown.MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
+    tokens = reader.parse(card(plain, [], ((2,), "float32")))
+    inner = [one for token in tokens for one in token.children or ()]
+    assert {one.type for one in (*tokens, *inner)} & {
+        "html_block", "html_inline", "link_open", "image", "em_open", "strong_open", "s_open", "fence"
+    } == set()  # fmt: skip
+    headings = [tokens[place + 1] for place, token in enumerate(tokens) if token.type == "heading_open"]
+    headings = [one for one in headings if not one.content.startswith("tags:")]  # front matter, to a plain reader
+    assert len(headings) == 8, "the title and seven sections"
+    shown = " ".join("".join(one if one.isprintable() else " " for one in text).split())
+    assert "".join(one.content for one in headings[0].children) == f"{shown} by {shown} on {shown}"
+    rows = [token for token in tokens if token.type == "tr_open"]
+    cells = [token for token in tokens if token.type in ("td_open", "th_open")]
+    assert len(cells) == 2 * len(rows) + 2, "but for the table of results, which has a third column in two rows"
+
+
+def test_a_configuration_that_is_a_bomb_or_none_is_refused_in_one_line(run: Path, tmp_path: Path) -> None:
+    content = torch.load(run / "checkpoints/best.ckpt", weights_only=True)
+    lines = ["a0: &a0 [x, x]"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
+    merged = ["b0: &b0 {x: 1}"] + [f"b{n}: &b{n} {{<<: [{', '.join([f'*b{n - 1}'] * 9)}]}}" for n in range(1, 12)]
+    for config in ("\n".join(lines), "\n".join(merged), "a: &a [*a]", "[" * 5000, "just a text", "trainer: 3"):
+        path = tmp_path / "last.ckpt"
+        torch.save(content | {"config": config}, path)
+        for given in (None, build_network("small_cnn", 10, 1, (1, 8, 8))):
+            with pytest.raises(CheckpointError) as caught:
+                export_network(path, tmp_path / "out", network=given)
+            assert "\n" not in str(caught.value)
+            assert "last.ckpt" in str(caught.value)
+    assert not (tmp_path / "out").exists()

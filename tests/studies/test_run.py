@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from jsonargparse import ArgumentParser
@@ -246,3 +248,43 @@ def test_a_sweep_without_profiles_ends_in_a_latex_table(tmp_path):
     assert [line.partition(" & ")[0] for line in lines if " & 0." in line or "{0." in line] == ["mu = 0.01", "mu = 1"]
     assert {"lines.svg", "table.md", "table.csv", "report.html"} <= {path.name for path in folder.iterdir()}
     assert (tmp_path / "studies_out/index.default.html").is_file()
+
+
+# ---------------------------------------------------------------------- data that lie in a file
+
+
+def numbers(seed: int) -> None:
+    """A data set of 80 samples in a file."""
+    generator = np.random.default_rng(seed)
+    x, y = generator.random((80, 8, 8, 1), dtype=np.float32), generator.integers(0, 10, 80)
+    np.savez("numbers.npz", x_train=x, y_train=y, x_test=x[:20], y_test=y[:20])
+
+
+def test_cells_that_were_run_on_other_data_are_refused_by_name(tmp_path, capsys):
+    """Replaced while a study waits: what ran before is not shown beside what runs now."""
+    data = {"data": "ArrayFile", "data.init_args.path": "numbers.npz", "data.init_args.num_clients": 4}
+    study = write_study(tmp_path, columns={"own": {"set": data}}, seeds=[0, 1])
+    numbers(0)
+    run_here("-c", str(study), "--jobs", "1", "--only", "fedavg")
+    record = json.loads(Path("studies_out/tiny/pocket/fedavg/own/seed_0/cell.json").read_text())
+    assert re.fullmatch("[0-9a-f]{64}", record["data"]["sha256"])
+    run_here("-c", str(study), "--only", "fedavg")
+    assert "2 cells, 2 of them finished before" in capsys.readouterr().out
+
+    numbers(1)
+    for options in ([], ["--dry_run", "--only", "fedavg"]):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            main(["study", "-c", str(study), *options])
+        (line,) = capsys.readouterr().err.splitlines()
+        assert stop.value.code == 2
+        assert "tiny.yaml: fedavg/own/0 was run on other data than lie in their place now; put those back, or" in line
+    assert not Path("studies_out/tiny/pocket/prox").exists(), "a cell has run"
+
+    Path("numbers.npz").unlink()
+    run_here("-c", str(study), "--only", "fedavg")
+    said = " ".join(capsys.readouterr().out.split())
+    assert "fedavg/own/0: whether its data are still the same cannot be seen: numbers.npz does not exist" in said
+    numbers(0)
+    run_here("-c", str(study), "--only", "fedavg")
+    assert "cannot be seen" not in capsys.readouterr().out
