@@ -91,6 +91,7 @@ class _Sent(NamedTuple):
     client_id: int
     node: int
     boot: str
+    together: tuple[int, ...]
 
 
 @dataclass
@@ -108,7 +109,7 @@ class _Work:
         end: When it is too late.
         awaited: Clients whose node has been started again, and until when it is waited for.
         together: By the name of a node's process, all clients that are told the same there.
-        summed: The processes that have told their sums.
+        summed: The processes that have told their sums, and over whom.
     """
 
     word: str
@@ -121,7 +122,7 @@ class _Work:
     busy: dict[str, int] = field(default_factory=dict)
     awaited: dict[int, float] = field(default_factory=dict)
     together: dict[str, list[int]] = field(default_factory=dict)
-    summed: set[str] = field(default_factory=set)
+    summed: set[tuple[str, tuple[int, ...]]] = field(default_factory=set)
 
 
 class GridExecutor(Executor):
@@ -247,7 +248,8 @@ class GridExecutor(Executor):
                         f"{self.roster.limit:,}; raise --most_bytes here and on the nodes"
                     )
                 self.num_bytes += len(blob)
-                work.sent[self.roster.grid.push(home.node, blob)] = _Sent(client_id, home.node, home.boot)
+                together = tuple(work.together[home.boot])
+                work.sent[self.roster.grid.push(home.node, blob)] = _Sent(client_id, home.node, home.boot, together)
                 work.busy[home.boot] = work.busy.get(home.boot, 0) + 1
         return absent
 
@@ -276,7 +278,6 @@ class GridExecutor(Executor):
         if client_id not in work.together.get(home.boot, ()):
             others = [one for one in work.queue if self.roster.home(one) is home]
             work.together[home.boot] = sorted([client_id, *others])
-            work.summed.discard(home.boot)
         return work.together[home.boot]
 
     def _take_in(self, work: _Work, reply: Reply) -> Iterator[ClientUpdate | ClientFailure | None]:
@@ -298,7 +299,7 @@ class GridExecutor(Executor):
             yield self._failure(sent.client_id, work, str(error))
             return
         if heard.sums:
-            work.summed.add(sent.boot)
+            work.summed.add((sent.boot, sent.together))
             self._totals.append(heard.sums)
         if heard.moved and sent.client_id not in work.awaited:
             work.awaited[sent.client_id] = min(time.monotonic() + _LOOK_S, work.end)
@@ -317,9 +318,8 @@ class GridExecutor(Executor):
         count = self.session.data.num_samples
         home = self.roster.homes.get(sent.node)
         sums = None
-        if home is not None and home.sums and home.boot == sent.boot and sent.boot not in work.summed:
-            together = work.together[sent.boot]
-            sums = sum(map(count, together)) if trained else len(together)
+        if home is not None and home.sums and home.boot == sent.boot and sent[2:] not in work.summed:
+            sums = sum(map(count, sent.together)) if trained else len(sent.together)
         return Due(
             client_id,
             work.broadcast.round_idx,

@@ -240,7 +240,7 @@ def check_payload(
     for name, tensor in payload.items():
         low, high = _extremes(tensor)
         if not -_LARGEST_VALUE <= low <= high <= _LARGEST_VALUE and tensor.is_floating_point():
-            odd = "is not finite" if math.isnan(low) or math.inf in (-low, high) else f"is beyond ±{_LARGEST_VALUE:g}"
+            odd = "is not finite" if math.isnan(low) or math.inf in (-low, high) else f"is beyond {_LARGEST_VALUE:g}"
             raise WireError(f"{name[:200]!r} in what {who} sent {odd}; it is left out")
         if name in nonnegative and not 0 <= low <= high <= _LARGEST_COUNT:
             raise WireError(f"{name[:200]!r} in what {who} sent is not from 0 to {_LARGEST_COUNT:g}; it is left out")
@@ -282,7 +282,7 @@ def check_metrics(
         if not known or (trained and not math.isfinite(value)):
             raise WireError(f"{who} sent {_brief(value)} as {name}, which is no finite number")
         if LARGEST < abs(value) < math.inf:
-            raise WireError(f"{who} sent {value:.3g} as {name}, which is beyond ±{LARGEST:.3g}")
+            raise WireError(f"{who} sent {value:.3g} as {name}, which is beyond {LARGEST:.3g}")
         if not trained:
             _check_range(name, value, who, ranges or {})
     return dict(metrics)
