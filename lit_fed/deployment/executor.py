@@ -339,7 +339,7 @@ class GridExecutor(Executor):
         known = self._names.setdefault(client_id, set())
         if len(known | metrics.keys()) > MOST_METRICS:
             raise WireError(f"client {client_id} has sent more than {MOST_METRICS:,} different metrics")
-        known |= metrics.keys()
+        known.update(metrics)
 
     def _update(self, client_id: int, heard: Heard, due: Due) -> ClientUpdate | None:
         """An answer as the loop takes it; None where the client has nothing to say."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import pickle
 import struct
@@ -32,6 +31,7 @@ from lit_fed.deployment.wire import (
 from lit_fed.engine.payload import layout_of
 from lit_fed.errors import WireError
 from lit_fed.tasks import Classifier
+from tests.deployment.support import blob_of
 
 DTYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.bool,
@@ -94,12 +94,6 @@ def test_damaged_bytes_are_refused_or_are_a_message(place: int, written: bytes, 
 
 
 LENGTH = struct.pack("<Q", 66)
-
-
-def blob_of(header: Any, body: bytes | None = None) -> bytes:
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    body = struct.pack("<Q", 2) + b"{}" if body is None else body
-    return struct.pack("<4sI", b"LFW1", len(text)) + text + body
 
 
 @pytest.mark.parametrize(
