@@ -261,10 +261,8 @@ class Node:
         given = self._given[self._run_id]
         given[work] += 1
         if given[work] > _OFTEN:
-            what = " of ".join(shown(one, 40) for one in work[:2] if one)
-            raise WireError(
-                f"the server asks for {what} in one round for the {given[work]}th time; {_OFTEN} are the most"
-            )
+            what = shown(work[1] if work[0] == "ask" else work[0], 40)
+            raise WireError(f"the server asks for {what!r} in one round more often than {_OFTEN} times")
 
     def _say_where(self, at: str) -> None:
         """Say what the server wants, where it is news."""
