@@ -175,7 +175,7 @@ class Node:
             cause = f"{odd}; start both with the same configuration"
         else:
             clients = {str(one): asdict(report) for one, report in self.reports.items()}
-            self._say_where("connected with the server")
+            self._say_where("known to the server")
             return Message("answer", {"boot": self.boot, "clients": clients, "sums": self.withheld is not None})
         self.say(f"refused the server: {cause}")
         return self._failed(-1, -1, cause)

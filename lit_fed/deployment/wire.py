@@ -239,9 +239,10 @@ def check_payload(
             )
     for name, tensor in payload.items():
         low, high = _extremes(tensor)
-        if not -_LARGEST_VALUE <= low <= high <= _LARGEST_VALUE and tensor.is_floating_point():
-            odd = "is not finite" if math.isnan(low) or math.inf in (-low, high) else f"is beyond {_LARGEST_VALUE:g}"
-            raise WireError(f"{name[:200]!r} in what {who} sent {odd}; it is left out")
+        is_whole = not (tensor.is_floating_point() or tensor.is_complex())
+        if not is_whole and not -_LARGEST_VALUE <= low <= high <= _LARGEST_VALUE:
+            why = "is not finite" if math.isnan(low) or math.inf in (-low, high) else f"is beyond {_LARGEST_VALUE:g}"
+            raise WireError(f"{name[:200]!r} in what {who} sent {why}; it is left out")
         if name in nonnegative and not 0 <= low <= high <= _LARGEST_COUNT:
             raise WireError(f"{name[:200]!r} in what {who} sent is not from 0 to {_LARGEST_COUNT:g}; it is left out")
 

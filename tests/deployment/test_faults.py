@@ -287,7 +287,7 @@ def test_another_version_or_configuration_is_told_in_a_line(tmp_path: Path) -> N
     )
     assert greeted(node, settings=node.settings) == "None"
     assert len(said) == 3
-    assert said[2].endswith("connected with the server")
+    assert said[2].endswith("known to the server")
     assert said[0].startswith("refused the server: the node runs")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from lit_fed.deployment import node as node_module
 from lit_fed.deployment.node import Node
 from lit_fed.deployment.node_log import NodeLog
 from lit_fed.deployment.wire import Message, decode, encode
@@ -149,14 +149,14 @@ def test_a_node_says_where_the_run_is_and_when_the_server_is_silent(tmp_path: Pa
     said: list[str] = []
     deploy(small(max_rounds=2), tmp_path, [[0, 1]], own={"say": said.append})
     words = [line.split(" ", 1)[1] for line in said]
-    assert words[:3] == ["connected with the server", "round 1 of 2", "round 2 of 2"]
+    assert words[:3] == ["known to the server", "round 1 of 2", "round 2 of 2"]
     assert words[3].startswith("the run has ended after round 2; its model is kept in ")
     (node,) = nodes_of(small(), tmp_path, [[0]], say=said.append)
     said.clear()
     node.idle()
     assert not said
-    now = node_module.time.monotonic()
-    monkeypatch.setattr(node_module.time, "monotonic", lambda: now + 125)
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 125)
     node.idle()
     node.idle()
     assert said == ["waiting for the server, silent for 2 min; its last word: nothing yet"]

@@ -179,6 +179,17 @@ def test_an_answer_that_was_not_asked_for_is_refused(payload: dict[str, Tensor],
         check_payload(payload, WANTED, "client 3", nonnegative={"n"})
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_tensor_of_every_type_is_looked_at(dtype: torch.dtype) -> None:
+    """Numbers pass in all of them; what is not one, in those that can hold it, does not."""
+    payload = {"w": torch.tensor([0, 1]).to(dtype), "none": torch.zeros(0).to(dtype)}
+    check_payload(payload, layout_of(payload), "client 3")
+    if dtype.is_floating_point or dtype.is_complex:
+        odd = {**payload, "w": torch.tensor([0, math.nan]).to(dtype)}
+        with pytest.raises(WireError, match="'w' in what client 3 sent is not finite"):
+            check_payload(odd, layout_of(odd), "client 3")
+
+
 def test_rows_that_vary_vary_alike() -> None:
     """As many rows as the client has classes, of ten; never more, and the same number of means and variances."""
     layout = layout_of({"mean": torch.zeros(10, 3), "variance": torch.zeros(10, 3), "w": torch.zeros(4)})
