@@ -21,9 +21,10 @@ from lit_fed.deployment.server import federate
 from lit_fed.deployment.wire import Message, decode, encode
 from lit_fed.engine.protocols import ClientTest, GlobalTest, PersonalTest
 from lit_fed.errors import ClientFailure, ConfigError
-from lit_fed.methods import FedAvg
-from tests.deployment.support import KeyedGrid, Make, blob_of, nodes_of, small, written
-from tests.support import Points, rows, weights
+from lit_fed.methods import CalibratedTest, FedAvg, SphereFed
+from tests.deployment.support import KeyedGrid, Make, Parts, blob_of, nodes_of, small, written
+from tests.methods.frozen_heads.support import digits, model
+from tests.support import Points, rows, trainer, weights
 
 Lie = Callable[[Message], Message | bytes]
 KEYS = {1: "a1", 2: "b2", 3: "c3"}
@@ -465,3 +466,31 @@ def test_what_is_encoded_is_what_is_written() -> None:
     """The helper of these tests writes what a node would."""
     message = Message("answer", {"client": 1}, {"payload": {"w": torch.ones(2)}})
     assert decode(written(message)).fields == decode(encode(message)).fields
+
+
+@pytest.mark.parametrize(
+    ("lie", "why"),
+    [
+        (failing(cause="no"), "no client gave the moments of its features"),
+        (lambda answer: _zeroed(answer), "the moments that clients gave are of no features"),
+    ],
+)
+def test_a_protocol_of_which_nothing_is_left_reports_nothing(
+    tmp_path: Path, lines: Callable[[], str], lie: Lie, why: str
+) -> None:
+    """Whoever answers for all clients can spoil what is solved from their answers, and not the run."""
+
+    def make(folder: Path) -> Parts:
+        torch.manual_seed(0)
+        own = trainer(folder, max_rounds=1, on_client_failure="skip", protocols=[CalibratedTest()])
+        return Parts(own, model(), digits(), SphereFed())
+
+    clients = list(range(digits().num_clients))
+    made = run_with(tmp_path, make, [clients], "ask", lie)
+    assert made.run.next_round == 1
+    assert f"there are no metrics calibrated/…: {why}".replace("…", "") in lines().replace("…", "")
+
+
+def _zeroed(answer: Message) -> Message:
+    zero = {name: torch.zeros_like(tensor) for name, tensor in answer.tensors["payload"].items()}
+    return replace(answer, tensors={"payload": zero})

@@ -138,11 +138,9 @@ class Late(KeyedGrid):
     def pull(self, message_ids: Collection[str]) -> Iterator[Reply]:
         """The answers, in their time."""
         told = {one: (self._waiting[one][0], decode(self._waiting[one][1])) for one in message_ids}
-        asked = any(
-            message.word == "train" and message.fields["round"] == 1 for node, message in told.values() if node == 2
-        )
-        for one, (node, message) in told.items():
-            if asked or node != 2 or message.word != "train":
+        trained = [message.fields["round"] for node, message in told.values() if node == 2 and message.word == "train"]
+        for one, (node, message) in reversed(told.items()):
+            if 1 in trained or node != 2 or message.word != "train":
                 yield from super().pull([one])
                 return
 
