@@ -241,8 +241,7 @@ class Node:
             for group in ("payload", "frozen")
         }
         payload: Payload = decoded(received["payload"], federation.channel.downlink)
-        if message.word == "train":
-            self._check(payload, round_idx, kind, "train")
+        self._check(payload, round_idx, kind, "train" if message.word == "train" else "test")
         return Broadcast(round_idx, {kind: payload}, {kind: received["frozen"]})
 
     def _check(self, payload: Payload, round_idx: int, kind: str, stage: Stage) -> None:
