@@ -171,6 +171,12 @@ def _configurations(file: FederationFile) -> dict[str, str]:
     Raises:
         ConfigError: If it is none, or does not go with the federation's file.
     """
+    owned = {SERVER: file.server_data, **{site.name: site.data for site in file.sites}}
+    if odd := [(name, key) for name, own in owned.items() for key in own if key not in OWN_DATA]:
+        raise ConfigError(
+            f"federation file {file.path}: data.{odd[0][1]} of {odd[0][0]} must be the same everywhere; put it into "
+            f"{file.configs[-1]}. An end's own are {', '.join(OWN_DATA)}"
+        )
     words = [word for path in file.configs for word in ("-c", path)]
     check_files(words)
     trainer, parts = make(_read(words), ())
@@ -181,14 +187,9 @@ def _configurations(file: FederationFile) -> dict[str, str]:
         raise ConfigError(f"data.num_clients is not set in {', '.join(file.configs)}; write how many clients there are")
     check_everybody(file, num_clients)
     texts = {}
-    for name, own in {SERVER: file.server_data, **{site.name: site.data for site in file.sites}}.items():
-        for key in own:
-            if key not in OWN_DATA:
-                raise ConfigError(
-                    f"federation file {file.path}: data.{key} of {name} must be the same everywhere; put it into "
-                    f"{file.configs[-1]}. An end's own are {', '.join(OWN_DATA)}"
-                )
-        found = _read([*words, *(f"--data.init_args.{key}={json.dumps(value)}" for key, value in own.items())])
+    for name, own in owned.items():
+        said = {key: value if isinstance(value, str) else json.dumps(value) for key, value in own.items()}
+        found = _read([*words, *(f"--data.init_args.{key}={value}" for key, value in said.items())])
         here = {**init_args, **{key: found.settings.data.init_args[key] for key in own}}
         data = {"class_path": content["data"]["class_path"], "init_args": here}
         texts[name] = yaml.safe_dump({**content, "data": data}, sort_keys=False, allow_unicode=True)

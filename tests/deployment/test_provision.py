@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
-import ssl
 import subprocess
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -128,13 +128,19 @@ def test_an_address_of_version_6_stands_in_brackets(tmp_path: Path) -> None:
 
 
 def test_an_ends_own_settings_of_the_data_are_in_its_configuration_only(tmp_path: Path) -> None:
-    sites = SITES | {"north": {"clients": [0], "data": {"num_workers": 3}}}
-    provisioned(tmp_path, sites=sites)
-    out = tmp_path / "out"
-    one, other = (yaml.safe_load((out / path / "config.yaml").read_text()) for path in ("sites/north", "sites/south"))
-    assert one["data"]["init_args"].pop("num_workers") == 3
-    assert other["data"]["init_args"].pop("num_workers") == 0
-    assert one == other == yaml.safe_load((out / "server" / "config.yaml").read_text()) | {"data": other["data"]}
+    file = described(tmp_path, sites=SITES | {"north": {"clients": [0], "data": {"root": "/data/of north: 1"}}})
+    arrays = {"num_clients": 4, "stored_shape": [1, 8, 8], "num_classes": 10}
+    more = {"data": {"class_path": "ClientArrays", "init_args": arrays}}
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(yaml.safe_load((tmp_path / "run.yaml").read_text()) | more))
+    provision(read_federation(file), tmp_path / "out", (), NOW)
+    texts = [tmp_path / "out" / name / "config.yaml" for name in ("sites/north", "sites/south", "server")]
+    one, other, server = (yaml.safe_load(path.read_text()) for path in texts)
+    assert other == server
+    assert (one["data"]["init_args"].pop("root"), other["data"]["init_args"].pop("root")) == (
+        "/data/of north: 1",
+        "data",
+    )
+    assert one == other
 
 
 # ---------------------------------------------------------------------- what is kept
@@ -174,7 +180,9 @@ def test_a_lost_key_is_made_anew_on_request_and_no_other(tmp_path: Path) -> None
     assert changed(tmp_path / "out", before) == {"server/server.key", "server/server.crt"}
 
 
-@pytest.mark.parametrize(("days", "renewed"), [(334, False), (336, True), (400, True)])  # of 365, renewed in the last 30
+@pytest.mark.parametrize(
+    ("days", "renewed"), [(334, False), (336, True), (400, True)]
+)  # of 365, renewed in the last 30
 def test_a_certificate_near_its_end_is_renewed_under_the_same_key_and_authority(
     tmp_path: Path, days: int, renewed: bool
 ) -> None:
@@ -225,8 +233,9 @@ def test_keys_that_were_moved_to_where_they_are_used_are_not_missed(tmp_path: Pa
 
 
 def test_a_key_that_a_site_has_made_itself_is_kept(tmp_path: Path) -> None:
-    provisioned(tmp_path / "other") if (tmp_path / "other").mkdir() else None
-    provisioned(tmp_path)
+    (tmp_path / "other").mkdir()
+    for folder in (tmp_path, tmp_path / "other"):
+        provisioned(folder)
     public = tmp_path / "out" / "server" / "keys" / "north.pub"
     shutil.copy(tmp_path / "other" / "out" / "server" / "keys" / "south.pub", public)
     (tmp_path / "out" / "sites" / "north" / "node.key").unlink()
@@ -242,7 +251,7 @@ def test_a_site_that_is_gone_opens_nothing(tmp_path: Path) -> None:
     assert "south" not in (tmp_path / "out" / "server" / "node_keys.yaml").read_text()
 
 
-@pytest.mark.parametrize("writes", range(20))
+@pytest.mark.parametrize("writes", range(0, 24, 3))  # of 27
 def test_killed_at_any_file_and_called_again_it_is_whole_and_keeps_what_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int
 ) -> None:
@@ -367,7 +376,7 @@ def site(name: Any = "north", **changes: Any) -> dict[str, Any]:
         ({"config": []}, r"config is \[\]; it must be a file, or a list of files"),
         ({"config": [1]}, r"config is \[1\]"),
         ({"config": "other.yaml"}, "config file .*other.yaml does not exist"),
-        ({"config": "federation.yaml"}, "config file .*federation.yaml|unknown key"),
+        ({"config": "federation.yaml"}, "loop detected: .*federation.yaml"),
         (site("../north"), "site '../north' has a name that cannot be; write up to 63 of"),
         (site(".."), "site '..' has a name"),
         (site("a/b"), "site 'a/b' has a name"),
@@ -425,27 +434,27 @@ def test_whatever_a_file_holds_it_is_read_or_refused(tmp_path_factory: pytest.Te
     else:
         place.append(data.draw(ANYTHING))
     path.write_text(yaml.safe_dump(content, allow_unicode=True), encoding="utf-8")
-    try:
+    with suppress(ConfigError):
         found = read_federation(path)
-    except ConfigError as error:
-        assert "\n" not in str(error)
-    else:
         assert all(re.fullmatch(r"[A-Za-z0-9][\w-]*", one.name, re.ASCII) for one in found.sites)
         assert not re.search(r"[^A-Za-z0-9.:\[\]-]", found.address)
 
 
-def test_a_folder_of_something_else_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").touch()
-    with pytest.raises(ConfigError, match=r"out holds thesis\.tex, which is no part of a federation; name a new folder"):
+    with pytest.raises(
+        ConfigError, match=r"out holds thesis\.tex, which is no part of a federation; name a new folder"
+    ):
         provisioned(tmp_path)
-    with pytest.raises(ConfigError, match="there is no such end in .*; did you mean north?"):
+    (tmp_path / "out" / "thesis.tex").unlink()
+    with pytest.raises(ConfigError, match=r"there is no such end in .*; did you mean north\?"):
         provisioned(tmp_path, "nort")
     with pytest.raises(ConfigError, match=r"federation\.yaml is no folder"):
         provision(read_federation(described(tmp_path)), tmp_path / "federation.yaml", (), NOW)
 
 
-def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     provisioned(tmp_path)
     (tmp_path / "out" / "sites" / "north" / "README.md").unlink()
     (tmp_path / "out" / "sites" / "north" / "README.md").mkdir()
