@@ -12,6 +12,7 @@ from typing import Any
 from lit_fed.command.readable import read_settings
 from lit_fed.command.shipped import name_of, shipped
 from lit_fed.command.suggest import close
+from lit_fed.deployment.agreed import OWN_DATA
 from lit_fed.errors import ConfigError
 
 SERVER = "server"
@@ -20,6 +21,7 @@ SERVER = "server"
 _SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")  # goes into paths, shell commands and names of services
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 _MOST_NAME = 253  # characters of a host's name, by RFC 1035
+_KINDS = {str: "a text", bool: "true or false", int: "a whole number"}
 _EMPTY = "holds no federation; write the keys server:, config: and sites:"
 
 
@@ -178,8 +180,13 @@ def _configs(value: Any, folder: Path, where: str) -> tuple[str, ...]:
 def _data(content: Mapping[str, Any], where: str) -> dict[str, Any]:
     own = _mapping(content["data"], f"{where}.data") if content.get("data") is not None else {}
     for key, value in own.items():
-        if not isinstance(value, str | int | float):
-            raise ConfigError(f"{where}: data.{key} is {value!r:.80}; it must be a text, a number, true or false")
+        if key not in OWN_DATA:
+            raise ConfigError(
+                f"{where}: data.{key} must be the same everywhere, so it belongs into the run's configuration; "
+                f"an end's own are {', '.join(OWN_DATA)}"
+            )
+        if type(value) is not OWN_DATA[key]:
+            raise ConfigError(f"{where}: data.{key} is {value!r:.80}; it must be {_KINDS[OWN_DATA[key]]}")
     return own
 
 

@@ -20,7 +20,6 @@ from lit_fed.command.suggest import close, join_or
 from lit_fed.command.table import Call
 from lit_fed.command.values import check_values
 from lit_fed.command.words import prepared
-from lit_fed.deployment.agreed import OWN_DATA
 from lit_fed.errors import ConfigError
 from lit_fed.parsing import Parser
 
@@ -171,38 +170,26 @@ def _configurations(file: FederationFile) -> dict[str, str]:
     Raises:
         ConfigError: If it is none, or does not go with the federation's file.
     """
-    owned = {SERVER: file.server_data, **{site.name: site.data for site in file.sites}}
-    if odd := [(name, key) for name, own in owned.items() for key in own if key not in OWN_DATA]:
-        raise ConfigError(
-            f"federation file {file.path}: data.{odd[0][1]} of {odd[0][0]} must be the same everywhere; put it into "
-            f"{file.configs[-1]}. An end's own are {', '.join(OWN_DATA)}"
-        )
     words = [word for path in file.configs for word in ("-c", path)]
     check_files(words)
-    trainer, parts = make(_read(words), ())
+    parser = Parser(exit_on_error=False)
+    add_run(parser)
+    settings = parser.parse_args(prepared(["federate", *words])[1:])
+    check_values(settings)
+    trainer, parts = make(Call(settings, parser, words), ())
     content = yaml.safe_load(trainer.settings.config)
-    init_args = content["data"].get("init_args") or {}
+    cls, init_args = content["data"]["class_path"], content["data"].get("init_args") or {}
     num_clients = init_args.get("num_clients", parts.data.num_clients)
     if num_clients is None:
         raise ConfigError(f"data.num_clients is not set in {', '.join(file.configs)}; write how many clients there are")
     check_everybody(file, num_clients)
     texts = {}
-    for name, own in owned.items():
-        said = {key: value if isinstance(value, str) else json.dumps(value) for key, value in own.items()}
-        found = _read([*words, *(f"--data.init_args.{key}={value}" for key, value in said.items())])
-        here = {**init_args, **{key: found.settings.data.init_args[key] for key in own}}
-        data = {"class_path": content["data"]["class_path"], "init_args": here}
-        texts[name] = yaml.safe_dump({**content, "data": data}, sort_keys=False, allow_unicode=True)
+    for name, own in {SERVER: file.server_data, **{site.name: site.data for site in file.sites}}.items():
+        for key in own.keys() - init_args.keys():
+            raise ConfigError(f"federation file {file.path}: data.{key} of {name} is no setting of {cls}; remove it")
+        here = {"class_path": cls, "init_args": {**init_args, **own}}
+        texts[name] = yaml.safe_dump({**content, "data": here}, sort_keys=False, allow_unicode=True)
     return texts
-
-
-def _read(words: list[str]) -> Call:
-    """The settings of a run, read as `federate` reads them."""
-    parser = Parser(exit_on_error=False)
-    add_run(parser)
-    call = Call(parser.parse_args(prepared(["federate", *words])[1:]), parser, words)
-    check_values(call.settings)
-    return call
 
 
 # ---------------------------------------------------------------------- what each end is told

@@ -13,8 +13,8 @@ _TRAINER = (
     "gradient_clip_algorithm", "accumulate_grad_batches", "uplink_codec", "downlink_codec", "protocols", "num_threads",
     "channels_last",
 )  # fmt: skip
-OWN_DATA = ("root", "download", "num_workers")
-"""Settings of the data that are each end's own: where they lie, and how they are read."""
+OWN_DATA: dict[str, type] = {"root": str, "download": bool, "num_workers": int}
+"""Settings of the data that are each end's own, by type: where they lie, and how they are read."""
 
 
 def agreed(config: str) -> dict[str, str]:
