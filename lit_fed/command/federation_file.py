@@ -47,7 +47,8 @@ class FederationFile:
     Args:
         path: The file.
         names: Host names and addresses of the server; nodes are told the first.
-        port: At which the server listens.
+        port: At which nodes reach the server, and it listens.
+        listen: Address of the server's machine at which it listens; none for the one that nodes are told.
         configs: The run's configuration files.
         server_data: The server's own settings of the data.
         sites: In their order.
@@ -56,6 +57,7 @@ class FederationFile:
     path: Path
     names: tuple[str, ...]
     port: int
+    listen: str | None
     configs: tuple[str, ...]
     server_data: Mapping[str, Any]
     sites: tuple[Site, ...]
@@ -63,7 +65,14 @@ class FederationFile:
     @property
     def address(self) -> str:
         """Of the server, as nodes are told it."""
-        host = self.names[0]
+        return self._at(self.names[0])
+
+    @property
+    def bind(self) -> str | None:
+        """Where the server listens, if that is not where nodes are told that it is."""
+        return None if self.listen is None else self._at(self.listen)
+
+    def _at(self, host: str) -> str:
         return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
 
@@ -77,12 +86,14 @@ def read_federation(path: Path) -> FederationFile:
     where = f"federation file {path}"
     _known(content, where, ("server", "config", "sites"), ("server", "config", "sites"))
     server = _mapping(content["server"], f"{where}: server")
-    _known(server, f"{where}: server", ("names", "port", "data"), ("names", "port"))
+    _known(server, f"{where}: server", ("names", "port", "listen", "data"), ("names", "port"))
     sites = _mapping(content["sites"], f"{where}: sites")
+    names = _names(server["names"], f"{where}: server.names")
     return FederationFile(
         path,
-        _names(server["names"], f"{where}: server.names"),
+        names,
         _port(server["port"], f"{where}: server.port"),
+        _listen(server.get("listen"), names[0], f"{where}: server.listen"),
         _configs(content["config"], path.parent, f"{where}: config"),
         _data(server, f"{where}: server"),
         _apart([_site(name, value, f"{where}: site") for name, value in sites.items()], where),
@@ -166,6 +177,23 @@ def _port(value: Any, where: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**16:
         raise ConfigError(f"{where} is {value!r:.80}; it must be a whole number from 1 to 65535")
     return value
+
+
+def _listen(value: Any, name: str, where: str) -> str | None:
+    """By default every address, because a name may lead here by way of another machine; of loopback that one."""
+    if value is None:
+        return None if _is_loopback(name) else "::" if ":" in name else "0.0.0.0"
+    try:
+        return str(ip_address(value if isinstance(value, str) else ""))
+    except ValueError as error:
+        raise ConfigError(f"{where} is {value!r:.80}; it must be an address of the server's machine") from error
+
+
+def _is_loopback(name: str) -> bool:
+    try:
+        return ip_address(name).is_loopback
+    except ValueError:
+        return name == "localhost"
 
 
 def _configs(value: Any, folder: Path, where: str) -> tuple[str, ...]:

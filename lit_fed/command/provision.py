@@ -199,8 +199,9 @@ def _texts_of_server(file: FederationFile) -> dict[str, str]:
     """All that the server's folder holds but keys, certificates and the configuration."""
     from lit_fed.deployment.keyring import KEYS
 
+    bind = "" if file.bind is None else f"--bind {file.bind} "
     command = (
-        f"lit-fed federate -c config.yaml --superlink {file.address} --ca ca.crt --certificate server.crt "
+        f"lit-fed federate -c config.yaml --superlink {file.address} {bind}--ca ca.crt --certificate server.crt "
         "--key server.key --node_keys node_keys.yaml --ckpt_path last"
     )
     node_keys = "".join(f"{KEYS}/{site.name}.pub: {list(site.clients)}\n" for site in file.sites)

@@ -122,9 +122,24 @@ def test_openssl_takes_the_certificate_by_its_strictest_rules(tmp_path: Path) ->
     subprocess.run(["openssl", "verify", *words, "-CAfile", ca, certificate], check=True, capture_output=True)
 
 
-def test_an_address_of_version_6_stands_in_brackets(tmp_path: Path) -> None:
-    provisioned(tmp_path, server={"names": ["::1"], "port": 9092})
-    assert "--superlink [::1]:9092 " in (tmp_path / "out" / "sites" / "north" / "README.md").read_text()
+@pytest.mark.parametrize(
+    ("server", "told", "bound"),
+    [
+        ({"names": ["127.0.0.1", "a.example.org"]}, "127.0.0.1:9092", ""),
+        ({"names": ["localhost"]}, "localhost:9092", ""),
+        ({"names": ["::1"]}, "[::1]:9092", ""),
+        ({"names": ["a.example.org", "192.0.2.7"]}, "a.example.org:9092", "--bind 0.0.0.0:9092 "),  # maybe behind NAT
+        ({"names": ["2001:db8::0:7"]}, "[2001:db8::7]:9092", "--bind [::]:9092 "),
+        ({"names": ["A.example.org"], "listen": "10.0.0.7"}, "a.example.org:9092", "--bind 10.0.0.7:9092 "),
+    ],
+)
+def test_nodes_are_told_the_first_name_and_the_server_where_to_listen(
+    tmp_path: Path, server: dict[str, Any], told: str, bound: str
+) -> None:
+    provisioned(tmp_path, server=server | {"port": 9092})
+    out = tmp_path / "out"
+    assert f"--superlink {told} --ca" in (out / "sites" / "north" / "README.md").read_text()
+    assert f"--superlink {told} {bound}--ca" in (out / "server" / "README.md").read_text()
 
 
 def test_an_ends_own_settings_of_the_data_are_in_its_configuration_only(tmp_path: Path) -> None:
@@ -348,11 +363,13 @@ def site(name: Any = "north", **changes: Any) -> dict[str, Any]:
         ({"sites": {}}, r"sites is {}; it must be a mapping"),
         ({"server": "127.0.0.1:9092"}, "server is '127.0.0.1:9092'; it must be a mapping"),
         ({"server": {"names": ["a"]}}, "server: port is missing"),
-        (server(host="a"), "server: unknown key 'host'; there are names, port, data"),
+        (server(host="a"), "server: unknown key 'host'; there are names, port, listen, data"),
         (server(port=0), "server.port is 0; it must be a whole number from 1 to 65535"),
         (server(port=65536), "server.port is 65536"),
         (server(port=True), "server.port is True"),
         (server(port="9092"), "server.port is '9092'"),
+        (server(listen="here"), "server.listen is 'here'; it must be an address of the server's machine"),
+        (server(listen=7), "server.listen is 7"),
         (server(names="127.0.0.1"), "server.names is '127.0.0.1'; it must be a list of host names and addresses"),
         (server(names=[]), r"server.names is \[\]"),
         (server(names=[7]), "server.names: 7 is no text"),
