@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from lit_fed.callbacks import Callback
@@ -67,6 +68,7 @@ def federate(
     patience: Patience | None = None,
     gathering_s: float = 120.0,
     limit: int = MOST_BYTES,
+    node_clients: Mapping[str, frozenset[int]] | None = None,
 ) -> None:
     """Train a federation whose clients live on nodes.
 
@@ -80,6 +82,7 @@ def federate(
         patience: How long to wait in a round.
         gathering_s: Seconds in which all clients must have come at the start.
         limit: The size of the largest message that is sent or taken.
+        node_clients: By a node's key, the clients that it may be; None where nodes have no keys.
 
     Raises:
         ConfigError: If a client does not come, or the parts cannot work together.
