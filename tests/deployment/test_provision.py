@@ -21,6 +21,8 @@ from lit_fed.command.federation_file import read_federation
 from lit_fed.command.provision import provision
 from lit_fed.deployment import keyring
 from lit_fed.deployment.authority import read_certificate, read_key, read_public
+from lit_fed.deployment.keys import Signer
+from lit_fed.deployment.node_keys import read_node_keys
 from lit_fed.deployment.security import Security
 from lit_fed.errors import CheckpointError, ConfigError
 from tests.support import ROOT
@@ -91,6 +93,14 @@ def test_the_map_leads_from_each_sites_public_key_to_its_clients(tmp_path: Path)
     for name in SITES:
         private = tmp_path / "out" / "sites" / name / "node.key"
         assert read_key(private).public_key() == read_public(server / "keys" / f"{name}.pub")
+
+
+def test_the_server_and_the_nodes_read_what_they_were_given(tmp_path: Path) -> None:
+    provisioned(tmp_path)
+    found = read_node_keys(tmp_path / "out" / "server" / "node_keys.yaml")
+    for name, told in SITES.items():
+        signer = Signer(str(tmp_path / "out" / "sites" / name / "node.key"))
+        assert found[signer.public.hex()] == set(told["clients"])
 
 
 @pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="there is no ssh-keygen here")
