@@ -129,10 +129,11 @@ def provision(file: FederationFile, output: Path, anew: Sequence[str], now: date
 
     _check(file, output, anew)
     configs = _configurations(file)
+    keyring = Keyring(output, file.names, now, anew)
+    keyring.check(site.name for site in file.sites)
     homes = {SERVER: output / SERVER, **{site.name: output / SITES / site.name for site in file.sites}}
     for folder in (output, output / AUTHORITY, *homes.values()):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    keyring = Keyring(output, file.names, now, anew)
     done = {AUTHORITY: keyring.authority(), SERVER: keyring.server()}
     done |= {site.name: keyring.site(site.name) for site in file.sites}
     ca = (output / AUTHORITY / "ca.crt").read_bytes()

@@ -18,6 +18,7 @@ KINDS: dict[str, Callable[[random.Random], Iterator[Case]]] = {
     "arrays": files.broken_arrays,
     "texts": files.broken_texts,
     "images": files.broken_folders,
+    "federation": files.broken_federations,
     "study": runs.broken_studies,
 }
 

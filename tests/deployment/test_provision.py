@@ -325,9 +325,24 @@ def test_halves_of_different_keys_are_refused(tmp_path: Path) -> None:
 def test_a_damaged_file_is_named_and_not_written_over(tmp_path: Path, path: str, told: str, content: bytes) -> None:
     provisioned(tmp_path)
     (tmp_path / "out" / path).write_bytes(content)
+    (tmp_path / "out" / "server" / "keys" / "south.pub").unlink()  # which would be written again
+    before = files(tmp_path / "out")
     with pytest.raises(ConfigError, match=re.escape(told)):
         provisioned(tmp_path)
-    assert (tmp_path / "out" / path).read_bytes() == content
+    assert not changed(tmp_path / "out", before)
+
+
+@pytest.mark.parametrize(
+    "path", ["authority/ca.key", "server/server.key", "server/keys/north.pub", "sites/north/node.key"]
+)
+def test_a_key_on_a_disk_that_is_not_there_is_no_reason_for_another(tmp_path: Path, path: str) -> None:
+    link = tmp_path / "out" / path
+    link.parent.mkdir(parents=True)
+    link.symlink_to(tmp_path / "stick" / link.name)
+    with pytest.raises(ConfigError, match="cannot be read: No such file or directory"):
+        provisioned(tmp_path)
+    assert link.is_symlink()
+    assert not files(tmp_path / "out")
 
 
 def test_a_key_of_another_kind_is_refused(tmp_path: Path) -> None:
