@@ -84,8 +84,9 @@ def read_public(path: Path) -> EllipticCurvePublicKey:
     Raises:
         ConfigError: If the file holds none, or one of another kind.
     """
+    content = _content(path)
     try:
-        key = load_ssh_public_key(_content(path))
+        key = load_ssh_public_key(content)
     except (ValueError, UnsupportedAlgorithm) as error:
         raise ConfigError(f"{path} is no public key of OpenSSH; put the right file back") from error
     if not isinstance(key, EllipticCurvePublicKey) or not isinstance(key.curve, SECP384R1):
@@ -143,8 +144,9 @@ def read_certificate(path: Path) -> x509.Certificate:
     Raises:
         ConfigError: If the file holds none.
     """
+    content = _content(path)
     try:
-        return x509.load_pem_x509_certificate(_content(path))
+        return x509.load_pem_x509_certificate(content)
     except ValueError as error:
         raise ConfigError(f"{path} is no certificate; put the right file back, or remove it for a new one") from error
 
