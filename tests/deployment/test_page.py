@@ -1,4 +1,4 @@
-"""What docs/deployment.md says is done here as it stands there: from nothing to a federation of three sites."""
+"""What docs/deployment.md says is done here as it stands there; what SECURITY.md promises has a test."""
 
 from __future__ import annotations
 
@@ -111,3 +111,15 @@ def ends(nodes: list[str], folder: Path, environment: Mapping[str, str]) -> Iter
     log = folder / f"node_{len(nodes)}.log"
     with at_work(nodes[0], folder, environment, log), ends(nodes[1:], folder, environment):
         yield
+
+
+def test_every_promise_names_a_test_that_there_is() -> None:
+    text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
+    rows = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
+    promises = [row for row in rows if row[0].strip() not in ("promise", "---")]
+    assert len(promises) > 15
+    for promise, shown in promises:
+        named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", shown)
+        assert named, promise
+        for file, test in named:
+            assert re.search(rf"^def {test}\(", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE), (file, test)

@@ -205,6 +205,14 @@ def test_a_lost_key_is_made_anew_on_request_and_no_other(tmp_path: Path) -> None
     assert changed(tmp_path / "out", before) == {"server/server.key", "server/server.crt"}
 
 
+def test_a_key_that_was_replaced_opens_nothing(tmp_path: Path) -> None:
+    provisioned(tmp_path)
+    old = Signer(str(tmp_path / "out" / "sites" / "north" / "node.key")).public.hex()
+    assert read_node_keys(tmp_path / "out" / "server" / "node_keys.yaml")[old] == {0}
+    provisioned(tmp_path, "north")
+    assert old not in read_node_keys(tmp_path / "out" / "server" / "node_keys.yaml")
+
+
 @pytest.mark.parametrize(
     ("days", "renewed"), [(334, False), (336, True), (400, True)]
 )  # of 365, renewed in the last 30
