@@ -246,13 +246,18 @@ def serve(node: Node, address: str, security: Security) -> None:
         stack.callback(line.close)
         stack.enter_context(node.at_work())
         security.greet(address)
-        while True:
-            line.connect()
-            try:
-                with line.alive():
-                    _work(node, line)
-            except Unknown:
-                line.connected = False
+        attend(node, line)
+
+
+def attend(node: Node, line: Line) -> None:
+    """Do what the server has to do, whenever it is there."""
+    while True:
+        line.connect()
+        try:
+            with line.alive():
+                _work(node, line)
+        except Unknown:
+            line.connected = False
 
 
 def _work(node: Node, line: Line) -> None:

@@ -60,10 +60,10 @@ def check_public(address: str) -> None:
     Raises:
         ConfigError: If it stands for every address of a machine.
     """
-    if (host := split_address(address)[0]) in _ANYWHERE:
+    if split_address(address)[0] in _ANYWHERE:
         raise ConfigError(
             f"--superlink {address} is no address that a node can reach: give the name or address by which nodes know "
-            f"the server, and --bind {host}:{split_address(address)[1]} to listen everywhere"
+            f"the server, and --bind {address} to listen everywhere"
         )
 
 
@@ -79,9 +79,20 @@ def listen(address: str, option: str) -> socket.socket:
     """
     host, port = split_address(address, option)
     try:
-        family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        both = host == "::" and socket.has_dualstack_ipv6()
-        return socket.create_server(place[:2], family=family, backlog=1024, dualstack_ipv6=both)
+        family, kind, proto, _, place = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP, flags=socket.AI_PASSIVE
+        )[0]
+        door = socket.socket(family, kind, proto)  # asyncio sends small answers at once only where this is TCP by name
+        try:
+            door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if host == "::":
+                door.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            door.bind(place)
+            door.listen(1024)
+        except OSError:
+            door.close()
+            raise
+        return door
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         advice = "choose another port" if option == "--bind" else "give an address of this machine by --bind, or free it"

@@ -234,7 +234,6 @@ async def _write(line: h11.Connection, writer: asyncio.StreamWriter, status: int
     if line.their_state is not h11.DONE:
         headers.append(("connection", "close"))
     events = [h11.Response(status_code=status, headers=headers), h11.Data(data=content), h11.EndOfMessage()]
-    for event in events:
-        writer.write(line.send(event) or b"")
+    writer.write(b"".join(line.send(event) or b"" for event in events))
     async with asyncio.timeout(WRITE_S):
         await writer.drain()
