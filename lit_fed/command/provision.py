@@ -71,11 +71,16 @@ WorkingDirectory=/srv/lit_fed/{name}
 ExecStart=/srv/lit_fed/venv/bin/{command}
 Restart=on-failure
 RestartSec=30
+Environment=HOME=/srv/lit_fed/{name}
 UMask=0077
+CapabilityBoundingSet=
 NoNewPrivileges=true
 PrivateTmp=true
+ProtectControlGroups=true
 ProtectHome=read-only
+ProtectKernelTunables=true
 ProtectSystem=strict
+RestrictSUIDSGID=true
 ReadWritePaths=/srv/lit_fed/{name}
 
 [Install]

@@ -132,6 +132,20 @@ def test_openssl_takes_the_certificate_by_its_strictest_rules(tmp_path: Path) ->
     subprocess.run(["openssl", "verify", *words, "-CAfile", ca, certificate], check=True, capture_output=True)
 
 
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd here")
+def test_systemd_takes_the_units(tmp_path: Path) -> None:
+    provisioned(tmp_path)
+    units = sorted((tmp_path / "out").rglob("*.service"))
+    assert len(units) == 4
+    for unit in units:
+        readme = (unit.parent / "README.md").read_text()
+        (started,) = re.findall(r"^ExecStart=/srv/lit_fed/venv/bin/(.*)$", unit.read_text(), re.MULTILINE)
+        assert f"\n    {started}\n" in readme  # the same as by hand
+        unit.write_text(unit.read_text().replace("/srv/lit_fed/venv/bin/lit-fed", shutil.which("true") or ""))
+    done = subprocess.run(["systemd-analyze", "verify", *units], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize(
     ("server", "told", "bound"),
     [
