@@ -47,10 +47,12 @@ def test_flowers_own_reader_finds_the_blob_and_what_is_said_of_it(size: int, con
 
 def test_what_flower_writes_is_read() -> None:
     from flwr.app import Array, ArrayRecord, Message, RecordDict
+    from flwr.app.metadata import Metadata
     from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
     array = Array(dtype="uint8", shape=(5,), stype="lit_fed", data=b"hello")
-    message = Message(RecordDict({"lit_fed": ArrayRecord({"blob": array})}), 5, "train")
+    about = Metadata(7, "", 1, 5, "", "", 1.8e9, 60.0, "train")
+    message = Message(content=RecordDict({"lit_fed": ArrayRecord({"blob": array})}), metadata=about)
     objects = {name: one.deflate() for name, one in get_all_nested_objects(message).items()}
     assert fleet.unpack(message.object_id, objects, MOST) == b"hello"
 
