@@ -18,14 +18,20 @@ _OF_CLIENT = """# Client {client}
 
 `data.npz` holds this client's samples and nobody else's. On its machine, in the folder that holds this one{public}:
 
-    lit-fed node -c client_{client}/config.yaml --client {client} --superlink ADDRESS --state_dir node_{client}
+    lit-fed node -c client_{client}/config.yaml --client {client} --superlink ADDRESS --state_dir node_{client} \\
+      --ca ca.crt --key node.key
+
+`lit-fed provision` makes `ca.crt` and `node.key`. Where all ends are on one machine, both options may be left out.
 """
 _OF_SERVER = """# The server
 
 `data.npz` holds the shared test set; without it only clients' metrics are reported. In the folder that holds this
 one{public}:
 
-    lit-fed federate -c server/config.yaml --superlink ADDRESS
+    lit-fed federate -c server/config.yaml --superlink ADDRESS \\
+      --ca ca.crt --certificate server.crt --key server.key --node_keys node_keys.yaml
+
+`lit-fed provision` makes these files. Where all ends are on one machine, the four options may be left out.
 """
 
 

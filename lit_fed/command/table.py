@@ -65,6 +65,9 @@ COMMANDS = {
     "results": Command("Write the claims of all studies that have run on one page.", "lit_fed.studies.run_results"),
     "node": Command("Be some clients of a federation, where their data are.", "lit_fed.command.node"),
     "federate": Command("Train a federation whose clients live on nodes.", "lit_fed.command.federate"),
+    "provision": Command(
+        "Write certificates, keys and a folder for each end of a federation.", "lit_fed.command.provision"
+    ),
     "split": Command("Write a data set as one folder a client, to try a federation out.", "lit_fed.command.split"),
     "cost": Command("Count the bytes that a run will send, without running it.", "lit_fed.command.cost"),
     "simulate": Command(

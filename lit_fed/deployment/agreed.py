@@ -13,7 +13,8 @@ _TRAINER = (
     "gradient_clip_algorithm", "accumulate_grad_batches", "uplink_codec", "downlink_codec", "protocols", "evaluate_on",
     "num_threads", "channels_last",
 )  # fmt: skip
-_OWN_DATA = ("root", "download", "num_workers")  # where the data lie, and how they are read
+OWN_DATA: dict[str, type] = {"root": str, "download": bool, "num_workers": int}
+"""Settings of the data that are each end's own, by type: where they lie, and how they are read."""
 
 
 def agreed(config: str) -> dict[str, str]:
@@ -24,7 +25,7 @@ def agreed(config: str) -> dict[str, str]:
     """
     content = read_yaml(config) or {}
     trainer, data = content.get("trainer") or {}, content.get("data") or {}
-    own = {key: value for key, value in (data.get("init_args") or {}).items() if key not in _OWN_DATA}
+    own = {key: value for key, value in (data.get("init_args") or {}).items() if key not in OWN_DATA}
     parts = {
         "trainer": {key: trainer[key] for key in _TRAINER if key in trainer},
         "data": {**data, "init_args": own},

@@ -23,6 +23,7 @@ KINDS: dict[str, Callable[[random.Random], Iterator[Case]]] = {
     "lost image": own_data.lost_images,
     "scale": own_data.mixed_scales,
     "own client": own_data.dropped_clients,
+    "federation": files.broken_federations,
     "study": runs.broken_studies,
 }
 

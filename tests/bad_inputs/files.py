@@ -135,6 +135,46 @@ def broken_configurations(draw: random.Random) -> Iterator[Case]:
         yield Case(f"{command} with a configuration that is {kind}", [command, "-c", "mine.yaml"], prepare)
 
 
+# ---------------------------------------------------------------------- federations
+
+
+def broken_federations(draw: random.Random) -> Iterator[Case]:
+    """A federation's file, or a key of one, damaged."""
+    args = ["provision", "-c", "mine.yaml", "--output", "ends"]
+    server = "server: {names: [127.0.0.1], port: 9092}"
+    sites = f"sites: {{north: {{clients: {[*range(9)]}}}, south: {{clients: {[*range(9, 20)]}}}}}"
+    lines = [server, f"config: {QUICKSTART}", sites]
+
+    def good(folder: Path) -> None:
+        (folder / "mine.yaml").write_text("\n".join(lines) + "\n")
+
+    yield Case("a federation that is good", args, good, status=(0,))
+    keys = ("authority/ca.key", "authority/ca.crt", "server/server.key", "server/server.crt", "server/keys/north.pub")
+    while True:
+        damages = damages_of(draw)
+        del damages["overwritten"]  # may hit a comment
+        if draw.random() < 0.5:
+            kind, damage = draw.choice([*(damages | encodings()).items()])
+
+            def prepare(folder: Path, damage: Damage = damage) -> None:
+                good(folder)
+                damage(folder / "mine.yaml")
+
+            yield Case(f"a federation's file that is {kind}", args, prepare)
+            continue
+        del damages["missing"]  # keys may lie where they are used
+        (kind, damage), key = draw.choice([*damages.items()]), draw.choice(keys)
+
+        def damaged(folder: Path, damage: Damage = damage, key: str = key) -> None:
+            good(folder)
+            path = folder / "ends" / key
+            path.parent.mkdir(parents=True)
+            path.write_text("-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n" * 9)
+            damage(path)
+
+        yield Case(f"{key} that is {kind}", args, damaged)
+
+
 # ---------------------------------------------------------------------- arrays
 
 _X = np.random.default_rng(0).integers(0, 256, (60, 8, 8), dtype=np.uint8)

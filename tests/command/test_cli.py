@@ -268,6 +268,7 @@ def test_help_names_commands_and_settings(capsys):
         "results",
         "node",
         "federate",
+        "provision",
         "split",
         "cost",
         "simulate",

@@ -1,0 +1,216 @@
+"""Certificates and keys of a federation: an authority that signs the server's certificate, and a key for each node."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.ec import (
+    SECP384R1,
+    EllipticCurvePrivateKey,
+    EllipticCurvePublicKey,
+    generate_private_key,
+)
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+    load_ssh_private_key,
+    load_ssh_public_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from lit_fed.errors import ConfigError
+
+AUTHORITY_LIFE = timedelta(days=3652)
+SERVER_LIFE = timedelta(days=365)
+RENEWED_BEFORE = timedelta(days=30)
+"""How long before its end a server's certificate is renewed."""
+
+_CLOCKS = timedelta(days=1)  # a node's clock may be behind the authority's
+
+
+# ---------------------------------------------------------------------- keys
+
+
+def new_key() -> EllipticCurvePrivateKey:
+    """A key on the curve P-384, the one that Flower's node authentication takes."""
+    return generate_private_key(SECP384R1())
+
+
+def pem_of(key: EllipticCurvePrivateKey) -> bytes:
+    """A private key as TLS reads it."""
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def openssh_of(key: EllipticCurvePrivateKey) -> bytes:
+    """A private key as ``ssh-keygen -t ecdsa -b 384`` writes it."""
+    return key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+
+
+def public_line(key: EllipticCurvePublicKey, name: str) -> bytes:
+    """A public key in a line with its owner's name, as ``ssh-keygen`` writes it."""
+    return key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + f" {name}\n".encode()
+
+
+def read_key(path: Path) -> EllipticCurvePrivateKey:
+    """A private key in either form.
+
+    Raises:
+        ConfigError: If the file holds none, or one of another kind.
+    """
+    content = _content(path)
+    load = load_ssh_private_key if b"OPENSSH" in content else load_pem_private_key
+    try:
+        key = load(content, password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        locked = "password" in str(error).lower()
+        why = "is locked with a password; unlock it" if locked else "is no private key; put the right file back"
+        raise ConfigError(f"{path} {why}") from error
+    if not isinstance(key, EllipticCurvePrivateKey) or not isinstance(key.curve, SECP384R1):
+        raise ConfigError(f"{path} is no ECDSA key on P-384; make one with ssh-keygen -t ecdsa -b 384")
+    return key
+
+
+def read_public(path: Path) -> EllipticCurvePublicKey:
+    """A node's public key.
+
+    Raises:
+        ConfigError: If the file holds none, or one of another kind.
+    """
+    content = _content(path)
+    try:
+        key = load_ssh_public_key(content)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"{path} is no public key of OpenSSH; put the right file back") from error
+    if not isinstance(key, EllipticCurvePublicKey) or not isinstance(key.curve, SECP384R1):
+        raise ConfigError(f"{path} is no ECDSA key on P-384; make one with ssh-keygen -t ecdsa -b 384")
+    return key
+
+
+# ---------------------------------------------------------------------- certificates
+
+
+def certify_authority(key: EllipticCurvePrivateKey, now: datetime) -> x509.Certificate:
+    """The certificate of an authority, by which nodes believe what it has signed.
+
+    Args:
+        key: Of the authority.
+        now: When it begins to be valid.
+    """
+    name = _named("lit_fed authority")
+    usage = _usage(key_cert_sign=True, crl_sign=True)
+    made = _begun(name, name, key.public_key(), now, now + AUTHORITY_LIFE)
+    made = made.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    return made.add_extension(usage, critical=True).sign(key, hashes.SHA384())
+
+
+def certify_server(
+    authority_key: EllipticCurvePrivateKey,
+    authority: x509.Certificate,
+    key: EllipticCurvePublicKey,
+    names: tuple[str, ...],
+    now: datetime,
+) -> x509.Certificate:
+    """A server's certificate, valid for a year.
+
+    Args:
+        authority_key: Of the authority.
+        authority: The authority's certificate.
+        key: Of the server.
+        names: Host names and addresses by which nodes reach the server.
+        now: When it begins to be valid.
+    """
+    end = min(now + SERVER_LIFE, authority.not_valid_after_utc)
+    made = _begun(_named("lit_fed server"), authority.subject, key, now, end)
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
+    made = made.add_extension(issuer, critical=False)
+    made = made.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    made = made.add_extension(_usage(digital_signature=True), critical=True)
+    made = made.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+    alternatives = x509.SubjectAlternativeName([_alternative(name) for name in names])
+    return made.add_extension(alternatives, critical=False).sign(authority_key, hashes.SHA384())
+
+
+def read_certificate(path: Path) -> x509.Certificate:
+    """A certificate.
+
+    Raises:
+        ConfigError: If the file holds none.
+    """
+    content = _content(path)
+    try:
+        return x509.load_pem_x509_certificate(content)
+    except ValueError as error:
+        raise ConfigError(f"{path} is no certificate; put the right file back, or remove it for a new one") from error
+
+
+def unfit(
+    certificate: x509.Certificate,
+    authority: x509.Certificate,
+    key: EllipticCurvePublicKey,
+    names: tuple[str, ...],
+    now: datetime,
+) -> str:
+    """Why a server's certificate must be renewed, in words; empty where it need not be."""
+    try:
+        certificate.verify_directly_issued_by(authority)
+    except (ValueError, TypeError, InvalidSignature):
+        return "the old one is another authority's"
+    if certificate.public_key() != key:
+        return "the old one is for another key"
+    if names_of(certificate) != names:
+        return f"the old one was for {', '.join(names_of(certificate))}"
+    if certificate.not_valid_after_utc < now + RENEWED_BEFORE:
+        return f"the old one ends on {certificate.not_valid_after_utc:%Y-%m-%d}"
+    return ""
+
+
+def names_of(certificate: x509.Certificate) -> tuple[str, ...]:
+    """The host names and addresses for which a certificate is valid."""
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return ()
+    return tuple(str(one.value) for one in found)
+
+
+def certificate_bytes(certificate: x509.Certificate) -> bytes:
+    """A certificate as a file holds it."""
+    return certificate.public_bytes(Encoding.PEM)
+
+
+def _named(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _begun(
+    name: x509.Name, issuer: x509.Name, key: EllipticCurvePublicKey, now: datetime, end: datetime
+) -> x509.CertificateBuilder:
+    """What all certificates have."""
+    made = x509.CertificateBuilder(issuer, name, key, x509.random_serial_number(), now - _CLOCKS, end)
+    return made.add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+
+
+def _usage(digital_signature: bool = False, key_cert_sign: bool = False, crl_sign: bool = False) -> x509.KeyUsage:
+    return x509.KeyUsage(digital_signature, False, False, False, False, key_cert_sign, crl_sign, False, False)
+
+
+def _alternative(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ip_address(name))
+    except ValueError:
+        return x509.DNSName(name)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
