@@ -182,8 +182,8 @@ class ClientArrays(ImageDataModule):
             own = self._hold_out(client_id, own)
             for part in ("train", "val", "calibration", "test"):
                 found[part].append(own[part])
-        sizes = (np.array(counts, dtype=np.int64) for counts in (whole, [len(one.y) for one in found["train"]]))
-        check_held_out(*sizes, self.val_fraction, self.calibration_fraction, self._wanted)
+        before, left = np.array(whole, dtype=np.int64), np.array([len(one.y) for one in found["train"]], dtype=np.int64)
+        check_held_out(before, left, self.val_fraction, self.calibration_fraction, self._wanted)
         if self.has_public:
             public = self._read("public", ("public",))["public"]
             if len(public.x) != self.public_size:

@@ -191,8 +191,7 @@ class PAMAP2(TensorDataModule):
             labels, clients = (np.array([row[at] for row in part], dtype=np.int64) for at in (1, 2))
             arrays.append((np.stack([row[0] for row in part]), labels, clients))
         (x, y, clients), (x_test, y_test, clients_test) = arrays
-        found = Arrays(x, y, x_test, y_test, clients, clients_test, str(self.folder))
-        return _of_people(found, self.partition)
+        return _of_people(Arrays(x, y, x_test, y_test, clients, clients_test, str(self.folder)), self.partition)
 
     def _files(self) -> list[Path]:
         found = sorted(self.folder.glob("subject*.dat"))
