@@ -187,7 +187,7 @@ def test_the_table_and_predictions_name_the_checkpoint_and_who_saved_it(run_of_t
     ):
         for subcommand in ("test", "validate", "predict"):
             capsys.readouterr()
-            main(command(subcommand, "--ckpt_path", ckpt))
+            main(command(subcommand, "--ckpt_path", ckpt, *["--overwrite"] * (subcommand == "predict")))
             lines = capsys.readouterr().out.splitlines()
             assert f"model      {file}, saved by FedAvg on Classifier" in lines
 
