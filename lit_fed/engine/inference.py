@@ -8,6 +8,7 @@ from lit_fed.engine.checkpoint import find_checkpoint, restore, run_folder
 from lit_fed.engine.prediction import write_predictions
 from lit_fed.engine.protocols import EvalSubset, check_protocols, run_protocols
 from lit_fed.engine.run import Run
+from lit_fed.engine.runs import check_server
 from lit_fed.errors import CheckpointError, ConfigError
 
 
@@ -38,6 +39,7 @@ def _load_trained(run: Run, ckpt_path: str | None) -> int:
         if path is None:
             raise CheckpointError(f"no run under {run.settings.logs} has a checkpoint named {ckpt_path}.ckpt")
         restore(run, path)
+        check_server(run, str(path))
         folder = run_folder(path)
         if folder is not None:
             run.federation.store.open(folder / "checkpoints" / "clients")

@@ -75,7 +75,7 @@ def open_run(run: Run, ckpt_path: str | None) -> Iterator[None]:
 
 
 def check_server(run: Run, holder: str) -> None:
-    """Refuse a server that is not finite, before anything goes on from it, or keeps it.
+    """Refuse a server that is not finite, before anything is done with it.
 
     Args:
         run: Assembled, and maybe restored.
@@ -86,8 +86,8 @@ def check_server(run: Run, holder: str) -> None:
     """
     if odd := not_finite(run.federation.server, run.federation.begun_infinite):
         raise CheckpointError(
-            f"{holder} holds NaN or infinity in {odd[0]} of the server, by which no training goes on; take an earlier "
-            "checkpoint"
+            f"{holder} holds NaN or infinity in {odd[0]} of the server, with which nothing can be done; take an "
+            "earlier checkpoint"
         )
 
 

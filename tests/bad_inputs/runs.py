@@ -8,11 +8,13 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import torch
 import yaml
 
+from lit_fed.engine.state_bytes import packed, unpacked
 from tests.bad_inputs.files import Damage, damages_of, encodings
 from tests.bad_inputs.judge import Case
 from tests.bad_inputs.options import QUICKSTART, TINY, fit
@@ -51,7 +53,7 @@ def broken_runs(run: Path) -> Callable[[random.Random], Iterator[Case]]:
             args = fit(*RUN_AGAIN, name=command)
             target = "lightning_logs/version_0/checkpoints/last.ckpt"
             chosen = draw.choice(
-                ["checkpoint", "checkpoint", "state", "record", "another", "config", "inputs", "output"]
+                ["checkpoint", "checkpoint", "state", "record", "another", "config", "inputs", "output", "export"]
             )
             if chosen in ("inputs", "output"):
                 yield draw.choice(
@@ -59,6 +61,11 @@ def broken_runs(run: Path) -> Callable[[random.Random], Iterator[Case]]:
                 )
                 continue
             damages = damages_of(draw)
+            if chosen == "export":
+                kind = draw.choice([*_EXPORTS])
+                export = ["export", "--ckpt_path", target]
+                yield Case(f"export of {kind}", export, _copied(run, Path(target), _EXPORTS[kind]))
+                continue
             if chosen == "checkpoint":
                 kind, damage = draw.choice([*damages.items(), *_foreign().items(), *_reduced().items()])
                 place = Path(target)
@@ -198,7 +205,52 @@ def _reduced() -> dict[str, Damage]:
         found = torch.load(path, weights_only=True)
         torch.save({name: [value] for name, value in found.items()}, path)
 
-    return {"without its first key": cut, "all lists": swollen}
+    def spoilt(path: Path) -> None:
+        found = torch.load(path, weights_only=True)
+        next(iter(found["server"]["model"].values())).view(-1)[-1] = float("nan")
+        torch.save(found, path)
+
+    def unreadable(path: Path) -> None:
+        path.unlink()
+        path.symlink_to("/proc/self/mem")  # to read it from its beginning on is an input/output error
+
+    return {"without its first key": cut, "all lists": swollen, "not finite": spoilt, "not to be read": unreadable}
+
+
+def _handed_over(args: str) -> Damage:
+    """A checkpoint of somebody whose configuration asks for more than a network, under settings of the network."""
+
+    def prepare(path: Path) -> None:
+        found = torch.load(path, weights_only=True)
+        config = yaml.safe_load(found["config"])
+        config["model"]["init_args"] |= yaml.safe_load(args)
+        torch.save(found | {"config": yaml.safe_dump(config)}, path)
+
+    return prepare
+
+
+def _bomb(merges: bool) -> Damage:
+    """A checkpoint whose configuration stands for more values than there are atoms."""
+
+    def line(n: int) -> str:
+        of_all = ", ".join([f"*a{n - 1}"] * 9)
+        return f"a{n}: &a{n} {{<<: [{of_all}]}}" if merges else f"a{n}: &a{n} [{of_all}]"
+
+    def prepare(path: Path) -> None:
+        found = torch.load(path, weights_only=True)
+        begin = "a0: &a0 {x: 1}" if merges else "a0: &a0 [x, x]"
+        torch.save(found | {"config": "\n".join([begin, *map(line, range(1, 90)), found["config"]])}, path)
+
+    return prepare
+
+
+_EXPORTS = {
+    "a file to load": _handed_over("{network: resnet10t, network_args: {checkpoint_path: evil.pth}}"),
+    "a file to read": _handed_over("{optimizer: ./lightning_logs/version_0/config.yaml}"),
+    "the standard input": _handed_over("{optimizer: '-'}"),
+    "a bomb of aliases": _bomb(merges=False),
+    "a bomb of merges": _bomb(merges=True),
+}
 
 
 def _repacked() -> dict[str, Damage]:
@@ -214,9 +266,21 @@ def _repacked() -> dict[str, Damage]:
             content = content[end:]
         return found
 
+    def whole(path: Path) -> None:
+        last, owner = path.parents[1] / "last.ckpt", path.name.partition(".")[0]
+        found, first = torch.load(last, weights_only=True), blobs(path)[0]
+        made = packed(owner, {name: tensor.long() for name, tensor in unpacked(first).items()})
+        path.write_bytes(made + path.read_bytes()[len(first) :])
+        round_idx, _ = found["clients"][owner]
+        torch.save(found | {"clients": found["clients"] | {owner: (round_idx, crc32(made))}}, last)
+
     return {
         "without its first state": lambda path: path.write_bytes(b"".join(blobs(path)[1:])),
         "only its last state": lambda path: path.write_bytes(blobs(path)[-1]),
+        "leading out of itself": lambda path: path.write_bytes(
+            path.read_bytes().replace(b'"data_offsets":[0,', b'"data_offsets":[-9,', 1)
+        ),
+        "of whole numbers that are summed up rightly": whole,
         "its first state alone, many times": lambda path: path.write_bytes(blobs(path)[0] * len(blobs(path))),
     }
 
@@ -268,7 +332,7 @@ _IN_STUDY: dict[str, Any] = {
         {"trainer.max_rounds": [1, 2]},
         {3: [1]},
     ],
-    "scale": [float("nan"), "x", float("inf")],
+    "scale": [float("nan"), "x", float("inf"), 1e300, 1e-300],
     "decimals": [-1, "x", 1.5, 10**9],
     "title": [["a"], {"a": 1}],
     "nobody": [1],
