@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 
-def make_keys(folder: Path, num_nodes: int) -> tuple[list[str], list[list[str]]]:
+def make_keys(folder: Path, homes: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     """Make an authority, the server's certificate, and a key for each node.
+
+    Args:
+        folder: Where they lie, in a folder of their own.
+        homes: The clients of each node, as a list of ids.
 
     Returns:
         The options of the server, and those of each node.
@@ -26,11 +31,12 @@ def make_keys(folder: Path, num_nodes: int) -> tuple[list[str], list[list[str]]]
     (own / "san").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
     signed = ("-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "san")
     openssl("x509", "-req", "-in", "server.csr", *signed, "-out", "server.crt")
-    for place in range(num_nodes):
+    for place in range(len(homes)):
         words = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", f"node_{place}"]
         subprocess.run(words, check=True, cwd=own, capture_output=True)
     ca = ["--ca", str(own / "ca.crt")]
-    public = [str(own / f"node_{place}.pub") for place in range(num_nodes)]
+    own_clients = [f"node_{place}.pub: {clients}\n" for place, clients in enumerate(homes)]
+    (own / "node_keys.yaml").write_text("".join(own_clients))
     server = ["--certificate", str(own / "server.crt"), "--key", str(own / "server.key")]
-    registered = ["--node_keys", f"[{','.join(public)}]"]
-    return [*ca, *server, *registered], [[*ca, "--key", str(own / f"node_{place}")] for place in range(num_nodes)]
+    known = ["--node_keys", str(own / "node_keys.yaml")]
+    return [*ca, *server, *known], [[*ca, "--key", str(own / f"node_{place}")] for place in range(len(homes))]

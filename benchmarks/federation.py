@@ -1,6 +1,7 @@
 """A federation on this machine, end to end: a server and three nodes, whose weights must be the simulation's.
 
-Every end is a process of its own, as it would be on a machine of its own; messages cross by Flower over loopback.
+Every end is a process of its own, as it would be on a machine of its own; messages cross by Flower's
+Fleet API over loopback.
 Prints a table of hashes and exits with 1 where they differ, where a command fails, or where a process is left behind::
 
     python benchmarks/federation.py            # plain
@@ -14,6 +15,7 @@ import argparse
 import hashlib
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -51,13 +53,13 @@ def main() -> int:
             simulate(run, folder, options.limit, "vectorized", "--trainer.executor", "vectorized")
             apart = farthest(folder / "simulated", folder / "vectorized")
             print(f"vectorized: weights within {apart:.1e} of the simulation's")
-        begun = time.monotonic()
+        begun, worked = time.monotonic(), cpu_seconds()
         hashes["federated"] = federate(run, folder, options.limit, options.tls)
-        federated = time.monotonic()
+        federated, working = time.monotonic(), cpu_seconds() - worked
         left = processes_of(folder)
     for name, found in hashes.items():
         print(f"{name:15}{found}")
-    print(f"simulation {simulated - started:.0f} s, federation {federated - begun:.0f} s from nothing running")
+    print(f"simulation {simulated - started:.0f} s, federation {federated - begun:.0f} s from nothing running, {working:.0f} s of CPU")
     for process in left:
         print(f"left behind: {process}")
     return int(len(set(hashes.values())) > 1 or bool(left))
@@ -117,11 +119,10 @@ def federate(run: Sequence[str], folder: Path, limit: float, tls: bool) -> str:
     if tls:
         from certificates import make_keys  # beside this file
 
-        own, of_node = make_keys(folder, len(HOMES))
+        own, of_node = make_keys(folder, HOMES)
     to = ["--superlink", address]
     with nodes(run, folder, to, of_node):
-        words = ["--flower_dir", str(folder / "server"), "--trainer.default_root_dir", str(folder / "federated")]
-        call("federate", *run, *to, *own, *words, limit=limit)
+        call("federate", *run, *to, *own, "--trainer.default_root_dir", str(folder / "federated"), limit=limit)
     return weights_sha256(folder / "federated")
 
 
@@ -194,6 +195,12 @@ def _running(folder: Path) -> Iterator[str]:
             continue
         if words and path.name != str(os.getpid()) and str(folder).encode() in words + inside:
             yield f"{path.name} {words.replace(bytes(1), b' ').decode(errors='replace')[:150]}"
+
+
+def cpu_seconds() -> float:
+    """Of all processes that have been started here and have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def free_port() -> int:

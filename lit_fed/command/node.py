@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from jsonargparse import ArgumentParser
 
 from lit_fed.command.deployed import add_run, make
 from lit_fed.command.table import Call
-from lit_fed.deployment.flower import serve
+from lit_fed.deployment.calling import serve
+from lit_fed.deployment.ends import check_installed, check_public, keep_private, sole_user
 from lit_fed.deployment.node import Node
-from lit_fed.deployment.processes import program, split_address
 from lit_fed.deployment.security import Security
 from lit_fed.deployment.wire import MOST_BYTES
 from lit_fed.deployment.withheld import Report
@@ -25,7 +26,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--client", type=int | list[int], required=True, help="who lives here: an id, or a list of them"
     )
-    parser.add_argument("--superlink", type=str, default="127.0.0.1:9092", help="address of the server's SuperLink")
+    parser.add_argument("--superlink", type=str, default="127.0.0.1:9092", help="address of the server")
     parser.add_argument("--state_dir", type=str, default="lit_fed_node", help="where the clients keep their states")
     parser.add_argument("--histogram", type=bool, default=True, help="report the samples of every class as well")
     parser.add_argument(
@@ -42,19 +43,21 @@ def make_node(call: Call) -> Node:
     trainer, parts = make(call, OWN)
     clients = [settings.client] if isinstance(settings.client, int) else settings.client
     folder = Path(settings.state_dir) / "states"
-    return Node(trainer, *parts, clients, folder, settings.histogram, settings.most_bytes, settings.report)
+    say = partial(print, flush=True)  # also where a service manager reads it
+    return Node(trainer, *parts, clients, folder, settings.histogram, settings.most_bytes, settings.report, say)
 
 
 def run(call: Call) -> int:
     """Serve until it is ended."""
     settings = call.settings
-    program("flower-supernode")
-    split_address(settings.superlink)
+    check_installed()
+    check_public(settings.superlink)
+    keep_private()
     security = Security(ca=settings.ca, key=settings.key)
     security.check(settings.superlink, ("ca", "key"))
-    node = make_node(call)
-    who = ", ".join(map(str, node.clients))
-    print(f"client{'s' if len(node.clients) > 1 else ''} {who} of {settings.superlink}; Ctrl-C ends it", flush=True)
-    with suppress(KeyboardInterrupt):  # the way in which a node ends
-        serve(node, settings.superlink, security, Path(settings.state_dir).resolve() / "flower")
+    with suppress(KeyboardInterrupt), sole_user(Path(settings.state_dir), "--state_dir"):  # the way in which a node ends
+        node = make_node(call)
+        who = ", ".join(map(str, node.clients))
+        print(f"client{'s' if len(node.clients) > 1 else ''} {who} of {settings.superlink}; Ctrl-C ends it", flush=True)
+        serve(node, settings.superlink, security)
     return 0

@@ -1,23 +1,17 @@
-"""How ends know each other: certificates, keys, and what Flower's own command line is told of them."""
+"""How ends know each other: the server by its certificate, a node by its key."""
 
 from __future__ import annotations
 
-import re
 import socket
 import ssl
-import subprocess
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from lit_fed.deployment.processes import COLOUR, environment, is_loopback, program, split_address
+from lit_fed.deployment.ends import is_loopback, split_address
 from lit_fed.errors import ConfigError
 
-_AT_ONCE = 4  # keys that are registered at a time
 _ANSWER_S = 10.0  # within which a server shakes hands
-_FRAME = re.compile("[\u2500-\u257f]")  # what boxes are drawn of
-_ANYWHERE = ("0.0.0.0", "::")
 
 
 @dataclass(frozen=True)
@@ -38,7 +32,7 @@ class Security:
         """Refuse an address that others can hear, without what protects it.
 
         Args:
-            address: Of the SuperLink.
+            address: Of the server.
             wanted: The files that this end needs.
 
         Raises:
@@ -71,26 +65,17 @@ class Security:
         """Let the server shake hands with itself, as a node will with it.
 
         Args:
-            address: Of the SuperLink.
+            address: By which nodes know it.
 
         Raises:
             ConfigError: If a node that believes ``ca`` would not take the server for what it is.
         """
         if not self.is_on:
             return
-        node, server = self.authority(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        try:
-            # A key that asks for a password would else ask for it on the terminal; Flower takes none.
-            server.load_cert_chain(str(self.certificate), self.key, password="")
-        except (ssl.SSLError, OSError) as error:
-            words = f"--certificate {self.certificate} and --key {self.key} do not go together"
-            raise ConfigError(f"{words}: {_reason(error)}") from error
-        host = split_address(address)[0]
-        if host in _ANYWHERE:  # nodes know the server by another name
-            node.check_hostname = False
+        node, server = self.authority(), self.server_context()
         here, there = ssl.MemoryBIO(), ssl.MemoryBIO()
         ends = [
-            node.wrap_bio(here, there, server_hostname=None if host in _ANYWHERE else host),
+            node.wrap_bio(here, there, server_hostname=split_address(address)[0]),
             server.wrap_bio(there, here, server_side=True),
         ]
         while ends:
@@ -106,11 +91,27 @@ class Security:
                         f"{_reason(error)}; make another, see docs/deployment.md"
                     ) from error
 
+    def server_context(self) -> ssl.SSLContext:
+        """What the server says of itself.
+
+        Raises:
+            ConfigError: If certificate and key do not go together.
+        """
+        server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        server.set_alpn_protocols(["http/1.1"])
+        try:
+            # A key that asks for a password would else ask for it on the terminal.
+            server.load_cert_chain(str(self.certificate), self.key, password="")
+        except (ssl.SSLError, OSError) as error:
+            words = f"--certificate {self.certificate} and --key {self.key} do not go together"
+            raise ConfigError(f"{words}: {_reason(error)}") from error
+        return server
+
     def greet(self, address: str) -> None:
-        """Shake hands with the server, as this node's SuperNode will.
+        """Shake hands with the server, as every request of this node will.
 
         Args:
-            address: Of the SuperLink, which is there.
+            address: Of the server, which is there.
 
         Raises:
             ConfigError: If ``ca`` does not vouch for who answers, or they speak TLS and there is no ``ca``.
@@ -119,7 +120,7 @@ class Security:
         context = self.authority()
         if not self.is_on:  # whoever it is: only whether they speak TLS is asked
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        context.set_alpn_protocols(["h2"])
+        context.set_alpn_protocols(["h2", "http/1.1"])  # a SuperLink may offer one of them alone
         try:
             with socket.create_connection((host, port), timeout=_ANSWER_S) as line:
                 context.wrap_socket(line, server_hostname=host).close()
@@ -147,43 +148,3 @@ def _reason(error: OSError) -> str:
     reason = (error.reason if isinstance(error, ssl.SSLError) else error.strerror) or "it cannot be read"
     return reason.lower().replace("_", " ")
 
-
-def in_one_line(said: str, most: int = 300) -> str:
-    """What one of Flower's programs said, without the frame around it; the beginning, which names the cause."""
-    words = _FRAME.sub(" ", COLOUR.sub("", said)).split()
-    text = " ".join(words)
-    return text if len(text) <= most else text[:most].rsplit(" ", 1)[0] + " …"
-
-
-def connection_file(address: str, security: Security, home: Path) -> str:
-    """Write down, for Flower's own command line, how the SuperLink is reached; the name under which it stands."""
-    secure = f'root-certificates = "{Path(security.ca).resolve()}"' if security.ca else "insecure = true"
-    home.mkdir(parents=True, exist_ok=True)
-    (home / "config.toml").write_text(f'[superlink.lit_fed]\naddress = "{address}"\n{secure}\n', encoding="utf-8")
-    return "lit_fed"
-
-
-def register(address: str, security: Security, home: Path, node_keys: Sequence[str]) -> None:
-    """Let the nodes in that have one of some keys; those that are known already stay so.
-
-    Args:
-        address: Of the SuperLink.
-        security: The authority's certificate.
-        home: Flower's folder.
-        node_keys: Files of public keys.
-
-    Raises:
-        ConfigError: If a key is none.
-    """
-    name = connection_file(address, security, home)
-
-    def register_one(path: str) -> str | None:
-        words = [program("flwr"), "supernode", "register", path, name]
-        done = subprocess.run(words, env=environment(home), capture_output=True, text=True, check=False)
-        said = in_one_line(done.stdout + done.stderr)
-        return said if done.returncode and "already" not in said else None
-
-    with ThreadPoolExecutor(_AT_ONCE) as pool:  # each is a process that takes seconds to start
-        for path, odd in zip(node_keys, pool.map(register_one, node_keys), strict=True):
-            if odd is not None:
-                raise ConfigError(f"--node_keys {path} is not taken by the SuperLink: {odd}")

@@ -1,0 +1,219 @@
+"""Flower's Fleet API: its paths, its signatures, and a blob as the objects that it carries.
+
+All that this package takes from flwr is here: the classes of its protobuf messages. How its objects are written,
+``TYPE CHILDREN LENGTH``, a zero byte and a body, under the SHA-256 of all that, is written down here once more: Flower's
+own reader believes a sender how often a chunk is repeated, which makes terabytes of a few bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from types import SimpleNamespace
+from typing import Any
+
+from lit_fed.errors import WireError
+
+MEDIA_TYPE = "application/protobuf"
+KEY, SIGNATURE, TIMESTAMP = "flwr-public-key", "flwr-signature", "flwr-timestamp"  # headers of a request
+PREFIX = "/v1/fleet/"
+REQUESTS = {
+    "register-node": "RegisterNodeFleet",
+    "activate-node": "ActivateNode",
+    "deactivate-node": "DeactivateNode",
+    "send-node-heartbeat": "SendNodeHeartbeat",
+    "pull-messages": "PullMessages",
+    "push-messages": "PushMessages",
+    "pull-object": "PullObject",
+    "push-object": "PushObject",
+    "confirm-message-received": "ConfirmMessageReceived",
+}
+"""By the end of its path, each request that a node of ours makes; a run's app, which is code, is none of them."""
+
+CHUNK_BYTES = 5 * 2**20
+"""Of a blob that travels in one object, as Flower cuts it."""
+MOST_ABOUT_BYTES = 2**18
+"""The size of the largest object that holds no part of a blob: 3,800 names of chunks, enough for 19 GB."""
+SERVER_ID = 1
+"""The server among the nodes."""
+
+_SHAPE = ("Message", "RecordDict", "ArrayRecord", "Array")
+_CHUNK = b"ArrayChunk "
+
+
+@cache
+def proto() -> Any:
+    """The classes of Flower's messages."""
+    os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
+    from flwr.proto import error_pb2, fleet_pb2, heartbeat_pb2, message_pb2, node_pb2
+
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    found: dict[str, Any] = {"Error": error_pb2.Error, "Node": node_pb2.Node}
+    for name in ("Message", "Metadata", "ObjectTree"):
+        found[name] = getattr(message_pb2, name)
+    for word in REQUESTS.values():
+        for name in (f"{word}Request", f"{word}Response"):
+            found[name] = next(
+                getattr(one, name) for one in (fleet_pb2, heartbeat_pb2, message_pb2) if hasattr(one, name)
+            )
+    return SimpleNamespace(**found)
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """A blob on its way, as Flower's objects.
+
+    Args:
+        message: What is said of it.
+        tree: Its objects' names.
+        objects: What the objects hold, by name; children before parents.
+    """
+
+    message: Any
+    tree: Any
+    objects: dict[str, bytes]
+
+    @property
+    def message_id(self) -> str:
+        """The name of its outermost object."""
+        return str(self.tree.object_id)
+
+
+def pack(blob: bytes, about: Any) -> Parcel:
+    """A blob as a message with one array.
+
+    Args:
+        blob: What travels.
+        about: Flower's metadata, without the message's id.
+    """
+    pb, objects = proto(), dict[str, bytes]()
+
+    def add(kind: str, children: Sequence[str], body: bytes | memoryview) -> str:
+        content = b"".join([f"{kind} {','.join(children)} {len(body)}\0".encode(), body])
+        name = hashlib.sha256(content).hexdigest()
+        objects[name] = content
+        return name
+
+    view = memoryview(blob)
+    chunks = [add("ArrayChunk", (), view[at : at + CHUNK_BYTES]) for at in range(0, len(blob), CHUNK_BYTES)]
+    places = {name: place for place, name in enumerate(dict.fromkeys(chunks))}
+    of_array = {"dtype": "uint8", "shape": [len(blob)], "stype": "lit_fed"}
+    tree = [pb.ObjectTree(object_id=name) for name in places]
+    inner = add("Array", list(places), json.dumps(of_array | {"arraychunk_ids": [places[one] for one in chunks]}).encode())
+    about.message_id = ""
+    bodies = {
+        "ArrayRecord": lambda child: json.dumps({"blob": child}).encode(),
+        "RecordDict": lambda child: json.dumps({"lit_fed": child}).encode(),
+        "Message": lambda child: pb.Message(metadata=about).SerializeToString(deterministic=True),
+    }
+    tree = [pb.ObjectTree(object_id=inner, children=tree)]
+    for kind, body in bodies.items():
+        inner = add(kind, [inner], body(inner))
+        tree = [pb.ObjectTree(object_id=inner, children=tree)]
+    about.message_id = inner
+    return Parcel(pb.Message(metadata=about), tree[0], objects)
+
+
+def pack_error(reason: str, about: Any) -> Parcel:
+    """That there is no answer, and why."""
+    pb = proto()
+    about.message_id = ""
+    said = pb.Error(code=1, reason=reason)
+    body = pb.Message(metadata=about, error=said).SerializeToString(deterministic=True)
+    content = b"".join([f"Message  {len(body)}\0".encode(), body])
+    about.message_id = hashlib.sha256(content).hexdigest()
+    tree = pb.ObjectTree(object_id=about.message_id)
+    return Parcel(pb.Message(metadata=about, error=said), tree, {about.message_id: content})
+
+
+def unpack(message_id: str, objects: Mapping[str, bytes], most: int) -> bytes:
+    """The blob of a message.
+
+    Args:
+        message_id: The name of its outermost object.
+        objects: What its objects hold, by name, each of which has been compared with its content.
+        most: The size that it may have.
+
+    Raises:
+        WireError: If it is none of ours, or larger.
+    """
+    try:
+        children = [message_id]
+        body = b""
+        for kind in _SHAPE:
+            (name,) = children
+            children, body = _opened(objects[name], kind)
+        order = json.loads(body)["arraychunk_ids"]
+        chunks = [memoryview(objects[name]) for name in children]
+        starts = [_start(objects[name], "ArrayChunk") for name in children]
+        sizes = [len(chunk) - start for chunk, start in zip(chunks, starts, strict=True)]
+        if any(type(place) is not int or place < 0 for place in order) or sum(sizes[place] for place in order) > most:
+            raise WireError(f"a message is over the limit of {most:,} bytes; raise --most_bytes on both ends")
+        return b"".join(chunks[place][starts[place] :] for place in order)
+    except (KeyError, IndexError, TypeError, ValueError, RecursionError) as error:
+        raise WireError("a message's objects are none of ours; both ends must run the same lit_fed") from error
+
+
+def names(tree: Any, most: int) -> list[str]:
+    """The names of a tree's objects, children first, each once.
+
+    Raises:
+        WireError: If one is no name, or there are more than so many.
+    """
+    found: dict[str, None] = {}
+    for name in _walk(tree):
+        if len(name) != 64 or not set(name) <= set("0123456789abcdef"):
+            raise WireError("an object's name is none; both ends must run the same lit_fed")
+        found[name] = None
+        if len(found) > most:
+            raise WireError(f"a message has more than {most:,} objects; both ends must run the same lit_fed")
+    return list(found)
+
+
+def check_object(name: str, content: bytes) -> None:
+    """Refuse an object that is not what its name says, or too large.
+
+    Raises:
+        WireError: If it is.
+    """
+    most = CHUNK_BYTES + 2**10 if content.startswith(_CHUNK) else MOST_ABOUT_BYTES
+    if len(content) > most:
+        raise WireError(f"an object of {len(content):,} bytes is over the limit of {most:,}")
+    if hashlib.sha256(content).hexdigest() != name:
+        raise WireError("an object is not what its name says")
+
+
+def about(run_id: int, sender: int, receiver: int, ttl: float, reply_to: str = "") -> Any:
+    """What Flower says of a message."""
+    return proto().Metadata(
+        run_id=run_id, src_node_id=sender, dst_node_id=receiver, reply_to_message_id=reply_to, ttl=ttl,
+        message_type="train", created_at=time.time(),
+    )  # fmt: skip
+
+
+def _walk(tree: Any) -> Iterator[str]:
+    for child in tree.children:  # protobuf itself takes no more than 100 levels
+        yield from _walk(child)
+    yield tree.object_id
+
+
+def _opened(content: bytes, kind: str) -> tuple[list[str], bytes]:
+    start = _start(content, kind)
+    children = content[: start - 1].decode().split(" ")[1]
+    return children.split(",") if children else [], content[start:]
+
+
+def _start(content: bytes, kind: str) -> int:
+    """Where an object's body begins."""
+    end = content.index(0, 0, MOST_ABOUT_BYTES + 1)
+    found, _, length = content[:end].decode().split(" ")
+    if found != kind or int(length) != len(content) - end - 1:
+        raise ValueError(f"no {kind}")
+    return end + 1

@@ -1,0 +1,1 @@
+"""Attacks on a federation, each over what they would come by."""

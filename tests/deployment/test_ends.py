@@ -1,0 +1,101 @@
+"""Addresses, folders that one program may use, and what is installed."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lit_fed.deployment.ends import check_public, is_loopback, keep_private, listen, sole_user, split_address
+from lit_fed.errors import ConfigError
+from tests.support import ROOT, run_cli
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "host:", ":9092", "host:port", "host:70000", "host:0", ""])
+def test_addresses_that_cannot_be(address: str) -> None:
+    with pytest.raises(ConfigError, match=r"--bind is .*it must be a host and a port, such as 127\.0\.0\.1:9092"):
+        split_address(address, "--bind")
+
+
+@pytest.mark.parametrize(
+    ("address", "here"),
+    [("127.0.0.1:1", True), ("localhost:1", True), ("[::1]:1", True), ("127.1.2.3:1", True), ("0.0.0.0:1", False),
+     ("192.0.2.7:1", False), ("localhost.example.org:1", False)],
+)  # fmt: skip
+def test_what_stays_on_this_machine(address: str, here: bool) -> None:
+    assert is_loopback(address) is here
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:9092", "[::]:9092"])
+def test_everywhere_is_no_address_of_a_server(address: str) -> None:
+    with pytest.raises(ConfigError) as told:
+        check_public(address)
+    assert f"and --bind {address} to listen everywhere" in str(told.value)
+    check_public("fl.example.org:9092")
+
+
+def test_an_address_that_is_taken_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        address = f"127.0.0.1:{one.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=f"cannot listen at {address}: address already in use; choose another"):
+            listen(address, "--bind")
+    listen(address, "--superlink").close()
+    with pytest.raises(ConfigError, match=r"cannot listen at 192\.0\.2\.7:9092: .*; give an address of .* by --bind"):
+        listen("192.0.2.7:9092", "--superlink")
+
+
+def test_a_folder_has_one_user_who_is_named(tmp_path: Path) -> None:
+    folder = tmp_path / "node"
+    with sole_user(folder, "--state_dir"):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        with pytest.raises(ConfigError, match=rf"--state_dir .*node is used by process {os.getpid()} on .* since "):
+            with sole_user(folder, "--state_dir"):
+                pytest.fail("two at once")
+    with sole_user(folder, "--state_dir"):
+        pass
+
+
+def test_a_killed_user_holds_nothing(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys; from pathlib import Path; from lit_fed.deployment.ends import sole_user\n"
+        "with sole_user(Path(sys.argv[1]), '--state_dir'): os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False, cwd=ROOT)
+    assert (tmp_path / ".user").is_file()
+    with sole_user(tmp_path, "--state_dir"):
+        pass
+
+
+def test_a_folder_that_cannot_be_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"--state_dir .*file/x cannot be written to: .*; name another"):
+        with sole_user(tmp_path / "file" / "x", "--state_dir"):
+            pytest.fail("a file has no folders")
+
+
+def test_what_is_written_is_its_users_alone(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        keep_private()
+        (tmp_path / "file").touch()
+        (tmp_path / "folder").mkdir()
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("file", "folder")] == [0o600, 0o700]
+
+
+def test_without_flwr_a_command_says_what_to_install(tmp_path: Path) -> None:
+    try:
+        import flwr  # noqa: F401
+    except ImportError:
+        done = run_cli("node", "-c", ROOT / "configs/quickstart.yaml", "--client", "0", cwd=tmp_path)
+        assert done.returncode == 2
+        assert done.stderr == (
+            "lit-fed: error: a federation over several machines needs flwr, which is not installed; "
+            "pip install -c requirements/flower.txt 'lit-fed[flower]'\n"
+        )

@@ -1,0 +1,81 @@
+"""What a server says of itself, and what a node makes of it."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from contextlib import nullcontext, suppress
+from pathlib import Path
+
+import pytest
+
+from lit_fed.deployment.security import Security
+from lit_fed.errors import ConfigError
+
+
+def test_what_others_can_hear_is_protected(tmp_path: Path) -> None:
+    file = tmp_path / "ca.crt"
+    file.touch()
+    with pytest.raises(ConfigError, match=r"192.0.2.7:9092 is not on this machine, so --ca must be given; see docs/"):
+        Security().check("192.0.2.7:9092", ("ca", "key"))
+    with pytest.raises(
+        ConfigError, match="--key is missing: TLS and keys are used together, or on loopback not at all"
+    ):
+        Security(ca=str(file)).check("127.0.0.1:9092", ("ca", "key"))
+    with pytest.raises(ConfigError, match="--ca nowhere is no file"):
+        Security(ca="nowhere").check("127.0.0.1:9092", ("ca", "key"))
+    Security().check("127.0.0.1:9092", ("ca", "key"))
+    Security(ca=str(file), key=str(file)).check("192.0.2.7:9092", ("ca", "key"))
+
+
+@pytest.mark.parametrize(
+    ("files", "address", "expected"),
+    [
+        (("ca.crt", "server.crt", "server.key"), "127.0.0.1:1", ""),
+        (("ca.crt", "old.crt", "server.key"), "127.0.0.1:1", r"no node .* takes .*old.crt: certificate has expired"),
+        (("foreign.crt", "server.crt", "server.key"), "127.0.0.1:1", "takes .*server.crt: .*local issuer certificate"),
+        (("ca.crt", "server.crt", "server.key"), "127.0.0.2:1", "certificate is not valid for '127.0.0.2'"),
+        (("ca.crt", "server.crt", "ca.key"), "127.0.0.1:1", "ca.key do not go together: key values mismatch"),
+        (("ca.crt", "server.crt", "locked.key"), "127.0.0.1:1", "locked.key do not go together"),  # asks nobody for it
+        (("ca.crt", "san", "server.key"), "127.0.0.1:1", "san and .* do not go together"),
+        (("server.key", "server.crt", "server.key"), "127.0.0.1:1", "--ca .*server.key is no certificate"),
+    ],
+)
+def test_a_server_finds_out_what_nodes_would_stumble_over(
+    keys: Path, files: tuple[str, str, str], address: str, expected: str
+) -> None:
+    security = Security(*(str(keys / name) for name in files))
+    with pytest.raises(ConfigError, match=expected) if expected else nullcontext():
+        security.try_out(address)
+
+
+@pytest.mark.parametrize(
+    ("ca", "certificate", "expected"),
+    [
+        ("ca.crt", "server.crt", ""),
+        ("foreign.crt", "server.crt", "foreign.crt does not vouch for the server at .*: .*local issuer certificate"),
+        ("ca.crt", "old.crt", "does not vouch for the server at .*: certificate has expired"),
+        ("ca.crt", "", "speaks no TLS"),
+        ("", "server.crt", "speaks TLS: give --ca and --key"),
+        ("", "", ""),
+    ],
+)
+def test_a_node_looks_at_the_servers_certificate(keys: Path, ca: str, certificate: str, expected: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            line, _ = listener.accept()
+            with line, suppress(OSError):
+                if not certificate:
+                    line.sendall(b"HTTP/1.0 200 OK\r\n\r\n")
+                    return
+                context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+                context.load_cert_chain(keys / certificate, keys / "server.key")
+                context.wrap_socket(line, server_side=True).close()
+
+        server = threading.Thread(target=answer)
+        server.start()
+        with pytest.raises(ConfigError, match=expected) if expected else nullcontext():
+            Security(str(keys / ca) if ca else None).greet(f"127.0.0.1:{listener.getsockname()[1]}")
+        server.join()
