@@ -21,6 +21,10 @@ class LitFedError(Exception):
     details: str = ""
     status: int = 2
 
+    def told(self) -> str:
+        """What another machine may be told of it: nothing of the data, and no path. Empty for its type alone."""
+        return ""
+
 
 class ConfigError(LitFedError, ValueError):
     """A setting, file or data set that cannot work; raised before any training."""
@@ -33,9 +37,30 @@ class CheckpointError(LitFedError):
 class NonFiniteUpdate(LitFedError, ArithmeticError):
     """A client's loss or update holds NaN or infinity; such an update is never aggregated."""
 
+    def told(self) -> str:
+        """All of it: the names of metrics."""
+        return str(self)
+
 
 class ClientTimeout(LitFedError):
-    """A client was not done in time."""
+    """A client was not done in time.
+
+    Args:
+        limit: The time, in words.
+        place: Where it was.
+    """
+
+    def __init__(self, limit: str, place: str) -> None:
+        super().__init__(f"{limit}; it was at {place}")
+        self.limit = limit
+
+    def told(self) -> str:
+        """The time."""
+        return self.limit
+
+
+class NothingToAverage(LitFedError, ValueError):
+    """All updates of a round have the weight 0."""
 
 
 class NobodyLeft(LitFedError):
@@ -44,6 +69,10 @@ class NobodyLeft(LitFedError):
 
 class WireError(LitFedError):
     """A message from another machine that is not what it should be; nothing of it is used."""
+
+    def told(self) -> str:
+        """All of it: it is about what the other machine has said."""
+        return str(self)
 
 
 class ProcessLost(LitFedError):
@@ -58,16 +87,18 @@ class ClientFailure(LitFedError):
         round_idx: The round in which it failed, counted from 0.
         cause: What went wrong, in one line.
         details: The traceback, where the cause is an unexpected error; empty otherwise.
+        outline: What another machine may be told of the cause, see `outline`.
     """
 
     status = 1
 
-    def __init__(self, client_id: int, round_idx: int, cause: str, details: str = "") -> None:
+    def __init__(self, client_id: int, round_idx: int, cause: str, details: str = "", outline: str = "") -> None:
         super().__init__(f"client {client_id} failed in round {round_idx}: {cause}")
         self.client_id = client_id
         self.round_idx = round_idx
         self.cause = cause
         self.details = details
+        self.outline = outline
 
 
 def place_of(stack: StackSummary) -> str:
@@ -76,6 +107,21 @@ def place_of(stack: StackSummary) -> str:
     entry = (own or list(stack))[-1]
     path = Path(entry.filename)
     return f"{path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path}, line {entry.lineno}"
+
+
+def outline(error: BaseException) -> str:
+    """What another machine may be told of an error, which may quote anybody's data.
+
+    Errors of ours that hold none say so, and are told as they are. Of all others it is the type, and the place in
+    lit_fed that they came through.
+    """
+    if isinstance(error, LitFedError) and (told := error.told()):
+        return told
+    package, place = Path(__file__).parent, "code that is not of lit_fed"
+    for frame in traceback.extract_tb(error.__traceback__):
+        if (path := Path(frame.filename)).is_relative_to(package):
+            place = f"{path.relative_to(package.parent).as_posix()}, line {frame.lineno}"
+    return f"{type(error).__name__} in {place}"
 
 
 _OURS = (

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from lit_fed.deployment.grid import Reply
+from lit_fed.deployment.heard import Due, Heard, answer, hear, held
 from lit_fed.deployment.roster import Home, Roster
-from lit_fed.deployment.wire import Message, check_metrics, check_payload, check_sums, check_weight, decode, encode
+from lit_fed.deployment.wire import MOST_METRICS, Message, Ranges, encode, shown
 from lit_fed.engine.client import Client
 from lit_fed.engine.executor import Executor, Question
 from lit_fed.engine.files import Version, VersionedFiles
 from lit_fed.engine.forecast import untrained_answer
-from lit_fed.engine.payload import Channel, ClientUpdate, Layout, decoded, layout_of, num_bytes
+from lit_fed.engine.payload import Channel, ClientUpdate, Layout, layout_of
 from lit_fed.engine.session import Broadcast, Session
 from lit_fed.engine.totals import Totals
 from lit_fed.errors import ClientFailure, ConfigError, NobodyLeft, WireError
 
 _PAUSE_S = (0.005, 0.25)  # between two looks for answers: from the shortest to the longest
 _LOOK_S = 3.0  # between two looks who is there
+_RETURN_S = 0.25  # the same, while somebody is waited for
 _AT_ONCE = {"train": 4, "ask": 64}  # messages a node may have before it, so that answers take bounded memory
+_MOST_DROPPED = 1000  # versions that a node is told of in one message
+_MOST_CAUSES = 20  # of failure that one client may give, until they are all the same
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,8 @@ class NodeFiles(VersionedFiles):
 class _Sent(NamedTuple):
     client_id: int
     node: int
+    boot: str
+    together: tuple[int, ...]
 
 
 @dataclass
@@ -99,9 +105,11 @@ class _Work:
         layouts: What answers must look like, by kind.
         queue: Who has not been told yet.
         sent: Messages under way, by id.
-        busy: Messages before each node.
+        busy: Messages before each node, by the name of its process.
         end: When it is too late.
+        awaited: Clients whose node has been started again, and until when it is waited for.
         together: By the name of a node's process, all clients that are told the same there.
+        summed: The processes that have told their sums, and over whom.
     """
 
     word: str
@@ -111,9 +119,10 @@ class _Work:
     queue: deque[int]
     end: float
     sent: dict[str, _Sent] = field(default_factory=dict)
-    busy: dict[int, int] = field(default_factory=dict)
-    retried: set[int] = field(default_factory=set)
+    busy: dict[str, int] = field(default_factory=dict)
+    awaited: dict[int, float] = field(default_factory=dict)
     together: dict[str, list[int]] = field(default_factory=dict)
+    summed: set[tuple[str, tuple[int, ...]]] = field(default_factory=set)
 
 
 class GridExecutor(Executor):
@@ -137,6 +146,16 @@ class GridExecutor(Executor):
         self.tolerant = tolerant
         self.num_bytes = 0
         self._totals: list[Totals] = []
+        self._round_idx = -1
+        self._late: set[str] = set()  # processes of nodes that have let this round's deadline pass
+        self._unanswered: dict[str, _Sent] = {}  # what they have not answered yet, in this round or before
+        self._names: dict[int, set[str]] = {}  # of every client's metrics
+        self._causes: dict[int, set[str]] = {}  # of every client's failures
+        self._ranges: Ranges = {
+            name: range_
+            for loop in session.loops.values()
+            for name, range_ in getattr(loop.model.task, "ranges", {}).items()
+        }
         session.store.keeper = self._files
 
     def run(self, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[ClientUpdate | ClientFailure]:
@@ -184,38 +203,42 @@ class GridExecutor(Executor):
     ) -> Iterator[ClientUpdate | ClientFailure | None]:
         begun = time.monotonic()
         self._totals = []
+        if word == "train" or broadcast.round_idx != self._round_idx:  # who is late has another chance in each round
+            self._round_idx, self._late = broadcast.round_idx, set()
         work = _Work(word, broadcast, fields, layouts, deque(ids), begun + self.patience.round_s)
         self.roster.refresh()
         pause, looked = _PAUSE_S[0], begun
         while work.queue or work.sent:
-            yield from self._push(work, may_return=time.monotonic() < begun + self.patience.return_s)
-            replies = list(self.roster.grid.pull(list(work.sent)))
+            absent = yield from self._push(work, may_return=time.monotonic() < begun + self.patience.return_s)
+            replies = list(self.roster.grid.pull([*work.sent, *self._unanswered]))
             for reply in replies:
                 yield from self._take_in(work, reply)
             now = time.monotonic()
             if now > work.end:
                 yield from self._give_up(work)
                 return
-            if now - looked > _LOOK_S:
+            if now - looked > (_RETURN_S if absent else _LOOK_S):
                 looked = now
                 self.roster.refresh()
                 yield from self._miss(work)
             pause = _PAUSE_S[0] if replies else min(2 * pause, _PAUSE_S[1])
-            if not replies and work.sent:
+            if not replies and (work.sent or work.queue):
                 time.sleep(pause)
 
-    def _push(self, work: _Work, may_return: bool) -> Iterator[ClientFailure]:
-        """Tell those whose node has time."""
+    def _push(self, work: _Work, may_return: bool) -> Generator[ClientFailure, None, bool]:
+        """Tell those whose node has time; whether somebody is waited for."""
+        absent = False
         for _ in range(len(work.queue)):
             client_id = work.queue.popleft()
             home = self.roster.home(client_id)
-            if home is None and may_return:
+            if home is None and (may_return or time.monotonic() < work.awaited.get(client_id, 0.0)):
                 work.queue.append(client_id)
-                time.sleep(_PAUSE_S[1])
-                self.roster.refresh()
+                absent = True
             elif home is None:
                 yield self._failure(client_id, work, "its node is not there; start it again")
-            elif work.busy.get(home.node, 0) >= _AT_ONCE[work.word]:
+            elif home.boot in self._late:
+                yield self._failure(client_id, work, "its node was too late in this round already")
+            elif self._before(home, work) >= _AT_ONCE[work.word]:
                 work.queue.append(client_id)
             else:
                 blob = encode(self._message(client_id, home, work))
@@ -225,12 +248,23 @@ class GridExecutor(Executor):
                         f"{self.roster.limit:,}; raise --most_bytes here and on the nodes"
                     )
                 self.num_bytes += len(blob)
-                work.sent[self.roster.grid.push(home.node, blob)] = _Sent(client_id, home.node)
-                work.busy[home.node] = work.busy.get(home.node, 0) + 1
+                together = tuple(work.together[home.boot])
+                work.sent[self.roster.grid.push(home.node, blob)] = _Sent(client_id, home.node, home.boot, together)
+                work.busy[home.boot] = work.busy.get(home.boot, 0) + 1
+        return absent
+
+    def _before(self, home: Home, work: _Work) -> int:
+        """How many messages a node has before it."""
+        return work.busy.get(home.boot, 0) + sum(sent.boot == home.boot for sent in self._unanswered.values())
 
     def _message(self, client_id: int, home: Home, work: _Work) -> Message:
         store, kind, broadcast = self.session.store, self.session.kinds[client_id], work.broadcast
-        dropped = store.files.dropped.pop(str(client_id), []) if isinstance(store.files, NodeFiles) else []
+        dropped: list[int] = []
+        if isinstance(store.files, NodeFiles):
+            every = store.files.dropped.pop(str(client_id), [])
+            dropped, later = every[:_MOST_DROPPED], every[_MOST_DROPPED:]
+            if later:
+                store.files.dropped[str(client_id)] = later
         fields = {
             "client": client_id, "round": broadcast.round_idx, "run": self.roster.identity.run_id, "boot": home.boot,
             "version": store.version(client_id), "drop": dropped, "together": self._together(client_id, home, work),
@@ -247,75 +281,102 @@ class GridExecutor(Executor):
         return work.together[home.boot]
 
     def _take_in(self, work: _Work, reply: Reply) -> Iterator[ClientUpdate | ClientFailure | None]:
-        sent = work.sent.pop(reply.message_id)
-        work.busy[sent.node] -= 1
+        if (late := self._unanswered.pop(reply.message_id, None)) is not None:  # it is left out, and its node is back
+            self._late.discard(late.boot)
+            return
+        if (sent := work.sent.pop(reply.message_id, None)) is None:
+            return
+        work.busy[sent.boot] -= 1
         if reply.error:
-            yield self._failure(sent.client_id, work, f"its node gave no answer: {reply.error[:300]}")
+            yield self._failure(sent.client_id, work, f"its node gave no answer: {shown(reply.error)}")
             return
         self.num_bytes += len(reply.blob)
+        due = self._due(sent, work)
         try:
-            answer = decode(reply.blob, self.roster.limit)
-            if (answer.get("client", int), answer.get("round", int)) != (sent.client_id, work.broadcast.round_idx):
-                raise WireError(f"the answer of client {sent.client_id} is to another message; it is left out")
-            self._add_sums(answer, work, sent)
-            if answer.word == "failure" and answer.get("moved", bool) and sent.client_id not in work.retried:
-                work.retried.add(sent.client_id)
-                work.queue.append(sent.client_id)
-                self.roster.forget(sent.node)
-                self.roster.await_clients([sent.client_id], min(_LOOK_S, work.end - time.monotonic()))
-            elif answer.word == "failure":
-                yield self._failure(sent.client_id, work, " ".join(answer.get("cause", str).split())[:300])
-            else:
-                yield self._read(sent.client_id, answer, work)
+            heard = hear(reply.blob, self.roster.limit, due.most_bytes, lambda message: answer(message, due))
+            self._know_names(sent.client_id, heard.metrics)
         except WireError as error:
             yield self._failure(sent.client_id, work, str(error))
+            return
+        if heard.sums:
+            work.summed.add((sent.boot, sent.together))
+            self._totals.append(heard.sums)
+        if heard.moved and sent.client_id not in work.awaited:
+            work.awaited[sent.client_id] = min(time.monotonic() + _LOOK_S, work.end)
+            work.queue.append(sent.client_id)
+            if (home := self.roster.homes.get(sent.node)) is not None and home.boot == sent.boot:
+                self.roster.forget(sent.node)
+                self.roster.refresh()
+        elif heard.cause:
+            yield self._failure(sent.client_id, work, heard.cause)
+        else:
+            yield self._update(sent.client_id, heard, due)
 
-    def _add_sums(self, answer: Message, work: _Work, sent: _Sent) -> None:
-        """Take in what comes with the last answer of a node that tells nothing of single clients."""
-        sums, home = answer.get("sums", dict), self.roster.homes.get(sent.node)
-        if sums and home is not None:
-            samples = [report.samples for report in home.clients.values()]
-            most = sum(samples) if work.word == "train" else len(samples)
-            self._totals.append(check_sums(sums, f"the node of client {sent.client_id}", most))
+    def _due(self, sent: _Sent, work: _Work) -> Due:
+        """What the answer to a message may hold."""
+        client_id, trained, algorithm = sent.client_id, work.word == "train", self.session.algorithm
+        count = self.session.data.num_samples
+        home = self.roster.homes.get(sent.node)
+        sums = None
+        if home is not None and home.sums and home.boot == sent.boot and sent[2:] not in work.summed:
+            sums = sum(map(count, sent.together)) if trained else len(sent.together)
+        return Due(
+            client_id,
+            work.broadcast.round_idx,
+            trained,
+            work.layouts[self.session.kinds[client_id]],
+            self.channel.uplink,
+            {count(client_id)} if trained else {1, count(client_id)},
+            algorithm.heaviest if trained else None,
+            algorithm.varying if trained else (),
+            algorithm.nonnegative if trained else (),
+            self._ranges,
+            sums,
+        )
 
-    def _read(self, client_id: int, answer: Message, work: _Work) -> ClientUpdate | None:
-        """An answer, once nothing in it can do harm.
+    def _know_names(self, client_id: int, metrics: Mapping[str, float]) -> None:
+        """Refuse a client that has ever new metrics, each of which is a column of the tables."""
+        known = self._names.setdefault(client_id, set())
+        if len(known | metrics.keys()) > MOST_METRICS:
+            raise WireError(f"client {client_id} has sent more than {MOST_METRICS:,} different metrics")
+        known.update(metrics)
 
-        Raises:
-            WireError: If something can.
-        """
-        who, kind, trained = f"client {client_id}", self.session.kinds[client_id], work.word == "train"
-        if answer.get("silent", bool) and not trained:
+    def _update(self, client_id: int, heard: Heard, due: Due) -> ClientUpdate | None:
+        """An answer as the loop takes it; None where the client has nothing to say."""
+        if heard.payload is None:
             return None
-        weight = check_weight(answer.fields.get("weight"), who)
-        metrics = check_metrics(answer.get("metrics", dict), who, finite=trained)
-        wire = answer.tensors.get("payload", {})
-        try:
-            payload = decoded(wire, self.channel.uplink)
-        except Exception as error:  # a codec is told what anybody may have written
-            raise WireError(f"the answer of {who} cannot be decoded: {' '.join(str(error).split())[:200]}") from error
-        check_payload(payload, work.layouts[kind], who, self.session.algorithm.varying if trained else ())
-        version = _version(answer, work.broadcast.round_idx, who) if trained else None
-        if version is not None:
-            self.session.store.note(client_id, version)
+        if heard.version is not None:
+            self.session.store.note(client_id, heard.version)
+        kind = self.session.kinds[client_id]
         device = self.session.loops[kind].fabric.device
-        ordered = {name: payload[name].to(device) for name in work.layouts[kind]}
-        return ClientUpdate(client_id, ordered, weight, metrics, kind, uplink_bytes=num_bytes(wire))
+        payload = {name: tensor.to(device) for name, tensor in heard.payload.items()}
+        metrics = dict(heard.metrics)
+        return ClientUpdate(client_id, payload, heard.weight, metrics, kind, uplink_bytes=heard.wire_bytes)
 
     def _miss(self, work: _Work) -> Iterator[ClientFailure]:
         """Those whose node has left while they were at work."""
         for message_id, sent in list(work.sent.items()):
-            if sent.node not in self.roster.homes:
+            if not self.roster.is_connected(sent.node):
                 del work.sent[message_id]
-                work.busy[sent.node] -= 1
+                work.busy[sent.boot] -= 1
                 yield self._failure(sent.client_id, work, "its node has left while it was at work")
+        connected = self.roster.is_connected
+        self._unanswered = {one: sent for one, sent in self._unanswered.items() if connected(sent.node)}
 
     def _give_up(self, work: _Work) -> Iterator[ClientFailure]:
+        """Those who are too late, and whose node is asked nothing more in this round."""
+        self._unanswered |= work.sent
+        self._late |= {sent.boot for sent in work.sent.values()}
         late = sorted([sent.client_id for sent in work.sent.values()] + list(work.queue))
         for client_id in late:
             yield self._failure(client_id, work, f"it gave no answer within {self.patience.round_s:g} s")
 
     def _failure(self, client_id: int, work: _Work, cause: str) -> ClientFailure:
+        known = self._causes.setdefault(client_id, set())
+        if cause not in known and len(known) >= _MOST_CAUSES:
+            cause = f"it gives ever new causes, after {_MOST_CAUSES} others; look at its node"
+        else:
+            known.add(cause)
         return ClientFailure(client_id, work.broadcast.round_idx, cause)
 
     # ------------------------------------------------------------------ what answers look like, and where states lie
@@ -340,11 +401,12 @@ class GridExecutor(Executor):
     def _held(self) -> Iterator[tuple[str, int]]:
         """The versions that the nodes hold of this run, each of clients that live there."""
         message = Message("held", {"run": self.roster.identity.run_id})
-        for node, answer in self.roster.ask(dict.fromkeys(self.roster.homes, message), _LOOK_S * 10).items():
-            own = {str(client_id) for client_id in self.roster.homes[node].clients}
-            for entry in answer.get("held", list):
-                if type(entry) is list and len(entry) == 2 and entry[0] in own and type(entry[1]) is int:
-                    yield entry[0], entry[1]
+        homes = dict(self.roster.homes)
+        asked = dict.fromkeys(homes, message)
+        for entries in self.roster.ask(
+            asked, _LOOK_S * 10, lambda node, said: held(said, homes[node].clients)
+        ).values():
+            yield from entries
 
 
 class _Elsewhere:
@@ -360,14 +422,3 @@ class _Elsewhere:
         return []
 
     val_loader = calibration_loader = train_loader
-
-
-def _version(answer: Message, round_idx: int, who: str) -> Version | None:
-    version = answer.fields.get("version")
-    if version is None:
-        return None
-    if type(version) is not list or [type(part) for part in version] != [int, int]:
-        raise WireError(f"the version of the state of {who} is none; both ends must run the same lit_fed")
-    if version[0] != round_idx or not 0 <= version[1] < 2**32:
-        raise WireError(f"the state of {who} is of round {version[0]}, in round {round_idx}; it is left out")
-    return version[0], version[1]

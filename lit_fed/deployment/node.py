@@ -5,7 +5,10 @@ It takes messages and gives answers, and knows nothing of how they travel.
 
 from __future__ import annotations
 
+import os
 import secrets
+import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
@@ -14,12 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from lit_fed.deployment.agreed import agreed, difference
 from lit_fed.deployment.kept import RUN_ID, Kept
-from lit_fed.deployment.wire import MOST_BYTES, PROTOCOL, Message, check_payload, decode, encode
+from lit_fed.deployment.node_log import NodeLog
+from lit_fed.deployment.wire import MOST_BYTES, PROTOCOL, Message, check_payload, decode, encode, shown
 from lit_fed.deployment.withheld import Report, Withheld
 from lit_fed.engine.client import Stage
 from lit_fed.engine.executor import failure
 from lit_fed.engine.files import Version, VersionedFiles
 from lit_fed.engine.payload import ClientUpdate, Payload, decoded, encoded, layout_of
+from lit_fed.engine.protocols import Protocol
 from lit_fed.engine.run import Run
 from lit_fed.engine.samplers import FullParticipation
 from lit_fed.engine.session import Broadcast
@@ -32,6 +37,13 @@ if TYPE_CHECKING:
     from lit_fed.engine.algorithm import Algorithm
 
 
+_OFTEN = 16  # a client may be given one piece of work in a round: a server that was killed gives it again
+_MOST_RUNS = 64  # whose work is counted
+_MOST_DROPPED = 1000  # versions of a client's state in one message
+_LINE = 1000  # characters that are printed
+_SAY_S = 60.0  # between two words about a server that is silent
+
+
 class Node:
     """Some clients of a federation, at home.
 
@@ -41,7 +53,7 @@ class Node:
         data: The data, not set up yet; they are, for these clients only.
         algorithm: How it is federated.
         clients: Who lives here.
-        folder: Where the clients' states lie, a folder a run.
+        folder: Where the clients' states lie, a folder a run, and the node's log; for nobody else to read.
         histogram: Report also how many samples of every class a client has.
         limit: The size of the largest message that is taken, bytes.
         report: Tell each client's metrics, or only their sums over all clients that live here and do the same.
@@ -69,7 +81,9 @@ class Node:
             raise ConfigError("a node needs at least one client; name some with --client")
         if beyond := [one for one in self.clients if not 0 <= one < data.num_clients]:
             raise ConfigError(f"there is no client {beyond[0]}; clients are 0 to {data.num_clients - 1}")
-        self.folder, self.limit, self.say = folder, limit, say
+        self.folder, self.limit = folder, limit
+        self.say: Callable[[str], object] = lambda line: say(shown(line, _LINE))
+        self.log = NodeLog(folder)
         self.boot = secrets.token_hex(8)
         self.settings = agreed(trainer.settings.config)
         self.trainer = trainer
@@ -81,17 +95,32 @@ class Node:
         samples = {one: report.samples for one, report in self.reports.items()}
         self.withheld = Withheld(samples) if report == "aggregate" else None
         self._run_id = ""
+        self._given: dict[str, Counter[tuple[object, ...]]] = {}  # by run: how often each piece of work was given
+        self._errors: dict[str, int] = {}  # their numbers, by what the server is told of them
+        self._heard = self._said = time.monotonic()
+        self._at = "nothing yet"
 
     @contextmanager
     def at_work(self) -> Iterator[Node]:
         """Be ready to handle messages."""
         with ExitStack() as stack:
+            stack.enter_context(for_nobody_else(self.folder))
             stack.enter_context(self.trainer.guard.on_duty(False))
             stack.enter_context(self.federation.session.at_work("fit"))
             yield self
 
+    def idle(self) -> None:
+        """Say, once a minute, that the server is silent; called as often as one likes by whoever waits for it."""
+        now = time.monotonic()
+        if now > max(self._heard, self._said) + _SAY_S:
+            self._said = now
+            self.say(
+                f"waiting for the server, silent for {(now - self._heard) / 60:.0f} min; its last word: {self._at}"
+            )
+
     def handle(self, blob: bytes) -> bytes:
         """Do what a message says; the answer. Whatever goes wrong is an answer too."""
+        self._heard = time.monotonic()
         client_id, round_idx, message = -1, -1, None
         outcome: ClientUpdate | ClientFailure | None
         try:
@@ -115,11 +144,24 @@ class Node:
             try:
                 sums = self.withheld.take(message, outcome)
             except WireError as error:
-                outcome = ClientFailure(client_id, round_idx, str(error))
-        if isinstance(outcome, ClientFailure):
-            self.say(f"{outcome}" + (f"\n{outcome.details}" if outcome.details else ""))
-            return encode(self._failed(client_id, round_idx, outcome.cause, sums=sums))
-        return encode(self._answer(client_id, round_idx, outcome, sums))
+                outcome = failure(client_id, round_idx, error)
+        if not isinstance(outcome, ClientFailure):
+            try:
+                return encode(self._answer(client_id, round_idx, outcome, sums))
+            except Exception as error:  # such as metrics too many for a message
+                outcome = failure(client_id, round_idx, error)
+        return encode(self._failed(client_id, round_idx, self._told(outcome), sums=sums))
+
+    def _told(self, failed: ClientFailure) -> str:
+        """What the server is told of a failure; all of it is said here, and in the log, by its number."""
+        told = shown(failed.outline)
+        if told == shown(failed.cause):
+            self.say(str(failed))
+            return told
+        number = self._errors.setdefault(told, len(self._errors) + 1)
+        self.say(f"error {number}: {failed}" + (f"; see {self.log.path}" if failed.details else ""))
+        self.log.write(f"error {number}: {failed}\n{failed.details}".rstrip())
+        return f"{told} (error {number} in the log of its node)"
 
     # ------------------------------------------------------------------ who lives here
 
@@ -128,11 +170,12 @@ class Node:
 
         theirs = message.get("version", str)
         if message.get("protocol", int) != PROTOCOL or theirs != __version__:
-            cause = f"the node runs lit_fed {__version__} and the server {theirs[:20]}; install the same on both"
+            cause = f"the node runs lit_fed {__version__} and the server {shown(theirs, 20)}; install the same on both"
         elif (odd := difference(self.settings, message.get("settings", dict))) is not None:
             cause = f"{odd}; start both with the same configuration"
         else:
             clients = {str(one): asdict(report) for one, report in self.reports.items()}
+            self._say_where("known to the server")
             return Message("answer", {"boot": self.boot, "clients": clients, "sums": self.withheld is not None})
         self.say(f"refused the server: {cause}")
         return self._failed(-1, -1, cause)
@@ -150,6 +193,7 @@ class Node:
         if not 0 <= round_idx < self.run.max_rounds or versions.keys() != {str(one) for one in self.clients}:
             raise WireError("the end of a run is not that of these clients; both ends must run the same lit_fed")
         self._open(message)
+        self._count("keep")
         payloads, frozen = dict[str, Payload](), dict[str, Payload]()
         for kind in {self.federation.kinds[one] for one in self.clients}:
             payloads[kind] = decoded(message.tensors.get(f"payload/{kind}", {}), self.federation.channel.downlink)
@@ -157,13 +201,17 @@ class Node:
             self._check(payloads[kind], round_idx, kind, "predict")
         found = {int(one): read_version(version) for one, version in versions.items()}
         Kept(self._run_id, round_idx, found, payloads, frozen).write(self.folder)
+        self._say_where(f"the run has ended after round {round_idx + 1}; its model is kept in {self.folder}")
         return Message("answer", {})
 
     def _open(self, message: Message) -> None:
         run_id = message.get("run", str)
         if not RUN_ID.fullmatch(run_id):
-            raise WireError(f"{run_id[:40]!r} is no run's name; both ends must run the same lit_fed")
+            raise WireError(f"{shown(run_id, 40)!r} is no run's name; both ends must run the same lit_fed")
         if run_id != self._run_id:
+            self._given.setdefault(run_id, Counter())
+            if len(self._given) > _MOST_RUNS:
+                del self._given[next(iter(self._given))]
             self.federation.store.open(self.folder / run_id)
             self._run_id = run_id
 
@@ -175,10 +223,17 @@ class Node:
         if not 0 <= round_idx < self.run.max_rounds:
             raise WireError(f"{round_idx} is no round; both ends must run the same lit_fed")
         self._open(message)
-        for dropped in message.get("drop", list):
-            if type(dropped) is int and dropped >= 0:
-                store.files.delete(str(client_id), dropped)
         version = read_version(message.fields.get("version"))
+        dropped = message.get("drop", list)
+        if len(dropped) > _MOST_DROPPED or not all(type(one) is int and 0 <= one < 2**32 for one in dropped):
+            raise WireError(f"the server drops what cannot be dropped, or more than {_MOST_DROPPED:,} states at once")
+        if version is not None and version[0] in dropped:
+            raise WireError(f"the server drops the state of client {client_id} from which it is to go on")
+        protocol = message.fields.get("protocol") if message.word == "ask" else None
+        self._count(message.word, protocol if isinstance(protocol, str) else "", client_id, round_idx)
+        self._say_where(f"round {round_idx + 1} of {self.run.max_rounds}")
+        for one in dropped:
+            store.files.delete(str(client_id), one)
         store.load_state_dict({} if version is None else {str(client_id): version}, round_idx)
         kind, device = federation.kinds[client_id], federation.fabric.device
         received: dict[str, dict[str, Any]] = {
@@ -186,8 +241,7 @@ class Node:
             for group in ("payload", "frozen")
         }
         payload: Payload = decoded(received["payload"], federation.channel.downlink)
-        if message.word == "train":
-            self._check(payload, round_idx, kind, "train")
+        self._check(payload, round_idx, kind, "train" if message.word == "train" else "test")
         return Broadcast(round_idx, {kind: payload}, {kind: received["frozen"]})
 
     def _check(self, payload: Payload, round_idx: int, kind: str, stage: Stage) -> None:
@@ -197,6 +251,24 @@ class Node:
         layout = layout_of(federation.algorithm.broadcast(federation.server, round_idx, kind, stage))
         check_payload({name: payload[name] for name in layout if name in payload}, layout, "the server")
 
+    def _count(self, *work: object) -> None:
+        """Refuse what a server has asked for again and again.
+
+        Raises:
+            WireError: If it has.
+        """
+        given = self._given[self._run_id]
+        given[work] += 1
+        if given[work] > _OFTEN:
+            what = shown(work[1] if work[0] == "ask" else work[0], 40)
+            raise WireError(f"the server asks for {what!r} in one round more often than {_OFTEN} times")
+
+    def _say_where(self, at: str) -> None:
+        """Say what the server wants, where it is news."""
+        if at != self._at:
+            self._at = at
+            self.say(f"{time.strftime('%H:%M:%S')} {at}")
+
     def _train(self, client_id: int, broadcast: Broadcast) -> ClientUpdate | ClientFailure:
         (outcome,) = self.federation.executor.run([client_id], broadcast)
         return outcome
@@ -205,10 +277,18 @@ class Node:
         if message.word != "ask":
             raise WireError(f"nothing is known of {message.word!r} here; both ends must run the same lit_fed")
         name, subset = message.get("protocol", str), message.get("subset", str)
-        protocol = next((one for one in self.run.settings.protocols if one.name == name), None)
-        if protocol is None or subset not in ("val", "test"):
-            raise ConfigError(f"trainer.protocols on the node has no {name[:40]!r}; start both with the same protocols")
-        return protocol.answer(self.federation, message.get("client", int), broadcast, subset)  # type: ignore[arg-type]
+        settings = self.run.settings
+        protocol = next((one for one in settings.protocols if one.name == name), None)
+        if protocol is None or type(protocol).answer is Protocol.answer:
+            raise WireError(
+                f"trainer.protocols on the node has no {shown(name, 40)!r} that asks clients; start both with the same"
+            )
+        if subset != settings.evaluate_on:
+            raise WireError(
+                f"the server asks about the {shown(subset, 40)!r} data, and trainer.evaluate_on on the node is "
+                f"{settings.evaluate_on!r}; start both with the same"
+            )
+        return protocol.answer(self.federation, message.get("client", int), broadcast, settings.evaluate_on)
 
     def _answer(self, client_id: int, round_idx: int, update: ClientUpdate | None, sums: Mapping[str, Any]) -> Message:
         fields: dict[str, Any] = {"client": client_id, "round": round_idx, "silent": update is None, "sums": sums}
@@ -241,6 +321,18 @@ def settle(
     run = trainer.assemble(model, data, algorithm, stage)
     run.federation.store.keeper = VersionedFiles  # one client at a time: what it keeps is safe when it answers
     return run
+
+
+@contextmanager
+def for_nobody_else(folder: Path) -> Iterator[None]:
+    """Make a folder, and whatever this process writes meanwhile, readable for its user alone."""
+    before = os.umask(0o077)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        yield
+    finally:
+        os.umask(before)
 
 
 def read_version(version: Any) -> Version | None:

@@ -11,6 +11,7 @@ from lit_fed.data.cut import named
 from lit_fed.deployment.agreed import agreed
 from lit_fed.deployment.executor import GridExecutor, Patience
 from lit_fed.deployment.grid import Grid
+from lit_fed.deployment.heard import kept
 from lit_fed.deployment.roster import Identity, Roster
 from lit_fed.deployment.wire import MOST_BYTES, Message
 from lit_fed.engine.payload import Payload
@@ -49,7 +50,7 @@ class Parting(Callback):
             versions = {str(one): federation.store.version(one) for one in home.clients}
             fields = {"run": self.roster.identity.run_id, "round": round_idx, "versions": versions}
             messages[node] = Message("keep", fields, tensors)
-        reached = self.roster.ask(messages, _PARTING_S)
+        reached = self.roster.ask(messages, _PARTING_S, lambda _, answer: kept(answer))
         there = {one for node in reached for one in self.roster.homes[node].clients}
         if absent := set(range(federation.data.num_clients)) - there:
             run.fabric.print(
@@ -82,7 +83,7 @@ def federate(
         patience: How long to wait in a round.
         gathering_s: Seconds in which all clients must have come at the start.
         limit: The size of the largest message that is sent or taken.
-        node_clients: By a node's key, the clients that it may be; None where nodes have no keys.
+        node_clients: By the public key of a node: who may live there. None where there are no keys.
 
     Raises:
         ConfigError: If a client does not come, or the parts cannot work together.
@@ -93,7 +94,8 @@ def federate(
         )
     identity = Identity(secrets.token_hex(8))
     say = trainer.fabric.print
-    roster = Roster(grid, identity, agreed(trainer.settings.config), data.num_clients, say, limit)
+    settings = agreed(trainer.settings.config)
+    roster = Roster(grid, identity, settings, data.num_clients, say, limit, data.num_classes, node_clients)
     roster.wait_for_all(gathering_s)
     data.reserve(algorithm.public_size, algorithm.calibration_fraction)
     data.prepare_data()

@@ -141,6 +141,15 @@ class Algorithm(ABC, Generic[AggregateT]):
     It is the same in all of them, and at most that of a client that has not trained.
     """
 
+    nonnegative: frozenset[str] = frozenset()
+    """Tensors of an update that hold no negative number, such as counts and variances: a server refuses others."""
+
+    heaviest: float | None = None
+    """The largest weight that a client can have, where `finish` gives weights of the method's own.
+
+    None where a client weighs as many as it has training samples: a server then takes no other from a machine.
+    """
+
     def __init__(
         self,
         regularizer: Regularizer | None = None,

@@ -21,7 +21,7 @@ from lit_fed.engine.payload import ClientUpdate, Flat, Layout, is_finite
 from lit_fed.engine.session import Broadcast, Session
 from lit_fed.engine.strategy import Workers, raise_if_lost
 from lit_fed.engine.totals import Totals
-from lit_fed.errors import ClientFailure, LitFedError, NonFiniteUpdate, ProcessLost, place_of
+from lit_fed.errors import ClientFailure, LitFedError, NonFiniteUpdate, ProcessLost, outline, place_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,13 +159,17 @@ def failure(client_id: int, round_idx: int, error: BaseException) -> ClientFailu
     Raises:
         ProcessLost: If it was the end of another process, with which this one trains the client.
     """
+    told = outline(error)
     if isinstance(error, LitFedError):
-        return ClientFailure(client_id, round_idx, str(error))
+        return ClientFailure(client_id, round_idx, str(error), outline=told)
     if isinstance(error, SystemExit):  # a client's code may end its own work, not everybody's
         place = place_of(traceback.extract_tb(error.__traceback__))
         return ClientFailure(
-            client_id, round_idx, f"it called sys.exit({'' if error.code is None else error.code}) in {place}"
+            client_id,
+            round_idx,
+            f"it called sys.exit({'' if error.code is None else error.code}) in {place}",
+            outline=told,
         )
     raise_if_lost(error)
     cause = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
-    return ClientFailure(client_id, round_idx, cause, "".join(traceback.format_exception(error)))
+    return ClientFailure(client_id, round_idx, cause, "".join(traceback.format_exception(error)), told)

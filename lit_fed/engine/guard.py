@@ -79,7 +79,7 @@ class Guard:
             yield
         except _TimeIsUp as up:
             raise ClientTimeout(
-                f"it was not done after trainer.client_timeout of {self.seconds:g} s; it was at {up}"
+                f"it was not done after trainer.client_timeout of {self.seconds:g} s", str(up)
             ) from None
         finally:
             self._armed = False  # from here on a late alarm says nothing

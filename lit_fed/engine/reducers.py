@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lit_fed.engine.payload import MOST_VALUES, ClientUpdate, Flat, Payload, add_prefix, split_prefix
 from lit_fed.engine.strategy import Workers
+from lit_fed.errors import NothingToAverage
 
 T = TypeVar("T")
 _BLOCK_VALUES = 2**18  # vectors that wait to be summed hold about this many values
@@ -44,7 +45,8 @@ class WeightedMean(Reducer[Payload]):
         uniform: Weigh every client 1 instead of by ``update.weight``.
 
     Raises:
-        ValueError: If clients send different tensor names or shapes, or weights sum to 0.
+        ValueError: If clients send different tensor names or shapes.
+        NothingToAverage: If weights sum to 0.
     """
 
     def __init__(self, uniform: bool = False) -> None:
@@ -125,7 +127,9 @@ class WeightedMean(Reducer[Payload]):
         if not self._sums:
             return None
         if self._total <= 0:
-            raise ValueError("the weights of this round's updates sum to 0; a mean needs at least one positive weight")
+            raise NothingToAverage(
+                "the weights of this round's updates sum to 0; a mean needs at least one positive weight"
+            )
         for total in self._sums.values() if self._sum is None else (self._sum,):
             total.div_(self._total)  # in its place: a new vector would cost as much as some updates
         return {name: _as(self._dtypes[name], self._sums.pop(name)) for name in list(self._sums)}

@@ -22,7 +22,7 @@ from lit_fed.engine.protocols import Evaluation, run_protocols
 from lit_fed.engine.reducers import Reducer
 from lit_fed.engine.run import Run
 from lit_fed.engine.session import Broadcast
-from lit_fed.errors import ClientFailure
+from lit_fed.errors import ClientFailure, NothingToAverage
 
 
 @dataclass(slots=True)
@@ -102,7 +102,7 @@ def run_round(run: Run, round_idx: int) -> None:
     run.failures.take(ledger.failures, working, len(federation.participation.seen_clients), run.fabric.print)
 
     reduced = time.perf_counter()
-    aggregate = current.reducer.result(run.workers)
+    aggregate = _reduced(run, current)
     metrics = {}
     if aggregate is not None:
         cohort = Cohort(round_idx, tuple(ledger.delivered), federation.data.num_clients)
@@ -111,6 +111,21 @@ def run_round(run: Run, round_idx: int) -> None:
     metrics = ledger.metrics(federation.data.num_samples, run.workers) | metrics
     metrics |= {"time/local_s": ledger.local_s, "time/aggregate_s": time.perf_counter() - reduced}
     _end(run, current, metrics)
+
+
+def _reduced(run: Run, current: Round) -> Any:
+    """What the updates come to; None where none arrived, or, where failures are tolerated, none counts.
+
+    Raises:
+        NothingToAverage: If all of them have the weight 0.
+    """
+    try:
+        return current.reducer.result(run.workers)
+    except NothingToAverage as error:
+        if run.settings.on_client_failure == "raise":
+            raise
+        run.fabric.print(f"round {current.round_idx} leaves the model as it is: {error}")
+        return None
 
 
 def _begin(run: Run, round_idx: int) -> Round:

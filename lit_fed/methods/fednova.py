@@ -46,6 +46,7 @@ class FedNova(ServerOptimizer):
     """
 
     needs = frozenset({"one_optimizer"})
+    nonnegative = frozenset({LOCAL_STEPS})
 
     def finish(self, client: Client) -> Update:
         """The model, and one number."""

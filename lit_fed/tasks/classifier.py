@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -29,6 +30,7 @@ class Classifier(OnNetwork):
     """
 
     metrics: ClassVar[dict[str, Literal["max", "min"]]] = {"acc": "max", "loss": "min"}
+    ranges: ClassVar[dict[str, tuple[float, float]]] = {"acc": (0.0, 1.0), "loss": (0.0, math.inf)}
     """What it logs when it is evaluated, the most important first, and which way is better."""
 
     def __init__(

@@ -70,6 +70,7 @@ class KeypointEstimator(OnNetwork):
     """
 
     metrics: ClassVar[dict[str, Literal["max", "min"]]] = {"pck": "max", "pck_strict": "max", "loss": "min"}
+    ranges: ClassVar[dict[str, tuple[float, float]]] = {"pck": (0.0, 1.0), "pck_strict": (0.0, 1.0)}
     """What it logs when it is evaluated, the most important first, and which way is better."""
 
     def __init__(

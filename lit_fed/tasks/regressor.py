@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -33,6 +34,9 @@ class Regressor(OnNetwork):
     """
 
     metrics: ClassVar[dict[str, Literal["max", "min"]]] = {"loss": "min", "mae": "min", "r2": "max"}
+    ranges: ClassVar[dict[str, tuple[float, float]]] = {
+        "loss": (0.0, math.inf), "mae": (0.0, math.inf), "r2": (-math.inf, 1.0),
+    }  # fmt: skip
     """What it logs when it is evaluated, the most important first, and which way is better."""
 
     def __init__(

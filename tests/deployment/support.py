@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import safetensors.torch
+
 from lit_fed import FederatedTrainer
 from lit_fed.deployment.grid import MemoryGrid
 from lit_fed.deployment.node import Node
 from lit_fed.deployment.server import federate
+from lit_fed.deployment.wire import Message
 from lit_fed.methods import FedAvg
 from tests.support import LeastSquares, Points, trainer
 
@@ -76,3 +81,35 @@ def deploy(
             stack.enter_context(node.at_work())
         federate(MemoryGrid(handlers(nodes) if handlers else themselves), made, *parts, ckpt_path, **kwargs)
     return made
+
+
+def written(message: Message) -> bytes:
+    """A message as bytes, whatever it holds: as `lit_fed.deployment.wire.encode` without its limits."""
+    names = [(group, name) for group, payload in message.tensors.items() for name in payload]
+    header = {"word": message.word, "groups": list(message.tensors), "names": names, "fields": dict(message.fields)}
+    body = [tensor.contiguous() for payload in message.tensors.values() for tensor in payload.values()]
+    return blob_of(header, safetensors.torch.save({str(place): tensor for place, tensor in enumerate(body)}))
+
+
+def blob_of(header: Any, body: bytes | None = None) -> bytes:
+    """A message of a header, as text or as what JSON can hold, and of bytes in the place of its tensors."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    body = struct.pack("<Q", 2) + b"{}" if body is None else body
+    return struct.pack("<4sI", b"LFW1", len(text)) + text + body
+
+
+class KeyedGrid(MemoryGrid):
+    """Nodes in this process that have shown their keys.
+
+    Args:
+        handlers: What answers, by node.
+        keys: The public key of each.
+    """
+
+    def __init__(self, handlers: Mapping[int, Callable[[bytes], bytes]], keys: Mapping[int, str]) -> None:
+        super().__init__(handlers)
+        self.keys = keys
+
+    def nodes(self) -> Mapping[int, str]:
+        """Its nodes."""
+        return {node: self.keys[node] for node in self.handlers}

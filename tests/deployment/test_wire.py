@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import math
 import pickle
 import struct
+import time
+import tracemalloc
 from contextlib import suppress
 from typing import Any
 
@@ -15,9 +16,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lit_fed.deployment.wire import Message, check_metrics, check_payload, check_weight, decode, encode, join, split
+from lit_fed.deployment.wire import (
+    Message,
+    check_metrics,
+    check_payload,
+    check_sums,
+    check_weight,
+    decode,
+    encode,
+    join,
+    shown,
+    split,
+)
 from lit_fed.engine.payload import layout_of
 from lit_fed.errors import WireError
+from lit_fed.tasks import Classifier
+from tests.deployment.support import blob_of
 
 DTYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2, torch.bool,
@@ -80,12 +94,6 @@ def test_damaged_bytes_are_refused_or_are_a_message(place: int, written: bytes, 
 
 
 LENGTH = struct.pack("<Q", 66)
-
-
-def blob_of(header: Any, body: bytes | None = None) -> bytes:
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    body = struct.pack("<Q", 2) + b"{}" if body is None else body
-    return struct.pack("<4sI", b"LFW1", len(text)) + text + body
 
 
 @pytest.mark.parametrize(
@@ -161,12 +169,25 @@ RIGHT = {"w": torch.ones(2, 3), "n": torch.tensor(4)}
         ({**RIGHT, "n": torch.tensor(4.0)}, "is float32 of shape"),
         ({**RIGHT, "w": torch.full((2, 3), float("nan"))}, "is not finite"),
         ({**RIGHT, "w": torch.full((2, 3), float("-inf"))}, "is not finite"),
+        ({**RIGHT, "w": torch.full((2, 3), -1e19)}, r"'w' in what client 3 sent is beyond 1e\+18"),
+        ({**RIGHT, "n": torch.tensor(-1)}, r"'n' in what client 3 sent is not from 0 to 1.09951e\+12"),
     ],
 )  # fmt: skip
 def test_an_answer_that_was_not_asked_for_is_refused(payload: dict[str, Tensor], words: str) -> None:
-    check_payload(RIGHT, WANTED, "client 3")
+    check_payload(RIGHT, WANTED, "client 3", nonnegative={"n"})
     with pytest.raises(WireError, match=words):
-        check_payload(payload, WANTED, "client 3")
+        check_payload(payload, WANTED, "client 3", nonnegative={"n"})
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_tensor_of_every_type_is_looked_at(dtype: torch.dtype) -> None:
+    """Numbers pass in all of them; what is not one, in those that can hold it, does not."""
+    payload = {"w": torch.tensor([0, 1]).to(dtype), "none": torch.zeros(0).to(dtype)}
+    check_payload(payload, layout_of(payload), "client 3")
+    if dtype.is_floating_point or dtype.is_complex:
+        odd = {**payload, "w": torch.tensor([0, math.nan]).to(dtype)}
+        with pytest.raises(WireError, match="'w' in what client 3 sent is not finite"):
+            check_payload(odd, layout_of(odd), "client 3")
 
 
 def test_rows_that_vary_vary_alike() -> None:
@@ -187,22 +208,99 @@ def test_rows_that_vary_vary_alike() -> None:
 
 
 @pytest.mark.parametrize(
-    "metrics", [{"a\nb": 1.0}, {"": 1.0}, {"a": "1"}, {"a": True}, {"a": math.nan}, {"x" * 300: 1}]
-)
+    "metrics",
+    [
+        {"train/a\nb": 1.0}, {"": 1.0}, {"train/a": "1"}, {"train/a": True}, {"train/a": math.nan}, {"train/a": 1e300},
+        {"train/a": 10**400}, {"train/" + "x" * 300: 1}, {"=train/a": 1.0}, {"train/\x1b[31m": 1.0},
+        {"train/\u202e": 1.0},
+    ],
+)  # fmt: skip
 def test_metrics_that_would_spoil_a_table_are_refused(metrics: dict[str, Any]) -> None:
-    assert check_metrics({"train/loss": 0.5, "n": 3}, "client 3", finite=True) == {"train/loss": 0.5, "n": 3}
-    with pytest.raises(WireError, match="client 3 sent"):
-        check_metrics(metrics, "client 3", finite=True)
+    good = {"train/loss": 0.5, "train/n": 3, "lr": 0.1, "time_s": 2.0}
+    assert check_metrics(good, "client 3", trained=True) == good
+    with pytest.raises(WireError, match="client 3 sent") as caught:
+        check_metrics(metrics, "client 3", trained=True)
+    assert str(caught.value).isprintable()
+    assert str(caught.value).isascii()
+
+
+@pytest.mark.parametrize("name", ["global/acc", "comm/total_bytes", "uplink_bytes", "acc"])
+def test_metrics_of_others_cannot_be_sent_as_those_of_training(name: str) -> None:
+    with pytest.raises(WireError, match=f"client 3 sent {name} as a metric of its training, which is not one"):
+        check_metrics({name: 1.0}, "client 3", trained=True)
+
+
+@pytest.mark.parametrize(("name", "value"), [("acc", 1.01), ("acc", -0.01), ("loss", -1.0), ("acc", math.inf)])
+def test_metrics_of_a_test_outside_of_what_the_task_says_are_refused(name: str, value: float) -> None:
+    ranges = Classifier.ranges
+    assert check_metrics({"acc": 1.0, "loss": math.inf}, "client 3", False, ranges) == {"acc": 1.0, "loss": math.inf}
+    with pytest.raises(WireError, match=f"client 3 sent {value:.6g} as {name}, which is from 0 to"):
+        check_metrics({name: value}, "client 3", False, ranges)
+    with pytest.raises(WireError, match=f"as {name}, which is from 0 to"):
+        check_sums({name: [[3 * value], 3]}, "client 3", 3, False, ranges)
 
 
 def test_too_many_metrics_are_refused() -> None:
     with pytest.raises(WireError, match="client 3 sent 2,000 metrics"):
-        check_metrics({f"m{i}": 1.0 for i in range(2000)}, "client 3", finite=False)
+        check_metrics({f"m{i}": 1.0 for i in range(2000)}, "client 3", trained=False)
 
 
-@pytest.mark.parametrize("weight", [-1, math.nan, math.inf, "1", None, True, 2**60])
-def test_weights_that_cannot_be_are_refused(weight: Any) -> None:
-    assert type(check_weight(7, "client 3")) is int
-    assert check_weight(0.25, "client 3") == 0.25
+@pytest.mark.parametrize("weight", [-1, math.nan, math.inf, "1", None, True, 2**60, 10**400, 8, 0, 7.5])
+def test_weights_that_are_not_registered_are_refused(weight: Any) -> None:
+    assert type(check_weight(7, "client 3", {7})) is int
     with pytest.raises(WireError, match="client 3 sent the weight"):
-        check_weight(weight, "client 3")
+        check_weight(weight, "client 3", {7})
+
+
+def test_weights_of_a_methods_own_are_bounded() -> None:
+    assert check_weight(0.25, "client 3", {7}, heaviest=0.5) == 0.25
+    with pytest.raises(WireError, match=r"client 3 sent the weight 0.75, and the largest of this method is 0.5"):
+        check_weight(0.75, "client 3", {7}, heaviest=0.5)
+
+
+@pytest.mark.parametrize(
+    ("header", "words"),
+    [
+        (b"[]," * (20 * 2**20), "has more than 1,048,576 bytes"),
+        (b"[" + b"[]," * 300_000 + b"[]]", "has more than 262,144 elements"),
+        (b'{"word":"' + b"9" * 5000 + b'"}', "has a string of more than 4,096 bytes"),
+        (b'{"word":' + b"9" * 5000 + b"}", "has a number of more than 40 digits"),
+        (b'{"a":' * 9 + b"1" + b"}" * 9, "is deeper than 8, or in parts"),
+        (b'"' + b'\\"' * 400_000, "has a string of more than 4,096 bytes"),
+        (b"[" * 200_000, "is deeper than 8, or in parts"),
+    ],
+)
+def test_a_header_that_would_cost_much_is_not_parsed(header: bytes, words: str) -> None:
+    """Of 60 MiB of ``[],`` the parser made 1.4 GiB in 16 s."""
+    begun = time.process_time()
+    tracemalloc.start()
+    with pytest.raises(WireError, match=f"a message cannot be read: its header {words}"):
+        decode(blob_of(header))
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 3 * len(header) + 2**23  # the blob itself, twice, as the test makes it
+    assert time.process_time() - begun < 2
+
+
+def test_the_list_of_tensors_is_bounded_too() -> None:
+    text = b'{"word":"answer","groups":[],"names":[],"fields":{}}'
+    with pytest.raises(WireError, match="lists more than 1,048,576 bytes of tensors"):
+        decode(blob_of(text, struct.pack("<Q", 2**21) + b" " * 2**21))
+
+
+def test_a_header_that_nobody_would_take_is_not_sent() -> None:
+    with pytest.raises(WireError, match="the message 'answer' cannot be sent: its header has more than 262,144 elem"):
+        encode(Message("answer", {"held": [0] * 300_000}))
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("a\x1b[31mred\x07", r"a\x1b[31mred\x07"),
+        ("one\ntwo\r\u2028three", "one two three"),
+        ("\u202eevil \ud800 müde", r"\u202eevil \ud800 m\xfcde"),
+        ("x" * 1000, "x" * 300),
+    ],
+)
+def test_words_of_others_are_a_line_of_printable_ascii(text: str, plain: str) -> None:
+    assert shown(text) == plain

@@ -144,6 +144,8 @@ def test_a_node_tells_no_sums_of_others_clients(tmp_path: Path) -> None:
         ({"acc": [[1.0], 4]}, "as the sum of acc, which is none"),
         ({"acc": [[1.0], -1]}, "as the sum of acc, which is none"),
         ({"acc": [[1], 1]}, "as the sum of acc, which is none"),
+        ({"acc": [[1.0], 0]}, "as the sum of acc, which is none"),
+        ({"acc": [[1e300], 1]}, r"1e\+300 as the sum of acc, which cannot be"),
         ({"acc": [[1.0] * 65, 1]}, "as the sum of acc, which is none"),
         ({"acc": 3.0}, "as the sum of acc, which is none"),
         ({str(place): [[1.0], 1] for place in range(1001)}, "1,001 metrics"),
@@ -151,5 +153,5 @@ def test_a_node_tells_no_sums_of_others_clients(tmp_path: Path) -> None:
 )
 def test_sums_that_cannot_be_are_refused(sums: Any, words: str) -> None:
     with pytest.raises(WireError, match=words):
-        check_sums(sums, "the node of client 0", most=3)
-    assert check_sums({"acc": [[1.0, 0.5], 3]}, "the node of client 0", most=3)["acc"].weight == 3
+        check_sums(sums, "the node of client 0", most=3, trained=False)
+    assert check_sums({"acc": [[1.0, 0.5], 3]}, "the node of client 0", most=3, trained=False)["acc"].weight == 3

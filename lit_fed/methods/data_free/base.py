@@ -61,6 +61,8 @@ class DataFree(Algorithm[AggregateT]):
             different length, or a prior that asks for a class which no client has.
     """
 
+    nonnegative = frozenset({COUNTS})
+
     def __init__(
         self,
         noise_size: int,

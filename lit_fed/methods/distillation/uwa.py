@@ -59,6 +59,7 @@ class UWA(FederatedDistillation):
 
     needs = frozenset({"loss", "forward", "public", "classes", "targets"})
     varying = frozenset({"mean", "variance"})
+    nonnegative = frozenset({"variance"})
 
     def __init__(
         self,

@@ -110,14 +110,19 @@ class CalibratedTest(Protocol):
         (weight,) = (name for name, parameter in model.parameters.items() if parameter is head.weight)
         with model.preserved():
             moments, uplink_bytes = self._collect(federation, round_idx, subset)
+            if moments is None:
+                return Evaluation(absent={self.name: "no client gave the moments of its features"})
             model.load(state)  # the last client may have had buffers of its own
-            model.load({weight: solve(moments["second"], moments["cross"], self.ridge)})
+            try:
+                model.load({weight: solve(moments["second"], moments["cross"], self.ridge)})
+            except torch.linalg.LinAlgError:  # moments of features never do; somebody sent others
+                return Evaluation(absent={self.name: "the moments that clients gave are of no features"})
             loader = data.test_loader() if subset == "test" else data.val_loader()
             values = loop.evaluate(loader, subset, spread=True) | {"uplink_bytes": float(uplink_bytes)}
         return Evaluation({f"{self.name}/{metric}": value for metric, value in values.items()})
 
-    def _collect(self, federation: Federation, round_idx: int, subset: EvalSubset) -> tuple[Payload, int]:
-        """The moments of all clients' samples together, and what they cost."""
+    def _collect(self, federation: Federation, round_idx: int, subset: EvalSubset) -> tuple[Payload | None, int]:
+        """The moments of all clients' samples together, and what they cost; None where nobody answers."""
         workers, num_samples = federation.workers, federation.data.num_samples
         broadcast, reducer, sent = federation.broadcast(round_idx, "test"), WeightedMean(), 0
         mine = workers.share(federation.participation.seen_clients.tolist(), num_samples)
@@ -125,9 +130,7 @@ class CalibratedTest(Protocol):
             update, uplink_bytes = federation.channel.receive(answer)
             reducer.add(update)
             sent += uplink_bytes
-        moments = reducer.result(workers)
-        assert moments is not None, "a federation has clients"
-        return moments, sum(workers.gather(sent))
+        return reducer.result(workers), sum(workers.gather(sent))
 
     def answer(
         self, federation: Federation, client_id: int, broadcast: Broadcast, subset: EvalSubset
