@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
+
+from lit_fed.deployment.keyring import Keyring
 
 
 def make_keys(folder: Path, homes: Sequence[str]) -> tuple[list[str], list[list[str]]]:
@@ -18,25 +20,15 @@ def make_keys(folder: Path, homes: Sequence[str]) -> tuple[list[str], list[list[
         The options of the server, and those of each node.
     """
     own = folder / "keys"
-    own.mkdir(mode=0o700)
-
-    def openssl(*words: str) -> None:
-        subprocess.run(["openssl", *words], check=True, cwd=own, capture_output=True)
-
-    curve = ("-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-384")
-    openssl("genpkey", *curve, "-out", "ca.key")
-    openssl("req", "-x509", "-new", "-key", "ca.key", "-days", "2", "-subj", "/CN=lit_fed", "-out", "ca.crt")
-    openssl("genpkey", *curve, "-out", "server.key")
-    openssl("req", "-new", "-key", "server.key", "-subj", "/CN=127.0.0.1", "-out", "server.csr")
-    (own / "san").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
-    signed = ("-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial", "-days", "2", "-extfile", "san")
-    openssl("x509", "-req", "-in", "server.csr", *signed, "-out", "server.crt")
-    for place in range(len(homes)):
-        words = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", f"node_{place}"]
-        subprocess.run(words, check=True, cwd=own, capture_output=True)
-    ca = ["--ca", str(own / "ca.crt")]
-    own_clients = [f"node_{place}.pub: {clients}\n" for place, clients in enumerate(homes)]
-    (own / "node_keys.yaml").write_text("".join(own_clients))
-    server = ["--certificate", str(own / "server.crt"), "--key", str(own / "server.key")]
-    known = ["--node_keys", str(own / "node_keys.yaml")]
-    return [*ca, *server, *known], [[*ca, "--key", str(own / f"node_{place}")] for place in range(len(homes))]
+    keyring = Keyring(own, ("127.0.0.1", "localhost"), datetime.now(UTC))
+    keyring.authority()
+    keyring.server()
+    server, lines, nodes = own / "server", list[str](), list[list[str]]()
+    ca = ["--ca", str(own / "authority" / "ca.crt")]
+    for place, clients in enumerate(homes):
+        keyring.site(f"node_{place}")
+        lines.append(f"keys/node_{place}.pub: {clients}\n")
+        nodes.append([*ca, "--key", str(own / "sites" / f"node_{place}" / "node.key")])
+    (server / "node_keys.yaml").write_text("".join(lines), encoding="utf-8")
+    files = {"certificate": "server.crt", "key": "server.key", "node_keys": "node_keys.yaml"}
+    return [*ca, *(word for name, file in files.items() for word in (f"--{name}", str(server / file)))], nodes

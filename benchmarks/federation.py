@@ -59,7 +59,8 @@ def main() -> int:
         left = processes_of(folder)
     for name, found in hashes.items():
         print(f"{name:15}{found}")
-    print(f"simulation {simulated - started:.0f} s, federation {federated - begun:.0f} s from nothing running, {working:.0f} s of CPU")
+    seconds = f"federation {federated - begun:.0f} s from nothing running, {working:.0f} s of CPU"
+    print(f"simulation {simulated - started:.0f} s, {seconds}, load {os.getloadavg()[0]:.1f}")
     for process in left:
         print(f"left behind: {process}")
     return int(len(set(hashes.values())) > 1 or bool(left))

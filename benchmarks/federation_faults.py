@@ -1,10 +1,11 @@
-"""Kills every process of a federation on this machine in every phase of a run, and says what became of it.
+"""Kills and stops the processes of a federation on this machine in every phase of a run, and says what became of it.
 
-One federation of two nodes with two clients each. A process is killed (SIGKILL) at a seeded moment of a phase; what has
-ended is started again, the server with ``--ckpt_path last``; every round's weights are compared with the simulation's.
-A kill takes one to three minutes, so what is done is kept in the folder, and a second call goes on::
+One federation of two nodes with two clients each. A process is killed (SIGKILL) or told to end (SIGTERM) at a seeded
+moment of a phase; what has ended is started again, the server with ``--ckpt_path last``; every round's weights are
+compared with the simulation's. A fault takes about a minute, most of it to start what has ended again, so what is done
+is kept in the folder, and a second call goes on::
 
-    python benchmarks/federation_faults.py FOLDER               # 32 kills
+    python benchmarks/federation_faults.py FOLDER               # 32 faults
     python benchmarks/federation_faults.py FOLDER --table       # only print what is done
 """
 
@@ -19,7 +20,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -29,8 +29,9 @@ from lit_fed.callbacks import Callback
 from lit_fed.engine.callback import RoundRecord
 from lit_fed.engine.run import Run
 
-PROCESSES = ("server", "SuperLink", "node", "SuperNode")
-LONGEST_S = {"waiting": 30.0, "training": 12.0, "evaluating": 12.0, "checkpoint": 0.05}
+PROCESSES = ("server", "node")
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGTERM}
+LONGEST_S = {"waiting": 15.0, "training": 0.3, "evaluating": 0.3, "checkpoint": 0.05}
 HOMES = ("[0,1]", "[2,3]")
 GIVE_UP_S = 240.0
 
@@ -120,7 +121,7 @@ class Bench:
                 own = ["--client", HOMES[place], "--state_dir", str(self.folder / f"node_{place}")]
                 self.nodes[place] = self.run(self.words("node", *to, *own), f"node_{place}")
         if self.server is None or self.server.poll() is not None:
-            own = ["--flower_dir", str(self.folder / "flower"), "--ckpt_path", "last", *self.listening(self.phases)]
+            own = ["--ckpt_path", "last", *self.listening(self.phases)]
             self.server = self.run(self.words("federate", *to, *own), "server")
 
     def stop(self) -> None:
@@ -136,22 +137,18 @@ class Bench:
 
     def pid(self, process: str, place: int) -> int | None:
         """Of one of the processes."""
-        owner = self.server if process in ("server", "SuperLink") else self.nodes[place]
-        if owner is None or owner.poll() is not None:
-            return None
-        if process in ("server", "node"):
-            return owner.pid
-        return next(_children(owner.pid, f"flower-{process.lower()}"), None)
+        owner = self.server if process == "server" else self.nodes[place]
+        return None if owner is None or owner.poll() is not None else owner.pid
 
-    def kill(self, process: str, phase: str, delay: float, place: int) -> dict[str, Any]:
-        """Kill one process in a phase; what became of it."""
+    def end(self, how: str, process: str, phase: str, delay: float, place: int) -> dict[str, Any]:
+        """Kill or stop one process in a phase; what became of it."""
         if phase == "waiting" and self.server is not None and self.server.poll() is None:
             self.server.send_signal(signal.SIGTERM)
             self.server.wait(60)
         self.start()
         before = len(self.said())
         while phase != "waiting" and not any(words[0] == phase for words in self.said()[before:]):
-            if self.server is None or self.server.poll() is not None:  # an earlier kill is noticed only now
+            if self.server is None or self.server.poll() is not None:  # an earlier fault is noticed only now
                 self.start()
             time.sleep(0.01)
         time.sleep(delay)
@@ -162,7 +159,7 @@ class Bench:
             return {"outcome": "was not running"}
         at = len(self.said())
         round_idx = int(self.said()[-1][1]) if at else 0
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, SIGNALS[how])
         return {"round": round_idx, **self.outcome(at, time.monotonic(), process, phase)}
 
     def outcome(self, at: int, begun: float, process: str, phase: str) -> dict[str, Any]:
@@ -175,7 +172,7 @@ class Bench:
                 own = process == "server"
                 return {
                     "seconds": None if own else seconds,
-                    "outcome": "killed" if own else told.removeprefix("lit-fed: error: "),
+                    "outcome": "it is the one" if own else told.removeprefix("lit-fed: error: "),
                 }
             if phase == "waiting" and seconds > 5:
                 self.start()  # a node that has ended is started again, as its service manager would
@@ -187,52 +184,40 @@ class Bench:
         return {"seconds": None, "outcome": f"nothing within {GIVE_UP_S:g} s"}
 
 
-def _children(pid: int, name: str) -> Iterator[int]:
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-            words = (path / "cmdline").read_bytes()
-        except OSError:  # it has ended meanwhile
-            continue
-        if parent == pid and name.encode() in words:
-            yield int(path.name)
-
-
-def plan(repeats: int) -> list[tuple[str, str, float, int]]:
-    """What to kill, in which phase, how far into it, and on which node: the same for everybody."""
+def plan(repeats: int) -> list[tuple[str, str, str, float, int]]:
+    """How to end what, in which phase, how far into it, and on which node: the same for everybody."""
     draw = random.Random(17)
     kills = [
-        (process, phase, round(draw.uniform(0, LONGEST_S[phase]), 3), draw.randrange(2))
-        for process in PROCESSES for phase in LONGEST_S for _ in range(repeats)
+        (how, process, phase, round(draw.uniform(0, LONGEST_S[phase]), 3), draw.randrange(2))
+        for how in SIGNALS for process in PROCESSES for phase in LONGEST_S for _ in range(repeats)
     ]  # fmt: skip
     draw.shuffle(kills)
     return kills
 
 
 def table(folder: Path, simulated: list[str]) -> int:
-    """Print what became of the kills; how many rounds had other weights."""
+    """Print what became of the faults; how many rounds had other weights."""
     done = [json.loads(line) for line in (folder / "kills.jsonl").read_text().splitlines()]
     rounds = [line.split() for line in (folder / "phases.txt").read_text().splitlines() if line.startswith("check")]
     odd = [words for words in rounds if words[2] != simulated[int(words[1])]]
-    print("| killed | phase | round | seconds to notice | what the server says | the next round's weights |")
-    print("|---|---|---|---|---|---|")
+    print("| fault | of | phase | round | seconds to notice | what the server says | the next round's weights |")
+    print("|---|---|---|---|---|---|---|")
     for one in sorted(done, key=lambda one: (PROCESSES.index(one["process"]), list(LONGEST_S).index(one["phase"]))):
         later = [words for words in rounds[one.get("rounds_before", 0) :] if int(words[1]) >= one.get("round", 0)]
         equal = "none yet" if not later else "equal" if later[-1][2] == simulated[int(later[-1][1])] else "differ"
         noticed = "" if one.get("seconds") is None else f"{one['seconds']:.0f}"
-        print(
-            f"| {one['process']} | {one['phase']} | {one.get('round', '')} | {noticed} | {one['outcome']} | {equal} |"
-        )
-    print(f"\n{len(done)} kills, {len(rounds)} rounds finished, {len(odd)} with other weights than the simulation's")
+        begun = [one["how"], one["process"], one["phase"], str(one.get("round", ""))]
+        print("| " + " | ".join([*begun, noticed, one["outcome"], equal]) + " |")
+    print(f"\n{len(done)} faults, {len(rounds)} rounds finished, {len(odd)} with other weights than the simulation's")
     return len(odd)
 
 
 def main() -> int:
-    """Kill what is left to kill; the exit status."""
+    """Do what is left to do; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--repeats", type=int, default=2, help="kills of a process in a phase")
-    parser.add_argument("--rounds", type=int, default=150, help="rounds to simulate: more than will be run")
+    parser.add_argument("--repeats", type=int, default=2, help="faults of a kind and process in a phase")
+    parser.add_argument("--rounds", type=int, default=400, help="rounds to simulate: more than will be run")
     parser.add_argument("--table", action="store_true", help="only print what is done")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -242,12 +227,12 @@ def main() -> int:
     simulated = bench.simulated(options.rounds)
     done = len(kills.read_text().splitlines()) if kills.is_file() else 0
     try:
-        for process, phase, delay, place in plan(options.repeats)[0 if options.table else done :]:
+        for how, process, phase, delay, place in plan(options.repeats)[0 if options.table else done :]:
             if options.table:
                 break
             before = sum(words[0] == "checkpoint" for words in bench.said())
-            found = bench.kill(process, phase, delay, place)
-            row = {"process": process, "phase": phase, "delay": delay, "rounds_before": before, **found}
+            found = bench.end(how, process, phase, delay, place)
+            row = {"how": how, "process": process, "phase": phase, "delay": delay, "rounds_before": before, **found}
             with open(kills, "a", encoding="utf-8") as file:
                 _write(file, row)
         if not options.table:
@@ -264,7 +249,7 @@ def _write(file: IO[str], row: dict[str, Any]) -> None:
 
 
 def _finish(bench: Bench) -> None:
-    """Let one more round end after the last kill."""
+    """Let one more round end after the last fault."""
     bench.start()
     before = sum(words[0] == "checkpoint" for words in bench.said())
     end = time.monotonic() + GIVE_UP_S

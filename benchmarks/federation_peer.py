@@ -1,10 +1,10 @@
 """A federation of ours beside Flower's own FedAvg: seconds and bytes a round, and the server's memory over rounds.
 
-The same three nodes with the same samples each, the same network, local work and test set, over one SuperLink on
-loopback, one after the other. Flower's is its PyTorch quickstart: a `ClientApp` that trains and a `ServerApp` with its
-`FedAvg`, whose model is tested by the server after every round, as ours is. A round is what lies between two tests;
-the first one is left out on both sides, where everything is imported. Bytes are those that crossed loopback, each
-message twice, since a SuperLink lies between::
+The same three nodes with the same samples each, the same network, local work and test set, over loopback, one after
+the other: ours served by the server itself, Flower's by a SuperLink. Flower's is its PyTorch quickstart: a `ClientApp`
+that trains and a `ServerApp` with its `FedAvg`, whose model is tested by the server after every round, as ours is. A
+round is what lies between two tests; the first one is left out on both sides, where everything is imported. Bytes are
+those that crossed loopback, where Flower's own cross twice, since a SuperLink lies between::
 
     python benchmarks/federation_peer.py                  # ten rounds of each
     python benchmarks/federation_peer.py --rounds 100 --ours
@@ -28,13 +28,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from federation import ROOT, call, command, environment, free_port  # beside this file, as the next
+import flower_programs as programs  # beside this file, as the next two
+from federation import ROOT, call, command, environment, free_port
 from flower_fedavg.marks import mark
 
 from lit_fed.callbacks import Callback
-from lit_fed.deployment import processes
-from lit_fed.deployment.flower import superlink_words
-from lit_fed.deployment.security import Security, connection_file
 from lit_fed.engine.callback import RoundRecord
 from lit_fed.engine.run import Run
 
@@ -106,7 +104,7 @@ def ours(folder: Path, path: Path, rounds: int, limit: float) -> None:
             stack.callback(process.wait)
             stack.callback(process.send_signal, signal.SIGTERM)
         words = ["federate", "-c", "server/config.yaml", "--superlink", address, *mine]
-        words += ["--flower_dir", str(folder / "flower"), "--trainer.default_root_dir", str(folder / "ours")]
+        words += ["--trainer.default_root_dir", str(folder / "ours")]
         subprocess.run(command(*words), cwd=parts, env=_env(), check=True, timeout=limit, stdout=subprocess.DEVNULL)
 
 
@@ -118,16 +116,18 @@ def flowers(folder: Path, path: Path, rounds: int, limit: float) -> None:
     shutil.copytree(APP, app / "flower_fedavg", ignore=shutil.ignore_patterns("*.toml", "__pycache__"))
     shutil.copy(APP / "pyproject.toml", app)
     with ExitStack() as stack:
-        stack.enter_context(processes.running(superlink_words(address, Security()), home))
-        processes.wait_for(address, 60)
+        host, _, port = address.rpartition(":")
+        words = ["flower-superlink", "--insecure", "--host", host, "--port", port]
+        stack.enter_context(programs.running([*words, "--disable-runtime-dependency-installation"], home))
+        programs.wait_for(address, 60)
         for client in range(NODES):
             words = ["flower-supernode", "--insecure", "--superlink", address, "--host", "127.0.0.1"]
             words += ["--port", str(free_port()), "--node-config", f'data="{parts / f"client_{client}" / "data.npz"}"']
-            stack.enter_context(processes.running(words, folder / f"flowers_{client}"))
+            stack.enter_context(programs.running(words, folder / f"flowers_{client}"))
         config = f'rounds={rounds} nodes={NODES} marks="{path}" data="{parts / "server" / "data.npz"}"'
-        name = connection_file(address, Security(), home)
-        words = [processes.program("flwr"), "run", str(app), name, "--run-config", config]
-        subprocess.run(words, env=processes.environment(home), check=True, stdout=subprocess.DEVNULL, timeout=120)
+        name = programs.connection(address, home)
+        words = [programs.program("flwr"), "run", str(app), name, "--run-config", config]
+        subprocess.run(words, env=programs.environment(home), check=True, stdout=subprocess.DEVNULL, timeout=120)
         end = time.monotonic() + limit
         while not path.is_file() or len(path.read_text().splitlines()) < rounds + 1:  # it is also tested before any
             if time.monotonic() > end:

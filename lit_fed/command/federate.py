@@ -9,8 +9,8 @@ from jsonargparse import ArgumentParser
 from lit_fed.command.deployed import add_run, make
 from lit_fed.command.endings import ending_told
 from lit_fed.command.table import Call
-from lit_fed.deployment.executor import Patience
 from lit_fed.deployment.ends import check_installed, keep_private
+from lit_fed.deployment.executor import Patience
 from lit_fed.deployment.node_keys import read_node_keys
 from lit_fed.deployment.security import Security
 from lit_fed.deployment.server import federate
@@ -25,7 +25,9 @@ OWN = (
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the command's options: those of a run, and how the nodes are reached."""
     add_run(parser)
-    parser.add_argument("--superlink", type=str, default="127.0.0.1:9092", help="address by which nodes know the server")
+    parser.add_argument(
+        "--superlink", type=str, default="127.0.0.1:9092", help="address by which nodes know the server"
+    )
     parser.add_argument("--bind", type=str | None, default=None, help="address to listen at, where it is another one")
     parser.add_argument("--ckpt_path", type=str | None, default=None, help="resume from here: last, a file or a run")
     parser.add_argument("--gathering_s", type=float, default=300.0, help="seconds in which all clients must have come")

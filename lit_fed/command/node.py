@@ -57,7 +57,10 @@ def run(call: Call) -> int:
     keep_private()
     security = Security(ca=settings.ca, key=settings.key)
     security.check(settings.superlink, ("ca", "key"))
-    with suppress(KeyboardInterrupt), sole_user(Path(settings.state_dir), "--state_dir"):  # the way in which a node ends
+    with (
+        suppress(KeyboardInterrupt),
+        sole_user(Path(settings.state_dir), "--state_dir"),
+    ):  # the way in which a node ends
         node = make_node(call)
         who = ", ".join(called(node.federation.data, one) for one in node.clients)
         print(f"client{'s' if len(node.clients) > 1 else ''} {who} of {settings.superlink}; Ctrl-C ends it", flush=True)

@@ -20,6 +20,7 @@ from lit_fed.command.suggest import close, join_or
 from lit_fed.command.table import Call
 from lit_fed.command.values import check_values
 from lit_fed.command.words import prepared
+from lit_fed.engine.files import remove_half_written
 from lit_fed.errors import ConfigError
 from lit_fed.parsing import Parser
 
@@ -139,6 +140,7 @@ def provision(file: FederationFile, output: Path, anew: Sequence[str], now: date
     homes = {SERVER: output / SERVER, **{site.name: output / SITES / site.name for site in file.sites}}
     for folder in (output, output / AUTHORITY, *homes.values()):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        remove_half_written(folder)
     done = {AUTHORITY: keyring.authority(), SERVER: keyring.server()}
     done |= {site.name: keyring.site(site.name) for site in file.sites}
     ca = (output / AUTHORITY / "ca.crt").read_bytes()
@@ -158,7 +160,8 @@ def _check(file: FederationFile, output: Path, anew: Sequence[str]) -> None:
     """Refuse a folder of something else, and names of nobody."""
     if output.exists() and not output.is_dir():
         raise ConfigError(f"--output {output} is no folder; name a new one")
-    if output.is_dir() and (odd := sorted({path.name for path in output.iterdir()} - _FOLDERS)):
+    there = {path.name for path in output.iterdir()} if output.is_dir() else set[str]()
+    if odd := sorted(name for name in there - _FOLDERS if not name.startswith(".")):
         raise ConfigError(f"--output {output} holds {odd[0]}, which is no part of a federation; name a new folder")
     ends = [SERVER, *(site.name for site in file.sites)]
     for name in anew:

@@ -1,7 +1,7 @@
 """A node's end of a federation: it asks a server for work over Flower's Fleet API; nothing listens on a node.
 
-The server is `lit_fed.deployment.serving`, or a SuperLink of Flower's own. A cut link delays a request and loses nothing:
-every request is made again until the server answers it, or does not know this node any more.
+The server is `lit_fed.deployment.serving`, or a SuperLink of Flower's own. A cut link delays a request and loses
+nothing: every request is made again until the server answers it, or does not know this node any more.
 """
 
 from __future__ import annotations

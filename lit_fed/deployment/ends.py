@@ -95,7 +95,9 @@ def listen(address: str, option: str) -> socket.socket:
         return door
     except OSError as error:
         why = (error.strerror or str(error)).lower()
-        advice = "choose another port" if option == "--bind" else "give an address of this machine by --bind, or free it"
+        advice = (
+            "choose another port" if option == "--bind" else "give an address of this machine by --bind, or free it"
+        )
         raise ConfigError(f"the server cannot listen at {address}: {why}; {advice}") from error
 
 

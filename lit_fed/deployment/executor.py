@@ -293,7 +293,7 @@ class GridExecutor(Executor):
         self.num_bytes += len(reply.blob)
         due = self._due(sent, work)
         try:
-            heard = hear(reply.blob, min(self.roster.limit, due.most_bytes), lambda message: answer(message, due))
+            heard = hear(reply.blob, self.roster.limit, due.most_bytes, lambda message: answer(message, due))
             self._know_names(sent.client_id, heard.metrics)
         except WireError as error:
             yield self._failure(sent.client_id, work, str(error))

@@ -1,8 +1,8 @@
 """Flower's Fleet API: its paths, its signatures, and a blob as the objects that it carries.
 
-All that this package takes from flwr is here: the classes of its protobuf messages. How its objects are written,
-``TYPE CHILDREN LENGTH``, a zero byte and a body, under the SHA-256 of all that, is written down here once more: Flower's
-own reader believes a sender how often a chunk is repeated, which makes terabytes of a few bytes.
+All that this package takes from flwr is here: the classes of its protobuf messages. How its objects are written
+(``TYPE CHILDREN LENGTH``, a zero byte and a body, under the SHA-256 of all that) stands here once more: Flower's own
+reader believes a sender how often a chunk is repeated, which makes terabytes of a few bytes.
 """
 
 from __future__ import annotations
@@ -106,7 +106,9 @@ def pack(blob: bytes, about: Any) -> Parcel:
     places = {name: place for place, name in enumerate(dict.fromkeys(chunks))}
     of_array = {"dtype": "uint8", "shape": [len(blob)], "stype": "lit_fed"}
     tree = [pb.ObjectTree(object_id=name) for name in places]
-    inner = add("Array", list(places), json.dumps(of_array | {"arraychunk_ids": [places[one] for one in chunks]}).encode())
+    inner = add(
+        "Array", list(places), json.dumps(of_array | {"arraychunk_ids": [places[one] for one in chunks]}).encode()
+    )
     about.message_id = ""
     bodies = {
         "ArrayRecord": lambda child: json.dumps({"blob": child}).encode(),

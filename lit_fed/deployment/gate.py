@@ -1,7 +1,7 @@
 """The server's door: HTTP/1.1 that answers who has a known key, before a byte of what it says is read.
 
-A connection is one coroutine, `Gate.converse`, that is to be read from top to bottom: time, size, path, key, and only then
-the body. Whoever has shown no key holds a connection for some seconds and some kilobytes.
+A connection is one coroutine, `Gate.converse`, that is to be read from top to bottom: time, path, key, size, and only
+then the body. Whoever has shown no key holds a connection for some seconds and some kilobytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from lit_fed.deployment.sessions import Refused, Sessions
 from lit_fed.errors import WireError
 
 FIRST_REQUEST_S = 10.0  # in which who connects must have shown a key
-HANDSHAKE_S = 10.0
 IDLE_S = 30.0  # between two requests of a node
 BODY_S = 120.0  # for a body of at most 5 MiB: .4 Mbit/s
 WRITE_S = 120.0
@@ -151,7 +150,11 @@ class Gate:
             stamp = headers[fleet.TIMESTAMP.encode()]
             public = _loaded(key) if self.keys is None else self.keys[key]  # before anything is computed for it
             apart = (datetime.now(UTC) - datetime.fromisoformat(stamp.decode("ascii"))).total_seconds()
-            if not abs(apart) < CLOCKS_APART_S or (key, stamp) in self._stamps or not is_signed(public, stamp, signature):
+            if (
+                not abs(apart) < CLOCKS_APART_S
+                or (key, stamp) in self._stamps
+                or not is_signed(public, stamp, signature)
+            ):
                 raise Refused(401)
         except (KeyError, ValueError, TypeError) as error:
             raise Refused(401) from error

@@ -38,17 +38,24 @@ _BOOT = re.compile("[0-9a-f]{1,64}")
 _SHA256 = re.compile("[0-9a-f]{64}")
 
 
-def hear(blob: bytes, limit: int, read: Callable[[Message], T]) -> T:
+LONGEST_GREETING = 2**22
+"""Of an answer without tensors."""
+
+
+def hear(blob: bytes, limit: int, most: int, read: Callable[[Message], T]) -> T:
     """What a node has said.
 
     Args:
         blob: Its message, as it came.
         limit: The most bytes that are taken.
+        most: The most bytes that it can have, if it is what was asked for.
         read: Makes of the message what is asked for.
 
     Raises:
         WireError: If it cannot be read, whatever the reason.
     """
+    if most < len(blob) <= limit:
+        raise WireError(f"an answer of {len(blob):,} bytes is more than the {most:,} that it can have; it is left out")
     try:
         return read(decode(blob, limit))
     except WireError:

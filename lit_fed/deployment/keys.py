@@ -44,10 +44,8 @@ def sent(public: Any) -> bytes:
     from cryptography.hazmat.primitives.asymmetric import ec
 
     if not isinstance(public, ec.EllipticCurvePublicKey) or not isinstance(public.curve, ec.SECP384R1):
-        raise ValueError("another kind of key")
-    found: bytes = public.public_bytes(
-        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
+        raise ValueError("another kind of key")  # noqa: TRY004  # what is read is no argument of a wrong type
+    found: bytes = public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     return found
 
 

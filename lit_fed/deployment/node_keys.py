@@ -55,7 +55,10 @@ def _read(path: Path, where: str) -> list[tuple[str, object]]:
         if not isinstance(node, yaml.MappingNode) or not node.value:
             raise ConfigError(f"{where} is no mapping from public keys to clients; {_EXAMPLE}")
         loader = yaml.SafeLoader("")
-        pairs = [(loader.construct_object(one, deep=True), loader.construct_object(other, deep=True)) for one, other in node.value]
+        pairs = [
+            (loader.construct_object(one, deep=True), loader.construct_object(other, deep=True))
+            for one, other in node.value
+        ]
     except OSError as error:
         raise ConfigError(f"{where} cannot be read: {(error.strerror or str(error)).lower()}; {_EXAMPLE}") from error
     except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:

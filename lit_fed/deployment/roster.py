@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from lit_fed.callbacks import Callback
 from lit_fed.data.client_report import ClientReport
 from lit_fed.data.cut import named
 from lit_fed.deployment.grid import Grid, Reply
-from lit_fed.deployment.heard import greeting, hear
+from lit_fed.deployment.heard import LONGEST_GREETING, greeting, hear
 from lit_fed.deployment.wire import MOST_BYTES, PROTOCOL, Message, encode
 from lit_fed.engine.run import Run
 from lit_fed.errors import ConfigError, WireError
@@ -20,7 +21,6 @@ T = TypeVar("T")
 
 _PAUSE_S = 0.05  # between two looks for answers
 _SAY_S = 60.0  # between two words about who is missing
-_LONGEST_GREETING = 2**22
 _AGAIN_S = (5.0, 300.0)  # until a node that was refused is asked again: at first, and at most
 _MOST_SAID = 5  # causes for which one node is refused, until no more of them are printed
 
@@ -221,7 +221,7 @@ class Roster:
                 if (node := waiting.pop(reply.message_id, None)) is None or reply.error:
                     continue
                 try:
-                    found[node] = hear(reply.blob, _LONGEST_GREETING, lambda message, node=node: read(node, message))  # type: ignore[misc]
+                    found[node] = hear(reply.blob, self.limit, LONGEST_GREETING, partial(read, node))
                 except WireError as error:
                     self.say(f"node {node} is left out: {error}")
             if not replies:
@@ -244,7 +244,8 @@ class Roster:
         try:
             said = hear(
                 reply.blob,
-                min(self.limit, _LONGEST_GREETING),
+                self.limit,
+                LONGEST_GREETING,
                 lambda message: greeting(message, self.num_clients, self.num_classes),
             )
         except WireError as error:

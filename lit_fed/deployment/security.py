@@ -147,4 +147,3 @@ def _reason(error: OSError) -> str:
         return error.verify_message
     reason = (error.reason if isinstance(error, ssl.SSLError) else error.strerror) or "it cannot be read"
     return reason.lower().replace("_", " ")
-

@@ -1,6 +1,7 @@
 """The server's end of a federation: a grid over Flower's Fleet API, which this process itself serves.
 
-Nothing else of Flower's is served or started. Everything is in memory, and one port is open. Nodes ask; nothing is ever sent to who has not.
+Nothing else of Flower's is served or started. Everything is in memory, and one port is open. Nodes ask; nothing is
+ever sent to who has not.
 """
 
 from __future__ import annotations
@@ -12,20 +13,23 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import ExitStack, contextmanager
 from socket import socket
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from lit_fed.deployment import fleet
 from lit_fed.deployment.ends import check_public, ending_by_signal, listen
-from lit_fed.deployment.gate import HANDSHAKE_S, Gate
 from lit_fed.deployment.grid import Reply
 from lit_fed.deployment.security import Security
 from lit_fed.deployment.sessions import Sessions
 from lit_fed.deployment.wire import join, split
 from lit_fed.errors import ConfigError, ProcessLost, WireError
 
+if TYPE_CHECKING:
+    from lit_fed.deployment.gate import Gate
+
 T = TypeVar("T")
 
 _PARCEL_BYTES = 2**26  # messages to a node travel together up to this size: each takes some ten requests
+_HANDSHAKE_S = 10.0
 _ANSWER_S = 60.0  # in which the thread that serves does what it is told: it never waits
 _OPEN_FILES = 2**16  # a connection is one; those that say nothing are closed after some seconds
 
@@ -146,6 +150,8 @@ def fleet_grid(
     Raises:
         ConfigError: If it cannot listen there, or others could hear what nothing protects.
     """
+    from lit_fed.deployment.gate import Gate  # whose h11 comes with flwr
+
     check_public(address)
     for one in dict.fromkeys((address, bind or address)):
         security.check(one, ("ca", "certificate", "key"))
@@ -172,7 +178,7 @@ def _serving(gate: Gate, sessions: Sessions, door: socket, security: Security) -
 
     async def serve() -> None:
         context = security.server_context() if security.is_on else None
-        more = {} if context is None else {"ssl_handshake_timeout": HANDSHAKE_S, "ssl_shutdown_timeout": 2.0}
+        more = {} if context is None else {"ssl_handshake_timeout": _HANDSHAKE_S, "ssl_shutdown_timeout": 2.0}
         server = await asyncio.start_server(gate.converse, sock=door, ssl=context, backlog=1024, **more)
         begun.set()
         while not end.is_set():  # who is silent is missed, even while nobody looks

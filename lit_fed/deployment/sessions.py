@@ -112,9 +112,7 @@ class Sessions:
         clock: Tells the time.
     """
 
-    def __init__(
-        self, limit: int, ttl: float, named: bool, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, limit: int, ttl: float, named: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self.most_held, self.ttl, self.named, self.clock = max(limit, LEAST_HELD_BYTES), ttl, named, clock
         self.run_id = secrets.randbits(62) + 1
         self.by_key: dict[bytes, Session] = {}
@@ -331,4 +329,3 @@ class Sessions:
             if done.session is session:
                 self._let_go(self._done.pop(message_id))
                 self._done[message_id] = _Done(None, done.end, error="its answer came when nobody asked for it")
-

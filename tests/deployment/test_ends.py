@@ -53,9 +53,9 @@ def test_a_folder_has_one_user_who_is_named(tmp_path: Path) -> None:
     folder = tmp_path / "node"
     with sole_user(folder, "--state_dir"):
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-        with pytest.raises(ConfigError, match=rf"--state_dir .*node is used by process {os.getpid()} on .* since "):
-            with sole_user(folder, "--state_dir"):
-                pytest.fail("two at once")
+        words = rf"--state_dir .*node is used by process {os.getpid()} on .* since "
+        with pytest.raises(ConfigError, match=words), sole_user(folder, "--state_dir"):
+            pytest.fail("two at once")
     with sole_user(folder, "--state_dir"):
         pass
 
@@ -73,9 +73,9 @@ def test_a_killed_user_holds_nothing(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"--state_dir .*file/x cannot be written to: .*; name another"):
-        with sole_user(tmp_path / "file" / "x", "--state_dir"):
-            pytest.fail("a file has no folders")
+    words = r"--state_dir .*file/x cannot be written to: .*; name another"
+    with pytest.raises(ConfigError, match=words), sole_user(tmp_path / "file" / "x", "--state_dir"):
+        pytest.fail("a file has no folders")
 
 
 def test_what_is_written_is_its_users_alone(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A server and three nodes, as processes over sockets, end in the simulation's weights, soon, and leave nothing behind."""
+"""A server and three nodes, as processes over sockets, end in the simulation's weights and leave nothing behind."""
 
 from __future__ import annotations
 

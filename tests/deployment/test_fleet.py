@@ -39,7 +39,13 @@ def test_flowers_own_reader_finds_the_blob_and_what_is_said_of_it(size: int, con
     assert isinstance(record, ArrayRecord)
     assert bytes(record["blob"].data) == blob
     about = found.metadata
-    assert (about.run_id, about.src_node_id, about.dst_node_id, about.ttl, about.message_type) == (7, 1, 5, 60.0, "train")
+    assert (about.run_id, about.src_node_id, about.dst_node_id, about.ttl, about.message_type) == (
+        7,
+        1,
+        5,
+        60.0,
+        "train",
+    )
     assert parcel.message.metadata.message_id == parcel.message_id
     assert set(fleet.names(parcel.tree, 20)) == parcel.objects.keys()
     assert fleet.unpack(parcel.message_id, parcel.objects, MOST) == blob
@@ -103,7 +109,7 @@ def test_a_chunk_that_is_repeated_without_end_is_refused() -> None:
 )
 def test_objects_that_are_none_of_ours_are_refused(kind: str, change: Any) -> None:
     message_id, objects = changed(packed(b"hello"), kind, change)
-    with pytest.raises(WireError, match="a message's objects are none of ours|over the limit"):
+    with pytest.raises(WireError, match=r"a message's objects are none of ours|over the limit"):
         fleet.unpack(message_id, objects, MOST)
 
 

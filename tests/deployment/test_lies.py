@@ -74,7 +74,10 @@ ANYWHERE: dict[str, tuple[Lie, str]] = {
     "nothing": (lambda answer: b"", "0 bytes are no message"),
     "noise": (lambda answer: b"\xff" * 5000, "5000 bytes are no message"),
     "half": (lambda answer: written(answer)[:-3], "cannot be read"),
-    "60 MiB of lists": (lambda answer: blob_of(b"[]," * 20 * 2**20), "over the limit"),
+    "60 MiB of lists": (
+        lambda answer: blob_of(b"[]," * 20 * 2**20),
+        "is more than the 4,194,3.. that it can",
+    ),
     "3 MiB of lists": (lambda answer: blob_of(b"[]," * 2**20), "its header has more than 1,048,576 bytes"),
     "5,000 nines in a name": (named({NINES: 1.0}), "a string of more than 4,096 bytes"),
     "a metric of 400 digits": (metrics(train__loss=10**400), "a number of more than 40 digits"),

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from lit_fed.deployment.keys import Signer
+from lit_fed.deployment.node_keys import read_node_keys
 from lit_fed.errors import ConfigError
 
 pytest.importorskip("cryptography")
-
-from lit_fed.deployment.keys import Signer
-from lit_fed.deployment.node_keys import read_node_keys
 
 
 def written(keys: Path, text: str) -> Path:

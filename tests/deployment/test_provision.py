@@ -196,6 +196,16 @@ def test_called_again_it_changes_nothing(tmp_path: Path) -> None:
     assert said["north"] == "north       key kept; its other files are as they were"
 
 
+def test_how_many_clients_there_are_stands_in_the_configuration(tmp_path: Path) -> None:
+    """What the data would say is not asked: theirs are at the sites."""
+    file = described(tmp_path)
+    config = yaml.safe_load((tmp_path / "run.yaml").read_text())
+    del config["data"]["init_args"]["num_clients"]
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(ConfigError, match=r"num_clients is not set in .*run\.yaml; write how many clients there are"):
+        provision(read_federation(file), tmp_path / "out", (), NOW)
+
+
 def test_a_new_site_leaves_the_others_alone(tmp_path: Path) -> None:
     sites = SITES | {"west": {"clients": [2]}}
     described(tmp_path)
@@ -314,7 +324,11 @@ def test_killed_at_any_file_and_called_again_it_is_whole_and_keeps_what_was_ther
         with pytest.raises(KeyboardInterrupt):
             provisioned(tmp_path)
     before = files(tmp_path / "out")
+    half = tmp_path / "out" / "authority" / ".ca.key.1.tmp"
+    half.parent.mkdir(parents=True, exist_ok=True)
+    half.write_text("-----BEGIN PRIVATE KEY-----\n")
     provisioned(tmp_path)
+    assert not half.exists()
     assert not changed(tmp_path / "out", before) & before.keys()
     test_the_map_leads_from_each_sites_public_key_to_its_clients(tmp_path)
 

@@ -19,6 +19,7 @@ from lit_fed.deployment.security import Security
 from lit_fed.deployment.serving import _opened, _parcels, fleet_grid
 from lit_fed.deployment.wire import join
 from lit_fed.errors import ConfigError, ProcessLost
+from tests.deployment.serving_support import Echo, answer_of, free_address, of_node, served, until, working
 
 
 def test_messages_to_a_node_travel_together_but_not_too_many() -> None:
@@ -51,24 +52,22 @@ def test_every_message_of_a_parcel_is_answered(blob: bytes, error: str, answers:
     ],
 )
 def test_a_server_is_protected_or_on_loopback(security: Security, bind: Any, keys: Any, expected: str) -> None:
-    with pytest.raises(ConfigError, match=expected):
-        with fleet_grid("127.0.0.1:1", security, 1, 1, bind, keys):
-            pytest.fail("it listens")
+    with pytest.raises(ConfigError, match=expected), fleet_grid("127.0.0.1:1", security, 1, 1, bind, keys):
+        pytest.fail("it listens")
 
 
 # ---------------------------------------------------------------------- over sockets
 
-flwr = pytest.importorskip("flwr")
-
-from tests.deployment.serving_support import Echo, answer_of, free_address, of_node, served, until, working
+pytest.importorskip("flwr")
 
 
 @pytest.mark.parametrize("secure", [False, True])
 def test_what_is_sent_comes_back_whole(keys: Path, secure: bool) -> None:
     address, node = free_address(), Echo(lambda blob: blob[::-1])
-    with served(keys if secure else None, address) as grid, working(
-        node, address, of_node(keys) if secure else Security()
-    ) as line:
+    with (
+        served(keys if secure else None, address) as grid,
+        working(node, address, of_node(keys) if secure else Security()) as line,
+    ):
         (found,) = until(grid.nodes)
         for size in (0, 1000, 6_000_000):
             blob = os.urandom(size)
@@ -193,7 +192,9 @@ class Link:
         while True:
             with suppress(OSError):
                 near, _ = self.door.accept()
-                threading.Thread(target=self._carry, args=(near, socket.create_connection(self.to)), daemon=True).start()
+                threading.Thread(
+                    target=self._carry, args=(near, socket.create_connection(self.to)), daemon=True
+                ).start()
 
     def _carry(self, near: socket.socket, far: socket.socket) -> None:
         other = {near: far, far: near}
@@ -227,9 +228,7 @@ def test_a_short_cut_of_the_link_delays_and_loses_nothing(keys: Path, monkeypatc
         assert "is there again" in node.said[-1]
 
 
-def test_a_long_cut_of_the_link_is_noticed_and_the_node_comes_back(
-    keys: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_cut_of_the_link_is_noticed_and_the_node_comes_back(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lit_fed.deployment.calling._TIMES_S", dict.fromkeys(("connect", "read", "write", "pool"), 1.0))
     monkeypatch.setattr(sessions, "POLL_S", 0.3)
     monkeypatch.setattr(sessions, "SILENT_S", 2.0)
@@ -291,13 +290,12 @@ def test_a_message_that_is_over_the_limit_is_refused_by_name(keys: Path, monkeyp
 
 def test_messages_that_nobody_asks_for_any_more_are_dropped(keys: Path) -> None:
     address = free_address()
-    with served(keys, address, ttl=0.5) as grid:
-        with working(Echo(), address, of_node(keys)):
-            (found,) = until(grid.nodes)
-            list(grid.pull([grid.push(found, b"x")]))
-            until(lambda: grid.sessions._done)
-            until(lambda: not grid.sessions._done)
-            assert grid.sessions.by_node[found].held == 0
+    with served(keys, address, ttl=0.5) as grid, working(Echo(), address, of_node(keys)):
+        (found,) = until(grid.nodes)
+        list(grid.pull([grid.push(found, b"x")]))
+        until(lambda: grid.sessions._done)
+        until(lambda: not grid.sessions._done)
+        assert grid.sessions.by_node[found].held == 0
 
 
 def test_a_grid_whose_door_is_closed_says_so() -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
 import pytest
 
-pytest.importorskip("flwr")
-
-from lit_fed.deployment import fleet, gate, sessions
+from lit_fed.deployment import fleet, sessions
 from tests.deployment.hostile.support import Keyed, connected, many, said_on
 from tests.deployment.serving_support import free_address, served
+
+pytest.importorskip("flwr")
 
 
 def test_a_node_speaks_for_no_other(keys: Path) -> None:
@@ -82,13 +83,17 @@ def test_messages_that_make_no_sense_are_refused_and_cost_their_sender(keys: Pat
         deep = pb.ObjectTree(object_id="0" * 64)
         for _ in range(60):
             deep = pb.ObjectTree(object_id="0" * 64, children=[deep])
-        wide = pb.ObjectTree(object_id=parcel.message_id, children=[pb.ObjectTree(object_id=f"{n:064x}") for n in range(3000)])
+        wide = pb.ObjectTree(
+            object_id=parcel.message_id, children=[pb.ObjectTree(object_id=f"{n:064x}") for n in range(3000)]
+        )
         named = pb.ObjectTree(object_id="../../x")
         for tree in (deep, wide, named):
             assert liar.pushed(fleet.Parcel(parcel.message, tree, {}))[0] == 400
         for request in (
             pb.PushMessagesRequest(node=liar.me()),
-            pb.PushMessagesRequest(node=liar.me(), messages_list=[parcel.message] * 2, message_object_trees=[parcel.tree] * 2),
+            pb.PushMessagesRequest(
+                node=liar.me(), messages_list=[parcel.message] * 2, message_object_trees=[parcel.tree] * 2
+            ),
         ):
             assert liar.post("push-messages", request)[0] == 400
         for word in fleet.REQUESTS:
@@ -99,8 +104,6 @@ def test_messages_that_make_no_sense_are_refused_and_cost_their_sender(keys: Pat
                     assert said_on(line, f"POST {fleet.PREFIX}{word} HTTP/1.1", headers, body)[0] in (400, 403)
         # an answer whose objects are none: that of this node has failed, in a line
         odd = b"Message  1\0x"
-        import hashlib
-
         root = hashlib.sha256(odd).hexdigest()
         parcel.message.metadata.message_id = root
         assert liar.pushed(fleet.Parcel(parcel.message, pb.ObjectTree(object_id=root), {}))[0] == 200
@@ -116,9 +119,7 @@ def test_what_a_node_has_at_the_server_is_bounded(keys: Path, monkeypatch: pytes
     address, pb = free_address(), fleet.proto()
     with served(keys, address, limit=1) as grid:
         liar = Keyed(keys, address, "node_0")
-        ids = []
-        for _ in range(2):
-            ids.append(grid.push(liar.node, bytes(2**26)))
+        ids = [grid.push(liar.node, bytes(2**26)) for _ in range(2)]
         list(grid.pull(ids))
         statuses = []
         for about in [out.parcel.message.metadata for out in grid.sessions.by_node[liar.node].out.values()]:
@@ -134,7 +135,7 @@ def test_what_a_node_has_at_the_server_is_bounded(keys: Path, monkeypatch: pytes
 
 
 def test_a_node_has_few_connections(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "MOST_LINES", 3)
+    monkeypatch.setattr("lit_fed.deployment.gate.MOST_LINES", 3)
     address, pb = free_address(), fleet.proto()
     with served(keys, address), many(5) as lines:
         node = Keyed(keys, address, "node_0")

@@ -10,25 +10,24 @@ from typing import Any
 
 import pytest
 
-from lit_fed.deployment import gate
-
-pytest.importorskip("flwr")
-
 from lit_fed.deployment import fleet
 from lit_fed.deployment.keys import Signer
 from tests.deployment.hostile.support import Keyed, asked, connected, listening, many, post, said_on
 from tests.deployment.serving_support import Echo, answer_of, free_address, of_node, served, until, working
 
+pytest.importorskip("flwr")
+
 PATHS = [f"{fleet.PREFIX}{word}" for word in fleet.REQUESTS if word != "register-node"]
 ELSEWHERE = [
-    "/", "/health", "/docs", "/openapi.json", "/v1/control/start-run", "/v1/control/list-runs", "/v1/control/stream-logs",
-    "/v1/control/pull-artifacts", "/v1/control/register-node", "/v1/control/stop-run", "/v1/runtime/acquire-task",
-    "/v1/runtime/push-task-output", "/v1/runtime/get-nodes", "/v1/runtime/pull-messages", "/v1/fleet/register-node",
-    "/v1/fleet/unregister-node", "/v1/fleet/get-run", "/v1/fleet/get-fab", "/v1/fleet/", "/v1/fleet",
-    "/v1/fleet/../control/start-run", "/v1/fleet/%2e%2e/control/start-run", "//v1/control/start-run",
+    "/", "/health", "/docs", "/openapi.json", "/v1/control/start-run", "/v1/control/list-runs",
+    "/v1/control/stream-logs", "/v1/control/pull-artifacts", "/v1/control/register-node", "/v1/control/stop-run",
+    "/v1/runtime/acquire-task", "/v1/runtime/push-task-output", "/v1/runtime/get-nodes", "/v1/runtime/pull-messages",
+    "/v1/fleet/register-node", "/v1/fleet/unregister-node", "/v1/fleet/get-run", "/v1/fleet/get-fab", "/v1/fleet/",
+    "/v1/fleet", "/v1/fleet/../control/start-run", "/v1/fleet/%2e%2e/control/start-run", "//v1/control/start-run",
     "/v1/fleet/pull-messages/", "/v1/fleet/pull-messages?x=1", "/v1/fleet/pull-messages#x", "/V1/fleet/pull-messages",
-    "/v1/fleet//pull-messages", "/v1/fleet/pull-messages%00", "/v1/fleet/pull-messages;x", "/v1/fleet/./pull-messages",
-    "http://127.0.0.1/v1/fleet/pull-messages", "http://elsewhere/v1/control/start-run", "*", "/v1/fleet/ActivateNode",
+    "/v1/fleet//pull-messages", "/v1/fleet/pull-messages%00", "/v1/fleet/pull-messages;x",
+    "/v1/fleet/./pull-messages", "http://127.0.0.1/v1/fleet/pull-messages", "http://elsewhere/v1/control/start-run",
+    "*", "/v1/fleet/ActivateNode",
 ]  # fmt: skip
 
 
@@ -46,7 +45,9 @@ def test_without_a_key_nothing_is_answered(keys: Path) -> None:
 def test_there_is_nothing_but_the_fleet_api(keys: Path, who: str) -> None:
     address = free_address()
     with served(keys, address):
-        signer = {"nobody": None, "a stranger": Signer(str(keys / "stranger")), "a node": Signer(str(keys / "node_0"))}[who]
+        signer = {"nobody": None, "a stranger": Signer(str(keys / "stranger")), "a node": Signer(str(keys / "node_0"))}[
+            who
+        ]
         for path in ELSEWHERE:
             headers = {"content-length": "0", **(signer.headers() if signer else {})}
             for method in ("POST", "GET"):
@@ -122,7 +123,14 @@ def test_a_body_is_not_read_before_its_size_and_key_are_looked_at(keys: Path) ->
         for headers, expected in (({}, 401), (node.headers(), 413)):
             with connected(keys, address) as line:
                 line.settimeout(5)
-                lines = [head, "Host: x", "content-length: 1288490188", *(f"{k}: {v}" for k, v in headers.items()), "", ""]
+                lines = [
+                    head,
+                    "Host: x",
+                    "content-length: 1288490188",
+                    *(f"{k}: {v}" for k, v in headers.items()),
+                    "",
+                    "",
+                ]
                 line.sendall("\r\n".join(lines).encode())
                 assert f" {expected} " in line.recv(2**12).decode("latin-1").splitlines()[0]
                 sent = 0
@@ -139,7 +147,10 @@ def test_a_body_is_not_read_before_its_size_and_key_are_looked_at(keys: Path) ->
             ({"content-length": "9" * 50}, 0),
         ):
             assert asked(keys, address, head, {**headers, **node.headers()})[0] == expected
-        assert asked(keys, address, head.replace("object", "messages"), {"content-length": "262145", **node.headers()})[0] == 413
+        assert (
+            asked(keys, address, head.replace("object", "messages"), {"content-length": "262145", **node.headers()})[0]
+            == 413
+        )
 
 
 def test_headers_without_end_are_not_read(keys: Path) -> None:
@@ -165,8 +176,8 @@ def test_two_headers_of_a_name_are_refused(keys: Path) -> None:
 @pytest.mark.long
 def test_who_says_nothing_keeps_nobody_out_and_is_hung_up_on(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """700 TCP, 200 TLS, 100 half requests and a drip; meanwhile a node comes and works."""
-    monkeypatch.setattr(gate, "FIRST_REQUEST_S", 6.0)
-    monkeypatch.setattr("lit_fed.deployment.serving.HANDSHAKE_S", 6.0)
+    monkeypatch.setattr("lit_fed.deployment.gate.FIRST_REQUEST_S", 6.0)
+    monkeypatch.setattr("lit_fed.deployment.serving._HANDSHAKE_S", 6.0)
     address = free_address()
     host, port = address.split(":")
     with served(keys, address) as grid, many(1000) as lines:
@@ -197,7 +208,7 @@ def test_who_says_nothing_keeps_nobody_out_and_is_hung_up_on(keys: Path, monkeyp
 
 
 def test_many_who_say_nothing_take_each_others_place(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "MOST_STRANGERS", 5)
+    monkeypatch.setattr("lit_fed.deployment.gate.MOST_STRANGERS", 5)
     address = free_address()
     with served(keys, address) as grid, many(20) as lines, working(Echo(), address, of_node(keys)):
         (found,) = until(grid.nodes)
