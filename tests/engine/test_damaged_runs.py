@@ -226,7 +226,7 @@ def test_a_damaged_state_of_a_later_client_stops_the_run_with_its_id(tmp_path: P
     [
         (torch.Tensor.long, "int64"),
         (torch.Tensor.double, "float64"),
-        (torch.Tensor.cfloat, "complex64"),
+        (torch.Tensor.half, "float16"),
         (lambda tensor: tensor[None, None], "float32"),
         (lambda tensor: torch.zeros(0), r"float32 \(0,\)"),
     ],
