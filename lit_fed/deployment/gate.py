@@ -1,6 +1,6 @@
 """The server's door: HTTP/1.1 that answers who has a known key, before a byte of what it says is read.
 
-A connection is one coroutine, `Gate.converse`, that is to be read from top to bottom: time, path, key, size, and only
+A connection is one coroutine, `Gate._answer_all`, to be read from top to bottom: time, path, key, size, and only
 then the body. Whoever has shown no key holds a connection for some seconds and some kilobytes.
 """
 
@@ -64,50 +64,65 @@ class Gate:
         self._open: set[asyncio.StreamWriter] = set()
         self._strangers: dict[asyncio.StreamWriter, None] = {}
         self._lines: dict[bytes, int] = {}
-        self._stamps: set[tuple[bytes, bytes]] = set()
-        self._ends: deque[tuple[float, tuple[bytes, bytes]]] = deque()
+        self._signed: set[int] = set()  # hashes of keys and times, of which many come within two minutes
+        self._ends: deque[tuple[float, int]] = deque()
 
     async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer the requests of one connection, one after the other."""
         self._open.add(writer)
         self._strangers[writer] = None
         if len(self._strangers) > MOST_STRANGERS:
-            next(iter(self._strangers)).transport.abort()
-        line, key = h11.Connection(h11.SERVER, max_incomplete_event_size=MOST_HEAD_BYTES), b""
-        with suppress(OSError, TimeoutError, h11.ProtocolError, asyncio.IncompleteReadError):
-            while True:
-                async with asyncio.timeout(IDLE_S if key else FIRST_REQUEST_S):
-                    event = await _next_event(line, reader)
-                if not isinstance(event, h11.Request):
-                    break
-                try:
-                    head = self._admit(event)
-                    if not key:
-                        key = head.key
-                        self._lines[key] = self._lines.get(key, 0) + 1
-                        self._strangers.pop(writer, None)
-                    if head.key != key or self._lines[key] > MOST_LINES:
-                        raise Refused(429, "a connection is one node's, and a node has few")
-                    self.sessions.session_of(key, writer)
-                    if line.they_are_waiting_for_100_continue:
-                        writer.write(line.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
-                    async with asyncio.timeout(BODY_S):
-                        body = await _read_body(line, reader, head.length)
-                    status, content = 200, await self._do(head, body, line, reader, writer)
-                except Refused as error:
-                    status, content = error.status, error.why.encode()
-                await _write(line, writer, status, content)
-                if not key or line.our_state is not h11.DONE or line.their_state is not h11.DONE:
-                    break
-                line.start_next_cycle()
-        self._open.discard(writer)
-        self._strangers.pop(writer, None)
-        if key:
-            self._lines[key] -= 1
-            if not self._lines[key]:
-                del self._lines[key]
-            self.sessions.hang_up(key, writer)
-        writer.close()
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.transport.abort()
+        keys: list[bytes] = []
+        try:
+            with suppress(OSError, TimeoutError, h11.ProtocolError):
+                await self._answer_all(h11.Connection(h11.SERVER, MOST_HEAD_BYTES), reader, writer, keys)
+        finally:
+            self._open.discard(writer)
+            self._strangers.pop(writer, None)
+            for key in keys:
+                self._lines[key] -= 1
+                if not self._lines[key]:
+                    del self._lines[key]
+                self.sessions.hang_up(key, writer)
+            writer.close()
+
+    async def _answer_all(
+        self, line: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, keys: list[bytes]
+    ) -> None:
+        """Answer requests until there is no reason to go on; the key that was shown is put into a list.
+
+        Raises:
+            OSError: If who asks has gone, or takes too long.
+            ProtocolError: If it speaks no HTTP.
+        """
+        while True:
+            async with asyncio.timeout(IDLE_S if keys else FIRST_REQUEST_S):
+                event = await _next_event(line, reader)
+            if not isinstance(event, h11.Request):
+                return
+            try:
+                head = self._admit(event)
+                if not keys:
+                    keys.append(head.key)
+                    self._lines[head.key] = self._lines.get(head.key, 0) + 1
+                    self._strangers.pop(writer, None)
+                if [head.key] != keys or self._lines[head.key] > MOST_LINES:
+                    raise Refused(429, "a connection is one node's, and a node has few")
+                self.sessions.session_of(head.key, writer)
+                if line.they_are_waiting_for_100_continue:
+                    writer.write(line.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
+                async with asyncio.timeout(BODY_S):
+                    body = await _read_body(line, reader, head.length)
+                status, content = 200, await self._do(head, body, line, reader, writer)
+            except Refused as error:
+                status, content = error.status, error.why.encode()
+            await _write(line, writer, status, content)
+            if not keys or line.our_state is not h11.DONE or line.their_state is not h11.DONE:
+                return
+            line.start_next_cycle()
 
     def close(self) -> None:
         """Hang up."""
@@ -152,17 +167,17 @@ class Gate:
             apart = (datetime.now(UTC) - datetime.fromisoformat(stamp.decode("ascii"))).total_seconds()
             if (
                 not abs(apart) < CLOCKS_APART_S
-                or (key, stamp) in self._stamps
+                or hash((key, stamp)) in self._signed
                 or not is_signed(public, stamp, signature)
             ):
                 raise Refused(401)
         except (KeyError, ValueError, TypeError) as error:
             raise Refused(401) from error
         now = time.monotonic()
-        self._stamps.add((key, stamp))
-        self._ends.append((now + 2 * CLOCKS_APART_S, (key, stamp)))
+        self._signed.add(hash((key, stamp)))
+        self._ends.append((now + 2 * CLOCKS_APART_S, hash((key, stamp))))
         while self._ends[0][0] < now:
-            self._stamps.discard(self._ends.popleft()[1])
+            self._signed.discard(self._ends.popleft()[1])
         return key
 
     # ------------------------------------------------------------------ what is asked
