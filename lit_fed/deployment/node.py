@@ -178,7 +178,7 @@ class Node:
             self._say_where("known to the server")
             return Message("answer", {"boot": self.boot, "clients": clients, "sums": self.withheld is not None})
         self.say(f"refused the server: {cause}")
-        return self._failed(-1, -1, cause)
+        return self._failed(-1, -1, shown(cause))
 
     def _tell_held(self, message: Message) -> Message:
         """Which versions of its clients' states it holds for a run."""
