@@ -143,7 +143,7 @@ class Node:
         if self.withheld is not None and message is not None and client_id in self.clients:
             try:
                 sums = self.withheld.take(message, outcome)
-            except WireError as error:
+            except Exception as error:  # a message may hold anything
                 outcome = failure(client_id, round_idx, error)
         if not isinstance(outcome, ClientFailure):
             try:
