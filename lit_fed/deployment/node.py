@@ -144,7 +144,7 @@ class Node:
         if self.withheld is not None and message is not None and client_id in self.clients:
             try:
                 sums = self.withheld.take(message, outcome)
-            except WireError as error:
+            except Exception as error:  # a message may hold anything
                 outcome = failure(client_id, round_idx, error)
         if not isinstance(outcome, ClientFailure):
             try:
@@ -179,7 +179,7 @@ class Node:
             self._say_where("known to the server")
             return Message("answer", {"boot": self.boot, "clients": clients, "sums": self.withheld is not None})
         self.say(f"refused the server: {cause}")
-        return self._failed(-1, -1, cause)
+        return self._failed(-1, -1, shown(cause))
 
     def _tell_held(self, message: Message) -> Message:
         """Which versions of its clients' states it holds for a run."""
