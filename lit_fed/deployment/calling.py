@@ -267,6 +267,7 @@ def _work(node: Node, line: Line) -> None:
         asked = time.monotonic()
         found = line.ask("pull-messages", pb.PullMessagesRequest(node=me), pb.PullMessagesResponse)
         if not found.messages_list:
+            node.idle()
             if time.monotonic() < asked + 1.0:  # a SuperLink answers at once
                 time.sleep(pause)
                 pause = min(1.5 * pause, _POLL_S[1])

@@ -34,6 +34,9 @@ class Echo:
     def handle(self, blob: bytes) -> bytes:
         return self.does(blob)
 
+    def idle(self) -> None:
+        """Nothing."""
+
 
 def free_address() -> str:
     with socket.socket() as one:

@@ -115,7 +115,7 @@ class CalibratedTest(Protocol):
             model.load(state)  # the last client may have had buffers of its own
             try:
                 model.load({weight: solve(moments["second"], moments["cross"], self.ridge)})
-            except torch.linalg.LinAlgError:  # moments of features never do; somebody sent others
+            except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # moments of features never; somebody's others
                 return Evaluation(absent={self.name: "the moments that clients gave are of no features"})
             loader = data.test_loader() if subset == "test" else data.val_loader()
             values = loop.evaluate(loader, subset, spread=True) | {"uplink_bytes": float(uplink_bytes)}
