@@ -175,7 +175,7 @@ class Line:
     def _post(self, word: str, request: Any, timeout: httpx.Timeout | None = None) -> httpx.Response:
         headers = {"content-type": fleet.MEDIA_TYPE, "accept": fleet.MEDIA_TYPE, **self.signer.headers()}
         more = {} if timeout is None else {"timeout": timeout}
-        return self._http.post(word, content=request.SerializeToString(), headers=headers, **more)  # type: ignore[arg-type]
+        return self._http.post(word, content=request.SerializeToString(), headers=headers, **more)
 
     def _why_refused(self, response: httpx.Response) -> str:
         if response.status_code == 409:
@@ -308,7 +308,11 @@ def _fetch(line: Line, said: Any, tree: Any, most: int) -> bytes:
     objects: dict[str, bytes] = {}
     for name in fleet.names(tree, 8 + 2 * most // fleet.CHUNK_BYTES):
         request = pb.PullObjectRequest(node=me, run_id=said.run_id, object_id=name)
-        objects[name] = line.ask("pull-object", request, pb.PullObjectResponse).object_content
+        found = line.ask("pull-object", request, pb.PullObjectResponse)
+        while found.object_found and not found.object_available:  # a SuperLink may not have it itself yet
+            time.sleep(_POLL_S[0])
+            found = line.ask("pull-object", request, pb.PullObjectResponse)
+        objects[name] = found.object_content
         fleet.check_object(name, objects[name])
         if sum(map(len, objects.values())) > most + fleet.MOST_ABOUT_BYTES:
             raise WireError(f"a message is over the limit of {most:,} bytes; raise --most_bytes on both ends")

@@ -104,23 +104,20 @@ def pack(blob: bytes, about: Any) -> Parcel:
     view = memoryview(blob)
     chunks = [add("ArrayChunk", (), view[at : at + CHUNK_BYTES]) for at in range(0, len(blob), CHUNK_BYTES)]
     places = {name: place for place, name in enumerate(dict.fromkeys(chunks))}
-    of_array = {"dtype": "uint8", "shape": [len(blob)], "stype": "lit_fed"}
-    tree = [pb.ObjectTree(object_id=name) for name in places]
-    inner = add(
-        "Array", list(places), json.dumps(of_array | {"arraychunk_ids": [places[one] for one in chunks]}).encode()
-    )
+    order = [places[one] for one in chunks]
+    of_array = {"dtype": "uint8", "shape": [len(blob)], "stype": "lit_fed", "arraychunk_ids": order}
     about.message_id = ""
-    bodies = {
-        "ArrayRecord": lambda child: json.dumps({"blob": child}).encode(),
-        "RecordDict": lambda child: json.dumps({"lit_fed": child}).encode(),
-        "Message": lambda child: pb.Message(metadata=about).SerializeToString(deterministic=True),
-    }
-    tree = [pb.ObjectTree(object_id=inner, children=tree)]
-    for kind, body in bodies.items():
-        inner = add(kind, [inner], body(inner))
-        tree = [pb.ObjectTree(object_id=inner, children=tree)]
-    about.message_id = inner
-    return Parcel(pb.Message(metadata=about), tree[0], objects)
+    whole: bytes = pb.Message(metadata=about).SerializeToString(deterministic=True)
+    array = add("Array", list(places), json.dumps(of_array).encode())
+    record = add("ArrayRecord", [array], json.dumps({"blob": array}).encode())
+    records = add("RecordDict", [record], json.dumps({"lit_fed": record}).encode())
+    about.message_id = add("Message", [records], whole)
+    tree = [pb.ObjectTree(object_id=name) for name in places]
+    for name in (array, record, records, about.message_id):
+        tree = [pb.ObjectTree(object_id=name, children=tree)]
+    message = pb.Message(metadata=about)
+    message.content.SetInParent()  # there is some, among the objects
+    return Parcel(message, tree[0], objects)
 
 
 def pack_error(reason: str, about: Any) -> Parcel:

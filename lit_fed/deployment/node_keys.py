@@ -34,7 +34,7 @@ def read_node_keys(path: str | Path) -> dict[str, frozenset[int]]:
         key = read_public_key(path.parent / name, f"{where} names {name}, and").hex()
         if key in found:
             raise ConfigError(f"{where} has one key twice, as {names[key]} and {name}; keep one, with all its clients")
-        ids = clients if isinstance(clients, list) else [clients]
+        ids: list[int] = clients if isinstance(clients, list) else [clients]  # type: ignore[list-item]  # looked at next
         if not ids or any(type(one) is not int or one < 0 for one in ids):
             raise ConfigError(f"{where} has {str(clients)[:40]!r} for {name}; clients are ids from 0, as [0, 1, 2]")
         if (twice := next((one for one in ids if ids.count(one) > 1), None)) is not None:

@@ -177,9 +177,11 @@ def _serving(gate: Gate, sessions: Sessions, door: socket, security: Security) -
     loop, begun, end = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
 
     async def serve() -> None:
-        context = security.server_context() if security.is_on else None
-        more = {} if context is None else {"ssl_handshake_timeout": _HANDSHAKE_S, "ssl_shutdown_timeout": 2.0}
-        server = await asyncio.start_server(gate.converse, sock=door, ssl=context, backlog=1024, **more)
+        on = security.is_on
+        server = await asyncio.start_server(
+            gate.converse, sock=door, backlog=1024, ssl=security.server_context() if on else None,
+            ssl_handshake_timeout=_HANDSHAKE_S if on else None, ssl_shutdown_timeout=2.0 if on else None,
+        )  # fmt: skip
         begun.set()
         while not end.is_set():  # who is silent is missed, even while nobody looks
             sessions.sweep()

@@ -26,6 +26,7 @@ def packed(blob: bytes) -> fleet.Parcel:
 def test_flowers_own_reader_finds_the_blob_and_what_is_said_of_it(size: int, content: Any) -> None:
     """Zeros make equal chunks, which travel once."""
     from flwr.app import ArrayRecord, Message
+    from flwr.common.serde import message_from_proto
     from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, validate_object_content
 
     blob = content(size)
@@ -46,7 +47,8 @@ def test_flowers_own_reader_finds_the_blob_and_what_is_said_of_it(size: int, con
         60.0,
         "train",
     )
-    assert parcel.message.metadata.message_id == parcel.message_id
+    bare = message_from_proto(parcel.message)
+    assert (bare.metadata.message_id, bare.has_content(), dict(bare.content)) == (parcel.message_id, True, {})
     assert set(fleet.names(parcel.tree, 20)) == parcel.objects.keys()
     assert fleet.unpack(parcel.message_id, parcel.objects, MOST) == blob
 

@@ -176,8 +176,8 @@ def test_two_headers_of_a_name_are_refused(keys: Path) -> None:
 @pytest.mark.long
 def test_who_says_nothing_keeps_nobody_out_and_is_hung_up_on(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """700 TCP, 200 TLS, 100 half requests and a drip; meanwhile a node comes and works."""
-    monkeypatch.setattr("lit_fed.deployment.gate.FIRST_REQUEST_S", 6.0)
-    monkeypatch.setattr("lit_fed.deployment.serving._HANDSHAKE_S", 6.0)
+    monkeypatch.setattr("lit_fed.deployment.gate.FIRST_REQUEST_S", 10.0)
+    monkeypatch.setattr("lit_fed.deployment.serving._HANDSHAKE_S", 10.0)
     address = free_address()
     host, port = address.split(":")
     with served(keys, address) as grid, many(1000) as lines:
@@ -192,14 +192,14 @@ def test_who_says_nothing_keeps_nobody_out_and_is_hung_up_on(keys: Path, monkeyp
             (found,) = until(grid.nodes)
             for _ in range(20):
                 assert answer_of(grid, found, b"x" * 1000).blob == b"x" * 1000
-            assert time.monotonic() < begun + 5
+            assert time.monotonic() < begun + 15  # of a loaded machine; alone it takes one
             drip = connected(keys, address)
             lines.append(drip)
             with suppress(OSError):
-                while time.monotonic() < begun + 20:
+                while time.monotonic() < begun + 45:
                     drip.sendall(b"P")
                     time.sleep(0.2)
-            assert 5 < time.monotonic() - begun < 15
+            assert 9 < time.monotonic() - begun < 40
             for one in lines:
                 one.settimeout(5)
                 with suppress(ConnectionError):
