@@ -140,7 +140,7 @@ def provision(file: FederationFile, output: Path, anew: Sequence[str], now: date
     homes = {SERVER: output / SERVER, **{site.name: output / SITES / site.name for site in file.sites}}
     for folder in (output, output / AUTHORITY, *homes.values()):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        remove_half_written(folder)
+        remove_half_written(folder, names=".+")
     done = {AUTHORITY: keyring.authority(), SERVER: keyring.server()}
     done |= {site.name: keyring.site(site.name) for site in file.sites}
     ca = (output / AUTHORITY / "ca.crt").read_bytes()

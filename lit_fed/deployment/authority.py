@@ -46,17 +46,20 @@ def new_key() -> EllipticCurvePrivateKey:
 
 def pem_of(key: EllipticCurvePrivateKey) -> bytes:
     """A private key as TLS reads it."""
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    content: bytes = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    return content
 
 
 def openssh_of(key: EllipticCurvePrivateKey) -> bytes:
     """A private key as ``ssh-keygen -t ecdsa -b 384`` writes it."""
-    return key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    content: bytes = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    return content
 
 
 def public_line(key: EllipticCurvePublicKey, name: str) -> bytes:
     """A public key in a line with its owner's name, as ``ssh-keygen`` writes it."""
-    return key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + f" {name}\n".encode()
+    line: bytes = key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + f" {name}\n".encode()
+    return line
 
 
 def read_key(path: Path) -> EllipticCurvePrivateKey:
@@ -183,7 +186,8 @@ def names_of(certificate: x509.Certificate) -> tuple[str, ...]:
 
 def certificate_bytes(certificate: x509.Certificate) -> bytes:
     """A certificate as a file holds it."""
-    return certificate.public_bytes(Encoding.PEM)
+    content: bytes = certificate.public_bytes(Encoding.PEM)
+    return content
 
 
 def _named(name: str) -> x509.Name:

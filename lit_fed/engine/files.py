@@ -177,19 +177,25 @@ def unreadable_named(path: Path) -> Iterator[None]:
         ) from error
 
 
-def remove_half_written(directory: Path) -> None:
-    """Delete what `in_place_of` left in a folder when its process was killed; for whoever holds the folder's lock."""
+_RUN_FILES = (
+    r"(?:config(?:\.until_round_[0-9]+)?\.yaml|metrics\.csv|clients\.csv|partition\.json|cell\.json"
+    r"|.+\.(?:ckpt|states|safetensors))"
+)
+"""Names of what a run, or a study, writes by `in_place_of`."""
+
+
+def remove_half_written(directory: Path, names: str = _RUN_FILES) -> None:
+    """Delete what `in_place_of` left in a folder when its process was killed; for whoever holds the folder's lock.
+
+    Args:
+        directory: The folder.
+        names: Matches the files that are written there.
+    """
+    half = re.compile(rf"\.(?:{names})\.([0-9]{{1,9}})\.tmp")
     for path in directory.glob(".*.tmp"):
-        found = _HALF_WRITTEN.fullmatch(path.name)
+        found = half.fullmatch(path.name)
         if found and not _is_another(int(found[1])):
             path.unlink(missing_ok=True)
-
-
-_HALF_WRITTEN = re.compile(
-    r"\.(?:config(?:\.until_round_[0-9]+)?\.yaml|metrics\.csv|clients\.csv|partition\.json|cell\.json"
-    r"|.+\.(?:ckpt|states|safetensors))\.([0-9]{1,9})\.tmp"
-)
-"""Files that a run, or a study, writes in such a way, and by which process."""
 
 
 def _is_another(pid: int) -> bool:

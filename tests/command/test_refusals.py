@@ -37,7 +37,7 @@ SHORT = ("--trainer.max_rounds", "1", "--trainer.local_epochs", "null", "--train
             ["--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "."],
             "trainer.logger CSVLogger would write its metrics.csv over a run's own",
         ),
-        (["--algorithm", "NewHead"], "is abstract, not NewHead"),
+        (["--algorithm", "NewHead"], "NewHead is abstract; name a class that derives from it"),
         (["--trainer.fast_dev_run", "true"], "unknown option --trainer.fast_dev_run; here it is --trainer.max_rounds"),
     ],
 )

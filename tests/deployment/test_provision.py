@@ -324,7 +324,9 @@ def test_killed_at_any_file_and_called_again_it_is_whole_and_keeps_what_was_ther
         with pytest.raises(KeyboardInterrupt):
             provisioned(tmp_path)
     before = files(tmp_path / "out")
-    half = tmp_path / "out" / "authority" / ".ca.key.1.tmp"
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    half = tmp_path / "out" / "authority" / f".ca.key.{dead.pid}.tmp"
     half.parent.mkdir(parents=True, exist_ok=True)
     half.write_text("-----BEGIN PRIVATE KEY-----\n")
     provisioned(tmp_path)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import csv
 import io
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -159,6 +161,17 @@ def test_the_time_is_estimated_from_the_row_or_from_a_round(grid):
     assert [duration(s) for s in (40, 200, 5 * 3600, 90000, 86400 * 5)] == ["40 s", "3 min", "5.0 h", "25 h", "5 days"]
 
 
+def _remembering(figures: list[Figure]) -> Callable[..., None]:
+    """`Figure.savefig`, which also keeps the figure."""
+    save = Figure.savefig
+
+    def savefig(figure: Figure, *args: Any, **kwargs: Any) -> None:
+        figures.append(figure)
+        save(figure, *args, **kwargs)
+
+    return savefig
+
+
 def test_lines_stand_where_their_columns_do_and_the_papers_are_dashed(tmp_path, monkeypatch):
     columns = {"b": {"x": 10, "metric": "global/pck_10x8"}, "a": {"x": 5, "metric": "global/pck_5x4"}}
     changes = {"seeds": [0, 1], "columns": columns, "x_label": "height", "published": {"prox": {"a": 3, "b": 7}}}
@@ -168,7 +181,7 @@ def test_lines_stand_where_their_columns_do_and_the_papers_are_dashed(tmp_path, 
             metrics = f"round,global/pck_5x4,global/pck_10x8\n0,{1 + seed},{4 + seed}\n"
             finish(grid, row, "b", seed, metrics)
     figures = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *_args, **_kwargs: figures.append(figure))
+    monkeypatch.setattr(Figure, "savefig", _remembering(figures))
     assert has_lines(grid.study)
     draw_lines(collect(grid), tmp_path / "lines.png")
     axes = figures[0].axes[0]
@@ -189,7 +202,7 @@ def test_rows_on_an_axis_make_a_line_of_every_column(tmp_path, monkeypatch):
     for row, value in (("fedavg", 0.25), ("prox", 0.75)):
         finish(grid, row, "iid", 0, f"round,global/acc\n0,{value}\n")
     figures = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *_args, **_kwargs: figures.append(figure))
+    monkeypatch.setattr(Figure, "savefig", _remembering(figures))
     draw_lines(collect(grid), tmp_path / "lines.png")
     assert [line.get_xydata().tolist() for line in figures[0].axes[0].lines if line.get_marker() == "o"] == [
         [[0.0, 0.25], [1.0, 0.75]]
