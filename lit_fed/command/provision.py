@@ -224,7 +224,7 @@ def _texts_of_site(file: FederationFile, site: Site) -> dict[str, str]:
     who = "client" if len(site.clients) == 1 else "clients"
     clients = f"{who} {', '.join(map(str, site.clients))}"
     command = (
-        f'lit-fed node -c config.yaml --client "{json.dumps(site.clients, separators=(",", ":"))}" '
+        f'lit-fed node -c config.yaml --client_position "{json.dumps(site.clients, separators=(",", ":"))}" '
         f"--superlink {file.address} --ca ca.crt --key node.key --state_dir state"
     )
     return _texts(_OF_SITE, site.name, command, what=clients, address=file.address, clients=clients)
