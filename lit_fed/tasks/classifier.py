@@ -31,8 +31,9 @@ class Classifier(OnNetwork):
     """
 
     metrics: ClassVar[dict[str, Literal["max", "min"]]] = {"acc": "max", "loss": "min"}
-    ranges: ClassVar[dict[str, tuple[float, float]]] = {"acc": (0.0, 1.0), "loss": (0.0, math.inf)}
     """What it logs when it is evaluated, the most important first, and which way is better."""
+    ranges: ClassVar[dict[str, tuple[float, float]]] = {"acc": (0.0, 1.0), "loss": (0.0, math.inf)}
+    """The least and the largest value of each, beyond which a node of a federation is not believed."""
 
     def __init__(
         self,

@@ -70,8 +70,9 @@ class KeypointEstimator(OnNetwork):
     """
 
     metrics: ClassVar[dict[str, Literal["max", "min"]]] = {"pck": "max", "pck_strict": "max", "loss": "min"}
-    ranges: ClassVar[dict[str, tuple[float, float]]] = {"pck": (0.0, 1.0), "pck_strict": (0.0, 1.0)}
     """What it logs when it is evaluated, the most important first, and which way is better."""
+    ranges: ClassVar[dict[str, tuple[float, float]]] = {"pck": (0.0, 100.0), "pck_strict": (0.0, 100.0)}
+    """The least and the largest value of each, beyond which a node of a federation is not believed."""
 
     def __init__(
         self,

@@ -34,10 +34,11 @@ class Regressor(OnNetwork):
     """
 
     metrics: ClassVar[dict[str, Literal["max", "min"]]] = {"loss": "min", "mae": "min", "r2": "max"}
+    """What it logs when it is evaluated, the most important first, and which way is better."""
     ranges: ClassVar[dict[str, tuple[float, float]]] = {
         "loss": (0.0, math.inf), "mae": (0.0, math.inf), "r2": (-math.inf, 1.0),
     }  # fmt: skip
-    """What it logs when it is evaluated, the most important first, and which way is better."""
+    """The least and the largest value of each, beyond which a node of a federation is not believed."""
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.errors import ConfigError
-from lit_fed.tasks import PCK, PCKh
+from lit_fed.tasks import PCK, KeypointEstimator, PCKh
 
 
 def shifted(truth: Tensor, *shifts: tuple[int, int, float]) -> Tensor:
@@ -47,6 +47,12 @@ def test_joints_weigh_by_how_often_they_are_visible() -> None:
     metric = PCK(0.5)
     metric.update(shifted(truth, (0, 0, 6.0), (0, 1, 6.0)), truth, visible, torch.full((3,), 10.0))
     assert float(metric.compute()) == 50.0
+
+
+def test_all_joints_found_is_the_largest_value_that_a_node_may_tell() -> None:
+    truth, metric = torch.zeros(2, 3, 2), PCK()
+    metric.update(truth, truth, torch.ones(2, 3), torch.ones(2))
+    assert float(metric.compute()) == KeypointEstimator.ranges["pck"][1] == KeypointEstimator.ranges["pck_strict"][1]
 
 
 @pytest.mark.parametrize(("threshold", "expected"), [(0.5, 75.0), (0.25, 50.0), (0.2, 25.0)])
