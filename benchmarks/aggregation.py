@@ -21,9 +21,9 @@ import torch
 from lightning import Fabric
 from torch import Tensor
 
-from lit_fed.engine.payload import ClientUpdate, Flat
-from lit_fed.engine.reducers import WeightedMean
-from lit_fed.engine.strategy import Workers
+from lit_fed.engine.method.reducers import WeightedMean
+from lit_fed.engine.wire.payload import ClientUpdate, Flat
+from lit_fed.engine.wire.workers import Workers
 
 DEMAND = 0.85  # of axpy's bandwidth
 COHORTS = (10, 100, 1000)

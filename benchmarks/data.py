@@ -23,8 +23,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from torchvision import transforms as pil
 
-from lit_fed.data.tensor_loader import TensorLoader
-from lit_fed.data.transforms import Augmentation, Normalize, RandomCrop, RandomHorizontalFlip
+from lit_fed.data.loaders.tensor_loader import TensorLoader
+from lit_fed.data.loaders.transforms import Augmentation, Normalize, RandomCrop, RandomHorizontalFlip
 
 DEMAND = 10.0  # times as fast
 MEAN, STD, BATCH = (0.5, 0.5, 0.5), (0.25, 0.25, 0.25), 50

@@ -26,11 +26,12 @@ from torch import nn
 from lit_fed import Classifier, FederatedTrainer
 from lit_fed.callbacks import Callback
 from lit_fed.data import Arrays, Natural, TensorDataModule
-from lit_fed.engine.algorithm import Algorithm
-from lit_fed.engine.participation import Participant
-from lit_fed.engine.protocols import ClientTest, GlobalTest, PersonalTest, Protocol
-from lit_fed.engine.run import Run
+from lit_fed.engine.evaluation.protocols import Protocol
+from lit_fed.engine.loop.run import Run
+from lit_fed.engine.method.algorithm import Algorithm
 from lit_fed.methods import FedAvg, LocalOnly
+from lit_fed.participation import Participant
+from lit_fed.protocols import ClientTest, GlobalTest, PersonalTest
 
 Times = list[tuple[float, ...]]
 CLIENTS = 1000

@@ -76,11 +76,11 @@ def in_memory(run: Sequence[str], folder: Path) -> str:
     """The hash of a federation's weights whose nodes are in this process; every message crosses as bytes."""
     from contextlib import ExitStack
 
-    from lit_fed.command import node
-    from lit_fed.command.deployed import Made, make
+    from lit_fed.command.commands import node
+    from lit_fed.command.commands.deployed import Made, make
+    from lit_fed.command.reading.words import prepared
     from lit_fed.command.roots import import_named
     from lit_fed.command.table import Call
-    from lit_fed.command.words import prepared
     from lit_fed.deployment.grid import MemoryGrid
     from lit_fed.deployment.node import Node
     from lit_fed.deployment.server import federate as federate_over

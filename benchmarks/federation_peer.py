@@ -33,8 +33,8 @@ from federation import ROOT, call, command, environment, free_port
 from flower_fedavg.marks import mark
 
 from lit_fed.callbacks import Callback
-from lit_fed.engine.callback import RoundRecord
-from lit_fed.engine.run import Run
+from lit_fed.engine.loop.callback import RoundRecord
+from lit_fed.engine.loop.run import Run
 
 NODES = 3
 APP = Path(__file__).parent / "flower_fedavg"

@@ -32,9 +32,9 @@ from torch import Tensor, nn
 from lit_fed import Classifier, FederatedTrainer
 from lit_fed.callbacks import Callback
 from lit_fed.data import Arrays, Natural, TensorDataModule
-from lit_fed.engine.participation import Participant
-from lit_fed.engine.run import Run
+from lit_fed.engine.loop.run import Run
 from lit_fed.methods import FedAvg
+from lit_fed.participation import Participant
 from lit_fed.seeding import derive_seed
 
 LR = 0.05

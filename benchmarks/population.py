@@ -36,12 +36,11 @@ from torch import nn
 from lit_fed import Classifier, FederatedTrainer
 from lit_fed.callbacks import Callback, RoundRecord
 from lit_fed.data import Arrays, Partition, Samples, TensorDataModule
-from lit_fed.data.csr import CSR
-from lit_fed.engine.participation import Participant
-from lit_fed.engine.protocols import GlobalTest
-from lit_fed.engine.run import Run
-from lit_fed.engine.samplers import UniformParticipation
+from lit_fed.data.partitions.csr import CSR
+from lit_fed.engine.loop.run import Run
 from lit_fed.methods import FedAvg
+from lit_fed.participation import Participant, UniformParticipation
+from lit_fed.protocols import GlobalTest
 
 PER_CLIENT, FEATURES, CLASSES = 10, 8, 10
 WARM_UP = 10

@@ -26,10 +26,10 @@ from data import Pictures  # beside this file
 from lit_fed import Classifier, FederatedTrainer
 from lit_fed.callbacks import Callback, RoundRecord
 from lit_fed.data import IID, Arrays, DatasetModule, Datasets, ImageDataModule
-from lit_fed.engine.algorithm import Algorithm
-from lit_fed.engine.run import Run
-from lit_fed.engine.samplers import UniformParticipation
+from lit_fed.engine.loop.run import Run
+from lit_fed.engine.method.algorithm import Algorithm
 from lit_fed.methods import FedAvg, FedDrPlus
+from lit_fed.participation import UniformParticipation
 
 
 @dataclass(frozen=True)

@@ -34,9 +34,9 @@ from overhead import LR, BareLoop, Noise
 
 from lit_fed import Classifier, FederatedTrainer
 from lit_fed.callbacks import Callback
-from lit_fed.engine.participation import Participant
-from lit_fed.engine.run import Run
+from lit_fed.engine.loop.run import Run
 from lit_fed.methods import FedAvg, Scaffold
+from lit_fed.participation import Participant
 
 GROUPS_DEMAND, PROCESSES_DEMAND = 0.25, 0.9
 ROUNDS = {"bare": 5, "fedavg": 5, "scaffold": 8}

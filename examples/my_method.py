@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lit_fed import Client, Cohort, Payload
-from lit_fed.engine.algorithm import zeros_like
+from lit_fed.algorithm import zeros_like
 from lit_fed.losses import proximal
 from lit_fed.methods import FedAvg
 

@@ -1,10 +1,20 @@
 """What ``from lit_fed import …`` gives; the package itself imports it only when something is asked for."""
 
-from lit_fed.engine.algorithm import Algorithm, Cohort, Regularizer
-from lit_fed.engine.alone import objective_of
-from lit_fed.engine.client import Client, Pass, Phase, Update
-from lit_fed.engine.model import Model, Split
-from lit_fed.engine.payload import ClientUpdate, Payload
+from lit_fed.algorithm import (
+    Algorithm,
+    Client,
+    ClientUpdate,
+    Cohort,
+    Model,
+    Pass,
+    Payload,
+    Phase,
+    Regularizer,
+    Split,
+    Update,
+    objective_of,
+)
+from lit_fed.data import Arrays, DatasetModule, FederatedDataModule, ImageDataModule, TensorDataModule
 from lit_fed.handover.export import Exported, export_network
 from lit_fed.load import DeployedNetwork, load_network
 from lit_fed.tasks import Classifier, KeypointEstimator, Regressor
@@ -12,13 +22,17 @@ from lit_fed.trainer import FederatedTrainer
 
 __all__ = [
     "Algorithm",
+    "Arrays",
     "Classifier",
     "Client",
     "ClientUpdate",
     "Cohort",
+    "DatasetModule",
     "DeployedNetwork",
     "Exported",
+    "FederatedDataModule",
     "FederatedTrainer",
+    "ImageDataModule",
     "KeypointEstimator",
     "Model",
     "Pass",
@@ -27,6 +41,7 @@ __all__ = [
     "Regressor",
     "Regularizer",
     "Split",
+    "TensorDataModule",
     "Update",
     "export_network",
     "load_network",

@@ -14,9 +14,9 @@ import yaml
 from lightning import LightningModule
 from torch import Tensor, nn
 
-from lit_fed.data.preprocessing import rebuild
-from lit_fed.engine.algorithm import Algorithm
-from lit_fed.engine.checkpoint import read_checkpoint
+from lit_fed.data.loaders.preprocessing import rebuild
+from lit_fed.engine.loop.checkpoint import read_checkpoint
+from lit_fed.engine.method.algorithm import Algorithm
 from lit_fed.errors import CheckpointError, ConfigError
 from lit_fed.yaml_text import read_yaml
 

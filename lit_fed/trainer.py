@@ -18,33 +18,33 @@ from lightning.pytorch.loggers.logger import DummyLogger
 
 from lit_fed.callbacks import Callback, default_callbacks, lightning_watchers
 from lit_fed.callbacks.progress import print_evaluation
-from lit_fed.engine.algorithm import Algorithm
-from lit_fed.engine.checkpoint import save_checkpoint
-from lit_fed.engine.client import local_work
-from lit_fed.engine.executor import Executor
-from lit_fed.engine.executors import EXECUTORS, ExecutorName
-from lit_fed.engine.federation import assemble
-from lit_fed.engine.guard import Guard
-from lit_fed.engine.inference import evaluate, predict
-from lit_fed.engine.kinds import ONLY, Kinds, assign
-from lit_fed.engine.model import BufferPolicy
-from lit_fed.engine.options import GradientOptions, NetworkOptions
-from lit_fed.engine.packs import PackedFiles
-from lit_fed.engine.participation import Participation
-from lit_fed.engine.payload import Channel, Codec
-from lit_fed.engine.prediction import check_output, one_client
-from lit_fed.engine.protocols import ClientTest, EvalSubset, GlobalTest, Protocol, check_names, check_protocols
-from lit_fed.engine.rounds import run_rounds
-from lit_fed.engine.run import Run, RunSettings
-from lit_fed.engine.runs import check_loggers, check_server, open_run
-from lit_fed.engine.samplers import FullParticipation
-from lit_fed.engine.session import Session
-from lit_fed.engine.store import ClientStore
-from lit_fed.engine.strategy import build_fabric, launch, leave_processes, on_first_process, raise_if_lost
-from lit_fed.engine.task_loop import TaskStage
+from lit_fed.engine.clients.executor import Executor
+from lit_fed.engine.clients.guard import Guard
+from lit_fed.engine.clients.local import TaskStage
+from lit_fed.engine.clients.session import Session
+from lit_fed.engine.evaluation.prediction import check_output, one_client
+from lit_fed.engine.evaluation.protocols import EvalSubset, Protocol, check_names, check_protocols
+from lit_fed.engine.lightning.options import GradientOptions, NetworkOptions
+from lit_fed.engine.loop.assemble import assemble
+from lit_fed.engine.loop.checkpoint import save_checkpoint
+from lit_fed.engine.loop.executors import EXECUTORS, ExecutorName
+from lit_fed.engine.loop.inference import evaluate, predict
+from lit_fed.engine.loop.rounds import run_rounds
+from lit_fed.engine.loop.run import Run, RunSettings
+from lit_fed.engine.loop.runs import check_loggers, check_server, open_run
+from lit_fed.engine.method.algorithm import Algorithm
+from lit_fed.engine.method.client import local_work
+from lit_fed.engine.method.kinds import ONLY, Kinds, assign
+from lit_fed.engine.method.model import BufferPolicy
+from lit_fed.engine.storage.packs import PackedFiles
+from lit_fed.engine.storage.store import ClientStore
+from lit_fed.engine.wire.payload import Channel, Codec
+from lit_fed.engine.wire.workers import build_fabric, launch, leave_processes, on_first_process, raise_if_lost
 from lit_fed.errors import ConfigError, LitFedError, ProcessLost
 from lit_fed.machine import most_threads
+from lit_fed.participation import FullParticipation, Participation
 from lit_fed.printing import unfailing
+from lit_fed.protocols import ClientTest, GlobalTest
 
 if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from lit_fed import Client, FederatedTrainer, Model, Split, Update
 from lit_fed.callbacks import Callback, RoundRecord
 from lit_fed.data import Arrays, Natural, TensorDataModule
-from lit_fed.engine.packs import PackedFiles
-from lit_fed.engine.payload import ClientUpdate
-from lit_fed.engine.run import Run
+from lit_fed.engine.loop.run import Run
+from lit_fed.engine.storage.packs import PackedFiles
+from lit_fed.engine.wire.payload import ClientUpdate
 from lit_fed.methods import FedAvg
 
 ROOT = Path(__file__).parents[1]

@@ -127,6 +127,7 @@ def parsed(capsys: Any, *paths: Path) -> dict[str, Any]:
         main(["fit", *(word for path in paths for word in ("-c", str(path))), "--print_config"])
     captured = capsys.readouterr()
     assert (stop.value.code, captured.err) == (0, "")
+    assert "lit_fed.engine" not in captured.out, "what is printed names where users import from"
     content: dict[str, Any] = yaml.safe_load(captured.out)
     return content
 
@@ -152,6 +153,26 @@ def test_a_run_is_complete_by_itself(path, capsys):
     content = parsed(capsys, path)
     schedule = content["model"]["init_args"]["lr_scheduler"]
     assert schedule is None or schedule["init_args"].get("T_max") in (None, content["trainer"]["max_rounds"])
+
+
+def test_every_class_that_a_configuration_can_name_is_printed_by_its_public_path(tmp_path, capsys):
+    trainer = {
+        "participation": {"class_path": "WeightedParticipation", "init_args": {"count": 2}},
+        "protocols": ["GlobalTest", "PersonalTest", "LocalTest"],
+        "callbacks": ["Recorder", "EarlyStopping"],
+        "uplink_codec": "CastCodec",
+    }
+    path = tmp_path / "named.yaml"
+    path.write_text(yaml.safe_dump({"trainer": trainer}), encoding="utf-8")
+    content = parsed(capsys, QUICKSTART, path)["trainer"]
+    assert content["participation"]["class_path"] == "lit_fed.participation.WeightedParticipation"
+    assert [one["class_path"] for one in content["protocols"]] == [
+        f"lit_fed.protocols.{name}" for name in ("GlobalTest", "PersonalTest", "LocalTest")
+    ]
+    assert [one["class_path"] for one in content["callbacks"]] == [
+        f"lit_fed.callbacks.{name}" for name in ("Recorder", "EarlyStopping")
+    ]
+    assert content["uplink_codec"]["class_path"] == "lit_fed.codecs.CastCodec"
 
 
 @pytest.mark.parametrize("method", ["fedprox", "suwa", "fedfrozen"])

@@ -260,9 +260,9 @@ def test_checkpoint_commands_of_the_readme_work(at_root: Path) -> None:
 
 def test_every_class_is_in_the_tables() -> None:
     import lit_fed.data
-    import lit_fed.engine.participation
-    import lit_fed.engine.protocols
+    import lit_fed.engine.evaluation.protocols
     import lit_fed.methods
+    import lit_fed.participation.base
 
     def leaves(base: type) -> set[str]:
         own = [base, *(c for c in base.__subclasses__() if c.__module__.startswith("lit_fed"))]
@@ -270,7 +270,7 @@ def test_every_class_is_in_the_tables() -> None:
         public = not base.__name__.startswith("_") and not getattr(base, "__abstractmethods__", None)
         return below | ({base.__name__} if public else set())
 
-    named = leaves(lit_fed.engine.participation.Participation) | leaves(lit_fed.engine.protocols.Protocol)
+    named = leaves(lit_fed.participation.Participation) | leaves(lit_fed.engine.evaluation.protocols.Protocol)
     named |= leaves(lit_fed.data.Partition) | leaves(FederatedDataModule)
     exported = {one for one in vars(lit_fed.methods).values() if isinstance(one, type)}
     named |= {one.__name__ for one in exported if issubclass(one, Algorithm | Regularizer)} - {"ServerOptimizer"}

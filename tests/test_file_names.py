@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lit_fed.engine.files import VersionedFiles
+from lit_fed.engine.storage.files import VersionedFiles
 from lit_fed.errors import CheckpointError
 from lit_fed.file_names import is_file_name
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from lit_fed.engine.algorithm import Algorithm
+from lit_fed.engine.method.algorithm import Algorithm
 from lit_fed.studies.study import Study, read_study
 from website.links import ROOT
 
@@ -27,9 +27,10 @@ ROOMS = {
     "lit_fed.networks": "Networks by name.",
     "lit_fed.losses": "Pure functions of tensors.",
     "lit_fed.callbacks": "Listeners of a run.",
-    "lit_fed.engine.protocols": "Who is tested on what: [which accuracy](../protocols.md).",
-    "lit_fed.engine.samplers": "Who takes part: [heterogeneous clients](../heterogeneous.md#who-takes-part).",
-    "lit_fed.engine.payload": "What crosses the wire, and codecs.",
+    "lit_fed.algorithm": "All that a method is written with: [your own method](../own_method.md).",
+    "lit_fed.protocols": "Who is tested on what: [which accuracy](../protocols.md).",
+    "lit_fed.participation": "Who takes part: [heterogeneous clients](../heterogeneous.md#who-takes-part).",
+    "lit_fed.codecs": "How payloads are packed for the wire, and how to write another.",
 }
 HOOKS = (
     *("adapt", "setup", "split", "initial_state", "start", "phases", "objective", "correct", "finish", "broadcast"),
@@ -53,12 +54,8 @@ def methods() -> dict[str, type[Algorithm[Any]]]:
 
 
 def public_names(room: str) -> list[str]:
-    """What a room exports; of a module of the engine, its own public classes."""
-    module = import_module(room)
-    if (names := getattr(module, "__all__", None)) is not None:
-        return sorted(names, key=str.lower)
-    own = [name for name, one in vars(module).items() if inspect.isclass(one) and one.__module__ == room]
-    return sorted((name for name in own if not name.startswith("_")), key=str.lower)
+    """What a room exports."""
+    return sorted(import_module(room).__all__, key=str.lower)
 
 
 # --- methods ---------------------------------------------------------------------------------------------------------

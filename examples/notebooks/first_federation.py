@@ -9,8 +9,8 @@ from lightning import seed_everything
 
 from lit_fed import Classifier, FederatedTrainer
 from lit_fed.data import Digits, Dirichlet
-from lit_fed.engine.samplers import UniformParticipation
 from lit_fed.methods import FedAvg, FedProx
+from lit_fed.participation import UniformParticipation
 
 data = Digits(num_clients=20, partition=Dirichlet(alpha=0.3), batch_size=20)
 data.setup()

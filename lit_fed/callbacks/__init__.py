@@ -1,4 +1,4 @@
-"""Listeners of a run."""
+"""Listeners of a run. Yours derives from `Callback`, and is handed the `Run`."""
 
 from lightning import Callback as LightningCallback
 
@@ -8,7 +8,10 @@ from lit_fed.callbacks.early_stopping import EarlyStopping
 from lit_fed.callbacks.lightning_callbacks import lightning_watchers
 from lit_fed.callbacks.progress import Progress
 from lit_fed.callbacks.recorder import Recorder
-from lit_fed.engine.callback import Callback, RoundRecord
+from lit_fed.engine.loop.callback import Callback, RoundRecord
+from lit_fed.engine.loop.run import Run
+from lit_fed.engine.storage.files import in_place_of
+from lit_fed.face import live_here
 
 __all__ = [
     "Callback",
@@ -19,7 +22,9 @@ __all__ = [
     "Progress",
     "Recorder",
     "RoundRecord",
+    "Run",
     "default_callbacks",
+    "in_place_of",
     "lightning_watchers",
 ]
 
@@ -31,3 +36,6 @@ def default_callbacks(given: list[Callback], progress: bool, checkpoints: bool) 
     defaults += [Checkpoint()] if checkpoints else []
     missing = [default for default in defaults if not any(isinstance(have, type(default)) for have in given)]
     return sorted([*given, *missing], key=lambda callback: isinstance(callback, Checkpoint))
+
+
+live_here(globals())

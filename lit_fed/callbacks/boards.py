@@ -13,7 +13,7 @@ from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
 if TYPE_CHECKING:
-    from lit_fed.engine.run import Run
+    from lit_fed.engine.loop.run import Run
 
 _Setting = str | float | int
 

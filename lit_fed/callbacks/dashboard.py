@@ -14,18 +14,18 @@ from torch import Tensor
 
 from lit_fed.callbacks.boards import boards, show_picture, takes_pictures
 from lit_fed.callbacks.pictures import participation_map, predictions_picture, views_picture
-from lit_fed.data.pictures import even_subset, render
-from lit_fed.engine.callback import Callback, RoundRecord
-from lit_fed.engine.compatibility import overrides
-from lit_fed.engine.ledger import ClientRow
+from lit_fed.data.population.pictures import even_subset, render
+from lit_fed.engine.evaluation.rows import ClientRow
+from lit_fed.engine.lightning.compatibility import overrides
+from lit_fed.engine.loop.callback import Callback, RoundRecord
 from lit_fed.errors import CheckpointError, ConfigError
 from lit_fed.yaml_text import read_yaml
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from lit_fed.engine.federation import Federation
-    from lit_fed.engine.run import Run
+    from lit_fed.engine.evaluation.federation import Federation
+    from lit_fed.engine.loop.run import Run
 
 _HISTOGRAMS = {  # stage of a row: protocol in tags
     "test": "clients",

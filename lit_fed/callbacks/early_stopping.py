@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Literal
 
-from lit_fed.engine.callback import Callback, RoundRecord
-from lit_fed.engine.metric_names import Direction
+from lit_fed.engine.lightning.metric_names import Direction
+from lit_fed.engine.loop.callback import Callback, RoundRecord
 from lit_fed.errors import ConfigError
 
 if TYPE_CHECKING:
-    from lit_fed.engine.run import Run
+    from lit_fed.engine.loop.run import Run
 
 Mode = Literal["auto", "max", "min"]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_fed.data.pictures import (
+from lit_fed.data.population.pictures import (
     MOST_CLASSES,
     MOST_CLIENTS,
     counted,
@@ -18,7 +18,7 @@ from lit_fed.data.pictures import (
     shortened,
     text_width,
 )
-from lit_fed.engine.participation import Fate, Participant
+from lit_fed.participation import Fate, Participant
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

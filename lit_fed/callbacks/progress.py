@@ -18,14 +18,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from lit_fed.engine.callback import Callback, RoundRecord
-from lit_fed.engine.files import shown
-from lit_fed.engine.metric_names import base_name
-from lit_fed.engine.participation import Fate, Participant
-from lit_fed.engine.payload import ClientUpdate
+from lit_fed.engine.lightning.metric_names import base_name
+from lit_fed.engine.loop.callback import Callback, RoundRecord
+from lit_fed.engine.storage.files import shown
+from lit_fed.engine.wire.payload import ClientUpdate
+from lit_fed.participation import Fate, Participant
 
 if TYPE_CHECKING:
-    from lit_fed.engine.run import Run
+    from lit_fed.engine.loop.run import Run
 
 _PLAIN_WIDTH = 100  # where there is no terminal to ask, such as in a log file
 _REFRESH_HZ = 10.0

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from lit_fed.callbacks.dashboard import flatten
-from lit_fed.engine.callback import Callback, RoundRecord
-from lit_fed.engine.files import cannot_write, unreadable_named, write_text
+from lit_fed.engine.loop.callback import Callback, RoundRecord
+from lit_fed.engine.storage.files import cannot_write, unreadable_named, write_text
 from lit_fed.errors import CheckpointError
 from lit_fed.yaml_text import read_yaml
 
 if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule
-    from lit_fed.engine.run import Run
+    from lit_fed.engine.loop.run import Run
 
 _CLIENT_COLUMNS = ["round", "client_id", "stage", "metric", "value"]
 _UNTIL = re.compile(r"config\.until_round_([0-9]{1,9})\.yaml")
@@ -54,10 +54,10 @@ class Recorder(Callback):
         self._names = run.federation.data.client_names
         columns = _CLIENT_COLUMNS if self._names is None else [*_CLIENT_COLUMNS, "client"]
         before = folder if run.resumed_from is None else run.resumed_from
-        metrics, clients = (Table(before / name) for name in ("metrics.csv", "clients.csv"))
+        metrics, clients = (RoundTable(before / name) for name in ("metrics.csv", "clients.csv"))
         there, _ = metrics.check(start)
         _, num_rows = clients.check(start, columns)
-        settings = Settings(before if start and run.settings.config else None)
+        settings = ConfigHistory(before if start and run.settings.config else None)
         # Everything has been read: from here on files are replaced.
         if there < start:
             run.fabric.print(f"{metrics.path} lacks {start - there} of the {start} rounds before this one")
@@ -84,7 +84,7 @@ class Recorder(Callback):
         metrics, clients = run.log_dir / "metrics.csv", run.log_dir / "clients.csv"
         if new := [name for name in record.metrics if name not in self._columns]:
             self._columns += new
-            Table(metrics).cut(metrics, self._columns, record.round_idx)
+            RoundTable(metrics).cut(metrics, self._columns, record.round_idx)
         _append(metrics, [[record.round_idx, *(record.metrics.get(name, "") for name in self._columns[1:])]])
         with cannot_write(clients), open(clients, "a", newline="", encoding="utf-8") as file:
             file.write("".join(self._lines(record)))
@@ -110,7 +110,7 @@ class Recorder(Callback):
             yield f"{begin}{client_id},{what},{value}{end}"
 
 
-class Table:
+class RoundTable:
     """A CSV file that a run may have written, with the round in its first column.
 
     Args:
@@ -191,7 +191,7 @@ class Table:
         )
 
 
-class Settings:
+class ConfigHistory:
     """The configurations that a run's rounds were trained with, as far as they are known.
 
     ``config.yaml`` is that of the rounds to come, ``config.until_round_<r>.yaml`` that of the rounds up to r.

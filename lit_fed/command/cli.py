@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import errno
-import inspect
 import logging
 import os
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
-from lightning import LightningModule, seed_everything
+from lightning import LightningModule
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from lit_fed.command.endings import ending_told, witness
-from lit_fed.command.explain import explain
-from lit_fed.command.kinds import check_options, models_by_kind
-from lit_fed.command.making import instantiate
-from lit_fed.command.own import add_overwrite
-from lit_fed.command.readable import check_files, with_located
+from lit_fed.command.reading.kinds import check_options
+from lit_fed.command.reading.own import add_overwrite
+from lit_fed.command.reading.parts import add_parts, build_parts, set_seed
+from lit_fed.command.reading.readable import check_files, with_located
+from lit_fed.command.reading.values import check_values
+from lit_fed.command.reading.words import last_told_first, own_rate, prepared
+from lit_fed.command.refusals.explain import explain
 from lit_fed.command.roots import PARTS, import_named
-from lit_fed.command.suggest import join_or
 from lit_fed.command.table import COMMANDS, Call, asked
-from lit_fed.command.values import check_values
-from lit_fed.command.words import last_told_first, own_rate, prepared
 from lit_fed.errors import ConfigError, LitFedError, reason
-from lit_fed.networks import NETWORKS, TEXT_NETWORKS
 from lit_fed.parsing import Parser
 from lit_fed.trainer import FederatedTrainer
 
@@ -37,42 +33,6 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # writing fails with these wi
 
 
 _OF_PREDICT = {"client_id", "overwrite"}
-
-
-class Parts(NamedTuple):
-    """What a run is made of; a model for each kind of network where clients have different ones."""
-
-    model: LightningModule | dict[str, LightningModule]
-    data: Any
-    algorithm: Any
-
-
-def add_parts(parser: ArgumentParser, required: bool = True) -> None:
-    """Add the trainer's settings, and the model, the data and the algorithm by class."""
-    parser.add_class_arguments(FederatedTrainer, "trainer", instantiate=False, sub_configs=True)
-    for name, base in PARTS.items():
-        parser.add_subclass_arguments(base, name, required=required)
-
-
-def build_parts(parser: ArgumentParser, settings: Namespace) -> tuple[Parts, Namespace]:
-    """Make the data first, then tell the model what it left open about them.
-
-    Args:
-        parser: The parser, with `add_parts`.
-        settings: What it read; the model's part is completed in place.
-
-    Returns:
-        The parts, and all settings but theirs, instantiated.
-    """
-    max_rounds = settings.trainer.get("max_rounds")
-    data = instantiate(parser, Namespace(data=settings.data)).data
-    fill_from_data(settings.model, data)
-    kinds = settings.trainer.kinds
-    models = None if kinds is None else models_by_kind(settings.model, kinds, max_rounds)
-    left = ("data",) if models is None else ("data", "model")
-    left_over = Namespace({key: value for key, value in settings.items() if key not in left})
-    rest = instantiate(parser, left_over, max_rounds)
-    return Parts(rest.model if models is None else models, data, rest.algorithm), rest
 
 
 class FederatedCLI(LightningCLI):
@@ -228,74 +188,6 @@ class FederatedCLI(LightningCLI):
         config.pop("config", None)
         dumped: str = parser.dump(config, skip_unset=False, skip_validation=True)
         return dumped
-
-
-def set_seed(trainer: Any) -> None:
-    """Seed the making of the model, so that its first weights follow from ``trainer.seed``.
-
-    Raises:
-        ConfigError: If there is no such seed.
-    """
-    if not isinstance(trainer, Namespace):  # the parser lets a lone value pass
-        raise ConfigError(f"trainer is {trainer!r}; it must hold settings, such as max_rounds")
-    if not 0 <= trainer.seed < 2**32:
-        raise ConfigError(f"trainer.seed is {trainer.seed}; it must be at least 0 and below {2**32}")
-    seed_everything(trainer.seed, verbose=False)
-
-
-_FROM_DATA = (
-    *("num_classes", "in_channels", "input_shape", "num_outputs", "num_joints", "flip_pairs", "skeleton_edges"),
-    "unscored_joints",
-)
-"""What a model may leave open for the data to say."""
-
-
-def fill_from_data(model: Namespace, data: Any) -> None:
-    """Tell a model's configuration what follows from the data, where it asks and was not told.
-
-    Raises:
-        ConfigError: If the model was told fewer classes than the data have, or another number of joints.
-    """
-    init_args = model.get("init_args") or Namespace()
-    for key in _FROM_DATA:
-        shape = getattr(data, "output_shape", None)
-        known = getattr(data, key, None) if key != "num_outputs" or shape is None else prod(shape)
-        if key not in init_args or known is None:
-            continue
-        told = init_args[key]
-        if told is None:
-            init_args[key] = known
-        elif (key == "num_classes" and told < known) or (key == "num_joints" and told != known):
-            raise ConfigError(f"model.{key} is {told}, but the data have {known} {key.removeprefix('num_')}")
-    check_tokens(init_args, getattr(data, "vocab_size", None))
-
-
-def check_tokens(init_args: Namespace, vocab_size: int | None) -> None:
-    """Refuse a network of ours that does not read what the data are.
-
-    Args:
-        init_args: The model's settings.
-        vocab_size: How many different tokens the data have; None where they are no texts.
-
-    Raises:
-        ConfigError: For texts and a network that reads numbers, or knows fewer tokens.
-    """
-    name = init_args.get("network")
-    if vocab_size is None or not isinstance(name, str) or name not in NETWORKS:
-        return
-    if name not in TEXT_NETWORKS:
-        raise ConfigError(
-            f"model.network {name} reads numbers, and the data are token ids; choose {join_or([*TEXT_NETWORKS])}"
-        )
-    known = (init_args.get("network_args") or {}).get("vocab_size", _parameter(NETWORKS[name], "vocab_size"))
-    if isinstance(known, int) and known < vocab_size:
-        raise ConfigError(
-            f"model.network {name} knows {known} tokens, but the data have {vocab_size}; set network_args.vocab_size"
-        )
-
-
-def _parameter(made: Any, name: str) -> Any:
-    return inspect.signature(made).parameters[name].default
 
 
 # ---------------------------------------------------------------------- the program

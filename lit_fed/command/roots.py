@@ -8,8 +8,8 @@ from lightning import LightningModule
 from torch.optim import SGD, Adam
 
 from lit_fed.data import FeatureSkew, FederatedDataModule, Partition
-from lit_fed.engine.algorithm import Algorithm, Regularizer
-from lit_fed.engine.participation import Participation
+from lit_fed.engine.method.algorithm import Algorithm, Regularizer
+from lit_fed.participation import Participation
 from lit_fed.trainer import FederatedTrainer
 
 PARTS: dict[str, type] = {"model": LightningModule, "data": FederatedDataModule, "algorithm": Algorithm}
@@ -28,7 +28,7 @@ PLACES: dict[str, tuple[type, ...]] = {
 }
 """Where settings have their home, and of which classes they are."""
 
-_PACKAGES = ("callbacks", "data", "engine.payload", "engine.protocols", "engine.samplers", "methods", "tasks")
+_PACKAGES = ("algorithm", "callbacks", "codecs", "data", "methods", "participation", "protocols", "tasks")
 
 
 def import_named() -> None:

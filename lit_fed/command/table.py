@@ -51,32 +51,34 @@ class Call(NamedTuple):
     words: list[str]
 
 
-_AT_HOME = "lit_fed.command.at_home"
+_AT_HOME = "lit_fed.command.commands.at_home"
 
 COMMANDS = {
     "fit": Command("Train a federation."),
     "validate": Command("Run every protocol on the clients' validation data.", at_home=_AT_HOME),
     "test": Command("Run every protocol on the test data.", at_home=_AT_HOME),
-    "predict": Command(
-        "Write predictions on the shared test data, or on a client's own, to a file.", at_home=_AT_HOME
+    "predict": Command("Write predictions on the shared test data, or on a client's own, to a file.", at_home=_AT_HOME),
+    "export": Command(
+        "Write the trained network for use without lit_fed, with a card.", "lit_fed.command.commands.export"
     ),
-    "export": Command("Write the trained network for use without lit_fed, with a card.", "lit_fed.command.export"),
     "study": Command("Run a grid of runs, and print a paper's table beside ours.", "lit_fed.studies.run_studies"),
     "results": Command("Write the claims of all studies that have run on one page.", "lit_fed.studies.run_results"),
-    "node": Command("Be some clients of a federation, where their data are.", "lit_fed.command.node"),
-    "federate": Command("Train a federation whose clients live on nodes.", "lit_fed.command.federate"),
+    "node": Command("Be some clients of a federation, where their data are.", "lit_fed.command.commands.node"),
+    "federate": Command("Train a federation whose clients live on nodes.", "lit_fed.command.commands.federate"),
     "provision": Command(
-        "Write certificates, keys and a folder for each end of a federation.", "lit_fed.command.provision"
+        "Write certificates, keys and a folder for each end of a federation.", "lit_fed.command.commands.provision"
     ),
-    "split": Command("Write a data set as one folder a client, to try a federation out.", "lit_fed.command.split"),
-    "cost": Command("Count the bytes that a run will send, without running it.", "lit_fed.command.cost"),
-    "simulate": Command(
-        "Draw a paper's figure from simulations.", "lit_fed.studies.simulations.run_simulation"
+    "split": Command(
+        "Write a data set as one folder a client, to try a federation out.", "lit_fed.command.commands.split"
     ),
-    "configs": Command("List the configuration files that come with the package.", "lit_fed.command.list_configs"),
-    "copy": Command("Write one of them out, to change it.", "lit_fed.command.copy_config"),
-    "completion": Command("Print a script by which a shell completes commands.", "lit_fed.command.completion"),
-}  # fmt: skip
+    "cost": Command("Count the bytes that a run will send, without running it.", "lit_fed.command.commands.cost"),
+    "simulate": Command("Draw a paper's figure from simulations.", "lit_fed.studies.simulations.run_simulation"),
+    "configs": Command(
+        "List the configuration files that come with the package.", "lit_fed.command.commands.list_configs"
+    ),
+    "copy": Command("Write one of them out, to change it.", "lit_fed.command.commands.copy_config"),
+    "completion": Command("Print a script by which a shell completes commands.", "lit_fed.command.commands.completion"),
+}
 
 
 def asked(words: Sequence[str]) -> str | None:

@@ -1,28 +1,13 @@
 """Populations of clients: data sets, the partitions that cut them, and the loaders that feed the clients."""
 
-from lit_fed.data.array_file import ArrayFile
-from lit_fed.data.base import FederatedDataModule, Subset
-from lit_fed.data.client_arrays import ClientArrays
-from lit_fed.data.client_folders import ClientFolders
-from lit_fed.data.csr import CSR, ClientIndices
-from lit_fed.data.csv_text import CSVText
-from lit_fed.data.cut import Strata
-from lit_fed.data.dataset_module import DatasetModule, Datasets
-from lit_fed.data.diabetes import Diabetes
-from lit_fed.data.digits import DigitPairs, Digits
-from lit_fed.data.feature_skew import Brightness, FeatureSkew, NoiseLevels, Rotations
-from lit_fed.data.in_memory import Arrays, ImageDataModule, TensorDataModule
-from lit_fed.data.label_skew import ClassesPerClient, Dirichlet, Shards
-from lit_fed.data.listed import Listed
-from lit_fed.data.partition import IID, LogNormal, Natural, Partition, Quantity, Samples, UnequalSizes
-from lit_fed.data.pose import CocoKeypoints, Mpii, PhotoPose, PoseAugmentation, PoseDataModule, Puppets, Skeleton
-from lit_fed.data.sensors import PAMAP2, UCIHAR
-from lit_fed.data.table import Table
-from lit_fed.data.targets import quantile_strata
-from lit_fed.data.tensor_loader import Loader, TensorLoader
-from lit_fed.data.tiny_imagenet import TinyImageNet
-from lit_fed.data.torchvision_sets import CIFAR10, CIFAR100, FashionMNIST
-from lit_fed.data.transforms import (
+from lit_fed.data.formats.array_file import ArrayFile
+from lit_fed.data.formats.client_arrays import ClientArrays
+from lit_fed.data.formats.client_folders import ClientFolders
+from lit_fed.data.formats.csv_text import CSVText
+from lit_fed.data.formats.table import Table
+from lit_fed.data.formats.wrapped import Wrapped
+from lit_fed.data.loaders.tensor_loader import Loader, TensorLoader
+from lit_fed.data.loaders.transforms import (
     Augmentation,
     Normalize,
     RandomCrop,
@@ -30,8 +15,23 @@ from lit_fed.data.transforms import (
     RandomTransform,
     Resize,
 )
-from lit_fed.data.views import View
-from lit_fed.data.wrapped import Wrapped
+from lit_fed.data.partitions.csr import CSR, ClientIndices
+from lit_fed.data.partitions.cut import Strata
+from lit_fed.data.partitions.label_skew import ClassesPerClient, Dirichlet, Shards
+from lit_fed.data.partitions.listed import Listed
+from lit_fed.data.partitions.partition import IID, LogNormal, Natural, Partition, Quantity, Samples, UnequalSizes
+from lit_fed.data.population.base import FederatedDataModule, Subset
+from lit_fed.data.population.dataset_module import DatasetModule, Datasets
+from lit_fed.data.population.feature_skew import Brightness, FeatureSkew, NoiseLevels, Rotations
+from lit_fed.data.population.in_memory import Arrays, ImageDataModule, TensorDataModule
+from lit_fed.data.population.targets import quantile_strata
+from lit_fed.data.population.views import View
+from lit_fed.data.pose import CocoKeypoints, Mpii, PhotoPose, PoseAugmentation, PoseDataModule, Puppets, Skeleton
+from lit_fed.data.sets.diabetes import Diabetes
+from lit_fed.data.sets.digits import DigitPairs, Digits
+from lit_fed.data.sets.sensors import PAMAP2, UCIHAR
+from lit_fed.data.sets.tiny_imagenet import TinyImageNet
+from lit_fed.data.sets.torchvision_sets import CIFAR10, CIFAR100, FashionMNIST
 
 __all__ = [
     "CIFAR10",

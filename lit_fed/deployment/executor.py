@@ -11,15 +11,16 @@ from typing import Any, NamedTuple, cast
 
 from lit_fed.deployment.grid import Reply
 from lit_fed.deployment.heard import Due, Heard, answer, hear, held
-from lit_fed.deployment.roster import Home, Roster
+from lit_fed.deployment.roster import KnownNode, Roster
 from lit_fed.deployment.wire import MOST_METRICS, Message, Ranges, encode, shown
-from lit_fed.engine.client import Client
-from lit_fed.engine.executor import Executor, Question
-from lit_fed.engine.files import Version, VersionedFiles
-from lit_fed.engine.forecast import untrained_answer
-from lit_fed.engine.payload import Channel, ClientUpdate, Layout, layout_of
-from lit_fed.engine.session import Broadcast, Session
-from lit_fed.engine.totals import Totals
+from lit_fed.engine.clients.executor import Executor, Question
+from lit_fed.engine.clients.forecast import untrained_answer
+from lit_fed.engine.clients.session import Session
+from lit_fed.engine.method.client import Client
+from lit_fed.engine.storage.files import Version, VersionedFiles
+from lit_fed.engine.wire.broadcast import Broadcast
+from lit_fed.engine.wire.payload import Channel, ClientUpdate, Layout, layout_of
+from lit_fed.engine.wire.totals import Totals
 from lit_fed.errors import ClientFailure, ConfigError, NobodyLeft, WireError
 
 _PAUSE_S = (0.005, 0.25)  # between two looks for answers: from the shortest to the longest
@@ -253,11 +254,11 @@ class GridExecutor(Executor):
                 work.busy[home.boot] = work.busy.get(home.boot, 0) + 1
         return absent
 
-    def _before(self, home: Home, work: _Work) -> int:
+    def _before(self, home: KnownNode, work: _Work) -> int:
         """How many messages a node has before it."""
         return work.busy.get(home.boot, 0) + sum(sent.boot == home.boot for sent in self._unanswered.values())
 
-    def _message(self, client_id: int, home: Home, work: _Work) -> Message:
+    def _message(self, client_id: int, home: KnownNode, work: _Work) -> Message:
         store, kind, broadcast = self.session.store, self.session.kinds[client_id], work.broadcast
         dropped: list[int] = []
         if isinstance(store.files, NodeFiles):
@@ -273,7 +274,7 @@ class GridExecutor(Executor):
         tensors = {"payload": broadcast.wire[kind], "frozen": broadcast.frozen.get(kind, {})}
         return Message(cast("Any", work.word), fields, tensors)
 
-    def _together(self, client_id: int, home: Home, work: _Work) -> list[int]:
+    def _together(self, client_id: int, home: KnownNode, work: _Work) -> list[int]:
         """All clients that are told the same on a client's node, as far as is known when the first of them is."""
         if client_id not in work.together.get(home.boot, ()):
             others = [one for one in work.queue if self.roster.home(one) is home]

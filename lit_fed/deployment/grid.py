@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
+from typing import Protocol as Interface
 
 
 class Reply(NamedTuple):
@@ -20,7 +21,7 @@ class Reply(NamedTuple):
     error: str = ""
 
 
-class Grid(Protocol):
+class Grid(Interface):
     """Messages to nodes, and their answers."""
 
     def nodes(self) -> Mapping[int, str]:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
-from lit_fed.data.client_report import ClientReport
-from lit_fed.data.scale import SCALES
+from lit_fed.data.population.client_report import ClientReport
+from lit_fed.data.population.scale import SCALES
 from lit_fed.deployment.wire import (
     Message,
     Ranges,
@@ -24,9 +24,9 @@ from lit_fed.deployment.wire import (
     decode,
     shown,
 )
-from lit_fed.engine.files import Version
-from lit_fed.engine.payload import Codec, Layout, Payload, decoded, num_bytes
-from lit_fed.engine.totals import Totals
+from lit_fed.engine.storage.files import Version
+from lit_fed.engine.wire.payload import Codec, Layout, Payload, decoded, num_bytes
+from lit_fed.engine.wire.totals import Totals
 from lit_fed.errors import WireError
 
 T = TypeVar("T")
@@ -173,8 +173,8 @@ class Due:
         codec: Decodes them.
         weights: The weights that it can have.
         heaviest: The largest, where the method has weights of its own.
-        varying: See `lit_fed.engine.algorithm.Algorithm.varying`.
-        nonnegative: See `lit_fed.engine.algorithm.Algorithm.nonnegative`.
+        varying: See `lit_fed.engine.method.algorithm.Algorithm.varying`.
+        nonnegative: See `lit_fed.engine.method.algorithm.Algorithm.nonnegative`.
         ranges: What is known of metrics.
         sums: The largest weight of sums over the node's clients; None where it may tell none.
     """

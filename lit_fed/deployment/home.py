@@ -6,18 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lit_fed.data.naming import called
+from lit_fed.data.population.naming import called
 from lit_fed.deployment.kept import read
 from lit_fed.deployment.node import settle
-from lit_fed.engine.prediction import write_predictions
-from lit_fed.engine.protocols import EvalSubset, Protocol, check_protocols
-from lit_fed.engine.session import Broadcast
+from lit_fed.engine.evaluation.prediction import write_predictions
+from lit_fed.engine.evaluation.protocols import EvalSubset, Protocol, check_protocols
+from lit_fed.engine.wire.broadcast import Broadcast
 from lit_fed.errors import ConfigError
 from lit_fed.trainer import FederatedTrainer, Tasks
 
 if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule
-    from lit_fed.engine.algorithm import Algorithm
+    from lit_fed.engine.method.algorithm import Algorithm
 
 
 class Home:
@@ -71,7 +71,7 @@ class Home:
 
         Args:
             client_id: The client, by position.
-            output: As `lit_fed.engine.prediction.check_output` takes it.
+            output: As `lit_fed.engine.evaluation.prediction.check_output` takes it.
             inputs: Predict on these.
         """
         with self.federation.session.at_work("predict"):

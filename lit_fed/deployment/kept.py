@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_fed.engine.files import Version, write_atomically
-from lit_fed.engine.payload import Payload
+from lit_fed.engine.storage.files import Version, write_atomically
+from lit_fed.engine.wire.payload import Payload
 from lit_fed.errors import CheckpointError
 
 NAME = "last.pt"

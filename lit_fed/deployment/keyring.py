@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from cryptography.x509 import Certificate
 
 from lit_fed.deployment import authority
-from lit_fed.engine.files import in_place_of
+from lit_fed.engine.storage.files import in_place_of
 from lit_fed.errors import ConfigError
 
 AUTHORITY, SERVER, SITES, KEYS = "authority", "server", "sites", "keys"

@@ -15,27 +15,27 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lit_fed.data.naming import called
+from lit_fed.data.population.naming import called
 from lit_fed.deployment.agreed import agreed, difference
 from lit_fed.deployment.kept import RUN_ID, Kept
 from lit_fed.deployment.node_log import NodeLog
 from lit_fed.deployment.wire import MOST_BYTES, PROTOCOL, Message, check_payload, decode, encode, shown
 from lit_fed.deployment.withheld import Report, Withheld
-from lit_fed.engine.client import Stage
-from lit_fed.engine.executor import failure
-from lit_fed.engine.files import Version, VersionedFiles
-from lit_fed.engine.payload import ClientUpdate, Payload, decoded, encoded, layout_of
-from lit_fed.engine.protocols import Protocol
-from lit_fed.engine.run import Run
-from lit_fed.engine.samplers import FullParticipation
-from lit_fed.engine.session import Broadcast
-from lit_fed.engine.task_loop import TaskStage
+from lit_fed.engine.clients.executor import failure
+from lit_fed.engine.clients.local import TaskStage
+from lit_fed.engine.evaluation.protocols import Protocol
+from lit_fed.engine.loop.run import Run
+from lit_fed.engine.method.client import Stage
+from lit_fed.engine.storage.files import Version, VersionedFiles
+from lit_fed.engine.wire.broadcast import Broadcast
+from lit_fed.engine.wire.payload import ClientUpdate, Payload, decoded, encoded, layout_of
 from lit_fed.errors import ClientFailure, ConfigError, WireError
+from lit_fed.participation import FullParticipation
 from lit_fed.trainer import FederatedTrainer, Tasks
 
 if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule
-    from lit_fed.engine.algorithm import Algorithm
+    from lit_fed.engine.method.algorithm import Algorithm
 
 
 _OFTEN = 16  # a client may be given one piece of work in a round: a server that was killed gives it again

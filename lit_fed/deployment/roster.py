@@ -9,12 +9,12 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from lit_fed.callbacks import Callback
-from lit_fed.data.client_report import ClientReport
-from lit_fed.data.cut import named
+from lit_fed.data.partitions.cut import named
+from lit_fed.data.population.client_report import ClientReport
 from lit_fed.deployment.grid import Grid, Reply
 from lit_fed.deployment.heard import LONGEST_GREETING, greeting, hear
 from lit_fed.deployment.wire import MOST_BYTES, PROTOCOL, Message, encode
-from lit_fed.engine.run import Run
+from lit_fed.engine.loop.run import Run
 from lit_fed.errors import ConfigError, WireError
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ class Identity(Callback):
 
 
 @dataclass(slots=True)
-class Home:
+class KnownNode:
     """A node as the server knows it.
 
     Args:
@@ -124,7 +124,7 @@ class Roster:
     limit: int = MOST_BYTES
     num_classes: int | None = None
     node_clients: Mapping[str, frozenset[int]] | None = None
-    homes: dict[int, Home] = field(default_factory=dict)
+    homes: dict[int, KnownNode] = field(default_factory=dict)
     _owner: dict[int, int] = field(default_factory=dict)
     _asked: dict[str, int] = field(default_factory=dict)
     _keys: dict[int, str] = field(default_factory=dict)
@@ -134,7 +134,7 @@ class Roster:
     def __post_init__(self) -> None:
         self.identity.present = self._present
 
-    def home(self, client_id: int) -> Home | None:
+    def home(self, client_id: int) -> KnownNode | None:
         """Where a client lives; None where its node is not there."""
         node = self._owner.get(client_id)
         return None if node is None else self.homes[node]
@@ -260,7 +260,7 @@ class Roster:
             if other != node:  # it was started again, and what it was has not been missed yet
                 self._put_off(other, f"node {node} has come with its key for its clients", aloud=False)
         self._refused.pop(node, None)
-        self.homes[node] = Home(node, key, said.boot, said.clients, said.sums)
+        self.homes[node] = KnownNode(node, key, said.boot, said.clients, said.sums)
         self._owner |= dict.fromkeys(said.clients, node)
         self.identity.accept({one: (report.fingerprint, key) for one, report in said.clients.items()})
         self.say(

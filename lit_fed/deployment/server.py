@@ -7,21 +7,21 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from lit_fed.callbacks import Callback
-from lit_fed.data.cut import named
+from lit_fed.data.partitions.cut import named
 from lit_fed.deployment.agreed import agreed
 from lit_fed.deployment.executor import GridExecutor, Patience
 from lit_fed.deployment.grid import Grid
 from lit_fed.deployment.heard import kept
 from lit_fed.deployment.roster import Identity, Roster
 from lit_fed.deployment.wire import MOST_BYTES, Message
-from lit_fed.engine.payload import Payload
-from lit_fed.engine.run import Run
+from lit_fed.engine.loop.run import Run
+from lit_fed.engine.wire.payload import Payload
 from lit_fed.errors import ConfigError
 from lit_fed.trainer import FederatedTrainer, Tasks
 
 if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule
-    from lit_fed.engine.algorithm import Algorithm
+    from lit_fed.engine.method.algorithm import Algorithm
 
 
 _PARTING_S = 120.0

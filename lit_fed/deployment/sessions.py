@@ -68,7 +68,7 @@ class _Upload:
 
 
 @dataclass(eq=False)
-class Session:
+class NodeSession:
     """A node that is connected.
 
     Args:
@@ -91,7 +91,7 @@ class Session:
 class _Done:
     """What has come of a message, until somebody asks for it."""
 
-    session: Session | None
+    session: NodeSession | None
     end: float
     message_id: str = ""
     objects: dict[str, bytes] = field(default_factory=dict)
@@ -115,8 +115,8 @@ class Sessions:
     def __init__(self, limit: int, ttl: float, named: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self.most_held, self.ttl, self.named, self.clock = max(limit, LEAST_HELD_BYTES), ttl, named, clock
         self.run_id = secrets.randbits(62) + 1
-        self.by_key: dict[bytes, Session] = {}
-        self.by_node: dict[int, Session] = {}
+        self.by_key: dict[bytes, NodeSession] = {}
+        self.by_node: dict[int, NodeSession] = {}
         self._done: dict[str, _Done] = {}
 
     # ------------------------------------------------------------------ the server's side
@@ -161,7 +161,7 @@ class Sessions:
             if now > done.end:
                 self._let_go(self._done.pop(message_id))
 
-    def drop(self, session: Session, why: str) -> None:
+    def drop(self, session: NodeSession, why: str) -> None:
         """Take leave of a node; what was under way to it has failed."""
         for message_id in list(session.out):
             self._fail(session, message_id, why)
@@ -170,7 +170,7 @@ class Sessions:
             del self.by_key[session.key]
         session.work.set()
 
-    def _fail(self, session: Session, message_id: str, why: str) -> None:
+    def _fail(self, session: NodeSession, message_id: str, why: str) -> None:
         session.out.pop(message_id, None)
         for name, upload in list(session.uploads.items()):
             if upload.reply_to == message_id:
@@ -184,7 +184,7 @@ class Sessions:
 
     # ------------------------------------------------------------------ a node's side
 
-    def session_of(self, key: bytes, line: object) -> Session | None:
+    def session_of(self, key: bytes, line: object) -> NodeSession | None:
         """Who has a key, if connected; it has just asked something."""
         if (session := self.by_key.get(key)) is not None:
             session.seen = self.clock()
@@ -239,7 +239,7 @@ class Sessions:
         assert word == "PushObject"
         return pb.PushObjectResponse(stored=self._upload(session, request))
 
-    async def next_message(self, session: Session) -> Any:
+    async def next_message(self, session: NodeSession) -> Any:
         """The first message that a node does not have; none after a while."""
         pb, end = fleet.proto(), self.clock() + POLL_S
         while True:
@@ -255,7 +255,7 @@ class Sessions:
             except TimeoutError:
                 return pb.PullMessagesResponse()
 
-    def _connect(self, key: bytes, line: object) -> Session:
+    def _connect(self, key: bytes, line: object) -> NodeSession:
         self.sweep()
         if (before := self.by_key.get(key)) is not None:
             if before.lines - {line}:
@@ -263,17 +263,17 @@ class Sessions:
             self.drop(before, "its node was started again")
         if len(self.by_node) >= MOST_NODES:
             raise Refused(503, f"there are {MOST_NODES:,} nodes already")
-        session = Session(secrets.randbits(62) + 2, key, self.clock(), lines={line})
+        session = NodeSession(secrets.randbits(62) + 2, key, self.clock(), lines={line})
         self.by_key[key] = self.by_node[session.node] = session
         return session
 
-    def _object(self, session: Session, name: str) -> bytes:
+    def _object(self, session: NodeSession, name: str) -> bytes:
         for out in session.out.values():
             if (content := out.parcel.objects.get(name)) is not None:
                 return content
         raise Refused(_GONE, "there is no such object for this node")
 
-    def _begin_upload(self, session: Session, request: Any) -> Any:
+    def _begin_upload(self, session: NodeSession, request: Any) -> Any:
         pb = fleet.proto()
         if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
             raise Refused(_BAD, "one message at a time")
@@ -301,7 +301,7 @@ class Sessions:
         missing = [name for name in wanted if name not in kept]
         return pb.PushMessagesResponse(objects_to_push=missing, session_id=said.message_id)
 
-    def _upload(self, session: Session, request: Any) -> bool:
+    def _upload(self, session: NodeSession, request: Any) -> bool:
         upload, name, content = session.uploads.get(request.session_id), request.object_id, request.object_content
         if upload is None or name not in upload.wanted:
             raise Refused(_GONE, "nobody waits for this object")
@@ -323,7 +323,7 @@ class Sessions:
             self._done[upload.reply_to] = _Done(session, end, request.session_id, upload.objects)
         return True
 
-    def _forget_late(self, session: Session) -> None:
+    def _forget_late(self, session: NodeSession) -> None:
         """Drop a node's answers that nobody has asked for, which may be too late to be wanted."""
         for message_id, done in list(self._done.items()):
             if done.session is session:

@@ -19,8 +19,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from lit_fed.engine.payload import Layout, Payload
-from lit_fed.engine.totals import Total, exact_sum
+from lit_fed.engine.wire.payload import Layout, Payload
+from lit_fed.engine.wire.totals import Total, exact_sum
 from lit_fed.errors import WireError
 
 T = TypeVar("T")

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal
 
 from lit_fed.deployment.wire import Message
-from lit_fed.engine.payload import ClientUpdate
-from lit_fed.engine.totals import totals_of
+from lit_fed.engine.wire.payload import ClientUpdate
+from lit_fed.engine.wire.totals import totals_of
 from lit_fed.errors import WireError
 
 Report = Literal["clients", "aggregate"]
@@ -56,7 +56,7 @@ class Withheld:
         return {name: [list(total.parts), total.weight] for name, total in totals_of(self._weighted(message)).items()}
 
     def _weighted(self, message: Message) -> Iterator[tuple[dict[str, float], int]]:
-        """What is averaged over clients, with its weight, as `lit_fed.engine.ledger` does where it is told all."""
+        """What is averaged over clients, with its weight, as `lit_fed.engine.loop.ledger` does where it is told all."""
         for client_id, found in self._done.items():
             if message.word == "train":
                 yield {name: value for name, value in found.items() if "/" in name}, self.samples[client_id]

@@ -17,9 +17,9 @@ from lightning import LightningModule
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from lit_fed.engine.checkpoint import read_checkpoint
-from lit_fed.engine.compatibility import overrides
-from lit_fed.engine.files import files_in_place, refuse_overwriting
+from lit_fed.engine.lightning.compatibility import overrides
+from lit_fed.engine.loop.checkpoint import read_checkpoint
+from lit_fed.engine.storage.files import files_in_place, refuse_overwriting
 from lit_fed.errors import ConfigError, LitFedError, reason
 from lit_fed.handover.card import card
 from lit_fed.handover.facts import facts_of

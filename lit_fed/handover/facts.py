@@ -15,7 +15,7 @@ import yaml
 
 import lit_fed
 from lit_fed.callbacks.progress import PROTOCOLS
-from lit_fed.engine.checkpoint import run_folder
+from lit_fed.engine.loop.checkpoint import run_folder
 from lit_fed.errors import CheckpointError
 from lit_fed.yaml_text import read_yaml
 

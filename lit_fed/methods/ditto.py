@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lit_fed.engine.algorithm import Terms
-from lit_fed.engine.client import Client, Pass, Phase, Tensors, Update
-from lit_fed.engine.payload import add_prefix, split_prefix
+from lit_fed.algorithm import Client, Pass, Phase, Tensors, Terms, Update, add_prefix, split_prefix
 from lit_fed.errors import ConfigError
 from lit_fed.losses import proximal
 from lit_fed.methods.fedavg import FedAvg

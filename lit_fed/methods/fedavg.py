@@ -9,12 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from lit_fed.engine.algorithm import Algorithm, Cohort, Server, sole
-from lit_fed.engine.client import Stage
-from lit_fed.engine.model import Model
-from lit_fed.engine.payload import Payload
-from lit_fed.engine.population import Population
-from lit_fed.engine.reducers import Reducer, WeightedMean
+from lit_fed.algorithm import Algorithm, Cohort, Model, Payload, Population, Reducer, Server, Stage, WeightedMean, sole
 from lit_fed.errors import ConfigError
 
 
@@ -26,7 +21,7 @@ class FedAvg(Algorithm[Payload]):
 
     Args:
         weighting: ``samples`` weighs a client by its number of training samples, ``uniform`` all alike.
-        kwargs: The settings of every method: `lit_fed.engine.algorithm.Algorithm`.
+        kwargs: The settings of every method: `lit_fed.algorithm.Algorithm`.
 
     Raises:
         ConfigError: For another weighting.

@@ -12,11 +12,19 @@ from typing import Any, Literal
 
 import torch
 
-from lit_fed.engine.algorithm import Cohort, Server, zeros_like
-from lit_fed.engine.client import Client, Tensors, Update
-from lit_fed.engine.model import Model
-from lit_fed.engine.payload import Payload, add_prefix, split_prefix
-from lit_fed.engine.population import Population
+from lit_fed.algorithm import (
+    Client,
+    Cohort,
+    Model,
+    Payload,
+    Population,
+    Server,
+    Tensors,
+    Update,
+    add_prefix,
+    split_prefix,
+    zeros_like,
+)
 from lit_fed.errors import ConfigError
 from lit_fed.methods.fedavg import FedAvg
 

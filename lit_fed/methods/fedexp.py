@@ -12,12 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_fed.engine.algorithm import Server
-from lit_fed.engine.client import Stage, Tensors
-from lit_fed.engine.model import Model
-from lit_fed.engine.payload import ClientUpdate, Payload
-from lit_fed.engine.population import Population
-from lit_fed.engine.reducers import Reducer, WeightedMean
+from lit_fed.algorithm import ClientUpdate, Model, Payload, Population, Reducer, Server, Stage, Tensors, WeightedMean
 from lit_fed.methods.server import ServerOptimizer, norm, positive, scaled
 
 SQUARED_NORM = "squared_norm"

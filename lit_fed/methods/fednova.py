@@ -11,11 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lit_fed.engine.algorithm import Server
-from lit_fed.engine.client import Client, Tensors, Update
-from lit_fed.engine.payload import ClientUpdate, Payload
-from lit_fed.engine.reducers import Reducer, WeightedMean
-from lit_fed.engine.strategy import Workers
+from lit_fed.algorithm import Client, ClientUpdate, Payload, Reducer, Server, Tensors, Update, WeightedMean, Workers
 from lit_fed.methods.server import ServerOptimizer, scaled
 
 LOCAL_STEPS = "local_steps"
@@ -37,7 +33,7 @@ class FedNova(ServerOptimizer):
 
     Note:
         Where the paper has the vector of weights that a client's gradients get, :math:`a_i` is the sum of its entries,
-        by `lit_fed.engine.optimization.EffectiveSteps`. Weight decay, clipping and a regularizer's pull are not
+        by `lit_fed.algorithm.EffectiveSteps`. Weight decay, clipping and a regularizer's pull are not
         counted. With a codec on the uplink the number is rounded like everything else.
 
         Buffers are averaged as they are. A late update is normalised by its own steps, its movement measured from the

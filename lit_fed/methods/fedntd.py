@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lit_fed.engine.algorithm import Terms
-from lit_fed.engine.client import Client
+from lit_fed.algorithm import Client, Terms
 from lit_fed.errors import ConfigError
 from lit_fed.methods.fedavg import FedAvg
 from lit_fed.methods.regularizers import NTD

@@ -12,9 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_fed.engine.algorithm import Server
-from lit_fed.engine.client import Tensors
-from lit_fed.engine.payload import Payload
+from lit_fed.algorithm import Payload, Server, Tensors
 from lit_fed.methods.server import ServerOptimizer, decay, positive, slot
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lit_fed.engine.model import Model, Split
-from lit_fed.engine.objective import head_names
+from lit_fed.algorithm import Model, Split, head_names
 from lit_fed.errors import ConfigError
 from lit_fed.methods.fedavg import FedAvg
 

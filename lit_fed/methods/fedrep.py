@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lit_fed.engine.client import Client, Pass, Phase
+from lit_fed.algorithm import Client, Pass, Phase
 from lit_fed.errors import ConfigError
 from lit_fed.methods.fedper import FedPer
 

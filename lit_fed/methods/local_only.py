@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lit_fed.engine.algorithm import Algorithm, Cohort, Server
-from lit_fed.engine.client import Stage
-from lit_fed.engine.model import Model, Split
-from lit_fed.engine.payload import Payload
-from lit_fed.engine.population import Population
-from lit_fed.engine.reducers import Reducer, WeightedMean
+from lit_fed.algorithm import Algorithm, Cohort, Model, Payload, Population, Reducer, Server, Split, Stage, WeightedMean
 
 
 class LocalOnly(Algorithm[Payload]):
@@ -18,7 +13,7 @@ class LocalOnly(Algorithm[Payload]):
     Each client starts from the same initial model. There is no global model; `ClientTest` tests each client's own.
     Clients may have different networks.
 
-    The settings are those of every method: `lit_fed.engine.algorithm.Algorithm`.
+    The settings are those of every method: `lit_fed.algorithm.Algorithm`.
     """
 
     needs = frozenset()

@@ -11,10 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lit_fed.engine.algorithm import Regularizer, Terms
-from lit_fed.engine.client import Client, Tensors, Update
-from lit_fed.engine.model import Model
-from lit_fed.engine.payload import add_prefix, split_prefix
+from lit_fed.algorithm import Client, Model, Regularizer, Tensors, Terms, Update, add_prefix, split_prefix
 from lit_fed.errors import ConfigError
 from lit_fed.losses import model_contrast
 from lit_fed.methods.fedavg import FedAvg

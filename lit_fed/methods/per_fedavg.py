@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lit_fed.engine.algorithm import Terms
-from lit_fed.engine.client import Client, Tensors
-from lit_fed.engine.local_batches import halve_batch
+from lit_fed.algorithm import Client, Tensors, Terms, halve_batch
 from lit_fed.errors import ConfigError
 from lit_fed.methods.fedavg import FedAvg
 

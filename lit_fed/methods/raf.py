@@ -14,17 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_fed.engine.algorithm import Regularizer, Terms
-from lit_fed.engine.client import Client
-from lit_fed.engine.federation import Federation
-from lit_fed.engine.protocols import EvalSubset, Evaluation, Protocol, global_loops
+from lit_fed.algorithm import Client, Regularizer, Terms
 from lit_fed.errors import ConfigError
 from lit_fed.losses import resolution_distillation
 from lit_fed.methods.fedavg import FedAvg
 from lit_fed.methods.regularizers import logits
+from lit_fed.protocols import EvalSubset, Evaluation, Federation, Protocol, global_loops
 
 if TYPE_CHECKING:
-    from lit_fed.engine.local import LocalLoop
+    from lit_fed.algorithm import LocalLoop
 
 Truth = Literal["top", "every"]
 

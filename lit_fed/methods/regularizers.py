@@ -14,8 +14,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 
-from lit_fed.engine.algorithm import Regularizer
-from lit_fed.engine.client import Client
+from lit_fed.algorithm import Client, Regularizer
 from lit_fed.errors import ConfigError
 from lit_fed.losses import feature_distillation, knowledge_distillation, not_true_distillation, proximal
 

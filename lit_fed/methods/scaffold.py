@@ -11,13 +11,26 @@ from typing import Any, Literal
 
 import torch
 
-from lit_fed.engine.algorithm import Cohort, Server, zeros_like
-from lit_fed.engine.client import Client, Pass, Phase, Stage, Tensors, Update
-from lit_fed.engine.model import Model
-from lit_fed.engine.objective import head_names
-from lit_fed.engine.payload import Payload, add_prefix, split_prefix
-from lit_fed.engine.population import Population
-from lit_fed.engine.reducers import ByPrefix, Reducer, WeightedMean
+from lit_fed.algorithm import (
+    ByPrefix,
+    Client,
+    Cohort,
+    Model,
+    Pass,
+    Payload,
+    Phase,
+    Population,
+    Reducer,
+    Server,
+    Stage,
+    Tensors,
+    Update,
+    WeightedMean,
+    add_prefix,
+    head_names,
+    split_prefix,
+    zeros_like,
+)
 from lit_fed.errors import ConfigError
 from lit_fed.methods.fedavg import FedAvg
 from lit_fed.methods.server import positive
@@ -52,7 +65,7 @@ class Scaffold(FedAvg):
     Note:
         :math:`\tilde K` is the number of steps for plain SGD, which is the paper's case. With momentum a step moves
         the weights further than its gradient alone, and :math:`\tilde K` counts that
-        (`lit_fed.engine.optimization.EffectiveSteps`); the number of steps in its place would make the control variates
+        (`lit_fed.algorithm.EffectiveSteps`); the number of steps in its place would make the control variates
         too large by up to 1/(1 − ρ). The correction comes before gradient clipping.
 
         In option 1 batches are weighed by their size, and dropout and batch norm work as in training. A client whose

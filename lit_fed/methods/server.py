@@ -15,11 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from lit_fed.engine.algorithm import Cohort, Server
-from lit_fed.engine.client import Tensors
-from lit_fed.engine.model import Model
-from lit_fed.engine.payload import Payload
-from lit_fed.engine.population import Population
+from lit_fed.algorithm import Cohort, Model, Payload, Population, Server, Tensors
 from lit_fed.errors import ConfigError
 from lit_fed.methods.fedavg import FedAvg
 

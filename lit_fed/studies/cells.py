@@ -16,20 +16,22 @@ from typing import Any
 import yaml
 from jsonargparse import ArgumentError, Namespace
 
-from lit_fed.callbacks.recorder import Table
+from lit_fed.callbacks.recorder import RoundTable
 from lit_fed.command.cli import FederatedCLI, user_error
-from lit_fed.command.readable import check_files, with_located
-from lit_fed.command.values import check_values
-from lit_fed.command.words import prepared
-from lit_fed.data.contents import Contents
-from lit_fed.engine.metric_names import MetricNames
+from lit_fed.command.reading.readable import check_files, with_located
+from lit_fed.command.reading.values import check_values
+from lit_fed.command.reading.words import prepared
+from lit_fed.data.population.contents import Contents
+from lit_fed.engine.lightning.metric_names import MetricNames
 from lit_fed.errors import CheckpointError, ConfigError
 from lit_fed.studies.promised import metric_names
 from lit_fed.studies.rounds import guide_of, reported
 from lit_fed.studies.study import Measure, Place, Study
 
 _SEED = "{seed}"
+_FORMAT = 2  # of ``cell.json``; in the first, cells were known by the import paths of their classes
 _RECORD = (
+    ("format", int),
     *(("status", str), ("error", str), ("made_with", dict), ("data", dict)),
     *(("seconds", int | float), ("cpu_seconds", int | float)),
 )
@@ -86,11 +88,12 @@ class Cell:
     def fingerprint(self) -> str:
         """A digest of all settings, however they came together; folders and comments do not change it.
 
-        Nor does a setting that is null or false: what a later release adds, and is off, changes no run.
+        Nor does a setting that is null or false: what a later release adds, and is off, changes no run. Classes count
+        by their names: a class that has moved to another module is the same class.
         """
         config = copy.deepcopy(dict(self.config))
         config["trainer"].pop("default_root_dir", None)
-        text = json.dumps(_what_is_on(config), sort_keys=True, default=str)
+        text = json.dumps(_by_name(_what_is_on(config)), sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     # ------------------------------------------------------------------ on disk
@@ -107,7 +110,7 @@ class Cell:
         Raises:
             CheckpointError: If the file holds what no run wrote.
         """
-        return [] if self.run is None else list(Table(self.run / "metrics.csv").rows())
+        return [] if self.run is None else list(RoundTable(self.run / "metrics.csv").rows())
 
     def curve(self, metric: str) -> list[tuple[int, float]]:
         """Round and value wherever the metric was evaluated.
@@ -153,7 +156,8 @@ class Cell:
     def write_record(self, **changes: Any) -> None:
         """Change the record; a reader sees it before or after, never between."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        content = self.record() | {"cell": self.name, "fingerprint": self.fingerprint, "fit": list(self.args)} | changes
+        mine = {"cell": self.name, "format": _FORMAT, "fingerprint": self.fingerprint, "fit": list(self.args)}
+        content = self.record() | mine | changes
         temporary = self.folder / f".cell.json.{os.getpid()}.tmp"
         temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         temporary.replace(self.folder / "cell.json")
@@ -163,6 +167,13 @@ class Cell:
         """Whether the folder holds a run with other settings than the study now asks for."""
         there = (self.folder / "lightning_logs").exists()
         return there and self.record().get("fingerprint") != self.fingerprint
+
+    @property
+    def change(self) -> str:
+        """What has changed since a run whose folder is no longer this cell's."""
+        if self.record() and self.record().get("format") != _FORMAT:
+            return "an older lit_fed ran it, which knew classes by other paths"
+        return "the settings have changed"
 
     @property
     def done(self) -> bool:
@@ -184,7 +195,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Grid:
+class CellGrid:
     """The runs of a study, and which place of the table reads which.
 
     Args:
@@ -229,7 +240,7 @@ class Grid:
         return [(round_idx, measure.shown(value)) for round_idx, value in cell.curve(measure.metric)]
 
 
-def lay_out(study: Study, output: Path) -> Grid:
+def lay_out(study: Study, output: Path) -> CellGrid:
     """Put a study's runs together, every one checked by the parser that will read its command.
 
     Args:
@@ -260,7 +271,7 @@ def lay_out(study: Study, output: Path) -> Grid:
                 where = folder / place.row / place.column / f"seed_{seed}"
                 cells[commands[seed]] = Cell(place.row, place.column, seed, commands[seed], config, where)
         at |= {(place, seed): cells[commands[seed]] for seed in study.seeds}
-    return Grid(study, folder, tuple(cells.values()), at)
+    return CellGrid(study, folder, tuple(cells.values()), at)
 
 
 def _what_is_on(value: Any) -> Any:
@@ -268,6 +279,15 @@ def _what_is_on(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _what_is_on(item) for key, item in value.items() if item is not None and item is not False}
     return [_what_is_on(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _by_name(value: Any) -> Any:
+    """Settings with every class by its name alone."""
+    if isinstance(value, Mapping):
+        named = {key: _by_name(item) for key, item in value.items()}
+        path = named.get("class_path")
+        return named | {"class_path": path.rpartition(".")[2]} if isinstance(path, str) else named
+    return [_by_name(item) for item in value] if isinstance(value, list) else value
 
 
 def _filled(value: Any, seed: int, mark: str | int = _SEED) -> Any:
@@ -352,7 +372,7 @@ def _option(study: Study, key: Any, value: Any) -> str:
     return f"--{key}={value if isinstance(value, str) else json.dumps(value)}"
 
 
-def chosen(grids: Sequence[Grid], only: Sequence[str]) -> Iterator[tuple[Grid, Cell]]:
+def chosen(grids: Sequence[CellGrid], only: Sequence[str]) -> Iterator[tuple[CellGrid, Cell]]:
     """The cells to run.
 
     Args:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lit_fed.engine.files import in_place_of
+from lit_fed.engine.storage.files import in_place_of
 from lit_fed.studies.results import Entry, Results
 from lit_fed.studies.study import Place, Study, Variant
 

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 
 from lit_fed.errors import ConfigError
-from lit_fed.studies.cells import Cell, Grid
+from lit_fed.studies.cells import Cell, CellGrid
 from lit_fed.studies.promised import kind_of, known_names, names_with
 from lit_fed.studies.rounds import guide_of
 
 Ask = Callable[[Cell], Sequence[str]]
 
 
-def check_metrics(grid: Grid, cells: Iterable[Cell] = (), ask: Ask | None = None) -> None:
+def check_metrics(grid: CellGrid, cells: Iterable[Cell] = (), ask: Ask | None = None) -> None:
     """Refuse a study with a metric that its runs do not report.
 
     Args:
@@ -51,7 +51,7 @@ def check_metrics(grid: Grid, cells: Iterable[Cell] = (), ask: Ask | None = None
             raise ConfigError(f"{grid.study.path}: {cell.row}/{cell.column} reports no metric {metric!r}; {hint}")
 
 
-def _wanted(grid: Grid) -> list[tuple[Cell, str]]:
+def _wanted(grid: CellGrid) -> list[tuple[Cell, str]]:
     """A cell of every place with each metric that the table or a claim reads there."""
     seed = grid.study.seeds[0]
     measures = [(place, grid.measure_of(place)) for place in grid.study.places]

@@ -8,9 +8,10 @@ from typing import Any
 
 from jsonargparse import ArgumentParser
 
-from lit_fed.command.cli import add_parts, build_parts, user_error
-from lit_fed.data.contents import Contents
-from lit_fed.engine import compatibility
+from lit_fed.command.cli import user_error
+from lit_fed.command.reading.parts import add_parts, build_parts
+from lit_fed.data.population.contents import Contents
+from lit_fed.engine.lightning import compatibility
 from lit_fed.errors import ConfigError
 from lit_fed.parsing import Parser
 from lit_fed.studies.cells import Cell

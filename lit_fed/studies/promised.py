@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from lit_fed.data import FederatedDataModule
-from lit_fed.engine.algorithm import Algorithm
-from lit_fed.engine.metric_names import MetricNames
-from lit_fed.engine.protocols import ClientTest, GlobalTest, PersonalTest, UnseenTest
+from lit_fed.engine.lightning.metric_names import MetricNames
+from lit_fed.engine.method.algorithm import Algorithm
 from lit_fed.methods import FedAvg
+from lit_fed.protocols import ClientTest, GlobalTest, PersonalTest, UnseenTest
 
 _ALWAYS = (
     *("comm/uplink_bytes", "comm/downlink_bytes", "comm/total_bytes", "participation/count"),

@@ -14,7 +14,7 @@ from pathlib import Path
 from shutil import copyfile
 from typing import TypeVar
 
-from lit_fed.engine.files import in_place_of, write_text
+from lit_fed.engine.storage.files import in_place_of, write_text
 from lit_fed.errors import ConfigError
 from lit_fed.studies.claims import HOW_DECIDED, OUTCOMES, UNDECIDED
 from lit_fed.studies.claims_page import GENERATED, Finished, Row, StudyRow, with_cause

@@ -12,8 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lit_fed.command.shipped import located
-from lit_fed.studies.cells import Cell, Grid
+from lit_fed.command.reading.shipped import located
+from lit_fed.studies.cells import Cell, CellGrid
 from lit_fed.studies.claims import HOW_DECIDED, OUTCOMES
 from lit_fed.studies.results import Results, caption
 from lit_fed.studies.run_pictures import pictures_of
@@ -89,7 +89,7 @@ def index_html(several: Sequence[Summary], profile: str) -> str:
     return _page("index.html", title=title, several=several, tally=tally_text(several), outcomes=OUTCOMES)
 
 
-def _drawn(grid: Grid) -> list[tuple[bytes, str, Cell, str]]:
+def _drawn(grid: CellGrid) -> list[tuple[bytes, str, Cell, str]]:
     """What the first seed's runs drew of what the study asks for, name by name."""
     study = grid.study
     first = [cell for cell in grid.cells if cell.seed == study.seeds[0] and cell.done]
@@ -124,7 +124,7 @@ def _state(cell: Cell) -> str:
     return "finished" + (f", {record['seconds']:.0f} s" if "seconds" in record else "")
 
 
-def _files(grid: Grid) -> dict[str, str]:
+def _files(grid: CellGrid) -> dict[str, str]:
     """The study file and every configuration file that a cell names."""
     named = [
         word for cell in grid.cells for before, word in zip(cell.args, cell.args[1:], strict=False) if before == "-c"

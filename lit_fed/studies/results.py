@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from lit_fed.studies.cells import Grid
+from lit_fed.studies.cells import CellGrid
 from lit_fed.studies.claims import Claim, Verdict, check
 from lit_fed.studies.rounds import report_words
 from lit_fed.studies.study import PLAIN, Measure, Place
@@ -94,12 +94,12 @@ class Results:
         verdicts: The claims and how they stand.
     """
 
-    grid: Grid
+    grid: CellGrid
     entries: dict[Place, Entry]
     verdicts: list[tuple[Claim, Verdict]]
 
 
-def collect(grid: Grid) -> Results:
+def collect(grid: CellGrid) -> Results:
     """Read what has finished."""
     study, entries = grid.study, dict[Place, Entry]()
     for row in study.rows:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
 
-from lit_fed.command.readable import read_settings
-from lit_fed.command.shipped import located
+from lit_fed.command.reading.readable import read_settings
+from lit_fed.command.reading.shipped import located
 from lit_fed.command.table import Call
 from lit_fed.errors import ConfigError
 from lit_fed.studies.cells import lay_out

@@ -16,9 +16,9 @@ from rich.table import Table
 from rich.text import Text
 
 from lit_fed.command.table import Call
-from lit_fed.engine.files import write_text
+from lit_fed.engine.storage.files import write_text
 from lit_fed.errors import ConfigError
-from lit_fed.studies.cells import Cell, Grid, chosen, lay_out
+from lit_fed.studies.cells import Cell, CellGrid, chosen, lay_out
 from lit_fed.studies.display import Display, duration, estimate, plain_console, say
 from lit_fed.studies.environment import describe
 from lit_fed.studies.figures import draw_bars, draw_curves, draw_lines, has_lines
@@ -104,7 +104,7 @@ def _terminable() -> Iterator[None]:
 # ---------------------------------------------------------------------- the stages
 
 
-def _dry_run(grids: Sequence[Grid], todo: Sequence[tuple[Grid, Cell]], options: Any, console: Console) -> int:
+def _dry_run(grids: Sequence[CellGrid], todo: Sequence[tuple[CellGrid, Cell]], options: Any, console: Console) -> int:
     waiting = [cell for _, cell in todo if not cell.done]
     for grid in grids:
         study = grid.study
@@ -150,12 +150,16 @@ def _state(cell: Cell) -> str:
 
 
 def _run(
-    grids: Sequence[Grid], todo: Sequence[tuple[Grid, Cell]], locks: dict[Path, int], options: Any, console: Console
+    grids: Sequence[CellGrid],
+    todo: Sequence[tuple[CellGrid, Cell]],
+    locks: dict[Path, int],
+    options: Any,
+    console: Console,
 ) -> int:
     waiting = [cell for _, cell in todo if not cell.done]
     slots = share_machine(waiting, options.jobs)
     _check_parts(grids, todo, console)
-    failures: list[tuple[Grid, Cell, str]] = []
+    failures: list[tuple[CellGrid, Cell, str]] = []
     made_with = describe()
     held = list(locks.values())
     for grid in grids:
@@ -174,7 +178,7 @@ def _run(
     return 1 if failures else 0
 
 
-def _check_parts(grids: Sequence[Grid], todo: Sequence[tuple[Grid, Cell]], console: Console) -> None:
+def _check_parts(grids: Sequence[CellGrid], todo: Sequence[tuple[CellGrid, Cell]], console: Console) -> None:
     for grid in grids:
         try:
             check_parts(cell for owner, cell in todo if owner is grid and not cell.done)
@@ -184,7 +188,7 @@ def _check_parts(grids: Sequence[Grid], todo: Sequence[tuple[Grid, Cell]], conso
             raise ConfigError(f"{grid.study.path}: {error}") from error
 
 
-def _asker(grid: Grid, slots: Slots, locks: Sequence[int], console: Console) -> Callable[[Cell], Sequence[str]]:
+def _asker(grid: CellGrid, slots: Slots, locks: Sequence[int], console: Console) -> Callable[[Cell], Sequence[str]]:
     def ask(cell: Cell) -> Sequence[str]:
         say(console, f"{grid.study.name}: running one round of {cell.name} to see which metrics it reports")
         return one_round(cell, grid.folder, slots, locks).names
@@ -193,7 +197,7 @@ def _asker(grid: Grid, slots: Slots, locks: Sequence[int], console: Console) -> 
 
 
 def _run_grid(
-    grid: Grid,
+    grid: CellGrid,
     cells: Sequence[Cell],
     slots: Slots,
     locks: Sequence[int],
@@ -210,7 +214,7 @@ def _run_grid(
     )
     for cell in waiting:
         if cell.changed:
-            say(console, f"{cell.name}: the settings have changed; the run before is now {cell.set_aside()}")
+            say(console, f"{cell.name}: {cell.change}; the run before is now {cell.set_aside()}")
     if any(cell.config["trainer"]["num_threads"] is None for cell in waiting):
         say(console, "trainer.num_threads is not set: with another --jobs, numbers may differ in their last digits")
     failures: list[tuple[Cell, str]] = []
@@ -238,14 +242,14 @@ def _run_grid(
     return failures
 
 
-def _lacking(grid: Grid, cell: Cell) -> list[str]:
+def _lacking(grid: CellGrid, cell: Cell) -> list[str]:
     """The metrics that the table reads from a finished cell and does not find."""
     mine = [(place, seed) for (place, seed), owner in grid.at.items() if owner is cell]
     lacking = [place for place, seed in mine if grid.value(place, seed) is None]
     return list(dict.fromkeys(grid.measure_of(place).metric or "a metric to show" for place in lacking))
 
 
-def _told(grid: Grid, cell: Cell) -> str:
+def _told(grid: CellGrid, cell: Cell) -> str:
     """The numbers that a cell gives to the table."""
     found = []
     for (place, seed), owner in grid.at.items():

@@ -8,10 +8,10 @@ from math import log10, nan
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lit_fed.command.readable import read_settings
-from lit_fed.command.shipped import located
-from lit_fed.command.values import check_values
-from lit_fed.engine.metric_names import MetricNames
+from lit_fed.command.reading.readable import read_settings
+from lit_fed.command.reading.shipped import located
+from lit_fed.command.reading.values import check_values
+from lit_fed.engine.lightning.metric_names import MetricNames
 from lit_fed.file_names import is_file_name
 from lit_fed.studies.claims import Claim, parse_claim
 from lit_fed.studies.rounds import wrong_report

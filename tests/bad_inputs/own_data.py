@@ -11,8 +11,8 @@ import numpy as np
 
 from tests.bad_inputs.judge import Case
 from tests.bad_inputs.options import fit
-from tests.data.test_image_files import REFUSED, SAME
-from tests.data.test_own_clients import archive, folders, table, tables
+from tests.data.loaders.test_image_files import REFUSED, SAME
+from tests.data.test_across_own_clients import archive, folders, table, tables
 
 _SMALL = ["--data.val_fraction=0", "--model.network=mlp", "--trainer.participation=FullParticipation"]
 _OWN = ["--data.partition=Natural", "--data.num_clients=null"]

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import yaml
 
-from lit_fed.engine.state_bytes import packed, unpacked
+from lit_fed.engine.storage.state_bytes import packed, unpacked
 from tests.bad_inputs.files import Damage, damages_of, encodings
 from tests.bad_inputs.judge import Case
 from tests.bad_inputs.options import QUICKSTART, TINY, fit

@@ -21,13 +21,13 @@ from lit_fed.callbacks import RoundRecord
 from lit_fed.callbacks.dashboard import Dashboard, flatten
 from lit_fed.callbacks.pictures import predictions_picture
 from lit_fed.data import Diabetes, Digits
-from lit_fed.data.pictures import partition_picture, render
-from lit_fed.engine.ledger import ClientRow
-from lit_fed.engine.metric_names import MetricNames
-from lit_fed.engine.model import Model
-from lit_fed.engine.samplers import UniformParticipation
+from lit_fed.data.population.pictures import partition_picture, render
+from lit_fed.engine.evaluation.rows import ClientRow
+from lit_fed.engine.lightning.metric_names import MetricNames
+from lit_fed.engine.method.model import Model
 from lit_fed.errors import ConfigError
 from lit_fed.methods import FedAvg, FedRAF
+from lit_fed.participation import UniformParticipation
 from lit_fed.tasks import Classifier, Regressor
 from tests.methods.raf_support import estimator, puppets
 from tests.support import LeastSquares, assert_same, fit, weights

@@ -12,9 +12,9 @@ from torchmetrics import MeanSquaredError
 
 from lit_fed.callbacks import Callback, Checkpoint, EarlyStopping, RoundRecord
 from lit_fed.callbacks.early_stopping import improves
-from lit_fed.engine.samplers import AvailabilityParticipation
 from lit_fed.errors import ConfigError
-from tests.engine.test_checkpoint import BEST_LR, MEAN_LOSS
+from lit_fed.participation import AvailabilityParticipation
+from tests.engine.loop.test_checkpoint import BEST_LR, MEAN_LOSS
 from tests.support import LeastSquares, assert_same, fit, rows, weights
 
 # The mean loss of the two clients falls in rounds 0 and 1 and rises in rounds 2, 3, …, see test_checkpoint.py.

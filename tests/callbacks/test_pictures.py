@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from lit_fed.callbacks.pictures import participation_map, predictions_picture, views_picture
-from lit_fed.data.pictures import render
-from lit_fed.engine.participation import Fate, Participant
+from lit_fed.data.population.pictures import render
+from lit_fed.participation import Fate, Participant
 
 
 def test_participation_map_shows_each_fate_where_it_happened() -> None:

@@ -14,8 +14,8 @@ from rich.console import Console
 
 from lit_fed.callbacks import RoundRecord
 from lit_fed.callbacks.progress import Progress, format_bytes, is_evaluated, print_evaluation
-from lit_fed.engine.metric_names import MetricNames
-from lit_fed.engine.participation import Fate, Participant
+from lit_fed.engine.lightning.metric_names import MetricNames
+from lit_fed.participation import Fate, Participant
 
 PLAN = [Participant(client_id, Fate.ON_TIME) for client_id in range(4)] + [Participant(9, Fate.LOST_BEFORE)]
 

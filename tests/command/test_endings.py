@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 
 from lit_fed.command.endings import ending_told, witness
 from lit_fed.data import DatasetModule, Datasets
-from lit_fed.engine.checkpoint import read_checkpoint
+from lit_fed.engine.loop.checkpoint import read_checkpoint
 from tests.support import ROOT, run_cli, start_cli
 
 pytestmark = pytest.mark.long
@@ -31,7 +31,7 @@ LOST = "process 0 of 2 lost the others: one was stopped, killed, as for memory, 
 
 
 def test_a_process_that_can_say_nothing_is_spoken_for(tmp_path: Path) -> None:
-    """Of one that was killed, `tests/engine/test_resume.py` shows it."""
+    """Of one that was killed, `tests/engine/test_across_resume.py` shows it."""
     done = run_cli(*QUICK, *ENDING, "_exit", cwd=tmp_path)
     assert done.returncode == 0
     told = r"lit-fed: error: process \d+ ended without a word while client 7 worked in round 1: it was killed, as for "

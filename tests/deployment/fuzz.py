@@ -34,7 +34,7 @@ from lit_fed.deployment.grid import MemoryGrid
 from lit_fed.deployment.node import Node
 from lit_fed.deployment.server import Parting, federate
 from lit_fed.deployment.wire import PROTOCOL, Message, decode, encode
-from lit_fed.engine.run import Run
+from lit_fed.engine.loop.run import Run
 from tests.deployment.support import blob_of, nodes_of, small
 from tests.support import Points, weights
 

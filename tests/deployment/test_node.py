@@ -14,9 +14,9 @@ import torch
 from lit_fed.deployment.node import Node
 from lit_fed.deployment.node_log import NodeLog
 from lit_fed.deployment.wire import Message, decode, encode
-from lit_fed.engine.protocols import ClientTest, GlobalTest
 from lit_fed.errors import CheckpointError, ClientFailure, ClientTimeout, ConfigError, NonFiniteUpdate, outline
 from lit_fed.methods import FedAvg, Scaffold
+from lit_fed.protocols import ClientTest, GlobalTest
 from tests.deployment.support import deploy, nodes_of, small
 from tests.support import Points
 

@@ -28,7 +28,7 @@ from lit_fed.deployment.wire import (
     shown,
     split,
 )
-from lit_fed.engine.payload import layout_of
+from lit_fed.engine.wire.payload import layout_of
 from lit_fed.errors import WireError
 from lit_fed.tasks import Classifier
 from tests.deployment.support import blob_of

@@ -11,13 +11,13 @@ import pytest
 from lit_fed.data import Digits
 from lit_fed.deployment.node import Node
 from lit_fed.deployment.wire import Message, check_sums, decode, encode
-from lit_fed.engine.protocols import ClientTest, GlobalTest, PersonalTest
-from lit_fed.engine.samplers import UniformParticipation
 from lit_fed.errors import WireError
 from lit_fed.methods import FedAvg, Scaffold
+from lit_fed.participation import UniformParticipation
+from lit_fed.protocols import ClientTest, GlobalTest, PersonalTest
 from lit_fed.tasks import Classifier
 from tests.deployment.support import Make, Parts, deploy, nodes_of, simulate, small
-from tests.deployment.test_faults import Restarting, wanderers, with_grid
+from tests.deployment.test_across_faults import Restarting, wanderers, with_grid
 from tests.support import Points, Unlucky, assert_same, rows, trainer, weights
 
 AGGREGATE = {"report": "aggregate"}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_fed.data import Digits
-from lit_fed.engine.participation import Participation
+from lit_fed.participation import Participation
 from tests import strangers
 from tests.support import ROOT
 

@@ -28,7 +28,7 @@ from lit_fed.handover.card import card
 from lit_fed.handover.facts import Facts
 from lit_fed.networks import build_network
 from tests.command.support import command, error_of
-from tests.command.test_load_network import OwnCode, reported, stored
+from tests.command.test_across_load_network import OwnCode, reported, stored
 from tests.support import ROOT, LeastSquares, fit, saved_weights, small_disk
 
 WITHOUT = "import sys; sys.modules['lit_fed'] = None\n"

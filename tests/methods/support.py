@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lit_fed import FederatedTrainer
-from lit_fed.engine.participation import Participation
+from lit_fed.participation import Participation
 from tests.support import LeastSquares, kept, weights
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from lit_fed.engine.protocols import ClientTest, GlobalTest
 from lit_fed.methods import FedAvg, FedExP
+from lit_fed.protocols import ClientTest, GlobalTest
 from tests.support import LeastSquares, Points, assert_same, fit, weights
 
 
@@ -29,8 +29,8 @@ def run(folder: Path, rounds: int, epsilon: float = 0.0375, **kwargs: Any) -> An
 # Round 0: client 0 moves by ½·2 = 1, client 1 not at all. Σ p‖Δ‖² = ¼, Δ̄ = ¼, ‖Δ̄‖² = 0.0625:
 #   η = 0.25/(2·(0.0625 + 0.0375)) = 1.25; w₁ = 0 + 1.25·0.25 = 0.3125
 # Round 1: client 0 moves by ½·(2 − 0.3125) = 0.84375. Σ p‖Δ‖² = 0.84375²/4 = 0.177978516, Δ̄ = 0.2109375,
-#   ‖Δ̄‖² = 0.044494629; η = 0.177978516/(2·0.081994629) = 1.085306136; w₁ = 0.3125 + 1.085306136·0.2109375 = 0.541431763
-# Mean of the two iterates: (0.3125 + 0.541431763)/2 = 0.426965881.
+#   ‖Δ̄‖² = 0.044494629; η = 0.177978516/(2·0.081994629) = 1.085306136; w₁ = 0.3125 + 1.085306136·0.2109375 =
+# 0.541431763 Mean of the two iterates: (0.3125 + 0.541431763)/2 = 0.426965881.
 
 
 def test_two_rounds_by_hand(tmp_path: Path) -> None:

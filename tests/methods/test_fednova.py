@@ -11,14 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lightning import Fabric
 
-from lit_fed.engine.participation import Stragglers
-from lit_fed.engine.payload import ClientUpdate
-from lit_fed.engine.reducers import WeightedMean
-from lit_fed.engine.samplers import FullParticipation
-from lit_fed.engine.strategy import Workers
+from lit_fed.engine.method.reducers import WeightedMean
+from lit_fed.engine.wire.payload import ClientUpdate
+from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import ConfigError
 from lit_fed.methods import FedAvg, FedNova
 from lit_fed.methods.fednova import NormalizedMean
+from lit_fed.participation import FullParticipation, Stragglers
 from tests.methods.support import Automatic, ByHand, Momentum
 from tests.support import LeastSquares, Points, assert_same, fit, weights
 

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lit_fed import Classifier, Client, Model, Split, objective_of
-from lit_fed.engine.client import Outputs
-from lit_fed.engine.objective import Objective
+from lit_fed.engine.lightning.objective import Objective
+from lit_fed.engine.method.client import Outputs
 from lit_fed.errors import ConfigError
 from lit_fed.losses import knowledge_distillation, not_true_distillation
 from lit_fed.methods import FD, KD, LD, NTD, FedAvg, FedNTD, FedProx, LocalOnly, Prox

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from lit_fed import FederatedTrainer
-from lit_fed.engine.local import _MeanGradient
-from lit_fed.engine.protocols import PersonalTest
+from lit_fed.engine.clients.local import _MeanGradient
 from lit_fed.errors import CheckpointError, ConfigError
 from lit_fed.methods import FedAvg, Scaffold
+from lit_fed.protocols import PersonalTest
 from tests.methods.support import Automatic, ByHand, Momentum, Rota, client_state, global_weight, run_quickstart
 from tests.support import LeastSquares, Points, assert_same, fit, rows, saved_weights, weights
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lit_fed import Classifier, Model, Payload, Split
 from lit_fed.data import Digits
-from lit_fed.engine.algorithm import Server
+from lit_fed.engine.method.algorithm import Server
 from lit_fed.errors import CheckpointError, ConfigError
 from lit_fed.methods import FedAdagrad, FedAdam, FedAvg, FedAvgM, FedExP, FedNova, FedYogi, ServerOptimizer
 from lit_fed.networks import SmallCNN

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from lit_fed.studies.cells import Grid, lay_out
+from lit_fed.studies.cells import CellGrid, lay_out
 from lit_fed.studies.study import read_study
 from tests.support import ROOT
 
@@ -41,12 +41,12 @@ def write_study(folder: Path, name: str = "tiny", **changes: Any) -> Path:
     return path
 
 
-def grid_of(folder: Path, name: str = "tiny", **changes: Any) -> Grid:
+def grid_of(folder: Path, name: str = "tiny", **changes: Any) -> CellGrid:
     """The tiny study, changed and maybe called otherwise, with its cells."""
     return lay_out(read_study(write_study(folder, name, **changes), "pocket"), folder / "out")
 
 
-def finish(grid: Grid, row: str, column: str, seed: int, metrics: str) -> None:
+def finish(grid: CellGrid, row: str, column: str, seed: int, metrics: str) -> None:
     """Leave what a finished cell leaves: ``metrics.csv`` and the record."""
     cell = next(c for c in grid.cells if (c.row, c.column, c.seed) == (row, column, seed))
     run = cell.folder / "lightning_logs" / "version_0"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import yaml
 
 from lit_fed import Classifier
 from lit_fed.errors import ConfigError
-from lit_fed.studies.cells import _ANY, chosen, lay_out
+from lit_fed.studies.cells import _ANY, Cell, chosen, lay_out
 from lit_fed.studies.jobs import share_machine
 from lit_fed.studies.metric_check import check_metrics
 from lit_fed.studies.parts import check_parts
@@ -272,3 +273,25 @@ def test_data_and_models_that_cannot_be_made(settings, expected, tmp_path):
     rows = {"fedavg": {"configs": TINY["rows"]["fedavg"]["configs"]}}
     columns = {"iid": TINY["columns"]["iid"] | {"set": settings}}
     assert error(check_parts, grid_of(tmp_path, rows=rows, columns=columns).cells).startswith(expected)
+
+
+def test_a_cell_is_the_same_by_the_names_of_its_classes(tmp_path: Path) -> None:
+    def cell(path: str) -> Cell:
+        participation = {"class_path": path, "init_args": {"count": 5}}
+        config = {"trainer": {"participation": participation, "protocols": [{"class_path": path}]}}
+        return Cell("row", "column", 0, (), config, tmp_path)
+
+    here = cell("lit_fed.participation.UniformParticipation")
+    assert here.fingerprint == cell("elsewhere.rooms.UniformParticipation").fingerprint
+    assert here.fingerprint != cell("lit_fed.participation.WeightedParticipation").fingerprint
+
+
+def test_a_cell_that_an_older_release_ran_is_set_aside_and_told_why(tmp_path: Path) -> None:
+    cell = Cell("row", "column", 0, (), {"trainer": {"max_rounds": 1}}, tmp_path / "cell")
+    (cell.folder / "lightning_logs").mkdir(parents=True)
+    (cell.folder / "cell.json").write_text('{"fingerprint": "0123456789abcdef", "status": "done"}', encoding="utf-8")
+    assert cell.changed
+    assert not cell.done
+    assert cell.change == "an older lit_fed ran it, which knew classes by other paths"
+    cell.write_record(fingerprint="0123456789abcdef")
+    assert cell.change == "the settings have changed"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from lit_fed.engine.metric_names import MetricNames
+from lit_fed.engine.lightning.metric_names import MetricNames
 from lit_fed.errors import ConfigError
 from lit_fed.studies.study import Place, read_study
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import Dataset, default_collate
 
-from lit_fed.data.dataset_module import DatasetModule, Datasets
-from lit_fed.data.image_files import read_image
+from lit_fed.data.loaders.image_files import read_image
+from lit_fed.data.population.dataset_module import DatasetModule, Datasets
 from lit_fed.data.pose.augmentation import PoseAugmentation
 from lit_fed.data.pose.module import PoseDataModule
 from lit_fed.data.pose.people import People

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lit_fed.data.base import FederatedDataModule
-from lit_fed.data.csr import IntArray
-from lit_fed.data.cut import Strata
-from lit_fed.data.partition import Natural
-from lit_fed.data.pictures import MOST_CLIENTS, even_subset, label_axis, new_figure
+from lit_fed.data.loaders.transforms import Normalize
+from lit_fed.data.partitions.csr import IntArray
+from lit_fed.data.partitions.cut import Strata
+from lit_fed.data.partitions.partition import Natural
+from lit_fed.data.population.base import FederatedDataModule
+from lit_fed.data.population.pictures import MOST_CLIENTS, even_subset, label_axis, new_figure
+from lit_fed.data.population.views import View
 from lit_fed.data.pose.augmentation import PoseAugmentation
 from lit_fed.data.pose.people import People
 from lit_fed.data.pose.skeleton import Skeleton
 from lit_fed.data.pose.warp import INTERPOLATIONS, Interpolation, Means, PoseView, Size, checked_size
-from lit_fed.data.transforms import Normalize
-from lit_fed.data.views import View
 from lit_fed.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lit_fed.data.base import Subset
-from lit_fed.data.csr import IntArray
-from lit_fed.data.cut import Strata
+from lit_fed.data.partitions.csr import IntArray
+from lit_fed.data.partitions.cut import Strata
+from lit_fed.data.population.base import Subset
 from lit_fed.data.pose.augmentation import FLIP_ONLY, PoseAugmentation
 from lit_fed.data.pose.figures import HEIGHT, WIDTH, figure_picture
 from lit_fed.data.pose.module import PoseDataModule

@@ -11,10 +11,7 @@ import torch
 from lightning import LightningModule
 from torch import nn
 
-from lit_fed.engine.algorithm import Terms
-from lit_fed.engine.client import Client
-from lit_fed.engine.model import Model, Split
-from lit_fed.engine.objective import task_name
+from lit_fed.algorithm import Client, Model, Split, Terms, task_name
 from lit_fed.errors import ConfigError
 from lit_fed.methods.attention_freezing.projections import merged, separate_attention
 from lit_fed.methods.fedavg import FedAvg

@@ -9,11 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from lit_fed.engine.model import Model
-from lit_fed.engine.objective import head_of, task_name
-from lit_fed.engine.payload import ClientUpdate, Payload
-from lit_fed.engine.reducers import Reducer
-from lit_fed.engine.strategy import Workers
+from lit_fed.algorithm import ClientUpdate, Model, Payload, Reducer, Workers, head_of, task_name
 from lit_fed.errors import ConfigError
 
 
@@ -89,7 +85,7 @@ def slots(models: Mapping[str, Model], decoders: Mapping[str, Decoder]) -> dict[
 class SlotMean(Reducer[dict[str, dict[str, Tensor]]]):
     r"""The weighted mean :math:`\sum_k w_k x_k / \sum_k w_k` in every slot, over the clients that hold one.
 
-    Sums run in float64 with unnormalised weights, as in `lit_fed.engine.reducers.WeightedMean`; where all clients have
+    Sums run in float64 with unnormalised weights, as in `lit_fed.algorithm.WeightedMean`; where all clients have
     the same network it gives the same bits. The result is by kind and by name; a slot to which nobody sent is missing.
 
     Args:

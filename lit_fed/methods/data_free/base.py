@@ -9,13 +9,20 @@ import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
-from lit_fed.data.pictures import even_subset
-from lit_fed.engine.algorithm import Algorithm, Server
-from lit_fed.engine.client import Client, Stage, Update
-from lit_fed.engine.model import Model
-from lit_fed.engine.objective import task_name
-from lit_fed.engine.payload import ClientUpdate, Payload
-from lit_fed.engine.population import Population, ServerTraining
+from lit_fed.algorithm import (
+    Algorithm,
+    Client,
+    ClientUpdate,
+    Model,
+    Payload,
+    Population,
+    Server,
+    ServerTraining,
+    Stage,
+    Update,
+    task_name,
+)
+from lit_fed.data.population.pictures import even_subset
 from lit_fed.errors import ConfigError
 from lit_fed.methods.data_free.averaging import Decoder, SlotMean, slots
 from lit_fed.methods.data_free.display import generated_picture
@@ -54,7 +61,7 @@ class DataFree(Algorithm[AggregateT]):
         weighting: Of the mean networks: by ``samples``, or ``uniform``.
         collapse_below: Warn, once, where `lit_fed.methods.data_free.health.class_variances` has less for some class.
         explosion_above: Warn, once, where the generator's mean cross-entropy of a round is more, in nats.
-        kwargs: The settings of every method: `lit_fed.engine.algorithm.Algorithm`.
+        kwargs: The settings of every method: `lit_fed.algorithm.Algorithm`.
 
     Raises:
         ConfigError: For settings that cannot be; and when the parts are put together, for kinds with features of

@@ -6,9 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lit_fed.engine.algorithm import Terms
-from lit_fed.engine.client import Client, Outputs, Tensors
-from lit_fed.engine.payload import Payload, add_prefix, split_prefix
+from lit_fed.algorithm import Client, Outputs, Payload, Tensors, Terms, add_prefix, split_prefix
 from lit_fed.losses import model_contrast
 
 PREVIOUS = "previous."  # in a client's state: its network as it last left it

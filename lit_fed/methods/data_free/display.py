@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_fed.data.pictures import even_subset, label_axis, new_figure
+from lit_fed.data.population.pictures import even_subset, label_axis, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,11 +13,20 @@ import torch.nn.functional as F
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
-from lit_fed.engine.algorithm import Cohort, Server, Terms
-from lit_fed.engine.client import Client, Stage
-from lit_fed.engine.payload import ClientUpdate, Payload, add_prefix, split_prefix
-from lit_fed.engine.reducers import Gather, Reducer
-from lit_fed.engine.strategy import Workers
+from lit_fed.algorithm import (
+    Client,
+    ClientUpdate,
+    Cohort,
+    Gather,
+    Payload,
+    Reducer,
+    Server,
+    Stage,
+    Terms,
+    Workers,
+    add_prefix,
+    split_prefix,
+)
 from lit_fed.losses import diversity, ensemble_cross_entropy, knowledge_distillation
 from lit_fed.methods.data_free.averaging import SlotMean
 from lit_fed.methods.data_free.base import COUNTS, DataFree, at_least, counts_of
@@ -72,7 +81,7 @@ class FedGen(DataFree[Arrived]):
         label_prior: :math:`\hat p`, one weight a class; null for the label counts of the round's clients.
         weighting: Of the mean networks: by ``samples``, or ``uniform``.
         kwargs: When to warn, ``collapse_below`` and ``explosion_above`` of `lit_fed.methods.data_free.base.DataFree`,
-            and the settings of every method: `lit_fed.engine.algorithm.Algorithm`.
+            and the settings of every method: `lit_fed.algorithm.Algorithm`.
 
     Raises:
         ConfigError: For settings that cannot be, see `lit_fed.methods.data_free.base.DataFree`.

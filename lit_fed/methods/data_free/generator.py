@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from lit_fed.engine.payload import Payload
+from lit_fed.algorithm import Payload
 from lit_fed.networks.generators import Generator
 from lit_fed.seeding import torch_generator
 

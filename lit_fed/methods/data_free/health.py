@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from lit_fed.engine.algorithm import Server
+from lit_fed.algorithm import Server
 
 WARNED = "warned"
 """In the server's state: the names of the warnings that were given, so that a run, resumed or not, gives each once."""

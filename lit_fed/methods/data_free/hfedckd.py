@@ -14,13 +14,23 @@ import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
-from lit_fed.engine.algorithm import Cohort, Server, Terms
-from lit_fed.engine.client import Client, Stage, Tensors, Update
-from lit_fed.engine.model import Model
-from lit_fed.engine.objective import Objective
-from lit_fed.engine.payload import ClientUpdate, Payload, num_bytes
-from lit_fed.engine.population import Population
-from lit_fed.engine.reducers import Gather, Reducer
+from lit_fed.algorithm import (
+    Client,
+    ClientUpdate,
+    Cohort,
+    Gather,
+    Model,
+    Objective,
+    Payload,
+    Population,
+    Reducer,
+    Server,
+    Stage,
+    Tensors,
+    Terms,
+    Update,
+    num_bytes,
+)
 from lit_fed.errors import ConfigError
 from lit_fed.losses import disagreement, diversity, ensemble_cross_entropy, gated_cross_entropy
 from lit_fed.methods.data_free.base import DataFree, at_least, counts_of
@@ -98,7 +108,7 @@ class HFedCKD(DataFree[list[ClientUpdate]]):
         label_prior: :math:`\hat p`, one weight a class; null for the label counts.
         weighting: What a client weighs besides: ``uniform``, or its ``samples``.
         kwargs: When to warn, ``collapse_below`` and ``explosion_above`` of `lit_fed.methods.data_free.base.DataFree`,
-            and the settings of every method: `lit_fed.engine.algorithm.Algorithm`.
+            and the settings of every method: `lit_fed.algorithm.Algorithm`.
 
     Raises:
         ConfigError: For settings that cannot be, see `lit_fed.methods.data_free.base.DataFree`; for images of data that

@@ -7,16 +7,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lit_fed.engine.callback import Callback
-from lit_fed.engine.federation import Federation
-from lit_fed.engine.files import in_place_of
-from lit_fed.engine.payload import Payload
-from lit_fed.engine.protocols import EvalSubset, Evaluation, Protocol
-from lit_fed.engine.run import Run
+from lit_fed.algorithm import Payload
+from lit_fed.callbacks import Callback, Run, in_place_of
 from lit_fed.errors import ConfigError
 from lit_fed.methods.data_free.base import DataFree
 from lit_fed.methods.data_free.display import map_picture
 from lit_fed.networks.generators import LatentGenerator
+from lit_fed.protocols import EvalSubset, Evaluation, Federation, Protocol
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,12 +9,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from lit_fed.engine.algorithm import Algorithm, Server
-from lit_fed.engine.client import Client, Pass, Tensors
-from lit_fed.engine.model import Model
-from lit_fed.engine.objective import task_name
-from lit_fed.engine.payload import Payload
-from lit_fed.engine.population import Population
+from lit_fed.algorithm import Algorithm, Client, Model, Pass, Payload, Population, Server, Tensors, task_name
 from lit_fed.errors import ConfigError
 from lit_fed.methods.distillation.mixing import Mixed, SoftmaxMix
 
@@ -33,7 +28,7 @@ class PredictionExchange(Algorithm[AggregateT]):
     Args:
         aggregate: Mix ``probabilities``, or ``logits`` and take the softmax of the mixture.
         public_size: Training samples set aside, before the partition, as the public set.
-        kwargs: The settings of every method: `lit_fed.engine.algorithm.Algorithm`.
+        kwargs: The settings of every method: `lit_fed.algorithm.Algorithm`.
 
     Raises:
         ConfigError: For another aggregate.

@@ -14,14 +14,23 @@ import torch.nn.functional as F
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
-from lit_fed.engine.algorithm import Cohort, Server, sole
-from lit_fed.engine.client import Client, Pass, Phase, Stage, Update
-from lit_fed.engine.model import Model
-from lit_fed.engine.objective import Objective
-from lit_fed.engine.payload import ClientUpdate, Payload
-from lit_fed.engine.population import Population
-from lit_fed.engine.reducers import Reducer
-from lit_fed.engine.strategy import Workers
+from lit_fed.algorithm import (
+    Client,
+    ClientUpdate,
+    Cohort,
+    Model,
+    Objective,
+    Pass,
+    Payload,
+    Phase,
+    Population,
+    Reducer,
+    Server,
+    Stage,
+    Update,
+    Workers,
+    sole,
+)
 from lit_fed.errors import ConfigError
 from lit_fed.methods.distillation.exchange import PUBLIC, PredictionExchange
 from lit_fed.methods.distillation.mixing import Mixed

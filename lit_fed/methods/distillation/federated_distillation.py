@@ -13,11 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lit_fed.engine.algorithm import Cohort, Server, Terms
-from lit_fed.engine.client import Client, Pass, Phase, Stage, Update
-from lit_fed.engine.model import Model, Split
-from lit_fed.engine.payload import Payload
-from lit_fed.engine.reducers import Reducer
+from lit_fed.algorithm import Client, Cohort, Model, Pass, Payload, Phase, Reducer, Server, Split, Stage, Terms, Update
 from lit_fed.errors import ConfigError
 from lit_fed.methods.distillation.exchange import PUBLIC, PredictionExchange
 from lit_fed.methods.distillation.mixing import Mixed

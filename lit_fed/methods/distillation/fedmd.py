@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch.nn.functional as F
 from torch import Tensor
 
-from lit_fed.engine.client import Client, Pass, Phase
+from lit_fed.algorithm import Client, Pass, Phase
 from lit_fed.errors import ConfigError
 from lit_fed.methods.distillation.federated_distillation import FederatedDistillation
 

@@ -15,9 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from lit_fed.engine.payload import ClientUpdate, Payload
-from lit_fed.engine.reducers import Reducer
-from lit_fed.engine.strategy import Workers
+from lit_fed.algorithm import ClientUpdate, Payload, Reducer, Workers
 
 _NO_DENSITY = -1e300  # stands for −∞, of which differences can be taken
 _LOWEST = -1e4  # exp of anything below −745 is 0 in float64

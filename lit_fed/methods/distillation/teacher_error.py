@@ -12,16 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_fed.engine.callback import Callback, RoundRecord
-from lit_fed.engine.federation import Federation
-from lit_fed.engine.objective import Objective
-from lit_fed.engine.participation import Fate, Participant
-from lit_fed.engine.payload import ClientUpdate
-from lit_fed.engine.run import Run
-from lit_fed.engine.server_training import ServerLoop
+from lit_fed.algorithm import ClientUpdate, Objective, ServerLoop
+from lit_fed.callbacks import Callback, RoundRecord, Run
 from lit_fed.errors import ConfigError
 from lit_fed.methods.distillation.exchange import PredictionExchange
 from lit_fed.methods.distillation.mixing import SoftmaxSum
+from lit_fed.participation import Fate, Participant
+from lit_fed.protocols import Federation
 
 
 class TeacherError(Callback):

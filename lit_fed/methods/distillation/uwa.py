@@ -12,14 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from lit_fed.algorithm import Client, Cohort, Model, Pass, Payload, Phase, Population, Reducer, Server, Tensors, Update
 from lit_fed.callbacks.pictures import weights_picture
-from lit_fed.data.pictures import even_subset
-from lit_fed.engine.algorithm import Cohort, Server
-from lit_fed.engine.client import Client, Pass, Phase, Tensors, Update
-from lit_fed.engine.model import Model
-from lit_fed.engine.payload import Payload
-from lit_fed.engine.population import Population
-from lit_fed.engine.reducers import Reducer
+from lit_fed.data.population.pictures import even_subset
 from lit_fed.errors import ConfigError
 from lit_fed.methods.distillation.densities import ClassGaussians, fit_class_gaussians, log_density
 from lit_fed.methods.distillation.exchange import logits_of

@@ -16,23 +16,29 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from lit_fed.algorithm import (
+    NEEDS,
+    ClientUpdate,
+    LocalLoop,
+    Objective,
+    batch_size_of,
+    head_of,
+    listen,
+    map_tensors,
+    task_name,
+)
+from lit_fed.callbacks import Callback, RoundRecord
 from lit_fed.callbacks.boards import show_picture, takes_pictures
 from lit_fed.callbacks.pictures import curves_picture
-from lit_fed.data.pictures import render
-from lit_fed.engine.algorithm import NEEDS
-from lit_fed.engine.callback import Callback, RoundRecord
-from lit_fed.engine.local import LocalLoop
-from lit_fed.engine.local_batches import batch_size_of, map_tensors
-from lit_fed.engine.objective import Objective, head_of, listen, task_name
-from lit_fed.engine.participation import Participant
-from lit_fed.engine.payload import ClientUpdate
+from lit_fed.data.population.pictures import render
 from lit_fed.errors import ConfigError
 from lit_fed.networks import class_cosines
+from lit_fed.participation import Participant
 from lit_fed.seeding import numpy_generator
 
 if TYPE_CHECKING:
-    from lit_fed.engine.federation import Federation
-    from lit_fed.engine.run import Run
+    from lit_fed.callbacks import Run
+    from lit_fed.protocols import Federation
 
 _GROUPS = ("unobserved", "observed")  # the position is whether the class is observed
 _TITLES = {

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from lightning import LightningModule
 from torch import nn
 
-from lit_fed.engine.client import Client, Pass, Phase, Tensors
+from lit_fed.algorithm import Client, Pass, Phase, Tensors
 from lit_fed.errors import ConfigError
 from lit_fed.methods.frozen_heads.frozen import FrozenHead, linear_head
 from lit_fed.networks import simplex_etf
@@ -23,7 +23,7 @@ class FedBABU(FrozenHead):
 
     Args:
         fine_tunes: What trains when a client's model is fine-tuned for a test
-            (`lit_fed.engine.protocols.PersonalTest`): ``body``, ``head`` or ``all`` of it. The paper
+            (`lit_fed.protocols.PersonalTest`): ``body``, ``head`` or ``all`` of it. The paper
             compares the three.
         etf: Start the head at a simplex ETF and no bias instead of random weights: cross-entropy with an ETF, as in
             FedDr+'s Table 3. Features are not normalised.

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lit_fed.engine.algorithm import Terms
-from lit_fed.engine.client import Client
+from lit_fed.algorithm import Client, Terms
 from lit_fed.errors import ConfigError
 from lit_fed.losses import dot_regression
 from lit_fed.methods.frozen_heads.frozen import NewHead
@@ -59,7 +58,7 @@ class FedDrPlus(DotRegression):
 
     Args:
         beta: β; 1 is `DotRegression`.
-        fine_tuning_beta: β where a model is fine-tuned for a test (`lit_fed.engine.protocols.PersonalTest`), by default
+        fine_tuning_beta: β where a model is fine-tuned for a test (`lit_fed.protocols.PersonalTest`), by default
             the same. Table 8 has both stages with and without distillation: 1 is its "FT (DR)", and ``beta=1,
             fine_tuning_beta=0.9`` is dot-regression fine-tuned with FedDr+.
         kwargs: The settings of `lit_fed.methods.fedavg.FedAvg`.

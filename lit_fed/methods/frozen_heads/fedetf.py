@@ -13,9 +13,7 @@ import torch.nn.functional as F
 from lightning import LightningModule
 from torch import Tensor, nn
 
-from lit_fed.engine.algorithm import Terms
-from lit_fed.engine.client import Client, Pass, Phase, Tensors
-from lit_fed.engine.objective import head_of, task_name
+from lit_fed.algorithm import Client, Pass, Phase, Tensors, Terms, head_of, task_name
 from lit_fed.errors import ConfigError
 from lit_fed.losses import balanced_softmax
 from lit_fed.methods.frozen_heads.frozen import NewHead
@@ -32,7 +30,7 @@ class FedETF(NewHead):
     The loss is `lit_fed.losses.balanced_softmax` with the client's own class counts; the logits are those of
     `lit_fed.networks.ProjectedETFHead`. Tests use the logits without the counts.
 
-    Where a model is fine-tuned for a test (`lit_fed.engine.protocols.PersonalTest`), two stages adapt it: all that
+    Where a model is fine-tuned for a test (`lit_fed.protocols.PersonalTest`), two stages adapt it: all that
     trains in a round, with the same loss; then, ``alternations`` times, the frame alone and the projection alone, with
     plain cross-entropy.
 

@@ -8,10 +8,7 @@ from collections.abc import Collection, Mapping
 from lightning import LightningModule
 from torch import nn
 
-from lit_fed.engine.algorithm import Server
-from lit_fed.engine.model import Model, Split
-from lit_fed.engine.objective import head_of, task_name
-from lit_fed.engine.population import Population
+from lit_fed.algorithm import Model, Population, Server, Split, head_of, task_name
 from lit_fed.errors import ConfigError
 from lit_fed.methods.fedavg import FedAvg
 

@@ -12,20 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lit_fed.engine.algorithm import Terms
-from lit_fed.engine.client import Client, Pass, Tensors
-from lit_fed.engine.objective import head_of
-from lit_fed.engine.payload import ClientUpdate, Layout, Payload
-from lit_fed.engine.protocols import EvalSubset, Evaluation, Protocol
-from lit_fed.engine.reducers import WeightedMean
+from lit_fed.algorithm import Client, ClientUpdate, Layout, Pass, Payload, Tensors, Terms, WeightedMean, head_of
 from lit_fed.errors import ConfigError
 from lit_fed.methods.frozen_heads.frozen import NewHead
 from lit_fed.methods.regularizers import features, logits
 from lit_fed.networks import CosineHead, orthonormal_classes
+from lit_fed.protocols import EvalSubset, Evaluation, Protocol
 
 if TYPE_CHECKING:
-    from lit_fed.engine.federation import Federation
-    from lit_fed.engine.session import Broadcast
+    from lit_fed.algorithm import Broadcast
+    from lit_fed.protocols import Federation
 
 
 class OrthonormalHead(CosineHead):

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import torch
 
-from lit_fed.engine.files import in_place_of
+from lit_fed.engine.storage.files import in_place_of
 
 JobT = TypeVar("JobT")
 OutcomeT = TypeVar("OutcomeT")

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from lit_fed.engine.files import write_text
+from lit_fed.engine.storage.files import write_text
 from lit_fed.errors import ConfigError
 
 _NAME = "simulation.json"

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from jsonargparse import ArgumentParser, Namespace
 
-from lit_fed.command.making import instantiate
-from lit_fed.command.readable import read_settings
-from lit_fed.command.shipped import located
+from lit_fed.command.reading.making import instantiate
+from lit_fed.command.reading.readable import read_settings
+from lit_fed.command.reading.shipped import located
 from lit_fed.command.table import Call
-from lit_fed.engine.files import files_in_place
+from lit_fed.engine.storage.files import files_in_place
 from lit_fed.errors import ConfigError
 from lit_fed.studies.environment import describe
 from lit_fed.studies.markdown import head, line

@@ -10,8 +10,8 @@ from lightning import LightningModule
 from torch import Tensor, nn
 
 from lit_fed.callbacks import Callback
-from lit_fed.engine.payload import ClientUpdate
-from lit_fed.engine.run import Run
+from lit_fed.engine.loop.run import Run
+from lit_fed.engine.wire.payload import ClientUpdate
 
 
 class Halves(LightningModule):

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from lit_fed.engine.model import Model
-from lit_fed.engine.payload import ClientUpdate
+from lit_fed.engine.method.model import Model
+from lit_fed.engine.wire.payload import ClientUpdate
 from lit_fed.methods.data_free.averaging import Decoder, SlotMean, slots
 from tests.methods.data_free.support import Halves, three_widths
 

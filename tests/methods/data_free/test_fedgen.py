@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lit_fed.engine.samplers import UniformParticipation
 from lit_fed.errors import ConfigError
 from lit_fed.methods import FedGen
 from lit_fed.methods.data_free.fedgen import GENERATOR, PRIOR
+from lit_fed.participation import UniformParticipation
 from lit_fed.seeding import torch_generator
 from tests.methods.data_free.support import Halves, Listen, three_widths
 from tests.methods.support import run_quickstart

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_fed.engine.samplers import AvailabilityParticipation
 from lit_fed.errors import ConfigError
 from lit_fed.methods import HFedCKD
 from lit_fed.methods.data_free.hfedckd import GATES, SAMPLES, TARGETS
+from lit_fed.participation import AvailabilityParticipation
 from tests.methods.data_free.support import Halves, Listen
 from tests.methods.support import Rota, run_quickstart
 from tests.support import Points, assert_same, fit, kept, rows, saved_weights

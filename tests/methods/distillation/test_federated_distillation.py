@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from lit_fed import Classifier, Client
 from lit_fed.data import ClassesPerClient, Digits
-from lit_fed.engine.protocols import ClientGlobalTest, ClientTest, LocalTest, PersonalTest
 from lit_fed.errors import CheckpointError, ConfigError
 from lit_fed.methods import FedAvg, FedDF, FederatedDistillation, FedMD, Prox
 from lit_fed.networks import MLP, Logistic
+from lit_fed.protocols import ClientGlobalTest, ClientTest, LocalTest, PersonalTest
 from tests.methods.support import Rota
 from tests.support import LeastSquares, Points, assert_same, fit, kept, rows, weights
 

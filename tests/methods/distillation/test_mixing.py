@@ -14,10 +14,10 @@ from lightning import Fabric
 from scipy.special import logsumexp
 from torch import Tensor
 
-from lit_fed.engine.payload import ClientUpdate, Payload
-from lit_fed.engine.strategy import Workers
+from lit_fed.engine.wire.payload import ClientUpdate, Payload
+from lit_fed.engine.wire.workers import Workers
 from lit_fed.methods.distillation.mixing import Mixed, SoftmaxMix, SoftmaxSum
-from tests.engine.test_reducers import in_two_processes
+from tests.engine.method.test_reducers import in_two_processes
 
 ALONE = Workers(Fabric(accelerator="cpu", devices=1))
 TAUS = st.sampled_from([0.0, 0.01, 0.25, 1.0, 3.0, math.inf])

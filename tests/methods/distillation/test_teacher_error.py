@@ -12,10 +12,10 @@ from scipy.special import softmax
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
-from lit_fed.engine.samplers import UniformParticipation
 from lit_fed.errors import ConfigError
 from lit_fed.methods import FedAvg, FedDF, FederatedDistillation, FedMD, TeacherError
 from lit_fed.methods.distillation.teacher_error import lemma, mixing_weights
+from lit_fed.participation import UniformParticipation
 from tests.methods.distillation.test_uwa import PUBLIC, Eavesdropper, data, module, uwa
 from tests.support import assert_same, fit, kept, rows
 

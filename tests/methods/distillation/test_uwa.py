@@ -18,12 +18,12 @@ from torch import Tensor
 from lit_fed import Classifier, FederatedTrainer
 from lit_fed.callbacks import Callback, Dashboard
 from lit_fed.data import ClassesPerClient, Digits
-from lit_fed.engine.payload import ClientUpdate
-from lit_fed.engine.protocols import ClientGlobalTest
-from lit_fed.engine.run import Run
+from lit_fed.engine.loop.run import Run
+from lit_fed.engine.wire.payload import ClientUpdate
 from lit_fed.errors import ConfigError
 from lit_fed.methods import UWA, FederatedDistillation
 from lit_fed.networks import Logistic
+from lit_fed.protocols import ClientGlobalTest
 from tests.methods.distillation.test_mixing import ALONE
 from tests.support import ROOT, assert_same, fit, kept, rows
 

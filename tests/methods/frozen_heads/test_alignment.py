@@ -13,12 +13,12 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 
+from lit_fed.codecs import CastCodec
 from lit_fed.data import Arrays
-from lit_fed.engine.payload import CastCodec
-from lit_fed.engine.samplers import UniformParticipation
 from lit_fed.errors import ConfigError
 from lit_fed.methods import UWA, Alignment, DotRegression, FedAvg, FedBABU, FedETF, FedPer, Scaffold
 from lit_fed.networks import SmallCNN
+from lit_fed.participation import UniformParticipation
 from tests.methods.frozen_heads.support import Stranger, TwoClasses, digits, model, on_plane
 from tests.support import ROOT, LeastSquares, Points, assert_same, fit, rows, run_cli, weights
 

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from lit_fed import Classifier, objective_of
-from lit_fed.engine.protocols import GlobalTest, PersonalTest
 from lit_fed.errors import ConfigError
 from lit_fed.methods import (
     FD,
@@ -29,6 +28,7 @@ from lit_fed.methods import (
     SphereFed,
 )
 from lit_fed.methods.frozen_heads.frozen import FrozenHead
+from lit_fed.protocols import GlobalTest, PersonalTest
 from tests.methods.frozen_heads.support import EACH, SGD, Mixed, TwoClasses, digits, model, on_plane
 from tests.support import assert_same, fit, weights
 

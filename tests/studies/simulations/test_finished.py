@@ -13,7 +13,7 @@ from lit_fed.studies.simulations.run_simulation import check_again, read_file, s
 from tests.command.support import error_of
 from tests.support import ROOT
 
-FIGURE = "lit_fed.studies.simulations.attention_kernel.Figure1"
+FIGURE = "lit_fed.papers.fedfrozen.Figure1"
 SETTINGS = """\
 source: Somebody, 2026, Figure 1
 simulate:

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_fed.studies.simulations.attention_kernel import Figure2, Figure3, Proposition1
-from lit_fed.studies.simulations.attention_kernel.linear_attention import Task
-from lit_fed.studies.simulations.biased_descent import Proposition42
+from lit_fed.papers.fedfrozen import Figure2, Figure3, Proposition1
+from lit_fed.papers.fedfrozen.linear_attention import TeacherTask
+from lit_fed.papers.uwa import Proposition42
 from lit_fed.studies.simulations.jobs import Jobs
 from lit_fed.studies.simulations.simulation import Simulation
 
@@ -74,7 +74,7 @@ def test_side_by_side_in_their_order(tmp_path: Path) -> None:
     assert len(list((tmp_path / "jobs").iterdir())) == 3
 
 
-SMALL = Task(num_clients=2, dim=4, key_dim=2, value_dim=2, tokens=3, examples=4)
+SMALL = TeacherTask(num_clients=2, dim=4, key_dim=2, value_dim=2, tokens=3, examples=4)
 
 
 @pytest.mark.parametrize(

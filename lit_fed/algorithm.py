@@ -1,0 +1,86 @@
+"""All that a method is written with: its hooks, what they are handed, and what they answer with.
+
+The classes live in rooms of the engine, which nobody but the engine needs to know.
+"""
+
+from __future__ import annotations
+
+from lit_fed.engine.clients.local import LocalLoop
+from lit_fed.engine.clients.server_training import ServerLoop
+from lit_fed.engine.lightning.alone import objective_of
+from lit_fed.engine.lightning.objective import Objective, head_names, head_of, listen, task_name
+from lit_fed.engine.method.algorithm import (
+    NEEDS,
+    Algorithm,
+    Cohort,
+    Regularizer,
+    Server,
+    Terms,
+    global_model,
+    sole,
+    zeros_like,
+)
+from lit_fed.engine.method.client import Client, FineTuning, LocalWork, Outputs, Pass, Phase, Stage, Tensors, Update
+from lit_fed.engine.method.kinds import Kinds
+from lit_fed.engine.method.model import Model, Split
+from lit_fed.engine.method.population import Population, ServerTraining
+from lit_fed.engine.method.reducers import ByPrefix, Gather, Reducer, WeightedMean
+from lit_fed.engine.method.steps import EffectiveSteps
+from lit_fed.engine.wire.batches import batch_size_of, halve_batch
+from lit_fed.engine.wire.broadcast import Broadcast
+from lit_fed.engine.wire.payload import ClientUpdate, Layout, Payload, add_prefix, num_bytes, split_prefix
+from lit_fed.engine.wire.workers import Workers
+from lit_fed.face import live_here
+from lit_fed.tensors import map_tensors
+
+__all__ = [
+    "NEEDS",
+    "Algorithm",
+    "Broadcast",
+    "ByPrefix",
+    "Client",
+    "ClientUpdate",
+    "Cohort",
+    "EffectiveSteps",
+    "FineTuning",
+    "Gather",
+    "Kinds",
+    "Layout",
+    "LocalLoop",
+    "LocalWork",
+    "Model",
+    "Objective",
+    "Outputs",
+    "Pass",
+    "Payload",
+    "Phase",
+    "Population",
+    "Reducer",
+    "Regularizer",
+    "Server",
+    "ServerLoop",
+    "ServerTraining",
+    "Split",
+    "Stage",
+    "Tensors",
+    "Terms",
+    "Update",
+    "WeightedMean",
+    "Workers",
+    "add_prefix",
+    "batch_size_of",
+    "global_model",
+    "halve_batch",
+    "head_names",
+    "head_of",
+    "listen",
+    "map_tensors",
+    "num_bytes",
+    "objective_of",
+    "sole",
+    "split_prefix",
+    "task_name",
+    "zeros_like",
+]
+
+live_here(globals())

@@ -1,0 +1,64 @@
+"""``lit-fed predict``, ``test`` and ``validate`` with ``--state_dir``: what a node's clients' models do, at home."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jsonargparse import ArgumentParser
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lit_fed.command.commands.deployed import add_run, make
+from lit_fed.command.reading.own import add_clients, add_overwrite, chosen
+from lit_fed.command.table import Call, asked
+from lit_fed.data.population.naming import called
+from lit_fed.deployment.home import Home
+from lit_fed.engine.evaluation.prediction import check_output
+from lit_fed.engine.evaluation.protocols import EvalSubset
+from lit_fed.errors import ConfigError
+
+_OWN = ("client", "client_position", "state_dir", "output", "inputs", "overwrite")
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the options: those of a run, who, and where the node keeps what it has."""
+    add_run(parser)
+    add_clients(parser, "who, all here by default")
+    parser.add_argument("--state_dir", type=str, required=True, help="the folder that the node was started with")
+    parser.add_argument("--output", type=str, default="predictions.csv", help="file of predictions: .csv or .npz")
+    parser.add_argument("--inputs", type=str | None, default=None, help="predict on these and not on the test data")
+    add_overwrite(parser, "a file of predictions that is there")
+
+
+def run(call: Call) -> int:
+    """Do what the command is called."""
+    settings, name = call.settings, asked(call.words)
+    if name == "predict":
+        check_output(Path(settings.output), settings.overwrite)
+    trainer, parts = make(call, _OWN)
+    home = Home(trainer, *parts, chosen(parts.data, settings), Path(settings.state_dir) / "states", name)
+    origin = f"of run {home.kept.run_id} after round {home.kept.round_idx}, as {settings.state_dir} keeps it"
+    if name == "predict":
+        output = Path(settings.output)
+        if len(home.clients) > 1:
+            there = ", ".join(called(parts.data, one) for one in home.clients)
+            raise ConfigError(f"{output} takes the predictions of one client; name one of {there} with --client")
+        home.predict(home.clients[0], output, None if settings.inputs is None else Path(settings.inputs))
+    else:
+        subset: EvalSubset = "val" if name == "validate" else "test"
+        _print({called(parts.data, one): row for one, row in sorted(home.evaluate(subset).items())}, subset)
+    print(f"model      {origin}")
+    return 0
+
+
+def _print(found: dict[str, dict[str, float]], subset: EvalSubset) -> None:
+    """A row a client, a column a metric."""
+    names = list(dict.fromkeys(name for row in found.values() for name in row))
+    if not names:
+        raise ConfigError(f"trainer.protocols has nothing to ask these clients on the {subset} data; add ClientTest")
+    table = Table("client", *names)
+    for client, row in found.items():
+        table.add_row(Text(client), *(f"{row[name]:.6g}" if name in row else "" for name in names))
+    console = Console()
+    (console if console.is_terminal else Console(width=max(100, 30 * len(names)))).print(table)

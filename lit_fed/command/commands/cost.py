@@ -1,0 +1,263 @@
+"""``python cli.py cost``: what a run will send, or a paper's table of what runs send.
+
+Nothing is trained. A run's parts are built, on torch's meta device where they allow it, and a client of every kind that
+has not trained makes its update; the trainer's own channel counts its bytes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jsonargparse import ArgumentParser, Namespace
+from lightning import LightningModule
+from torch import nn
+
+from lit_fed.command.reading.making import instantiate
+from lit_fed.command.reading.parts import Parts, add_parts, build_parts
+from lit_fed.command.refusals.explain import missing
+from lit_fed.command.roots import PARTS
+from lit_fed.command.table import Call
+from lit_fed.engine.clients.forecast import untrained_answer
+from lit_fed.engine.lightning.compatibility import check_data, check_task
+from lit_fed.engine.method.algorithm import Algorithm
+from lit_fed.engine.method.client import Client
+from lit_fed.engine.method.kinds import ONLY
+from lit_fed.engine.method.model import Model, Split
+from lit_fed.engine.method.population import Population
+from lit_fed.engine.wire.payload import Channel, num_bytes
+from lit_fed.errors import ConfigError
+from lit_fed.participation import Fate
+from lit_fed.trainer import FederatedTrainer, Tasks
+
+
+class CostTable(ABC):
+    """A paper's table of what runs send, from their settings alone; see `lit_fed.studies.tables` for two."""
+
+    @abstractmethod
+    def text(self) -> str:
+        """The table as lines of text."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """One round's traffic of the clients with one kind of network.
+
+    Args:
+        downloads: Clients that download.
+        uploads: Updates that arrive.
+        down: Bytes of one download.
+        up: Bytes of one update.
+        late: Bytes that arrive from the round before.
+    """
+
+    downloads: int
+    uploads: int
+    down: int
+    up: int
+    late: int = 0
+
+    @property
+    def downlink(self) -> int:
+        """Bytes down, over all clients: ``comm/downlink_bytes``."""
+        return self.downloads * self.down
+
+    @property
+    def uplink(self) -> int:
+        """Bytes up, over all clients: ``comm/uplink_bytes``."""
+        return self.uploads * self.up + self.late
+
+
+@dataclass(frozen=True)
+class RunCost:
+    """A run's traffic.
+
+    Args:
+        rounds: By round, and by kind of network.
+        fedavg: Bytes of FedAvg with the same networks, cohorts and codecs.
+        frozen: Bytes that a client needs once when parameters freeze after they trained, and that are not counted.
+        parameters: Of a model, by kind.
+    """
+
+    rounds: list[dict[str, Traffic]]
+    fedavg: int
+    frozen: int
+    parameters: dict[str, int]
+
+    @property
+    def total(self) -> int:
+        """Bytes up and down."""
+        return sum(one.downlink + one.uplink for kinds in self.rounds for one in kinds.values())
+
+    @property
+    def ratio(self) -> float:
+        """To FedAvg."""
+        return self.total / self.fedavg if self.fedavg else float("nan")
+
+
+class _Unloaded:
+    """A population whose files are not read: every client has one sample, and no batch to look at."""
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+
+    def num_samples(self, client_id: int) -> int:
+        return 1
+
+    def train_loader(self, *_: Any, **__: Any) -> list[Any]:
+        return []
+
+    calibration_loader = public_loader = train_loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._data, name)
+
+
+def foresee(trainer: FederatedTrainer, tasks: Tasks, data: Any, algorithm: Algorithm[Any]) -> RunCost:
+    """The traffic of a run, from its parts as they were built.
+
+    Nobody trains: what a phase or a pass would give is taken from its example, and the broadcasts are
+    `lit_fed.engine.method.algorithm.Algorithm.forecast`.
+
+    Args:
+        trainer: Its rounds, participation, kinds, codecs and buffer policy count.
+        tasks: What is learnt, by kind where there are several.
+        data: The population; its files are read only where the participation depends on them.
+        algorithm: How it is federated.
+    """
+    participation, channel = trainer.participation, trainer.channel
+    data.reserve(algorithm.public_size, algorithm.calibration_fraction)
+    if getattr(participation, "stragglers", None) is None:
+        data = _Unloaded(data)  # who takes part does not depend on the clients' sizes, or does not change the bytes
+    else:
+        data.prepare_data()
+        data.setup("fit")
+    kinds = trainer.kinds_of(tasks)
+    kinds.check(data)
+    participation.setup(data.num_clients, data.num_samples, trainer.settings.seed)
+    every = tasks if isinstance(tasks, Mapping) else {ONLY: tasks}
+    held = {kind: [one for one in every[kind].parameters() if not one.requires_grad] for kind in kinds.names}
+    models = {kind: _model(every[kind], algorithm, data, trainer) for kind in kinds.names}
+    server = algorithm.setup(models, Population(data, participation, kinds, trainer.settings.seed))
+    whole = {kind: _fedavg(model, channel, held[kind]) for kind, model in models.items()}
+    rounds: list[dict[str, Traffic]] = []
+    fedavg, frozen = 0, dict.fromkeys(models, 0)
+    for round_idx in range(trainer.settings.max_rounds):
+        plan = participation.plan(round_idx)
+        late = [kinds[client_id] for client_id in participation.late(round_idx)]
+        found = {}
+        for kind, model in models.items():
+            before = set(model.split.frozen)
+            model.divide(algorithm.split(model, round_idx))
+            if round_idx:  # what never trained is every client's from the start
+                frozen[kind] += num_bytes(model.tensors(set(model.split.frozen) - before))
+            mine = [one for one in plan if kinds[one.client_id] == kind]
+            broadcast, down = channel.down(algorithm.forecast(server, round_idx, kind))
+            example = next((one.client_id for one in mine), next(i for i in itertools.count() if kinds[i] == kind))
+            client = Client(example, round_idx, "train", trainer.settings.seed, model, data, trainer.work)
+            client.received = broadcast
+            up = channel.up(untrained_answer(client, algorithm))[1]
+            arrived = sum(one.fate not in (Fate.LOST_BEFORE, Fate.LOST_AFTER, Fate.LATE) for one in mine)
+            older = late.count(kind) * rounds[-1][kind].up if rounds else 0
+            found[kind] = Traffic(len(mine), arrived, down, up, older)
+            its_down, its_up = whole[kind]
+            fedavg += len(mine) * its_down + (arrived + late.count(kind)) * its_up
+        rounds.append(found)
+    sizes = {kind: sum(tensor.numel() for tensor in model.parameters.values()) for kind, model in models.items()}
+    return RunCost(rounds, fedavg, max(frozen.values()), sizes)
+
+
+def _model(task: LightningModule, algorithm: Algorithm[Any], data: Any, trainer: FederatedTrainer) -> Model:
+    """A task as the engine holds it, changed and checked by the method."""
+    task.configure_model()
+    algorithm.adapt(task)
+    check_task(task, algorithm)
+    check_data(task, algorithm, data)
+    model = Model(task, trainer.buffers)
+    model.divide(algorithm.split(model, 0))
+    model.remember()
+    return model
+
+
+def _fedavg(model: Model, channel: Channel, held: Collection[nn.Parameter]) -> tuple[int, int]:
+    """Bytes of FedAvg's download and upload: all parameters, and buffers as their policy says.
+
+    What the task itself holds still does not travel; what a method put there to be still counts, for it saves that.
+    """
+    own = set(map(id, held))
+    still = [name for name in model.fixed if id(model.parameters[name]) not in own]
+    before = model.split
+    model.divide(Split(tuple(model.parameters)))
+    down = channel.down(model.tensors([*model.shared_names("down"), *still]))[1]
+    up = channel.up(model.tensors([*model.shared_names("up"), *still]))[1]
+    model.divide(before)
+    return down, up
+
+
+# ---------------------------------------------------------------------- the command
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the command's options: those of a run, and ``cost`` in their place."""
+    parser.add_argument("-c", "--config", action="config", help="configuration of a run, or of a table")
+    add_parts(parser, required=False)
+    parser.add_subclass_arguments(CostTable, "cost", required=False, help="a paper's table, in place of a run")
+
+
+def run(call: Call) -> int:
+    """Print a table, or what a run will send.
+
+    Args:
+        call: Its settings.
+
+    Raises:
+        ConfigError: If parts of the run are missing.
+    """
+    settings, parser = call.settings, call.parser
+    if settings.cost is not None:
+        print(instantiate(parser, Namespace(cost=settings.cost)).cost.text())
+        return 0
+    if absent := [name for name in PARTS if settings[name] is None]:
+        raise ConfigError(missing(absent))
+    network_args = settings.model.get("init_args", Namespace()).get("network_args")
+    if isinstance(network_args, dict) and network_args.get("pretrained"):
+        network_args["pretrained"] = False  # weights would cost a download and change no byte
+    try:
+        with torch.device("meta"):
+            cost = _of_run(*build_parts(parser, settings))
+    except (NotImplementedError, RuntimeError):  # something asks for a number, which the meta device does not have
+        cost = _of_run(*build_parts(parser, settings))
+    print(report(cost))
+    return 0
+
+
+def _of_run(parts: Parts, settings: Namespace) -> RunCost:
+    return foresee(FederatedTrainer(**settings.trainer), *parts)
+
+
+def report(cost: RunCost) -> str:
+    """A run's cost as lines of text; rounds that cost the same are one line, or one for each kind of network."""
+    several = len(cost.parameters) > 1
+    lines = [f"parameters {count:,}" + (f" of {kind}" if several else "") for kind, count in cost.parameters.items()]
+    titles = ("down a client", "up a client", "down a round", "up a round")
+    width = max(map(len, cost.parameters)) + 1 if several else 0
+    heads = " ".join(f"{title:>15}" for title in titles)
+    lines.append(f"{'rounds':12} {'kind' if several else '':{width}}{'clients':>7} {heads}")
+    first = 0
+    for kinds, group in itertools.groupby(cost.rounds):
+        last = first + len(list(group)) - 1
+        span = str(first) if first == last else f"{first}–{last}"
+        for kind, one in kinds.items():
+            numbers = " ".join(f"{number:15,}" for number in (one.down, one.up, one.downlink, one.uplink))
+            lines.append(f"{span:12} {kind if several else '':{width}}{one.downloads:7} {numbers}")
+        first = last + 1
+    lines.append(f"bytes in all {cost.total:,}; FedAvg {cost.fedavg:,}; cost ratio {cost.ratio:.4f}")
+    if cost.frozen:
+        lines.append(
+            f"not counted: what freezes after training, {cost.frozen:,} bytes, which a client of later rounds needs"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,48 @@
+"""What the commands of a federation over several machines share: the parts of a run, from their settings."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+from jsonargparse import ArgumentParser
+
+from lit_fed.command.reading.parts import Parts, add_parts, build_parts, set_seed
+from lit_fed.command.table import Call
+from lit_fed.trainer import FederatedTrainer
+
+
+class Made(NamedTuple):
+    """What a run is made of.
+
+    Args:
+        trainer: With the run's settings.
+        parts: Its model, data and algorithm.
+    """
+
+    trainer: FederatedTrainer
+    parts: Parts
+
+
+def add_run(parser: ArgumentParser) -> None:
+    """Add the options of a run: the same as those of ``fit``."""
+    parser.add_argument("-c", "--config", action="config", help="configuration of the run: the same on every machine")
+    add_parts(parser)
+
+
+def make(call: Call, own: Collection[str]) -> Made:
+    """Make the parts of a run, the model's first weights from the run's seed.
+
+    Args:
+        call: The command's settings.
+        own: The settings that are the command's own, and no part of the run.
+    """
+    settings, parser = call.settings, call.parser
+    set_seed(settings.trainer)
+    parts, rest = build_parts(parser, settings)
+    trainer = FederatedTrainer(**rest.trainer)
+    config = settings.clone()
+    for key in ("config", *own):
+        config.pop(key, None)
+    trainer.describe(parser.dump(config, skip_unset=False, skip_validation=True))
+    return Made(trainer, parts)

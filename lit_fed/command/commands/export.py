@@ -1,0 +1,64 @@
+"""``lit-fed export``: the trained network in files that need no lit_fed, with a model card."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jsonargparse import ArgumentParser
+
+from lit_fed.command.reading.own import add_overwrite
+from lit_fed.command.table import Call
+from lit_fed.engine.loop.checkpoint import find_checkpoint
+from lit_fed.errors import ConfigError
+from lit_fed.handover.export import export_network
+
+_LOGS = Path("lightning_logs")
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument(
+        "--ckpt_path", type=str, default="best", help="best or last of the newest run here, a run's folder, or a file"
+    )
+    parser.add_argument("-o", "--output", type=Path, default=Path("exported"), help="folder to write to")
+    parser.add_argument(
+        "--modules", type=list[str], default=[], help="modules of yours that the checkpoint may take classes from"
+    )
+    parser.add_argument(
+        "--shape", type=list[int] | None, help="of an input, where the checkpoint does not say: [1,28,28]"
+    )
+    parser.add_argument("--dtype", type=str, default="float32", help="the type that goes with --shape")
+    add_overwrite(parser, "an export that is there")
+    parser.add_argument("--onnx", type=bool | None, help="write model.onnx; by default where the extra is installed")
+
+
+def run(call: Call) -> int:
+    """Write the files.
+
+    Returns:
+        The exit status: 1 where a program of the network could not be written.
+
+    Raises:
+        ConfigError: If there is no checkpoint, or nobody says what an input is like.
+    """
+    options = call.settings
+    path: Path | None = Path(options.ckpt_path)
+    if options.ckpt_path in ("best", "last"):
+        path = find_checkpoint(options.ckpt_path, _LOGS)
+    if path is None:
+        raise ConfigError(f"no run in {_LOGS} has a {options.ckpt_path}.ckpt; name a run's folder with --ckpt_path")
+    stored = None if options.shape is None else (tuple(options.shape), options.dtype)
+    done = export_network(
+        path,
+        options.output,
+        modules=options.modules,
+        stored=stored,
+        onnx=options.onnx,
+        overwrite=options.overwrite,
+    )
+    for name in done.files:
+        print(f"written     {done.folder / name}")
+    for name, why in done.lacking.items():
+        print(f"not written {done.folder / name}: {why}")
+    failed = "model.pt2" in done.lacking or ("model.onnx" in done.lacking and options.onnx)
+    return int(bool(failed))

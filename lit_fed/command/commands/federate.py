@@ -1,0 +1,64 @@
+"""``lit-fed federate``: train a federation whose clients live on nodes."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from jsonargparse import ArgumentParser
+
+from lit_fed.command.commands.deployed import add_run, make
+from lit_fed.command.endings import ending_told
+from lit_fed.command.table import Call
+from lit_fed.deployment.ends import check_installed, keep_private
+from lit_fed.deployment.executor import Patience
+from lit_fed.deployment.node_keys import read_node_keys
+from lit_fed.deployment.security import Security
+from lit_fed.deployment.server import federate
+from lit_fed.deployment.serving import fleet_grid
+from lit_fed.deployment.wire import MOST_BYTES
+
+OWN = (
+    "superlink", "bind", "ckpt_path", "patience", "gathering_s", "most_bytes", "ca", "certificate", "key", "node_keys",
+)  # fmt: skip
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the command's options: those of a run, and how the nodes are reached."""
+    add_run(parser)
+    parser.add_argument(
+        "--superlink", type=str, default="127.0.0.1:9092", help="address by which nodes know the server"
+    )
+    parser.add_argument("--bind", type=str | None, default=None, help="address to listen at, where it is another one")
+    parser.add_argument("--ckpt_path", type=str | None, default=None, help="resume from here: last, a file or a run")
+    parser.add_argument("--gathering_s", type=float, default=300.0, help="seconds in which all clients must have come")
+    parser.add_argument("--most_bytes", type=int, default=MOST_BYTES, help="the largest message that is sent or taken")
+    parser.add_class_arguments(Patience, "patience")
+    parser.add_argument("--ca", type=str | None, default=None, help="certificate of the authority, for TLS")
+    parser.add_argument("--certificate", type=str | None, default=None, help="the server's certificate, for TLS")
+    parser.add_argument("--key", type=str | None, default=None, help="private key of the server's certificate")
+    parser.add_argument(
+        "--node_keys", type=str | None, default=None, help="file: by a node's public key, the clients that it may be"
+    )
+
+
+def run(call: Call) -> int:
+    """Train, as ``fit`` does."""
+    settings = call.settings
+    check_installed()
+    keep_private()
+    patience = Patience(**settings.patience)
+    security = Security(settings.ca, settings.certificate, settings.key)
+    node_clients = None if settings.node_keys is None else read_node_keys(settings.node_keys)
+    trainer, parts = make(call, OWN)
+    with ExitStack() as stack:
+        stack.enter_context(ending_told())
+        grid = stack.enter_context(
+            fleet_grid(
+                settings.superlink, security, settings.most_bytes, 2 * patience.round_s, settings.bind, node_clients
+            )
+        )
+        federate(
+            grid, trainer, *parts, settings.ckpt_path, patience, settings.gathering_s, settings.most_bytes,
+            node_clients=node_clients,
+        )  # fmt: skip
+    return 0

@@ -1,0 +1,68 @@
+"""``lit-fed node``: be some clients of a federation, where their data are."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from jsonargparse import ArgumentParser
+
+from lit_fed.command.commands.deployed import add_run, make
+from lit_fed.command.reading.own import add_clients, chosen
+from lit_fed.command.table import Call
+from lit_fed.data.population.naming import called
+from lit_fed.deployment.calling import serve
+from lit_fed.deployment.ends import check_installed, check_public, keep_private, sole_user
+from lit_fed.deployment.node import Node
+from lit_fed.deployment.security import Security
+from lit_fed.deployment.wire import MOST_BYTES
+from lit_fed.deployment.withheld import Report
+from lit_fed.errors import ConfigError
+
+OWN = ("client", "client_position", "superlink", "state_dir", "histogram", "report", "most_bytes", "ca", "key")
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the command's options: those of a run, and who lives here."""
+    add_run(parser)
+    add_clients(parser, "who lives here")
+    parser.add_argument("--superlink", type=str, default="127.0.0.1:9092", help="address of the server")
+    parser.add_argument("--state_dir", type=str, default="lit_fed_node", help="where the clients keep their states")
+    parser.add_argument("--histogram", type=bool, default=True, help="report the samples of every class as well")
+    parser.add_argument(
+        "--report", type=Report, default="clients", help="metrics of each of the clients, or their aggregate only"
+    )
+    parser.add_argument("--most_bytes", type=int, default=MOST_BYTES, help="the largest message that is taken")
+    parser.add_argument("--ca", type=str | None, default=None, help="certificate of the authority, for TLS")
+    parser.add_argument("--key", type=str | None, default=None, help="private key by which the server knows this node")
+
+
+def make_node(call: Call) -> Node:
+    """The node that the settings describe."""
+    settings = call.settings
+    trainer, parts = make(call, OWN)
+    clients, folder = chosen(parts.data, settings), Path(settings.state_dir) / "states"
+    if clients is None:
+        raise ConfigError("--client is missing; see lit-fed node --help")
+    say = partial(print, flush=True)  # also where a service manager reads it
+    return Node(trainer, *parts, clients, folder, settings.histogram, settings.most_bytes, settings.report, say)
+
+
+def run(call: Call) -> int:
+    """Serve until it is ended."""
+    settings = call.settings
+    check_installed()
+    check_public(settings.superlink)
+    keep_private()
+    security = Security(ca=settings.ca, key=settings.key)
+    security.check(settings.superlink, ("ca", "key"))
+    with (
+        suppress(KeyboardInterrupt),
+        sole_user(Path(settings.state_dir), "--state_dir"),
+    ):  # the way in which a node ends
+        node = make_node(call)
+        who = ", ".join(called(node.federation.data, one) for one in node.clients)
+        print(f"client{'s' if len(node.clients) > 1 else ''} {who} of {settings.superlink}; Ctrl-C ends it", flush=True)
+        serve(node, settings.superlink, security)
+    return 0

@@ -1,0 +1,239 @@
+"""``lit-fed provision``: certificates, keys, and a folder for the server and for each site, from one small file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonargparse import ArgumentParser
+
+from lit_fed import __version__
+from lit_fed.command.commands.deployed import add_run, make
+from lit_fed.command.reading.federation_file import SERVER, FederationFile, Site, check_everybody, read_federation
+from lit_fed.command.reading.readable import check_files
+from lit_fed.command.reading.values import check_values
+from lit_fed.command.reading.words import prepared
+from lit_fed.command.refusals.suggest import close, join_or
+from lit_fed.command.table import Call
+from lit_fed.engine.storage.files import remove_half_written
+from lit_fed.errors import ConfigError
+from lit_fed.parsing import Parser
+
+_FOLDERS = {"authority", SERVER, "sites"}
+
+_NODE_KEYS = "# Public key of a site, below this file's folder: the clients that it may be.\n"
+
+_OF_SITE = """# {name}: {clients} of {address}
+
+Made by `lit-fed provision`: change the federation's file and call it again, rather than a file of this folder.
+
+Bring this folder to the site's machine, over a line that nobody listens to: whoever has `node.key` is {clients}. Then
+delete `node.key` where it was made. Start it in the folder, with lit_fed {version} and its extra `flower` installed:
+
+    {command}
+
+As a service, with the folder at /srv/lit_fed/{name} and lit_fed in /srv/lit_fed/venv (`{unit}` names both):
+
+{service}
+"""
+_OF_SERVER = """# The server: {address}
+
+Made by `lit-fed provision`: change the federation's file and call it again, rather than a file of this folder.
+
+Bring this folder to the server's machine, over a line that nobody listens to, and delete `server.key` where it was
+made. Let TCP to port {port} in, and nothing else. Start it in the folder, with lit_fed {version} and its extra `flower`
+installed; after a crash the same command goes on:
+
+    {command}
+
+As a service, with the folder at /srv/lit_fed/{name} and lit_fed in /srv/lit_fed/venv (`{unit}` names both):
+
+{service}
+"""
+_SERVICE = """    id lit_fed || sudo useradd --system lit_fed
+    sudo chown -R lit_fed /srv/lit_fed/{name}
+    sudo cp {unit} /etc/systemd/system/
+    sudo systemctl daemon-reload
+    sudo systemctl enable --now {service}
+    journalctl --follow --unit {service}"""
+_UNIT = """[Unit]
+Description=lit_fed: {what} of {address}
+Wants=network-online.target
+After=network-online.target
+
+[Service]
+User=lit_fed
+WorkingDirectory=/srv/lit_fed/{name}
+ExecStart=/srv/lit_fed/venv/bin/{command}
+Restart=on-failure
+RestartSec=30
+Environment=HOME=/srv/lit_fed/{name}
+UMask=0077
+CapabilityBoundingSet=
+NoNewPrivileges=true
+PrivateTmp=true
+ProtectControlGroups=true
+ProtectHome=read-only
+ProtectKernelTunables=true
+ProtectSystem=strict
+RestrictSUIDSGID=true
+ReadWritePaths=/srv/lit_fed/{name}
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.add_argument("-c", "--config", type=str, required=True, help="federation file: server, config and sites")
+    parser.add_argument(
+        "--output", type=str, required=True, help="folder of all ends: a new one, or one to bring up to date"
+    )
+    parser.add_argument(
+        "--new_key", nargs="+", action="extend", default=[], metavar="NAME", help=f"make new keys of sites, or {SERVER}"
+    )
+
+
+def run(call: Call) -> int:
+    """Write what is missing, and say what was kept.
+
+    Raises:
+        ConfigError: For a mistake in a file, or a key that is needed and not there; nothing is written before the
+            files are checked.
+    """
+    if find_spec("cryptography") is None:
+        raise ConfigError("provision needs cryptography; install it with pip install 'lit-fed[flower]'")
+    settings = call.settings
+    file = read_federation(Path(settings.config))
+    for line in provision(file, Path(settings.output), settings.new_key, datetime.now(UTC)):
+        print(line)
+    return 0
+
+
+def provision(file: FederationFile, output: Path, anew: Sequence[str], now: datetime) -> list[str]:
+    """Bring a folder of all ends up to date.
+
+    Args:
+        file: Describes the federation.
+        output: The folder.
+        anew: Sites whose keys are made anew; the server too.
+        now: The time.
+
+    Returns:
+        What was kept and what is new, a line an end.
+
+    Raises:
+        ConfigError: See `run`.
+    """
+    from lit_fed.deployment.keyring import AUTHORITY, KEYS, SITES, Keyring, write
+
+    _check(file, output, anew)
+    configs = _configurations(file)
+    keyring = Keyring(output, file.names, now, anew)
+    keyring.check(site.name for site in file.sites)
+    homes = {SERVER: output / SERVER, **{site.name: output / SITES / site.name for site in file.sites}}
+    for folder in (output, output / AUTHORITY, *homes.values()):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        remove_half_written(folder, names=".+")
+    done = {AUTHORITY: keyring.authority(), SERVER: keyring.server()}
+    done |= {site.name: keyring.site(site.name) for site in file.sites}
+    ca = (output / AUTHORITY / "ca.crt").read_bytes()
+    texts = {SERVER: _texts_of_server(file), **{site.name: _texts_of_site(file, site) for site in file.sites}}
+    for name, home in homes.items():
+        content = {"ca.crt": ca, "config.yaml": configs[name].encode()}
+        content |= {path: text.encode() for path, text in texts[name].items()}
+        new = [path for path, blob in content.items() if write(home / path, blob)]
+        done[name] += f"; written: {', '.join(new)}" if new else "; its other files are as they were"
+    lines = [f"{name:11} {words}" for name, words in done.items()]
+    gone = [path for path in sorted((output / SERVER / KEYS).glob("*.pub")) if path.stem not in homes]
+    lines += [f"{path.stem:11} is no site any more, and its key opens nothing; remove {path}" for path in gone]
+    return lines
+
+
+def _check(file: FederationFile, output: Path, anew: Sequence[str]) -> None:
+    """Refuse a folder of something else, and names of nobody."""
+    if output.exists() and not output.is_dir():
+        raise ConfigError(f"--output {output} is no folder; name a new one")
+    there = {path.name for path in output.iterdir()} if output.is_dir() else set[str]()
+    if odd := sorted(name for name in there - _FOLDERS if not name.startswith(".")):
+        raise ConfigError(f"--output {output} holds {odd[0]}, which is no part of a federation; name a new folder")
+    ends = [SERVER, *(site.name for site in file.sites)]
+    for name in anew:
+        if name not in ends:
+            meant = close(name, ends)
+            raise ConfigError(
+                f"--new_key {name}: there is no such end in {file.path}; "
+                + (f"did you mean {meant}?" if meant else f"choose {join_or(ends)}")
+            )
+
+
+def _configurations(file: FederationFile) -> dict[str, str]:
+    """The resolved configuration of each end, by its name: the same for all but for an end's own settings of the data.
+
+    Raises:
+        ConfigError: If it is none, or does not go with the federation's file.
+    """
+    words = [word for path in file.configs for word in ("-c", path)]
+    check_files(words)
+    parser = Parser(exit_on_error=False)
+    add_run(parser)
+    settings = parser.parse_args(prepared(["federate", *words])[1:])
+    check_values(settings)
+    trainer, parts = make(Call(settings, parser, words), ())
+    content = yaml.safe_load(trainer.settings.config)
+    cls, init_args = content["data"]["class_path"], content["data"].get("init_args") or {}
+    num_clients = init_args.get("num_clients", parts.data.num_clients)
+    if num_clients is None:
+        raise ConfigError(f"data.num_clients is not set in {', '.join(file.configs)}; write how many clients there are")
+    check_everybody(file, num_clients)
+    texts = {}
+    for name, own in {SERVER: file.server_data, **{site.name: site.data for site in file.sites}}.items():
+        for key in own.keys() - init_args.keys():
+            raise ConfigError(f"federation file {file.path}: data.{key} of {name} is no setting of {cls}; remove it")
+        here = {"class_path": cls, "init_args": {**init_args, **own}}
+        texts[name] = yaml.safe_dump({**content, "data": here}, sort_keys=False, allow_unicode=True)
+    return texts
+
+
+# ---------------------------------------------------------------------- what each end is told
+
+
+def _texts_of_server(file: FederationFile) -> dict[str, str]:
+    """All that the server's folder holds but keys, certificates and the configuration."""
+    from lit_fed.deployment.keyring import KEYS
+
+    bind = "" if file.bind is None else f"--bind {file.bind} "
+    command = (
+        f"lit-fed federate -c config.yaml --superlink {file.address} {bind}--ca ca.crt --certificate server.crt "
+        "--key server.key --node_keys node_keys.yaml --ckpt_path last"
+    )
+    node_keys = "".join(f"{KEYS}/{site.name}.pub: {list(site.clients)}\n" for site in file.sites)
+    return {"node_keys.yaml": _NODE_KEYS + node_keys} | _texts(
+        _OF_SERVER, SERVER, command, what="server", address=file.address, port=file.port
+    )
+
+
+def _texts_of_site(file: FederationFile, site: Site) -> dict[str, str]:
+    """All that a site's folder holds but its key, the authority's certificate and the configuration."""
+    who = "client" if len(site.clients) == 1 else "clients"
+    clients = f"{who} {', '.join(map(str, site.clients))}"
+    command = (
+        f'lit-fed node -c config.yaml --client_position "{json.dumps(site.clients, separators=(",", ":"))}" '
+        f"--superlink {file.address} --ca ca.crt --key node.key --state_dir state"
+    )
+    return _texts(_OF_SITE, site.name, command, what=clients, address=file.address, clients=clients)
+
+
+def _texts(readme: str, name: str, command: str, **facts: Any) -> dict[str, str]:
+    """How an end is started: for its people, and for systemd."""
+    service = f"lit_fed-{name}"
+    unit = f"{service}.service"
+    facts |= {"name": name, "command": command, "unit": unit, "version": __version__}
+    told = _SERVICE.format(name=name, unit=unit, service=service)
+    return {"README.md": readme.format(service=told, **facts), unit: _UNIT.format(**facts)}

@@ -1,0 +1,1 @@
+"""From words and files to the parts of a run."""

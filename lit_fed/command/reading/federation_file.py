@@ -1,0 +1,252 @@
+"""The file that describes a federation for ``lit-fed provision``: its server, its sites, and who lives where."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+from lit_fed.command.reading.readable import read_settings
+from lit_fed.command.reading.shipped import name_of, shipped
+from lit_fed.command.refusals.suggest import close
+from lit_fed.deployment.agreed import OWN_DATA
+from lit_fed.errors import ConfigError
+
+SERVER = "server"
+"""What the server is called among the ends; no site is."""
+
+_SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")  # goes into paths, shell commands and names of services
+_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
+_MOST_NAME = 253  # characters of a host's name, by RFC 1035
+_KINDS = {str: "a text", bool: "true or false", int: "a whole number"}
+_EMPTY = "holds no federation; write the keys server:, config: and sites:"
+
+
+@dataclass(frozen=True)
+class Site:
+    """Some clients in one place.
+
+    Args:
+        name: Of its folder, its key and its service.
+        clients: Who lives there.
+        data: Its own settings of the data, such as ``root``.
+    """
+
+    name: str
+    clients: tuple[int, ...]
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FederationFile:
+    """What the file says.
+
+    Args:
+        path: The file.
+        names: Host names and addresses of the server; nodes are told the first.
+        port: At which nodes reach the server, and it listens.
+        listen: Address of the server's machine at which it listens; none for the one that nodes are told.
+        configs: The run's configuration files.
+        server_data: The server's own settings of the data.
+        sites: In their order.
+    """
+
+    path: Path
+    names: tuple[str, ...]
+    port: int
+    listen: str | None
+    configs: tuple[str, ...]
+    server_data: Mapping[str, Any]
+    sites: tuple[Site, ...]
+
+    @property
+    def address(self) -> str:
+        """Of the server, as nodes are told it."""
+        return self._at(self.names[0])
+
+    @property
+    def bind(self) -> str | None:
+        """Where the server listens, if that is not where nodes are told that it is."""
+        return None if self.listen is None else self._at(self.listen)
+
+    def _at(self, host: str) -> str:
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+
+
+def read_federation(path: Path) -> FederationFile:
+    """Read the file and check all that needs no configuration.
+
+    Raises:
+        ConfigError: In one line that names the file and the key.
+    """
+    content = read_settings(path, "federation file", _EMPTY)
+    where = f"federation file {path}"
+    _known(content, where, ("server", "config", "sites"), ("server", "config", "sites"))
+    server = _mapping(content["server"], f"{where}: server")
+    _known(server, f"{where}: server", ("names", "port", "listen", "data"), ("names", "port"))
+    sites = _mapping(content["sites"], f"{where}: sites")
+    names = _names(server["names"], f"{where}: server.names")
+    return FederationFile(
+        path,
+        names,
+        _port(server["port"], f"{where}: server.port"),
+        _listen(server.get("listen"), names[0], f"{where}: server.listen"),
+        _configs(content["config"], path.parent, f"{where}: config"),
+        _data(server, f"{where}: server"),
+        _apart([_site(name, value, f"{where}: site") for name, value in sites.items()], where),
+    )
+
+
+def check_everybody(file: FederationFile, num_clients: int) -> None:
+    """Compare the sites' clients with those that the data have.
+
+    Args:
+        file: What the file says.
+        num_clients: Clients in the population.
+
+    Raises:
+        ConfigError: If a site has a client that there is not, or a client has no site.
+    """
+    where, last = f"federation file {file.path}", num_clients - 1
+    for site in file.sites:
+        if odd := [one for one in site.clients if one > last]:
+            raise ConfigError(f"{where}: site {site.name} has client {odd[0]}; data.num_clients is {num_clients}")
+    homeless = sorted(set(range(num_clients)) - {one for site in file.sites for one in site.clients})
+    if homeless:
+        more = f" and {len(homeless) - 1} others have" if len(homeless) > 1 else " has"
+        raise ConfigError(f"{where}: client {homeless[0]}{more} no site; data.num_clients is {num_clients}")
+
+
+def _known(content: Mapping[Any, Any], where: str, known: Collection[str], needed: Collection[str]) -> None:
+    for key in content:
+        if key not in known:
+            meant = close(str(key), known)
+            hint = f"did you mean {meant}?" if meant else f"there are {', '.join(known)}"
+            raise ConfigError(f"{where}: unknown key {key!r}; {hint}")
+    for key in needed:
+        if content.get(key) is None:
+            raise ConfigError(f"{where}: {key} is missing; see docs/deployment.md")
+
+
+def _mapping(value: Any, where: str) -> dict[Any, Any]:
+    if not isinstance(value, dict) or not value:
+        raise ConfigError(f"{where} is {value!r:.80}; it must be a mapping, such as key: value")
+    return value
+
+
+def _names(value: Any, where: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not value:
+        raise ConfigError(f"{where} is {value!r:.80}; it must be a list of host names and addresses")
+    for name in value:
+        if (why := _no_host(name)) is not None:
+            raise ConfigError(f"{where}: {name!r:.80} {why}")
+    names = tuple(map(_canonical, value))
+    if twice := [name for place, name in enumerate(names) if name in names[:place]]:
+        raise ConfigError(f"{where}: {twice[0]} is there twice; remove one")
+    return names
+
+
+def _no_host(name: Any) -> str | None:
+    """Why something is no name or address at which nodes can reach a server; None where it is one."""
+    if not isinstance(name, str):
+        return "is no text; write a host name or an address, in quotes"
+    try:
+        address = ip_address(name)
+    except ValueError:
+        labels = name.split(".")
+        if labels[-1].isdecimal() or len(name) > _MOST_NAME or not all(map(_LABEL.fullmatch, labels)):
+            return "is neither a host name nor an address; write one such as server.example.org or 192.0.2.7"
+        return None
+    if address.is_unspecified or address.is_multicast or getattr(address, "scope_id", None):
+        return "is no address at which nodes reach a server; write the one that they see"
+    return None
+
+
+def _canonical(name: str) -> str:
+    """A host as certificates have it."""
+    try:
+        return str(ip_address(name))
+    except ValueError:
+        return name.lower()
+
+
+def _port(value: Any, where: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**16:
+        raise ConfigError(f"{where} is {value!r:.80}; it must be a whole number from 1 to 65535")
+    return value
+
+
+def _listen(value: Any, name: str, where: str) -> str | None:
+    """By default every address, because a name may lead here by way of another machine; of loopback that one."""
+    if value is None:
+        return None if _is_loopback(name) else "::" if ":" in name else "0.0.0.0"
+    try:
+        return str(ip_address(value if isinstance(value, str) else ""))
+    except ValueError as error:
+        raise ConfigError(f"{where} is {value!r:.80}; it must be an address of the server's machine") from error
+
+
+def _is_loopback(name: str) -> bool:
+    try:
+        return ip_address(name).is_loopback
+    except ValueError:
+        return name == "localhost"
+
+
+def _configs(value: Any, folder: Path, where: str) -> tuple[str, ...]:
+    files = [value] if isinstance(value, str) else value
+    if not isinstance(files, list) or not files or not all(isinstance(one, str) and one for one in files):
+        raise ConfigError(f"{where} is {value!r:.80}; it must be a file, or a list of files")
+    return tuple(
+        str(folder / one if (folder / one).exists() else shipped().get(name_of(one), folder / one)) for one in files
+    )
+
+
+def _data(content: Mapping[str, Any], where: str) -> dict[str, Any]:
+    own = _mapping(content["data"], f"{where}.data") if content.get("data") is not None else {}
+    for key, value in own.items():
+        if key not in OWN_DATA:
+            raise ConfigError(
+                f"{where}: data.{key} must be the same everywhere, so it belongs into the run's configuration; "
+                f"an end's own are {', '.join(OWN_DATA)}"
+            )
+        if type(value) is not OWN_DATA[key]:
+            raise ConfigError(f"{where}: data.{key} is {value!r:.80}; it must be {_KINDS[OWN_DATA[key]]}")
+    return own
+
+
+def _site(name: Any, value: Any, where: str) -> Site:
+    if not isinstance(name, str) or not _SITE.fullmatch(name):
+        raise ConfigError(
+            f"{where} {name!r:.80} has a name that cannot be; write up to 63 of A-Z, a-z, 0-9, _ and -, in quotes "
+            "where YAML takes them for something else"
+        )
+    if name.lower() == SERVER:
+        raise ConfigError(f"{where} {name} is called as the server is; choose another name")
+    own = _mapping(value, f"{where} {name}")
+    _known(own, f"{where} {name}", ("clients", "data"), ("clients",))
+    clients = own["clients"]
+    whole = isinstance(clients, list) and all(isinstance(one, int) and not isinstance(one, bool) for one in clients)
+    if not whole or not clients or min(clients) < 0:
+        raise ConfigError(f"{where} {name}: clients is {clients!r:.80}; it must be a list of client ids from 0 on")
+    if len(set(clients)) < len(clients):
+        twice = next(one for one in clients if clients.count(one) > 1)
+        raise ConfigError(f"{where} {name}: client {twice} is there twice; remove one")
+    return Site(name, tuple(sorted(clients)), _data(own, f"{where} {name}"))
+
+
+def _apart(sites: list[Site], where: str) -> tuple[Site, ...]:
+    """The sites, if they share neither a client nor, on file systems that ignore case, a folder."""
+    homes: dict[int, str] = {}
+    names: dict[str, str] = {}
+    for site in sites:
+        other = names.setdefault(site.name.lower(), site.name)
+        if other != site.name:
+            raise ConfigError(f"{where}: sites {other} and {site.name} differ by case only; choose another name")
+        for client in site.clients:
+            if (home := homes.setdefault(client, site.name)) != site.name:
+                raise ConfigError(f"{where}: client {client} lives at both {home} and {site.name}; remove one")
+    return tuple(sites)

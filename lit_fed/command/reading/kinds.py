@@ -1,0 +1,64 @@
+"""Models for clients with different networks, from ``model`` and what ``trainer.kinds`` sets in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jsonargparse import ArgumentError, Namespace
+from lightning import LightningModule
+
+from lit_fed.command.reading.making import instantiate
+from lit_fed.command.reading.words import TRAINED_BY, over
+from lit_fed.command.refusals.explain import explain
+from lit_fed.engine.method.kinds import CHOSEN_BY
+from lit_fed.errors import ConfigError
+from lit_fed.parsing import Parser
+
+
+def check_options(words: Sequence[str]) -> None:
+    """Refuse options that set a part of a kind: the parser would drop the rest of it.
+
+    Raises:
+        ConfigError: For such an option.
+    """
+    for word in words:
+        option = word.partition("=")[0]
+        if option.startswith("--trainer.kinds.") and option.count(".") > 2:
+            name = option.split(".")[2]
+            raise ConfigError(f"{option} sets a part of a kind; set all of it, as --trainer.kinds.{name} '{{…}}'")
+
+
+def models_by_kind(
+    model: Namespace, kinds: Mapping[str, Any], max_rounds: int | None = None
+) -> dict[str, LightningModule]:
+    """The model of every kind, made in their order.
+
+    Args:
+        model: The model's configuration, complete.
+        kinds: By kind its own settings of the model, and maybe who has it.
+        max_rounds: What a schedule's length of null comes to.
+
+    Raises:
+        ConfigError: For settings that the model does not have, or not like this.
+    """
+    if not kinds:
+        raise ConfigError("trainer.kinds is empty; name at least one kind of network, or set it to null")
+    return {name: _model(model, name, own, max_rounds) for name, own in kinds.items()}
+
+
+def _model(model: Namespace, name: str, own: Any, max_rounds: int | None) -> LightningModule:
+    if not isinstance(own, Mapping):
+        raise ConfigError(f"trainer.kinds.{name} is {own!r}; it must hold settings of the model, and clients")
+    shared = (model.get("init_args") or Namespace()).as_dict()
+    changed = {key: value for key, value in own.items() if key not in CHOSEN_BY}
+    for key in TRAINED_BY.keys() & changed.keys():
+        changed[key] = over(shared.get(key), changed[key], TRAINED_BY[key])
+    config = {"class_path": model.class_path, "init_args": shared | changed}
+    parser = Parser(exit_on_error=False)
+    parser.add_subclass_arguments(LightningModule, "model", required=True)
+    try:
+        made: LightningModule = instantiate(parser, parser.parse_object({"model": config}), max_rounds).model
+    except ArgumentError as error:
+        raise ConfigError(explain(str(error)).replace("model.init_args.", f"trainer.kinds.{name}.", 1)) from error
+    return made

@@ -1,0 +1,70 @@
+"""Options that several commands have beside those of a run: who is meant, and whether a file may be replaced."""
+
+from __future__ import annotations
+
+from argparse import ArgumentTypeError
+from typing import Any
+
+import yaml
+from jsonargparse import ArgumentParser
+
+from lit_fed.data import FederatedDataModule
+from lit_fed.data.population.naming import Keys, clients_of
+from lit_fed.errors import ConfigError
+
+KEYS = Keys("--client", "--client_position")
+
+
+def names(value: Any) -> Any:
+    """The names of clients: a list in brackets, or one name; a text stays what it is, so that 01 is not 1.
+
+    Raises:
+        ArgumentTypeError: For anything else.
+    """
+    found = value
+    try:
+        if isinstance(value, str):
+            found = yaml.load(value, yaml.BaseLoader) if value[:1] == "[" and value[-1:] == "]" else [value]
+        elif type(value) is int:
+            found = [value]
+    except yaml.YAMLError:
+        found = None
+    if not isinstance(found, list) or not all(isinstance(one, str) or type(one) is int for one in found):
+        raise ArgumentTypeError(f"expected a name, or a list of names in brackets, not {value}")
+    return found
+
+
+def add_clients(parser: ArgumentParser, what: str) -> None:
+    """Add the options that choose clients.
+
+    Args:
+        parser: Of the command.
+        what: What is done with them, for ``--help``.
+    """
+    parser.add_argument(
+        "--client",
+        type=names,
+        default=None,
+        help=f"{what}: a name, or a list of names; 0, 1, … where clients have no names",
+    )
+    parser.add_argument(
+        "--client_position", type=int | list[int] | None, default=None, help="the same by positions, from 0"
+    )
+
+
+def chosen(data: FederatedDataModule, settings: Any) -> list[int] | None:
+    """The positions of the clients that the options choose; None where they choose nobody.
+
+    Raises:
+        ConfigError: There is no such client, or an empty list.
+    """
+    given = settings.client_position
+    found = clients_of(data, KEYS, settings.client, [given] if isinstance(given, int) else given)
+    if found == []:
+        raise ConfigError(f"{KEYS.name} names nobody; name at least one client, or leave it out")
+    return found
+
+
+def add_overwrite(parser: ArgumentParser, what: str) -> None:
+    """Add the option that lets a command replace what is there."""
+    parser.add_argument("--overwrite", type=bool, nargs="?", const=True, default=False, help=f"replace {what}")

@@ -1,0 +1,1 @@
+"""What is said of that which cannot be read."""

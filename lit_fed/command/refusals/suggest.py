@@ -1,0 +1,264 @@
+"""What may have been meant by a key, an option or a class that is not there."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from difflib import get_close_matches
+from functools import cache
+from typing import Any
+
+from lightning import LightningDataModule
+
+_MOST = 16  # names in a list that is still read
+LIGHTNING = {
+    "max_epochs": "trainer.max_rounds, and trainer.local_epochs within a round",
+    "min_epochs": "trainer.max_rounds",
+    "max_steps": "trainer.local_steps, batches a client trains on in a round",
+    "min_steps": "trainer.local_steps, batches a client trains on in a round",
+    "max_time": "trainer.max_rounds; time limits belong to whoever starts the run",
+    "fast_dev_run": "--trainer.max_rounds 1 --trainer.local_epochs null --trainer.local_steps 1",
+    "limit_train_batches": "trainer.local_steps, or data.max_train_samples",
+    "limit_val_batches": "data.val_fraction",
+    "limit_test_batches": "data.max_test_samples",
+    "limit_predict_batches": "data.max_test_samples",
+    "overfit_batches": "data.max_train_samples",
+    "val_check_interval": "trainer.evaluate_every, in rounds",
+    "check_val_every_n_epoch": "trainer.evaluate_every, in rounds",
+    "num_sanity_val_steps": "nothing: a step is tried before the first round anyway",
+    "log_every_n_steps": "nothing: every round is logged",
+    "benchmark": "torch.backends.cudnn.benchmark, in the module's own code",
+    "inference_mode": "nothing: evaluation keeps no gradients",
+    "use_distributed_sampler": "trainer.strategy: clients are spread over the devices",
+    "profiler": "python -m cProfile cli.py fit …",
+    "detect_anomaly": "torch.autograd.set_detect_anomaly, in the module's own code",
+    "plugins": "trainer.precision and trainer.strategy",
+    "sync_batchnorm": "trainer.buffers",
+    "enable_model_summary": "lit-fed cost, which counts parameters",
+}
+"""What the settings of Lightning's trainer that this one does not have are called here."""
+_INNER = ("lightning.pytorch.demos", "lit_fed.engine.lightning.objective")  # classes that nobody names
+
+
+def join_or(words: Sequence[str]) -> str:
+    """``a, b or c``."""
+    return " or ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
+
+
+def join_and(words: Sequence[str]) -> str:
+    """``a, b and c are``."""
+    return f"{', '.join(words[:-1])} and {words[-1]} are" if len(words) > 1 else f"{words[0]} is"
+
+
+def close(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """The known word that looks most like another; empty where none does."""
+    return next(iter(get_close_matches(word, list(known), n=1, cutoff=cutoff)), "")
+
+
+def in_order(keys: Sequence[str]) -> list[str]:
+    """Parts of a run in their usual order, then whatever else there is."""
+    from lit_fed.command.roots import PARTS
+
+    return [*(key for key in PARTS if key in keys), *(key for key in keys if key not in PARTS)]
+
+
+def are_parts(keys: Sequence[str]) -> bool:
+    """Whether keys are parts of a run, which are given by class."""
+    from lit_fed.command.roots import PARTS
+
+    return all(key in PARTS for key in keys)
+
+
+# ---------------------------------------------------------------------- keys
+
+
+def option(words: Sequence[str], command: str | None = None, known: Sequence[str] = ()) -> str:
+    """About words that are no options.
+
+    Args:
+        words: Those words.
+        command: The command.
+        known: Its options, where it does not take those of a run.
+    """
+    options = [word for word in words if word.startswith("-")]
+    if not options:
+        return f"unexpected word {words[0]!r}; settings are given as --key value"
+    name = options[0].partition("=")[0]
+    return f"unknown option {name}; {_hint(name.lstrip('-'), command, known, '--')}"
+
+
+def key(name: str, command: str | None = None, known: Sequence[str] = ()) -> str:
+    """About a key that is none; of which command and options, see `option`."""
+    return f"unknown key {name}; {_hint(name, command, known)}"
+
+
+def setting(name: str, owner: str) -> str:
+    """About a key that is no setting of the class whose settings stand there."""
+    last, cls = name.rpartition(".")[2], _import(owner)
+    known = _settings(cls) if cls else []
+    if others := [owner.__name__ for owner in _owners(name) if owner.__module__.startswith("lit_fed.")]:
+        hint = f"it is one of {join_or(others[:3])}"
+    elif homes := [home for home in _homes().get(last, []) if home != name]:
+        hint = f"did you mean {join_or(homes[:3])}?"
+    elif meant := close(last, known):
+        hint = f"did you mean {meant}?"
+    elif meant := close(last, _homes(), 0.8):
+        hint = f"did you mean {join_or(_homes()[meant][:3])}?"
+    else:
+        hint = f"its settings are {', '.join(known)}" if known else "remove it"
+    return f"unknown key {name}: {owner.rpartition('.')[2]} has no such setting; {hint}"
+
+
+def beside_class_path(name: str, given: str | None) -> str:
+    """About a mapping with class_path and keys other than init_args: it counts as a mapping of settings."""
+    try:
+        stray = [key for key in ast.literal_eval(given or "") if key not in ("class_path", "init_args", "dict_kwargs")]
+    except (ValueError, SyntaxError, TypeError):
+        stray = []
+    homes = [home for key in stray for home in _homes().get(key, []) if not home.startswith(name)]
+    hint = f"did you mean {join_or(homes[:3])}?" if homes else f"put it into {name}.init_args"
+    which = " and ".join(stray) or "a setting"
+    return f"{name}: {which} cannot stand beside class_path; {hint}"
+
+
+def _hint(name: str, command: str | None, known: Sequence[str], dashes: str = "") -> str:
+    from lit_fed.command.roots import PARTS
+
+    if known:  # a command that does not run what it is told
+        meant = close(name, known)
+        return f"did you mean --{meant}?" if meant else f"lit-fed {command} takes --{', --'.join(known)}"
+    homes = _homes()
+    full = [home for places in homes.values() for home in places]
+    begun = [home for home in full if name and home.startswith(name)]
+    sections = ["trainer", *PARTS, "ckpt_path", "config"]
+    last = name.rpartition(".")[2]
+    if last in LIGHTNING and last not in homes:
+        return f"here it is {LIGHTNING[last]}"
+    found = homes.get(last) or begun or get_close_matches(name, [*full, *sections], n=1)
+    found = [home for home in found if home != name]
+    return (
+        f"did you mean {join_or([dashes + home for home in found[:3]])}?" if found else f"see lit-fed {command} --help"
+    )
+
+
+def _owners(name: str) -> list[type]:
+    """The classes with a setting of this name at this place."""
+    from lit_fed.command.roots import PLACES
+
+    place, _, last = name.rpartition(".")
+    return [cls for cls in _every_class(PLACES.get(place, ())) if last in _settings(cls)]
+
+
+@cache
+def _homes() -> dict[str, list[str]]:
+    """Where each setting belongs: the full keys by the last part of the key."""
+    from lit_fed.command.roots import PLACES
+
+    homes: dict[str, list[str]] = {}
+    for place, bases in PLACES.items():
+        for name in dict.fromkeys(name for cls in _every_class(bases) for name in _settings(cls)):
+            homes.setdefault(name, []).append(f"{place}.{name}")
+    return homes
+
+
+def settings_of_classes() -> list[str]:
+    """The full keys of all settings of the parts of a run."""
+    return sorted(home for places in _homes().values() for home in places)
+
+
+# ---------------------------------------------------------------------- classes
+
+
+def classes_in(text: str) -> list[type]:
+    """The classes whose import paths a type mentions; of a callable, those that it returns."""
+    text = re.sub(r"Callable\[\[[^\]]*\], ", "", text)
+    paths = [path for path in re.findall(r"(?:\w+\.)+\w+", text) if not path.startswith(("typing.", "collections."))]
+    return [found for path in paths if (found := _import(path)) is not None]
+
+
+def subclasses(bases: Sequence[type]) -> list[type]:
+    """The classes that derive from others, as far as they are public and can be made; failing that, themselves."""
+    found = [cls for cls in _every_class(bases) if not (cls.__name__.startswith("_") or inspect.isabstract(cls))]
+    return [cls for cls in found if cls not in bases] or list(bases)
+
+
+def named_class(path: Any, bases: Sequence[type]) -> type | None:
+    """The class that a path, or the name of one that derives from the bases, stands for; None where it is none."""
+    if not isinstance(path, str):
+        return None
+    if "." not in path:
+        return next((cls for cls in _every_class(bases) if cls.__name__ == path), None)
+    try:
+        return _import(path)
+    except Exception:  # whatever a user's own module raises, the parser will tell
+        return None
+
+
+def no_class(path: str, bases: Sequence[type]) -> str:
+    """About something that is none of the classes it could be."""
+    kind = bases[0].__name__ if bases else "class"
+    what = f"{path} is no {kind}" if _import(path) else f"there is no {kind} named {path!r}"
+    if kind == "FederatedDataModule" and issubclass(_import(path) or object, LightningDataModule):
+        return f"{path} is a plain LightningDataModule; name Wrapped as the class, and {path} as its module"
+    if (meant := close_class(path, bases)) and meant != path:
+        return f"{what}; did you mean {meant}?"
+    listed = choices(bases)
+    return what + (listed or ("" if "." in path else "; a class of another package needs its full import path"))
+
+
+def choices(bases: Sequence[type]) -> str:
+    """The classes there are, where they are few."""
+    names = [cls.__name__ for cls in subclasses(bases) if not inspect.isabstract(cls)]
+    return f"; there {'is' if len(names) == 1 else 'are'} {', '.join(names)}" if 0 < len(names) <= _MOST else ""
+
+
+def close_class(path: str, bases: Sequence[type]) -> str:
+    """The class that a path most likely means."""
+    module, _, name = path.rpartition(".")
+    if meant := close(name, [cls.__name__ for cls in subclasses(bases) if cls.__name__ != path], 0.7):
+        return meant
+    try:
+        there = [name for name, value in vars(importlib.import_module(module)).items() if isinstance(value, type)]
+    except (ImportError, ValueError):
+        return ""
+    return f"{module}.{meant}" if (meant := close(name, there)) else ""
+
+
+def _import(path: str) -> type | None:
+    module, _, name = path.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError):
+        return None
+    return found if isinstance(found, type) else None
+
+
+def _every_class(bases: Iterable[type]) -> Iterator[type]:
+    """The bases and all that derive from them, but for what Lightning and the engine make for themselves."""
+    todo, seen = list(bases), set()
+    while todo:
+        found = todo.pop(0)
+        if found not in seen:
+            seen.add(found)
+            todo += type.__subclasses__(found)
+            if found in bases or not found.__module__.startswith(_INNER):
+                yield found
+
+
+def _settings(owner: type) -> list[str]:
+    """The names that a class can be configured with, its bases' included."""
+    names: dict[str, None] = {}
+    for cls in owner.__mro__:
+        if "__init__" not in vars(cls) or cls is object:
+            continue
+        try:
+            parameters = list(inspect.signature(vars(cls)["__init__"]).parameters.values())[1:]
+        except (TypeError, ValueError):
+            continue
+        names |= dict.fromkeys(p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            break  # this constructor hands nothing on to its bases
+    return [name for name in names if name != "params"]  # an optimizer's parameters come from the model

@@ -1,0 +1,373 @@
+"""Tables: measurements in CSV or Parquet files, a sample a row."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lit_fed.data.formats.columns import ENDINGS, Columns, Notation, is_table, read_columns
+from lit_fed.data.loaders.transforms import Normalize
+from lit_fed.data.partitions.csr import IntArray, held_out
+from lit_fed.data.partitions.partition import Natural, Partition
+from lit_fed.data.population.in_memory import Arrays, TensorDataModule
+from lit_fed.data.population.naming import in_order, numbered
+from lit_fed.data.population.new_inputs import NewInputs, is_arrays
+from lit_fed.data.population.targets import quantile_strata
+from lit_fed.data.population.views import viewed
+from lit_fed.data.remarks import is_hidden, remark, remark_left_out
+from lit_fed.errors import ConfigError
+from lit_fed.seeding import numpy_generator
+
+Kind = Literal["classes", "numbers"]
+_MANY_CLASSES = 100
+_NOBODY = ""  # the client of rows that are to be predicted on
+
+
+class _Rows(NamedTuple):
+    """A part of the table.
+
+    Args:
+        x: Features, shape (n, number of features).
+        y: Classes as texts, shape (n,), or numbers, shape (n,) or (n, k).
+        clients: The client of each, by name; None where there are none.
+    """
+
+    x: NDArray[np.float32]
+    y: NDArray[Any]
+    clients: list[str] | None
+
+
+class Table(TensorDataModule):
+    """Rows of a CSV or Parquet file, or of one such file a client: features, a target, and the client of each row.
+
+    The first row of a CSV file names the columns. Features are numbers; they are standardised by the mean and standard
+    deviation of the training rows of all clients together, which becomes part of the checkpoint's preprocessing. A
+    target that is a text or a whole number is a class, named by what the file calls it; classes count in the order of
+    their numbers, or of the alphabet. Other numbers are the targets of a regression.
+
+    Args:
+        path: The file, ``.csv``, ``.csv.gz`` or ``.parquet``; or a folder of them, one a client, named by the file.
+        target: The target's column, or several columns of numbers.
+        features: The features' columns; none given means all others.
+        client: The column that names each row's client; none given means files of a folder are the clients, and one
+            file knows none.
+        test_path: Rows to test on, a file or a folder like `path`; none given holds out `test_fraction`.
+        test_fraction: Share of every client's rows to test on (of all rows where there are no clients), where there is
+            no `test_path`.
+        kind: ``classes`` or ``numbers``, where whole numbers are no classes or the other way round.
+        strata: Sort the rows of a regression into so many strata by the first target, for partitions to cut by.
+        standardise: Shift and scale features; false leaves them as they are.
+        partition: How clients come about; none given means the file's own, `Natural`, or else `IID`.
+        kwargs: The population's other settings, see `FederatedDataModule`.
+
+    Raises:
+        ConfigError: A file or a column is missing, or a cell is not what it must be.
+
+    Note:
+        The mean and the standard deviation of everybody's rows are something that clients would have to share.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        target: str | list[str],
+        features: list[str] | None = None,
+        client: str | None = None,
+        test_path: str | None = None,
+        test_fraction: float = 0.2,
+        kind: Kind | None = None,
+        strata: int | None = None,
+        standardise: bool = True,
+        partition: Partition | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self._path, self._test_path = Path(path), None if test_path is None else Path(test_path)
+        if partition is None and (client is not None or self._path.is_dir()):
+            partition = Natural()
+        super().__init__(partition=partition, **kwargs)
+        if not 0 < test_fraction < 1:
+            raise ConfigError(f"data.test_fraction is {test_fraction}: it must be above 0 and below 1")
+        if strata is not None and strata < 1:
+            raise ConfigError(f"data.strata is {strata}: there must be at least 1 stratum")
+        self._target = [target] if isinstance(target, str) else list(target)
+        if not self._target or features == []:
+            raise ConfigError(f"data.{'features' if self._target else 'target'} is empty: name one column or more")
+        taken = [*self._target, *([client] if client is not None else [])]
+        if both := [name for name in features or [] if name in taken]:
+            raise ConfigError(f"data.features names {both[0]!r}, which is the target or the client: leave it out")
+        self._single, self._features_given, self._client = isinstance(target, str), features, client
+        self.test_fraction, self._kind_given, self._strata, self._standardise = test_fraction, kind, strata, standardise
+        self._found: tuple[_Rows, _Rows] | None = None
+        self._feature_names: list[str] = []
+        self._classes: list[str] | None = None
+        self._clients: list[str] | None = None
+        self._scale: tuple[list[float], list[float]] | None = None
+
+    # What is known without setup: the files are read once.
+
+    @property
+    def num_classes(self) -> int | None:
+        """The number of different targets of the training rows; None for a regression."""
+        self._rows()
+        return None if self._classes is None else len(self._classes)
+
+    @property
+    def class_names(self) -> list[str] | None:
+        """What the file calls the classes."""
+        self._rows()
+        return self._classes
+
+    @property
+    def feature_names(self) -> list[str]:
+        """The features' columns, in the order in which the network sees them."""
+        self._rows()
+        return self._feature_names
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """(number of features,)."""
+        return (len(self.feature_names),)
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """(num_classes,), or () for one real target and (k,) for k columns of them."""
+        if self.num_classes is not None:
+            return (self.num_classes,)
+        return () if self._single else (len(self._target),)
+
+    def own_clients(self) -> int | None:
+        """How many clients the training rows are of."""
+        self._rows()
+        return None if self._clients is None else len(self._clients)
+
+    def own_client_names(self) -> list[str] | None:
+        """What the file, or the names of the files, call the clients."""
+        self._rows()
+        return self._clients
+
+    def own_clients_are(self) -> tuple[str, str]:
+        """See `FederatedDataModule.own_clients_are`."""
+        if self._client is not None:
+            return f"data.client {self._client!r}", "leave data.client out and name data.features"
+        return f"data.path {self._path}, a folder with a file a client,", "join the files to one"
+
+    def normalization(self) -> Normalize:
+        """Standardise the features."""
+        self._rows()
+        assert self._scale is not None
+        return Normalize(*self._scale, max_value=1.0)
+
+    def load_arrays(self) -> Arrays:
+        """See `TensorDataModule.load_arrays`."""
+        train, test = self._rows()
+        names = self._classes
+        targets = [rows.y if names is None else numbered(rows.y.tolist(), names) for rows in (train, test)]
+        arrays = Arrays(train.x, targets[0], test.x, targets[1], source=str(self._path))
+        if self._strata is not None:
+            if self._classes is not None:
+                raise ConfigError("data.strata sorts real targets, and these are classes: leave it out")
+            first, second = (values.reshape(len(values), -1)[:, 0] for values in targets)
+            strata = quantile_strata(first, second, self._strata)
+            arrays = replace(arrays, strata_train=strata[0], strata_test=strata[1])
+        return replace(arrays, client_train=self._owners(train), client_test=self._owners(test))
+
+    def _owners(self, rows: _Rows) -> IntArray | None:
+        known = rows.clients is not None and self._clients is not None
+        return numbered(rows.clients or [], self._clients or []) if known else None
+
+    def new_inputs(self, path: Path) -> NewInputs:
+        """Rows of a file with the features' columns; where it has the target too, batches are (x, y)."""
+        if is_arrays(path):
+            return super().new_inputs(path)
+        columns = read_columns(path)
+        x = torch.from_numpy(self.read_features(columns, "data.features"))
+        if not set(self._target) <= columns.cells.keys():
+            return NewInputs(viewed(self._loader_of(x, torch.zeros(len(x))), lambda batch: batch[0]))
+        y = self._part(columns, _NOBODY, self._classes is not None).y
+        if self._classes is not None:
+            check_classes(y, self._classes, str(path))
+            return NewInputs(self._loader_of(x, torch.from_numpy(numbered(y.tolist(), self._classes))))
+        return NewInputs(self._loader_of(x, torch.from_numpy(y.astype(np.float32))))
+
+    # The files.
+
+    def _rows(self) -> tuple[_Rows, _Rows]:
+        """Training and test rows."""
+        if self._found is None:
+            self._found = self._read()
+        return self._found
+
+    def _read(self) -> tuple[_Rows, _Rows]:
+        files = self._files(self._path, "data.path")
+        first = files[0][0]
+        self._feature_names = self._features_of(first)
+        is_class = self._kind_given == "classes" or (self._kind_given is None and self._is_class([f for f, _ in files]))
+        if is_class and not self._single:
+            raise ConfigError(
+                f"data.target names {len(self._target)} columns, which makes a regression, and {first.path} has whole "
+                "numbers or texts there: name one column, or set data.kind to numbers"
+            )
+        whole = self._joined(files, is_class)
+        if self._test_path is None:
+            train, test = self._held_out(whole)
+        else:
+            train, test = whole, self._joined(self._files(self._test_path, "data.test_path"), is_class)
+        if is_class:
+            self._classes = self._classes_of(whole.y)
+            check_classes(test.y, self._classes, str(self._test_path))
+        self._clients = None if train.clients is None else in_order(train.clients)
+        if untrained := sorted({*(test.clients or [])} - {*(train.clients or [])}):
+            more = f" and {len(untrained) - 1} others" if len(untrained) > 1 else ""
+            remark(
+                f"{self._test_path} has rows of client {untrained[0]}{more} without training rows: they are in the "
+                "shared test set, and in no client's own"
+            )
+        self._scale = self._scale_of(train.x)
+        return train, test
+
+    def _files(self, path: Path, setting: str) -> list[tuple[Columns, str | None]]:
+        """The files with the client of each, where the file's name says."""
+        if not path.is_dir():
+            return [(read_columns(path), None)]
+        there = sorted(file for file in path.iterdir() if not is_hidden(file))
+        files = [file for file in there if is_table(file)]
+        if not files:
+            raise ConfigError(
+                f"{path} holds no {', '.join(ENDINGS)} file: set {setting} to a folder of them, one a client"
+            )
+        remark_left_out(path, [file for file in there if not is_table(file)], len(files), ENDINGS)
+        return [(read_columns(file), _owner(file)) for file in files]
+
+    def _features_of(self, columns: Columns) -> list[str]:
+        for name in self._target:
+            columns.raw(name, "data.target")
+        if self._client is not None:
+            columns.raw(self._client, "data.client")
+        taken = {*self._target, self._client}
+        found = self._features_given or [name for name in columns.cells if name not in taken]
+        if not found:
+            raise ConfigError(
+                f"{columns.path} has no column beside the target and the client: there is nothing to learn"
+            )
+        return found
+
+    def _is_class(self, files: list[Columns]) -> bool:
+        """Whether the target is a class, by how the files write it.
+
+        Raises:
+            ConfigError: They write some whole numbers as such and others with a point, which may be either.
+        """
+        if not self._single:
+            return False
+        name, found = self._target[0], dict[Notation, str]()
+        for columns in files:
+            for notation, row in columns.notations(name, "data.target").items():
+                cell = columns.raw(name, "data.target").tolist()[row]
+                found.setdefault(notation, f"{str(cell).strip()!r} in {columns.path}, {columns.place(row)}")
+        if found.keys() == {"whole", "decimal"}:
+            raise ConfigError(
+                f"{name} is {found['decimal']}, and {found['whole']}: write all as whole numbers, or set data.kind to "
+                "classes or to numbers"
+            )
+        return found.keys() == {"whole"} or "text" in found
+
+    def _classes_of(self, targets: NDArray[Any]) -> list[str]:
+        """The names of the classes, once it is plausible that they are such."""
+        found = in_order(targets.tolist())
+        if self._kind_given is None and len(found) > max(_MANY_CLASSES, len(targets) // 2):
+            raise ConfigError(
+                f"{self._path}: {self._target[0]} has {len(found)} different values in {len(targets)} rows, which are "
+                "hardly classes: set data.kind to numbers for a regression, or to classes if they are"
+            )
+        return found
+
+    def _joined(self, files: list[tuple[Columns, str | None]], is_class: bool) -> _Rows:
+        parts = [self._part(columns, owner, is_class) for columns, owner in files]
+        clients = [one for part in parts for one in part.clients or []]
+        return _Rows(
+            np.concatenate([part.x for part in parts]),
+            np.concatenate([part.y for part in parts]),
+            clients if parts[0].clients is not None else None,
+        )
+
+    def _part(self, columns: Columns, owner: str | None, is_class: bool) -> _Rows:
+        x = self.read_features(columns, "data.features")
+        if is_class:
+            y: NDArray[Any] = np.array(columns.texts(self._target[0], "data.target"), dtype=object)
+        else:
+            y = np.stack([columns.numbers(name, "data.target") for name in self._target], axis=1)
+            y = y[:, 0] if self._single else y
+        if self._client is not None and owner != _NOBODY:
+            return _Rows(x, y, columns.texts(self._client, "data.client"))
+        return _Rows(x, y, None if owner is None else [owner] * len(columns))
+
+    def read_features(self, columns: Columns, setting: str) -> NDArray[np.float32]:
+        """The features of a file's rows, as they are stored, shape (n, number of features).
+
+        Args:
+            columns: The file.
+            setting: What asks for them, for messages.
+
+        Raises:
+            ConfigError: A column is missing, or a cell is no number.
+        """
+        wide = np.stack([columns.numbers(name, setting) for name in self._feature_names], axis=1)
+        with np.errstate(over="ignore"):
+            return wide.astype(np.float32)
+
+    def _held_out(self, whole: _Rows) -> tuple[_Rows, _Rows]:
+        """Training rows, and a share of every client's to test on."""
+        names = [] if whole.clients is None else in_order(whole.clients)
+        owners = np.zeros(len(whole.x), dtype=np.int64) if not names else numbered(whole.clients or [], names)
+        generator = numpy_generator(self.seed, "table", "test")
+        test = held_out(owners, max(1, len(names)), self.test_fraction, generator)
+        if not test.any():
+            raise ConfigError(
+                f"{self._path} has too few rows to hold out {self.test_fraction:g} of every client's: raise "
+                "data.test_fraction or set data.test_path"
+            )
+        clients = whole.clients
+        parts = []
+        for chosen in (~test, test):
+            owned = None if clients is None else [clients[row] for row in np.flatnonzero(chosen).tolist()]
+            parts.append(_Rows(whole.x[chosen], whole.y[chosen], owned))
+        return parts[0], parts[1]
+
+    def _scale_of(self, x: NDArray[np.float32]) -> tuple[list[float], list[float]]:
+        """Mean and standard deviation of each feature; 0 and 1 where they are left as they are."""
+        width = x.shape[1]
+        if not self._standardise:
+            return [0.0] * width, [1.0] * width
+        wide = x.astype(np.float64)
+        deviation = wide.std(axis=0)
+        return wide.mean(axis=0).tolist(), np.where(deviation > 0, deviation, 1.0).tolist()
+
+
+def _owner(file: Path) -> str:
+    """The client that a file is named by."""
+    name = file.name
+    return name[: -len(next(ending for ending in (".csv.gz", ".csv", ".parquet") if name.lower().endswith(ending)))]
+
+
+def check_classes(targets: NDArray[Any], classes: list[str], where: str) -> None:
+    """Refuse a target that is none of the classes.
+
+    Args:
+        targets: What a file calls them, shape (n,).
+        classes: The classes' names.
+        where: The file, for messages.
+
+    Raises:
+        ConfigError: For the first such target.
+    """
+    known = set(classes)
+    if strange := next((one for one in targets.tolist() if one not in known), None):
+        raise ConfigError(
+            f"{where}: target {strange!r} is no class of the training rows, which have {', '.join(classes[:10])}"
+            f"{', …' if len(classes) > 10 else ''}: correct it"
+        )

@@ -1,0 +1,1 @@
+"""Batches: loaders, workers, transforms, images from files."""

@@ -1,0 +1,231 @@
+"""Batches from map-style data sets, prepared by worker processes that all clients share.
+
+One ``torch.utils.data.DataLoader`` with persistent workers serves every client: a client's loader merely tells it
+which samples come next. Starting processes for each client would cost more than most clients' training. Each sample
+travels with a random seed of its own, so that the pictures depend neither on the number of workers nor on which of
+them prepares what.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from lightning.fabric.utilities import move_data_to_device
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from lit_fed.data.loaders.tensor_loader import draw_order, sizes
+from lit_fed.data.partitions.csr import IntArray
+from lit_fed.errors import ConfigError
+from lit_fed.seeding import derive_seed
+
+
+class Key(NamedTuple):
+    """What a worker is asked for."""
+
+    part: str
+    """Which of the data sets."""
+    sample: int
+    """Its index there."""
+    seed: int
+    """Of every random number that its transforms draw."""
+    position: int | None
+    """What to hand out in place of all but the inputs; None to hand out the sample as it is."""
+
+
+class KeyedDataset(Dataset[Any]):
+    """Several data sets behind one: a key names the data set, the sample and the seed.
+
+    Args:
+        parts: Map-style data sets by name.
+    """
+
+    def __init__(self, parts: Mapping[str, Dataset[Any]]) -> None:
+        self._parts = dict(parts)
+
+    def __getitem__(self, key: Key) -> Any:
+        with isolated_randomness(key.seed):
+            sample = self._parts[key.part][key.sample]
+        if key.position is None:
+            return sample
+        if not isinstance(sample, tuple | list) or len(sample) < 2:
+            raise ConfigError(
+                f"a public set needs samples of (x, y), of which only x is handed out, not {type(sample).__name__}: "
+                "let the data set give pairs"
+            )
+        return sample[0], key.position
+
+
+class WorkerPool:
+    """The worker processes, started at the first batch and kept.
+
+    Args:
+        parts: Map-style data sets by name.
+        num_workers: Processes; 0 prepares the batches in the calling process.
+        pin_memory: Whether batches are meant for an accelerator.
+        collate: Makes a batch of a list of samples; None for PyTorch's way.
+    """
+
+    def __init__(
+        self,
+        parts: Mapping[str, Dataset[Any]],
+        num_workers: int,
+        pin_memory: bool = False,
+        collate: Callable[[list[Any]], Any] | None = None,
+    ) -> None:
+        self._plan = _Plan()
+        self._iterations = 0
+        self._loader: DataLoader[Any] = DataLoader(
+            KeyedDataset(parts),
+            batch_sampler=self._plan,
+            num_workers=num_workers,
+            persistent_workers=num_workers > 0,
+            pin_memory=pin_memory,
+            collate_fn=collate,
+            worker_init_fn=_leave_interrupts,
+            generator=torch.Generator(),  # of its own, or it would draw on the global one at every start
+        )
+
+    def batches(self, keys: Sequence[list[Key]]) -> Iterator[Any]:
+        """Prepare batches, one list of keys each.
+
+        Raises:
+            RuntimeError: Another iteration over the same workers began before this one ended.
+        """
+        self._iterations += 1
+        mine = self._iterations
+        self._plan.keys = keys
+        for batch in self._prepared():
+            yield batch
+            if mine != self._iterations:
+                raise RuntimeError(
+                    "two loaders that share their workers were iterated at the same time: finish one before the other"
+                )
+
+    def _prepared(self) -> Iterator[Any]:
+        try:
+            yield from self._loader
+        except ConfigError as error:
+            # From a worker it comes wrapped in that process's traceback; the user's line is the last one.
+            raise ConfigError(str(error).strip().splitlines()[-1].split("ConfigError: ")[-1]) from error
+
+
+def _leave_interrupts(worker: int) -> None:
+    """Ctrl-C reaches every process of a terminal: workers leave it to the one that they work for, which ends them."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.excepthook = _tell_unless_nobody_reads
+
+
+def _tell_unless_nobody_reads(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """A thread of multiprocessing's hands tensors over, and says so when the process that trains has gone."""
+    if not isinstance(error, ConnectionError | EOFError):
+        sys.__excepthook__(kind, error, trace)
+
+
+class _Plan(Sampler[list[Key]]):
+    """A batch sampler whose batches are set from outside."""
+
+    def __init__(self) -> None:
+        self.keys: Sequence[list[Key]] = ()
+
+    def __iter__(self) -> Iterator[list[Key]]:
+        return iter(self.keys)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+class WorkerLoader:
+    """Iterates over chosen samples in batches that a `WorkerPool` prepares.
+
+    Args:
+        pool: The workers.
+        part: Which of the pool's data sets.
+        indices: The samples, shape (n,).
+        batch_size: Samples per batch; the last batch may be smaller.
+        generator: A CPU generator to shuffle and to seed the transforms with; None keeps the order and seeds every
+            sample by its index.
+        finish: Applied to the inputs of a batch on the device: its first entry, or all of it where it has no entries.
+        device: Where batches go.
+        drop_last: Leave out the last batch where it is smaller than the others; data that do not fill a single batch
+            are kept.
+        unlabeled: Hand out the position in `indices` in place of the label.
+        fresh: Every batch is the first of a shuffle of its own, see `TensorLoader`.
+    """
+
+    def __init__(
+        self,
+        pool: WorkerPool,
+        part: str,
+        indices: IntArray,
+        batch_size: int,
+        generator: torch.Generator | None,
+        finish: Callable[[Any], Any],
+        device: torch.device,
+        drop_last: bool = False,
+        unlabeled: bool = False,
+        fresh: bool = False,
+    ) -> None:
+        self._pool, self._part, self._indices = pool, part, indices
+        self._generator, self._finish, self._device, self._unlabeled = generator, finish, device, unlabeled
+        self._fresh = fresh
+        self.batch_size, self.num_samples = sizes(len(indices), batch_size, drop_last, fresh)
+
+    def __len__(self) -> int:
+        return -(-self.num_samples // self.batch_size)
+
+    def __iter__(self) -> Iterator[Any]:
+        """One pass over the samples, in (x, y) batches where samples are (x, y)."""
+        if self.num_samples == 0:
+            return
+        for prepared in self._pool.batches(self._keys()):
+            batch = move_data_to_device(prepared, self._device)
+            if isinstance(batch, tuple | list):
+                yield (self._finish(batch[0]), *batch[1:])
+            else:
+                yield self._finish(batch)
+
+    def _keys(self) -> list[list[Key]]:
+        count, generator = self.num_samples, self._generator
+        if generator is None:
+            order = list(range(count))
+            indices = self._indices[:count].tolist()
+            seeds = [derive_seed(0, "sample", index) for index in indices]
+        else:
+            order = draw_order(len(self._indices), count, self.batch_size, self._fresh, generator).tolist()
+            indices = self._indices[order].tolist()
+            seeds = torch.randint(2**62, (count,), generator=generator).tolist()
+        keys = [
+            Key(self._part, index, seed, position if self._unlabeled else None)
+            for index, seed, position in zip(indices, seeds, order, strict=True)
+        ]
+        return [keys[start : start + self.batch_size] for start in range(0, count, self.batch_size)]
+
+
+@contextmanager
+def isolated_randomness(seed: int) -> Iterator[None]:
+    """Seed Python's, NumPy's and torch's CPU generators for a while, and put them back as they were.
+
+    Args:
+        seed: A non-negative integer below 2**63.
+    """
+    # Transforms of other packages draw from the global generators; ours must not be disturbed where no worker
+    # process separates them. torch.manual_seed would also reseed the accelerators. NumPy's legacy generator (NPY002) is
+    # the one that such transforms use.
+    python, legacy, cpu = random.getstate(), np.random.get_state(), torch.random.get_rng_state()  # noqa: NPY002
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(legacy)  # noqa: NPY002
+        torch.random.set_rng_state(cpu)

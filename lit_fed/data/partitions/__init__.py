@@ -1,0 +1,1 @@
+"""How samples are cut into clients."""

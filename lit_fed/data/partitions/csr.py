@@ -1,0 +1,174 @@
+"""Which sample belongs to which client, for any number of clients, in two integer arrays."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol as Interface
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_fed.errors import ConfigError
+
+IntArray = NDArray[np.int64]
+
+
+class ClientIndices(Interface):
+    """Anything that tells a client's sample indices: stored (`CSR`) or worked out on demand."""
+
+    def __len__(self) -> int:
+        """The number of clients."""
+        ...
+
+    def __getitem__(self, client_id: int) -> IntArray:
+        """The client's sample indices."""
+        ...
+
+
+@dataclass(frozen=True)
+class CSR:
+    """Compressed sparse rows: client ``k`` holds ``indices[offsets[k]:offsets[k + 1]]``.
+
+    Two arrays whatever the number of clients; a client's indices are a view, so looking one up costs the same among
+    ten clients and among a million.
+
+    Args:
+        indices: Sample indices, grouped by client, shape (total,).
+        offsets: Where each client begins, shape (num_clients + 1,).
+    """
+
+    indices: IntArray
+    offsets: IntArray
+
+    @classmethod
+    def from_owners(cls, indices: IntArray, owners: IntArray, num_clients: int) -> CSR:
+        """Group indices by their owner, keeping the order within each client.
+
+        Args:
+            indices: Sample indices, shape (n,).
+            owners: The client of each, shape (n,); a sample whose owner is not in 0 … num_clients − 1 is left out.
+            num_clients: The number of rows.
+        """
+        owned = (owners >= 0) & (owners < num_clients)
+        if not owned.all():
+            indices, owners = indices[owned], owners[owned]
+        order = np.argsort(owners, kind="stable")
+        sizes = np.bincount(owners, minlength=num_clients)
+        return cls(np.ascontiguousarray(indices[order], dtype=np.int64), offsets_of(sizes))
+
+    @classmethod
+    def from_sizes(cls, indices: IntArray, sizes: IntArray) -> CSR:
+        """Cut an array of indices into consecutive pieces, one a client."""
+        return cls(np.ascontiguousarray(indices, dtype=np.int64), offsets_of(sizes))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, client_id: int) -> IntArray:
+        start, stop = self.bounds(client_id)
+        return self.indices[start:stop]
+
+    def bounds(self, client_id: int) -> tuple[int, int]:
+        """The client's first position in `indices` and the one after its last.
+
+        Raises:
+            ConfigError: There is no such client.
+        """
+        if not 0 <= client_id < len(self.offsets) - 1:
+            raise ConfigError(
+                f"client {client_id} does not exist: there are {len(self)} clients, numbered from 0; "
+                "ask for one of those or raise data.num_clients"
+            )
+        return self.offsets.item(client_id), self.offsets.item(client_id + 1)
+
+    def size(self, client_id: int) -> int:
+        """The number of samples of one client."""
+        start, stop = self.bounds(client_id)
+        return stop - start
+
+    @property
+    def sizes(self) -> IntArray:
+        """The number of samples of every client, shape (num_clients,)."""
+        return np.diff(self.offsets)
+
+    def owners(self) -> IntArray:
+        """The client of each entry of `indices`."""
+        return np.repeat(np.arange(len(self), dtype=np.int64), self.sizes)
+
+    def through(self, index_map: IntArray) -> CSR:
+        """The same rows with every index ``i`` replaced by ``index_map[i]``."""
+        return CSR(index_map[self.indices], self.offsets)
+
+    def only(self, rows: list[int]) -> CSR:
+        """As many rows, all empty but some.
+
+        Args:
+            rows: Those that stay, ascending.
+        """
+        sizes = np.zeros(len(self), dtype=np.int64)
+        sizes[rows] = self.sizes[rows]
+        return CSR.from_sizes(np.concatenate([self.indices[:0], *(self[row] for row in rows)]), sizes)
+
+    def histogram(self, labels: IntArray, num_classes: int) -> IntArray:
+        """Samples per client and class, shape (num_clients, num_classes)."""
+        cells = self.owners() * num_classes + labels[self.indices]
+        return np.bincount(cells, minlength=len(self) * num_classes).reshape(len(self), num_classes)
+
+    def hold_out(self, fractions: Iterable[float], generator: np.random.Generator) -> list[CSR]:
+        """Take random parts out of every client's samples, in one sweep over all clients.
+
+        Args:
+            fractions: The share of each part; a client with n samples gives ⌊fraction·n⌋ of them.
+            generator: The source of the random choice.
+
+        Returns:
+            One CSR a fraction, and last what remains, each in the original order within a client.
+        """
+        owners, sizes = self.owners(), self.sizes
+        shuffled = np.lexsort((generator.random(len(self.indices)), owners))
+        rank = np.empty(len(self.indices), dtype=np.int64)
+        rank[shuffled] = np.arange(len(self.indices)) - np.repeat(self.offsets[:-1], sizes)
+        parts = []
+        start = np.zeros(len(self), dtype=np.int64)
+        for fraction in fractions:
+            # A hair above, so that 0.29·100 = 28.999… gives 29.
+            stop = start + np.floor(fraction * sizes + 1e-9).astype(np.int64)
+            chosen = (rank >= start[owners]) & (rank < stop[owners])
+            parts.append(CSR.from_sizes(self.indices[chosen], stop - start))
+            start = stop
+        parts.append(CSR.from_sizes(self.indices[rank >= start[owners]], sizes - start))
+        return parts
+
+
+def held_out(owners: IntArray, count: int, fraction: float, generator: np.random.Generator) -> NDArray[np.bool_]:
+    """Which samples are among a random share of each owner's, shape (n,).
+
+    Args:
+        owners: The owner of each sample, counted from 0, shape (n,).
+        count: How many owners there are.
+        fraction: The share; an owner with n samples gives ⌊fraction·n⌋ of them.
+        generator: The source of the random choice.
+    """
+    everything = CSR.from_owners(np.arange(len(owners)), owners, count)
+    chosen, _ = everything.hold_out((fraction,), generator)
+    found = np.zeros(len(owners), dtype=bool)
+    found[chosen.indices] = True
+    return found
+
+
+def offsets_of(sizes: IntArray) -> IntArray:
+    """Row starts from row sizes: (n,) to (n + 1,)."""
+    offsets = np.zeros(len(sizes) + 1, dtype=np.int64)
+    np.cumsum(sizes, out=offsets[1:])
+    return offsets
+
+
+def sha256_of(arrays: Iterable[IntArray]) -> str:
+    """The SHA-256 of integer arrays, as hexadecimal digits, the same on every platform."""
+    digest = hashlib.sha256()
+    for array in arrays:
+        digest.update(np.int64(len(array)).astype("<i8").tobytes())
+        digest.update(np.ascontiguousarray(array, dtype="<i8").tobytes())
+    return digest.hexdigest()

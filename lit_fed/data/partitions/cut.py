@@ -1,0 +1,335 @@
+"""What must be known of a data set to cut it into clients, and the population that the cut gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from lit_fed.data.partitions.csr import CSR, ClientIndices, IntArray, sha256_of
+from lit_fed.data.partitions.partition import Partition, Samples, class_index, equal_sizes
+from lit_fed.data.remarks import remark
+from lit_fed.errors import ConfigError
+from lit_fed.seeding import derive_seed, numpy_generator
+
+
+@dataclass(frozen=True)
+class Strata:
+    """What a data set tells of its samples, for partitions to cut by.
+
+    Args:
+        train: Stratum of each training sample, counted from 0, shape (n,): its class where the data set has classes,
+            else anything by which clients may differ, such as a quantile of the target. None where there is nothing.
+        test: The same for the test samples, shape (m,).
+        train_size: The number of training samples, n.
+        test_size: The number of test samples, m.
+        train_clients: The data set's own client of each training sample, shape (n,), where it has one.
+        test_clients: The same for the test samples, shape (m,).
+        source: The file or data set that this is from, for error messages.
+        val: The same for the samples of a validation set of its own, which are numbered after the training samples.
+        val_size: The number of these; 0 where there is no such set.
+        val_clients: The data set's own client of each of these.
+    """
+
+    train: IntArray | None
+    test: IntArray | None
+    train_size: int
+    test_size: int
+    train_clients: IntArray | None = None
+    test_clients: IntArray | None = None
+    source: str = "the data set"
+    val: IntArray | None = None
+    val_size: int = 0
+    val_clients: IntArray | None = None
+
+    def checked(self, num_classes: int | None) -> Strata:
+        """The same with strata in int64, after checking that everything fits together.
+
+        Args:
+            num_classes: Strata are classes, and there are so many; None where they are not.
+
+        Raises:
+            ConfigError: A stratum is out of range, or arrays differ in length.
+        """
+        kind = "strata" if num_classes is None else "labels"
+        train = _checked(self.train, self.train_size, num_classes, f"training {kind} of {self.source}")
+        test = _checked(self.test, self.test_size, num_classes, f"test {kind} of {self.source}")
+        val = _checked(self.val, self.val_size, num_classes, f"validation {kind} of {self.source}")
+        for own, size in (
+            (self.train_clients, self.train_size),
+            (self.test_clients, self.test_size),
+            (self.val_clients, self.val_size),
+        ):
+            if own is not None and len(own) != size:
+                raise ConfigError(f"{self.source}: {len(own)} client ids for {size} samples: give one each")
+        return replace(self, train=train, test=test, val=val)
+
+    def train_samples(self, indices: IntArray) -> Samples:
+        """Some of the training samples."""
+        strata, clients = _take(self.train, indices), _take(self.train_clients, indices)
+        return Samples(len(indices), strata, clients, self.source, indices, self.train_size)
+
+    def test_samples(self, indices: IntArray) -> Samples:
+        """Some of the test samples."""
+        return Samples(len(indices), _take(self.test, indices), _take(self.test_clients, indices), self.source)
+
+    def val_samples(self) -> Samples:
+        """The validation set of its own."""
+        return Samples(self.val_size, self.val, self.val_clients, self.source)
+
+
+@dataclass(frozen=True)
+class CutSettings:
+    """The settings that decide a cut; see `FederatedDataModule`."""
+
+    num_clients: int
+    seed: int
+    val_fraction: float
+    calibration_fraction: float
+    public_size: int
+    stratified_public: bool
+    max_train_samples: int | None
+    max_test_samples: int | None
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The population after `setup`: sample indices in the data set's own numbering.
+
+    Args:
+        train: What each client trains on.
+        val: What each holds out to validate on.
+        calibration: What each holds out for calibration.
+        test: The test samples that match each client's, as positions in `shared_test`.
+        public: The public set.
+        shared_val: What all clients hold out to validate on.
+        shared_test: The test samples in use.
+        strata: The stratum of each training sample, and of each of a validation set of its own; −1 where its client is
+            not here.
+        sha256: Of the whole population's rows, whoever is here.
+        clients: Who is here; None for everybody.
+        own_val: Whether the validation set is the data set's own.
+    """
+
+    train: CSR
+    val: CSR
+    calibration: CSR
+    test: ClientIndices
+    public: IntArray
+    shared_val: IntArray
+    shared_test: IntArray
+    strata: IntArray | None
+    sha256: str | None = None
+    clients: frozenset[int] | None = None
+    own_val: bool = False
+
+    def check(self, client_id: int) -> None:
+        """Refuse a client whose data are not here.
+
+        Raises:
+            ConfigError: The client is not here, or does not exist.
+        """
+        if self.clients is not None and client_id not in self.clients:
+            self.train.bounds(client_id)  # says so where there is no such client at all
+            raise ConfigError(f"client {client_id}'s data are not here: setup was asked for {named(self.clients)}")
+
+    def digest(self) -> str:
+        """The SHA-256 of the training, validation and calibration rows and of the public set."""
+        if self.sha256 is not None:
+            return self.sha256
+        rows = [array for csr in (self.train, self.val, self.calibration) for array in (csr.indices, csr.offsets)]
+        return sha256_of([*rows, self.public])
+
+    def fingerprint(self, client_id: int) -> str:
+        """The SHA-256 of one client's training, validation and calibration indices."""
+        return sha256_of([csr[client_id] for csr in (self.train, self.val, self.calibration)])
+
+    def only(self, clients: Iterable[int]) -> Cut:
+        """The same population, of which only some clients are here."""
+        present = sorted(set(clients))
+        for client_id in present:
+            self.train.bounds(client_id)
+        train, val, calibration = (csr.only(present) for csr in (self.train, self.val, self.calibration))
+        test = [self.test[client_id] for client_id in present]
+        sizes = np.zeros(len(self.train), dtype=np.int64)
+        sizes[present] = [len(indices) for indices in test]
+        strata = None
+        if self.strata is not None:
+            known = np.concatenate([train.indices, val.indices, calibration.indices, self.public])
+            strata = np.full_like(self.strata, -1)
+            strata[known] = self.strata[known]
+        return replace(
+            self,
+            train=train,
+            val=val,
+            calibration=calibration,
+            test=CSR.from_sizes(np.concatenate([self.shared_test[:0], *test]), sizes),
+            shared_val=self.shared_val[:0],
+            strata=strata,
+            sha256=self.digest(),
+            clients=frozenset(present),
+        )
+
+
+def cut_population(strata: Strata, partition: Partition, settings: CutSettings) -> Cut:
+    """Choose the samples, set the public ones aside, and cut the rest into clients.
+
+    Args:
+        strata: What is known of the samples, checked.
+        partition: How they are cut.
+        settings: How many clients, and what is held out.
+
+    Raises:
+        ConfigError: The samples cannot be cut as the settings say.
+    """
+    seed = settings.seed
+    pool = _subset(strata.train_size, settings.max_train_samples, seed, "train")
+    public, pool = _take_public(pool, strata, settings)
+    train_samples = strata.train_samples(pool)
+    cut = partition(train_samples, settings.num_clients, seed)
+    shared_test = _subset(strata.test_size, settings.max_test_samples, seed, "test")
+    test = partition.split_test(cut, train_samples, strata.test_samples(shared_test), seed)
+    fractions = (settings.val_fraction, settings.calibration_fraction)
+    val, calibration, train = cut.hold_out(fractions, numpy_generator(seed, "data", "hold-out"))
+    check_held_out(cut.sizes, train.sizes, *fractions, range(len(cut)))
+    val = val.through(pool)
+    if strata.val_size:
+        if settings.val_fraction:
+            raise ConfigError(
+                f"data.val_fraction is {settings.val_fraction}, and {strata.source} has {strata.val_size} validation "
+                "samples of its own: set it to 0"
+            )
+        matched = partition.split_test(cut, train_samples, strata.val_samples(), derive_seed(seed, "data", "own-val"))
+        rows = [matched[client_id] for client_id in range(len(cut))]
+        val = CSR.from_sizes(np.concatenate(rows) + strata.train_size, np.array([len(row) for row in rows]))
+    return Cut(
+        train=train.through(pool),
+        val=val,
+        calibration=calibration.through(pool),
+        test=test,
+        public=public,
+        shared_val=np.unique(val.indices) if not strata.val_size else strata.train_size + np.arange(strata.val_size),
+        shared_test=shared_test,
+        strata=_joined(strata),
+        own_val=bool(strata.val_size),
+    )
+
+
+def check_held_out(
+    whole: IntArray, left: IntArray, val_fraction: float, calibration_fraction: float, clients: Sequence[int]
+) -> None:
+    """Refuse fractions that leave a client nothing to train on, and say where they leave a single sample.
+
+    Args:
+        whole: The samples of each client, shape (n,).
+        left: Those it trains on, shape (n,).
+        val_fraction: Of the data.
+        calibration_fraction: Of the method.
+        clients: Who they are, n.
+
+    Raises:
+        ConfigError: In one line with the fractions.
+    """
+    fractions = f"data.val_fraction {val_fraction:g} and algorithm.calibration_fraction {calibration_fraction:g} leave"
+    if len(bare := np.flatnonzero((whole > 0) & (left == 0))):
+        raise ConfigError(
+            f"{fractions} client {clients[bare[0]]} none of its {whole[bare[0]]} samples to train on: lower them"
+        )
+    if len(poor := np.flatnonzero((whole > 1) & (left == 1))):
+        others = f" and {len(poor) - 1} other clients" if len(poor) > 1 else ""
+        remark(f"{fractions} client {clients[poor[0]]}{others} one sample to train on, of {whole[poor[0]]}")
+
+
+def named(clients: Iterable[int]) -> str:
+    """Clients for a message: the first few."""
+    ids = sorted(clients)
+    if not ids:
+        return "no client"
+    shown = ", ".join(str(client_id) for client_id in ids[:8])
+    return f"client{'s' if len(ids) > 1 else ''} {shown}{', …' if len(ids) > 8 else ''}"
+
+
+def _joined(strata: Strata) -> IntArray | None:
+    """The strata of training samples and of a validation set, in the order of their numbers."""
+    if strata.train is None or not strata.val_size:
+        return strata.train
+    return np.concatenate([strata.train, np.full(strata.val_size, -1) if strata.val is None else strata.val])
+
+
+def _take(array: IntArray | None, indices: IntArray) -> IntArray | None:
+    return None if array is None else array[indices]
+
+
+def _subset(available: int, most: int | None, seed: int, purpose: str) -> IntArray:
+    """All indices, or a random choice, ascending."""
+    if most is None or most >= available:
+        return np.arange(available, dtype=np.int64)
+    chosen = numpy_generator(seed, "data", "subset", purpose).choice(available, most, replace=False)
+    return np.sort(chosen).astype(np.int64)
+
+
+def _take_public(pool: IntArray, strata: Strata, settings: CutSettings) -> tuple[IntArray, IntArray]:
+    """Set the public samples aside: (public, rest)."""
+    size = settings.public_size
+    if size == 0:
+        return pool[:0], pool
+    if size >= len(pool):
+        raise ConfigError(
+            f"algorithm.public_size {size} leaves none of the {len(pool)} training samples to the clients: lower it"
+        )
+    generator = numpy_generator(settings.seed, "data", "public")
+    if settings.stratified_public:
+        chosen = _of_every_class(_take(strata.train, pool), size, generator)
+    else:
+        chosen = generator.choice(len(pool), size, replace=False)
+    taken = np.zeros(len(pool), dtype=bool)
+    taken[chosen] = True
+    return pool[taken], pool[~taken]
+
+
+def _of_every_class(labels: IntArray | None, size: int, generator: np.random.Generator) -> IntArray:
+    """Positions of so many samples, of every class as many as of the others, the first ones more by one at most.
+
+    Raises:
+        ConfigError: There are no classes, or a class has too few samples.
+    """
+    if labels is None:
+        raise ConfigError("data.stratified_public is true, but the samples have no classes: set it to false")
+    by_class = class_index(labels, 1 + int(labels.max()))
+    chosen = []
+    for label, quota in enumerate(equal_sizes(size, len(by_class))):
+        if quota > len(by_class[label]):
+            raise ConfigError(
+                f"algorithm.public_size {size} with data.stratified_public needs {quota} samples of class {label}, "
+                f"which has {len(by_class[label])}: lower algorithm.public_size, or set data.stratified_public to false"
+            )
+        chosen.append(generator.choice(by_class[label], int(quota), replace=False))
+    return np.concatenate(chosen)
+
+
+def _checked(strata: IntArray | None, size: int, num_classes: int | None, what: str) -> IntArray | None:
+    """The strata as int64, in 0 … num_classes − 1.
+
+    Raises:
+        ConfigError: There are none, or one is out of range.
+    """
+    if strata is None:
+        return None
+    array = np.asarray(strata)
+    if array.ndim != 1 or len(array) == 0 or array.dtype.kind not in "iu":
+        hint = "; real numbers are targets of a set with num_classes None" if array.dtype.kind == "f" else ""
+        raise ConfigError(
+            f"{what}: expected a list of integers, one per sample, found shape {array.shape} of {array.dtype}{hint}"
+        )
+    if len(array) != size:
+        raise ConfigError(f"{what}: found {len(array)} for {size} samples: give one each")
+    if num_classes is None:
+        wrong, bounds, remedy = np.flatnonzero(array < 0), "0 or more", "count strata from 0"
+    else:
+        wrong = np.flatnonzero((array < 0) | (array >= num_classes))
+        bounds, remedy = f"in 0 … {num_classes - 1}", "correct the file or the number of classes"
+    if len(wrong):
+        word = "stratum" if num_classes is None else "label"
+        raise ConfigError(f"{what}: {word} {array[wrong[0]]} of sample {wrong[0]} is not {bounds}: {remedy}")
+    return array.astype(np.int64)

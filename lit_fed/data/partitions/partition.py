@@ -1,0 +1,375 @@
+"""Partitions: how one data set becomes many clients'.
+
+A `Partition` is a function of (samples, number of clients, seed), stateless and without side effects, and vectorised:
+100,000 clients are cut in one sweep. To write one, subclass `Partition` and implement `assign`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_fed.data.partitions.csr import CSR, ClientIndices, IntArray
+from lit_fed.errors import ConfigError
+from lit_fed.seeding import numpy_generator
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What a partition may know of the samples that it cuts: how many there are, and what a data set tells of each.
+
+    Args:
+        size: The number of samples, n.
+        strata: The class of each sample, or another stratum, counted from 0, shape (n,), where the data set has any.
+        clients: The data set's own client of each sample, counted from 0, shape (n,), where it has one.
+        source: Where the samples are from, for error messages.
+        numbers: The data set's own number of each sample, ascending, shape (n,); None where it is its position.
+        total: How many samples the data set has, of which these are some; None where these are all.
+    """
+
+    size: int
+    strata: IntArray | None = None
+    clients: IntArray | None = None
+    source: str = "the data set"
+    numbers: IntArray | None = None
+    total: int | None = None
+
+    @classmethod
+    def of(cls, strata: IntArray, clients: IntArray | None = None) -> Samples:
+        """Samples with a stratum each."""
+        return cls(len(strata), np.asarray(strata, dtype=np.int64), clients)
+
+    def strata_for(self, partition: Partition) -> IntArray:
+        """The stratum of each sample, for a partition that cannot do without.
+
+        Raises:
+            ConfigError: There are none.
+        """
+        if self.strata is None:
+            raise ConfigError(
+                f"partition {type(partition).__name__} needs the class (or another stratum) of each sample, which "
+                f"{self.source} does not tell: choose IID, Quantity or Natural, or a data set with strata"
+            )
+        return self.strata
+
+
+class Partition(ABC):
+    """Cuts training samples into clients, and test samples to match.
+
+    Every random choice derives from the seed that is passed in.
+    """
+
+    keeps_clients = False
+    """Whether clients are the data set's own (`Samples.clients`); other partitions are refused where it has some."""
+
+    def __call__(self, samples: Samples, num_clients: int, seed: int) -> CSR:
+        """Cut the samples.
+
+        Args:
+            samples: What is known of the training samples.
+            num_clients: How many clients to make.
+            seed: The partition's seed.
+
+        Returns:
+            Positions in the samples, by client. Every client holds at least one.
+
+        Raises:
+            ConfigError: The samples cannot be cut like that.
+        """
+        if num_clients < 1:
+            raise ConfigError(f"data.num_clients is {num_clients}: a population needs at least 1 client")
+        if samples.size < num_clients:
+            raise ConfigError(
+                f"{samples.size} training samples cannot be shared among {num_clients} clients: "
+                "lower data.num_clients, algorithm.public_size or use a larger data set"
+            )
+        strata = samples.strata
+        if strata is not None and strata.min() < 0:
+            position = int(strata.argmin())
+            raise ConfigError(f"label {strata[position]} of sample {position} is negative: count classes from 0")
+        return self.assign(samples, num_clients, seed)
+
+    @abstractmethod
+    def assign(self, samples: Samples, num_clients: int, seed: int) -> CSR:
+        """Cut the samples; the arguments have been checked. See `__call__`."""
+
+    def count(self, own: Callable[[], int | None]) -> int | None:
+        """How many clients it makes where nobody says how many; None leaves that to the data module.
+
+        Args:
+            own: Tells how many clients the data set itself knows, maybe by reading it.
+        """
+        del own
+        return None
+
+    def split_test(self, train: CSR, train_samples: Samples, test_samples: Samples, seed: int) -> ClientIndices:
+        """Give each client test samples that match its training samples.
+
+        The default draws per stratum min(training samples of the client, test samples of the stratum) random test
+        samples without repetition; clients may share test samples. It is the test split that the public code of FedDr+
+        makes for its Dirichlet partition. Samples without strata are one stratum.
+
+        Args:
+            train: What `__call__` returned.
+            train_samples: What was cut.
+            test_samples: What is known of the test samples.
+            seed: The partition's seed.
+
+        Returns:
+            Positions in the test samples, by client.
+        """
+        train_strata, test_strata = train_samples.strata, test_samples.strata
+        if train_strata is None or test_strata is None:
+            train_strata, test_strata = (np.zeros(s.size, dtype=np.int64) for s in (train_samples, test_samples))
+        return MatchedTestSplit(train, train_strata, test_strata, seed)
+
+    def __repr__(self) -> str:
+        settings = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({settings})"
+
+
+class MatchedTestSplit:
+    """Per class min(n_train of the client, test samples of the class) random test samples, drawn when asked for.
+
+    Nothing is stored per client: the choice is a function of (seed, client).
+
+    Args:
+        train: The clients' training samples.
+        train_labels: Their labels, shape (n,).
+        test_labels: Class of each test sample, shape (m,).
+        seed: The partition's seed.
+    """
+
+    def __init__(self, train: CSR, train_labels: IntArray, test_labels: IntArray, seed: int) -> None:
+        self._train, self._train_labels, self._seed = train, np.asarray(train_labels), seed
+        self._num_classes = 1 + int(max(self._train_labels.max(initial=0), test_labels.max(initial=0)))
+        self._by_class = class_index(np.asarray(test_labels), self._num_classes)
+
+    def __len__(self) -> int:
+        return len(self._train)
+
+    def __getitem__(self, client_id: int) -> IntArray:
+        """The client's test samples, ascending."""
+        generator = numpy_generator(self._seed, "partition", "test", client_id)
+        held = np.bincount(self._train_labels[self._train[client_id]], minlength=self._num_classes)
+        parts = []
+        for label in np.flatnonzero(held):
+            pool = self._by_class[int(label)]
+            parts.append(pool[generator.choice(len(pool), min(int(held[label]), len(pool)), replace=False)])
+        return np.sort(np.concatenate(parts)) if parts else np.empty(0, dtype=np.int64)
+
+
+class IID(Partition):
+    """Shuffle all samples and deal them out in equal parts; sizes differ by at most one.
+
+    The test samples are dealt out the same way, in disjoint parts.
+    """
+
+    def assign(self, samples: Samples, num_clients: int, seed: int) -> CSR:
+        """See `Partition.__call__`."""
+        return _deal(samples.size, num_clients, numpy_generator(seed, "partition", "iid"))
+
+    def split_test(self, train: CSR, train_samples: Samples, test_samples: Samples, seed: int) -> ClientIndices:
+        """See `Partition.split_test`; with fewer test samples than clients some clients get none."""
+        return _deal(test_samples.size, len(train), numpy_generator(seed, "partition", "iid", "test"))
+
+
+class UnequalSizes(Partition):
+    """Clients hold random samples, but unequally many; the shares are drawn anew until nobody has too few.
+
+    Args:
+        min_samples: The fewest training samples a client may hold.
+        max_retries: How many times to draw before giving up.
+    """
+
+    setting: str
+    """The setting that says how unequal they are."""
+    remedy: str
+    """What to do to it where a client has too few."""
+
+    def __init__(self, min_samples: int = 10, max_retries: int = 1000) -> None:
+        self.min_samples, self.max_retries = min_samples, max_retries
+
+    @abstractmethod
+    def shares(self, num_clients: int, generator: np.random.Generator) -> NDArray[np.float64]:
+        """Shares of the samples, not negative, that sum to 1, shape (num_clients,)."""
+
+    def assign(self, samples: Samples, num_clients: int, seed: int) -> CSR:
+        """See `Partition.__call__`.
+
+        Raises:
+            ConfigError: No draw gave every client `min_samples`.
+        """
+        name = type(self).__name__
+        check_enough(name, self.min_samples, num_clients, samples.size)
+        generator = numpy_generator(seed, "partition", name.lower())
+        smallest = 0
+        for _ in range(self.max_retries):
+            shares = self.shares(num_clients, generator)
+            if not shares.sum() > 0:  # a tiny α underflows
+                continue
+            cuts = (np.cumsum(shares) * samples.size).astype(np.int64)[:-1]
+            sizes = np.diff(cuts, prepend=0, append=samples.size)
+            if sizes.min() >= self.min_samples:
+                return CSR.from_sizes(generator.permutation(samples.size), sizes)
+            smallest = max(smallest, int(sizes.min()))
+        drawn = f"{name}({self.setting}={getattr(self, self.setting)})"
+        remedy = f"{self.remedy} partition.{self.setting}"
+        raise ConfigError(too_few(drawn, remedy, num_clients, self.min_samples, self.max_retries, smallest))
+
+
+class Quantity(UnequalSizes):
+    """Clients hold random samples, but unequally many: q ~ Dir(α·1_N), and client k gets the share q_k of them.
+
+    The shares are drawn anew until the smallest client holds at least `min_samples`. The smaller α, the more unequal
+    the sizes. Nothing need be known of the samples.
+
+    Li et al., "Federated Learning on Non-IID Data Silos: An Experimental Study", ICDE 2022, arXiv:2102.02079
+    (its quantity skew).
+
+    Args:
+        alpha: α > 0, the concentration.
+        min_samples: The fewest training samples a client may hold.
+        max_retries: How many times to draw before giving up.
+    """
+
+    setting, remedy = "alpha", "raise"
+
+    def __init__(self, alpha: float = 0.5, min_samples: int = 10, max_retries: int = 1000) -> None:
+        check_draws("Quantity", alpha, min_samples, max_retries)
+        self.alpha = alpha
+        super().__init__(min_samples, max_retries)
+
+    def shares(self, num_clients: int, generator: np.random.Generator) -> NDArray[np.float64]:
+        """Dirichlet."""
+        return generator.dirichlet(np.full(num_clients, self.alpha))
+
+
+class LogNormal(UnequalSizes):
+    """Clients hold random samples, but unequally many: client k's share is in proportion to exp(σ·z_k), z_k ~ N(0, 1).
+
+    The shares are drawn anew until the smallest client holds at least `min_samples`. With σ = 0 all are equal, give or
+    take one sample. Nothing need be known of the samples.
+
+    Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021, arXiv:2111.04263 (unbalanced data).
+
+    Args:
+        sigma: σ ≥ 0, the standard deviation of the logarithm of a client's size.
+        min_samples: The fewest training samples a client may hold.
+        max_retries: How many times to draw before giving up.
+    """
+
+    setting, remedy = "sigma", "lower"
+
+    def __init__(self, sigma: float = 1.0, min_samples: int = 10, max_retries: int = 1000) -> None:
+        if not (np.isfinite(sigma) and sigma >= 0):
+            raise ConfigError(f"LogNormal.sigma is {sigma}: it must be a number, 0 or more")
+        check_draws("LogNormal", 1.0, min_samples, max_retries)
+        self.sigma = sigma
+        super().__init__(min_samples, max_retries)
+
+    def shares(self, num_clients: int, generator: np.random.Generator) -> NDArray[np.float64]:
+        """Log-normal."""
+        logarithms = self.sigma * generator.standard_normal(num_clients)
+        sizes = np.exp(logarithms - logarithms.max())  # the largest is 1: none overflows
+        found: NDArray[np.float64] = sizes / sizes.sum()
+        return found
+
+
+class Natural(Partition):
+    """The data set's own clients: the writer, the phone, the person who recorded the sample.
+
+    With fewer `num_clients` than the data set has, its first clients are used. Test samples follow the data set's own
+    client of each test sample. Where it does not tell, or where no client has any because the test samples are from
+    other clients (UCI-HAR's official split), the default of `Partition.split_test` takes over.
+    """
+
+    keeps_clients = True
+
+    def count(self, own: Callable[[], int | None]) -> int | None:
+        """As many as the data set knows."""
+        return own()
+
+    def assign(self, samples: Samples, num_clients: int, seed: int) -> CSR:
+        """See `Partition.__call__`.
+
+        Raises:
+            ConfigError: The data set knows no clients, or too few.
+        """
+        if samples.clients is None:
+            raise ConfigError(
+                "partition Natural needs a data set that names the client of each sample (an array file's "
+                "client_train, a folder per client), and this one does not: choose IID, Dirichlet, Shards …"
+            )
+        csr = CSR.from_owners(np.arange(samples.size), np.asarray(samples.clients, dtype=np.int64), num_clients)
+        empty = np.flatnonzero(csr.sizes == 0)
+        if len(empty):
+            raise ConfigError(
+                f"client {empty[0]} has no training samples under partition Natural: the data set has "
+                f"{len(np.unique(samples.clients))} clients with samples, lower data.num_clients (it is {num_clients}) "
+                "or algorithm.public_size"
+            )
+        return csr
+
+    def split_test(self, train: CSR, train_samples: Samples, test_samples: Samples, seed: int) -> ClientIndices:
+        """See `Partition.split_test`."""
+        if test_samples.clients is not None:
+            owners = np.asarray(test_samples.clients, dtype=np.int64)
+            split = CSR.from_owners(np.arange(test_samples.size), owners, len(train))
+            if len(split.indices):
+                return split
+        return super().split_test(train, train_samples, test_samples, seed)
+
+
+def class_index(labels: IntArray, num_classes: int) -> CSR:
+    """The positions of each class, ascending; class ``c`` is row ``c``."""
+    return CSR.from_owners(np.arange(len(labels)), np.asarray(labels, dtype=np.int64), num_classes)
+
+
+def equal_sizes(total: int, parts: int) -> IntArray:
+    """Sizes of `parts` pieces of `total`, the first ones larger by one where it does not divide."""
+    return np.full(parts, total // parts, dtype=np.int64) + (np.arange(parts) < total % parts)
+
+
+def check_draws(name: str, alpha: float, min_samples: int, max_retries: int) -> None:
+    """Check the settings of a partition that draws Dirichlet shares until no client is too small.
+
+    Raises:
+        ConfigError: One is out of range.
+    """
+    if not (np.isfinite(alpha) and alpha > 0):
+        raise ConfigError(f"{name}.alpha is {alpha}: the concentration must be a number above 0")
+    if min_samples < 1:
+        raise ConfigError(f"{name}.min_samples is {min_samples}: every client needs at least 1 sample")
+    if max_retries < 1:
+        raise ConfigError(f"{name}.max_retries is {max_retries}: it must be at least 1")
+
+
+def check_enough(name: str, min_samples: int, num_clients: int, size: int) -> None:
+    """Check that so many clients can hold so many samples each.
+
+    Raises:
+        ConfigError: They cannot.
+    """
+    if min_samples * num_clients > size:
+        raise ConfigError(
+            f"{name} cannot give {num_clients} clients {min_samples} samples each from {size}: "
+            "lower partition.min_samples or data.num_clients"
+        )
+
+
+def too_few(drawn: str, remedy: str, num_clients: int, min_samples: int, max_retries: int, best: int) -> str:
+    """What to say where no draw gave every client enough samples."""
+    return (
+        f"{drawn} gave some of {num_clients} clients fewer than {min_samples} samples in each of {max_retries} draws "
+        f"(best smallest client: {best}): {remedy}, raise partition.max_retries, or lower partition.min_samples or "
+        "data.num_clients"
+    )
+
+
+def _deal(num_samples: int, num_clients: int, generator: np.random.Generator) -> CSR:
+    return CSR.from_sizes(generator.permutation(num_samples), equal_sizes(num_samples, num_clients))

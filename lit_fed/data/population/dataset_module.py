@@ -1,0 +1,256 @@
+"""Bring any map-style data set."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import ConcatDataset, Dataset
+
+from lit_fed.data.loaders.image_files import collate_images
+from lit_fed.data.loaders.worker_loader import Key, WorkerLoader, WorkerPool
+from lit_fed.data.partitions.csr import IntArray
+from lit_fed.data.partitions.cut import Strata
+from lit_fed.data.population.base import FederatedDataModule, Subset
+from lit_fed.data.population.contents import chosen_rows
+from lit_fed.data.population.new_inputs import NewInputs, Rows, image_files, is_arrays, read_x
+from lit_fed.errors import ConfigError
+from lit_fed.machine import most_threads
+from lit_fed.seeding import derive_seed
+
+_LOOKED_AT = 8  # samples of either part, by which data that lie in the same place are told apart
+
+
+@dataclass(frozen=True)
+class Datasets:
+    """Map-style data sets, and what partitions may cut them by.
+
+    A sample is (x, y), where x and y may be tensors, numbers, or nested lists and dictionaries of them, as PyTorch's
+    default collation takes them; or anything else that it takes, as long as no public set is asked for.
+
+    Args:
+        train: Training samples, with their random transforms.
+        train_labels: Their classes, counted from 0, shape (n,); without classes other strata, or None for nothing.
+        test: Test samples.
+        test_labels: The same for the test samples, shape (m,).
+        train_plain: The training samples without random transforms, for validation, calibration and public sets; None
+            takes `train` for those as well.
+        train_clients: The data set's own client of each training sample, counted from 0, shape (n,).
+        test_clients: The same for the test samples.
+        source: Where the data are from, for error messages.
+        val: A validation set of its own, without random transforms; None where there is none, and `val_fraction` may
+            hold out some of the training samples.
+        val_labels: The same for its samples.
+        val_clients: The same for its samples.
+    """
+
+    train: Dataset[Any]
+    train_labels: IntArray | None
+    test: Dataset[Any]
+    test_labels: IntArray | None
+    train_plain: Dataset[Any] | None = None
+    train_clients: IntArray | None = None
+    test_clients: IntArray | None = None
+    source: str = "the data set"
+    val: Dataset[Any] | None = None
+    val_labels: IntArray | None = None
+    val_clients: IntArray | None = None
+
+
+class DatasetModule(FederatedDataModule):
+    """Any map-style ``torch.utils.data.Dataset``, cut into clients and prepared by shared worker processes.
+
+    To bring your own, implement `build_datasets` and `input_shape`, and give `num_classes` where targets are classes,
+    or `output_shape` where they are k numbers per sample::
+
+        class Flowers(DatasetModule):
+            num_classes = 102
+            input_shape = (3, 224, 224)
+
+            def build_datasets(self) -> Datasets:
+                train = torchvision.datasets.Flowers102(self.root, "train", transform=...)
+                test = torchvision.datasets.Flowers102(self.root, "test", transform=...)
+                return Datasets(train, np.array(train._labels), test, np.array(test._labels))
+
+    Transforms may draw from Python's, NumPy's or torch's global generators: every sample comes with a seed, so the
+    result does not depend on `num_workers`. A loader's iteration ends before the next one begins, except that one
+    training loader and one other may run side by side.
+
+    Args:
+        num_workers: Processes that prepare samples, shared by all clients; 0 prepares them in the training process.
+        kwargs: The population's settings, see `FederatedDataModule`.
+    """
+
+    def __init__(self, num_workers: int = 0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if not 0 <= num_workers <= most_threads():
+            raise ConfigError(f"data.num_workers is {num_workers}: it must be 0 to {most_threads()} on this machine")
+        self.num_workers = num_workers
+        self._parts: dict[str, Dataset[Any]] = {}
+        self._strata: Strata | None = None
+        self._pools: dict[bool, WorkerPool] = {}
+        self._device = torch.device("cpu")
+
+    @abstractmethod
+    def build_datasets(self) -> Datasets:
+        """Open the data set; called once."""
+
+    def finish_batch(self, inputs: Any) -> Any:
+        """Deterministic work on the inputs of a batch that is better done on the device, such as normalising."""
+        return inputs
+
+    def collate(self, training: bool) -> Callable[[list[Any]], Any] | None:
+        """What makes a batch of a list of samples, in the workers; None for PyTorch's way, which stacks them.
+
+        Args:
+            training: For training batches, not for all others.
+        """
+        del training
+        return None
+
+    def read_strata(self) -> Strata:
+        """See `FederatedDataModule.read_strata`."""
+        datasets = self.build_datasets()
+        plain = datasets.train if datasets.train_plain is None else datasets.train_plain
+        if datasets.val is not None:
+            plain = ConcatDataset([plain, datasets.val])
+        self._parts = {"train": datasets.train, "plain": plain, "test": datasets.test}
+        self._strata = Strata(
+            datasets.train_labels,
+            datasets.test_labels,
+            _size(datasets.train, datasets.train_labels),
+            _size(datasets.test, datasets.test_labels),
+            datasets.train_clients,
+            datasets.test_clients,
+            datasets.source,
+            datasets.val_labels,
+            0 if datasets.val is None else _size(datasets.val, datasets.val_labels),
+            datasets.val_clients,
+        )
+        return self._strata
+
+    def read_contents(self) -> Iterator[NDArray[Any]]:
+        """All classes or strata, and a few samples of either part; see `DescribedPopulation.read_contents`.
+
+        A sample that comes out otherwise when it is asked for again, or not at all, tells nothing and is left out.
+        """
+        assert self._strata is not None
+        yield from (labels for labels in (self._strata.train, self._strata.test) if labels is not None)
+        for part, count in (("plain", self._strata.train_size), ("test", self._strata.test_size)):
+            for index in np.arange(count)[chosen_rows(count, _LOOKED_AT)].tolist():
+                once, again = (self._read(part, index) for _ in range(2))
+                same = len(once) == len(again) and all(map(np.array_equal, once, again))
+                yield from once if same else ()
+
+    def _read(self, part: str, index: int) -> list[NDArray[Any]]:
+        """The tensors of a sample, from a worker where there are some: a data set may hold open files."""
+        key = Key(part, index, derive_seed(0, "sample", index), None)
+        try:
+            batches = list(self._pool(training=False).batches([[key]]))
+        except Exception:  # training names the sample's client too
+            return []
+        return list(_arrays(batches))
+
+    def move_to(self, device: torch.device) -> None:
+        """Batches go to this device from now on."""
+        self._device = torch.device(device)
+        self._pools.clear()
+
+    def teardown(self, stage: str) -> None:
+        """End the worker processes; the next iteration would start them again."""
+        self._pools.clear()
+
+    def make_loader(
+        self,
+        subset: Subset,
+        indices: IntArray,
+        *,
+        batch_size: int,
+        generator: torch.Generator | None = None,
+        training: bool = False,
+    ) -> WorkerLoader:
+        """See `FederatedDataModule.make_loader`."""
+        part = "plain" if subset == "train" and not training else subset
+        return WorkerLoader(
+            self._pool(training),
+            part,
+            indices,
+            batch_size,
+            generator,
+            self.finish_batch,
+            self._device,
+            drop_last=training and self.drop_last,
+            fresh=training and self.fresh_batches,
+        )
+
+    def make_public_loader(
+        self, indices: IntArray, *, batch_size: int, generator: torch.Generator | None
+    ) -> WorkerLoader:
+        """See `FederatedDataModule.make_public_loader`; labels do not leave the workers."""
+        return WorkerLoader(
+            self._pool(training=False),
+            "plain",
+            indices,
+            batch_size,
+            generator,
+            self.finish_batch,
+            self._device,
+            unlabeled=True,
+        )
+
+    def decode(self, paths: Sequence[Path]) -> Dataset[Any] | None:
+        """Images in files as the data set's inputs, before `finish_batch`; None where its inputs are no such images."""
+        del paths
+        return None
+
+    def new_inputs(self, path: Path) -> NewInputs:
+        """Arrays ``x`` as samples have them, or images of any size; see `FederatedDataModule.new_inputs`."""
+        dataset: Dataset[Any]
+        if is_arrays(path):
+            sample = self._parts["plain"][0]
+            x = np.asarray(sample[0] if isinstance(sample, tuple | list) else sample)
+            if x.dtype.kind not in "iuf":
+                raise ConfigError(f"{path}: an input of {type(self).__name__} is no single array: predict in Python")
+            files, dataset = None, Rows(torch.from_numpy(read_x(path, x.shape, x.dtype)))
+        else:
+            paths = image_files(path)
+            found = self.decode(paths)
+            if found is None:
+                raise ConfigError(f"{type(self).__name__} reads no images from files: name an .npz file with --inputs")
+            files, dataset = [str(one) for one in paths], found
+        collate = None if files is None else collate_images
+        pool = WorkerPool({"inputs": dataset}, self.num_workers, self._device.type == "cuda", collate)
+        count, size = np.arange(_size(dataset, None), dtype=np.int64), self.test_batch_size
+        return NewInputs(WorkerLoader(pool, "inputs", count, size, None, self.finish_batch, self._device), files)
+
+    def _pool(self, training: bool) -> WorkerPool:
+        """The workers for training, or those for everything else."""
+        if training not in self._pools:
+            self._pools[training] = WorkerPool(
+                self._parts, self.num_workers, self._device.type == "cuda", self.collate(training)
+            )
+        return self._pools[training]
+
+
+def _size(dataset: Dataset[Any], labels: IntArray | None) -> int:
+    """How many samples there are: as many as labels, or as the data set says."""
+    if labels is not None:
+        return len(labels)
+    if not isinstance(dataset, Sized):
+        raise ConfigError(f"{type(dataset).__name__} has neither a length nor labels: give it __len__")
+    return len(dataset)
+
+
+def _arrays(value: Any) -> Iterator[NDArray[Any]]:
+    """The tensors of a batch of any nesting."""
+    if isinstance(value, torch.Tensor):
+        yield value.numpy()
+    elif isinstance(value, Mapping | tuple | list):
+        for entry in value.values() if isinstance(value, Mapping) else value:
+            yield from _arrays(entry)

@@ -1,0 +1,133 @@
+"""Classes and clients that a data set calls by names: their order, the number of each, and who is meant by a name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+from typing import Protocol as Interface
+
+import numpy as np
+
+from lit_fed.data.partitions.csr import IntArray
+from lit_fed.errors import ConfigError
+
+_WHOLE = re.compile(r"[+-]?\d{1,4000}")  # Python reads no longer ones
+
+
+def in_order(values: Iterable[Any]) -> list[str]:
+    """The different names among values, as texts: whole numbers by size where all are such, else by the alphabet.
+
+    Numbers of one size, such as 01 and 1, stand by the alphabet too.
+    """
+    found = sorted({str(value) for value in values})
+    return sorted(found, key=int) if all(map(_WHOLE.fullmatch, found)) else found
+
+
+def numbered(values: Sequence[Any], names: Sequence[str]) -> IntArray:
+    """The number of each value's name, shape (n,); −1 where it has none."""
+    number = {name: position for position, name in enumerate(names)}
+    return np.fromiter((number.get(str(value), -1) for value in values), dtype=np.int64, count=len(values))
+
+
+class NamedClients(Interface):
+    """Clients, who may have names."""
+
+    @property
+    def num_clients(self) -> int:
+        """Clients in the population."""
+
+    @property
+    def client_names(self) -> list[str] | None:
+        """The clients' names in their order; None where they have none."""
+
+
+class Keys(NamedTuple):
+    """The settings by which clients are chosen, for errors.
+
+    Args:
+        name: The one that takes names.
+        position: The one that takes positions.
+    """
+
+    name: str
+    position: str
+
+
+def clients_of(
+    data: NamedClients, keys: Keys, names: Iterable[Any] | None = None, positions: Iterable[Any] | None = None
+) -> list[int] | None:
+    """The positions of the clients that a user has chosen, by name or by position.
+
+    A name is a name, also where it is a number: "1" is the client called "1", wherever it stands. Clients without names
+    are called by their positions, 0, 1, ….
+
+    Args:
+        data: The population.
+        keys: Of the settings.
+        names: By their names; a number in place of a text only where clients have no names.
+        positions: By their positions, from 0.
+
+    Returns:
+        One position for each choice, in their order; None where nobody was chosen.
+
+    Raises:
+        ConfigError: There is no such client, or several have that name.
+    """
+    if names is None and positions is None:
+        return None
+    known, count = data.client_names, data.num_clients
+    places: dict[str, list[int]] = {}
+    for place, name in enumerate(known or ()):
+        places.setdefault(name, []).append(place)
+    found = []
+    for name in names or ():
+        if known is None:
+            found.append(_numbered(name, keys, count))
+        elif not isinstance(name, str):
+            raise ConfigError(
+                f"{keys.name} {name!r} is a number, and these clients have names: write a name in quotes, or give "
+                f"{keys.position}"
+            )
+        elif len(own := places.get(name, [])) == 1:
+            found.append(own[0])
+        elif own:
+            raise ConfigError(f"{keys.name}: {len(own)} clients are named {name!r}; give {keys.position}")
+        else:
+            raise ConfigError(f"{keys.name}: there is no client named {name!r}; {_hint(name, keys, known)}")
+    for position in positions or ():
+        if type(position) is not int:
+            raise ConfigError(f"{keys.position} is {position!r}; it must be a whole number")
+        found.append(_in_range(position, keys.position, count))
+    return found
+
+
+def called(data: NamedClients, client_id: int) -> str:
+    """A client as a user calls it: its name, or its position where clients have none."""
+    names = data.client_names
+    return str(client_id) if names is None else names[client_id]
+
+
+def _numbered(name: Any, keys: Keys, count: int) -> int:
+    """The position of a client that has no name but that."""
+    text = str(name) if type(name) is int else name
+    if isinstance(text, str) and re.fullmatch(r"-?(0|[1-9][0-9]{0,17})", text):
+        return _in_range(int(text), keys.name, count)
+    raise ConfigError(
+        f"{keys.name}: there is no client named {name!r}; these have no names, and are called 0 to {count - 1}"
+    )
+
+
+def _in_range(position: int, key: str, count: int) -> int:
+    if not 0 <= position < count:
+        raise ConfigError(f"{key}: there is no client {position}; clients are 0 to {count - 1}")
+    return position
+
+
+def _hint(name: str, keys: Keys, known: Sequence[str]) -> str:
+    listed = f"they are {', '.join(known[:10])}{', …' if len(known) > 10 else ''}"
+    if name.isdecimal():
+        return f"{listed}; {keys.position} takes positions"
+    close = get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]}?" if close else listed

@@ -1,0 +1,59 @@
+"""A sample as one client, or one evaluation, sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from lit_fed.data.loaders.tensor_loader import Loader
+from lit_fed.data.loaders.worker_loader import isolated_randomness
+from lit_fed.seeding import derive_seed
+
+View = Callable[[Any], Any]
+"""Turns a batch, inputs and all that comes with them, into what is seen of it."""
+
+
+def viewed(loader: Loader, view: View | None, generator: torch.Generator | None = None) -> Loader:
+    """A loader whose batches go through a view; the loader itself where there is none.
+
+    Args:
+        loader: Gives the batches.
+        view: Is shown them.
+        generator: The loader's own, which is not advanced; None where its order is fixed.
+    """
+    return loader if view is None else ViewLoader(loader, view, generator)
+
+
+class ViewLoader:
+    """Batches of another loader, each through a view.
+
+    A view may be random where it draws from Python's, NumPy's or torch's CPU generators: they are seeded for every
+    batch, anew in every iteration where the loader shuffles, and put back afterwards. Order and augmentation of the
+    loader are the same with a view and without.
+
+    Args:
+        loader: Gives the batches.
+        view: Is shown them.
+        generator: The loader's own; None where its order is fixed.
+    """
+
+    def __init__(self, loader: Loader, view: View, generator: torch.Generator | None = None) -> None:
+        self._loader, self._view, self._generator = loader, view, generator
+        self.num_samples = loader.num_samples
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        """One pass over the samples."""
+        seed = 0
+        if self._generator is not None:
+            fork = torch.Generator()
+            fork.set_state(self._generator.get_state())
+            seed = int(torch.randint(2**62, (), generator=fork))
+        for batch_idx, batch in enumerate(self._loader):
+            with isolated_randomness(derive_seed(seed, "view", batch_idx)):
+                seen = self._view(batch)
+            yield seen

@@ -1,0 +1,94 @@
+"""The handwritten digits that scikit-learn carries within itself: no download, no files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_fed.data.population.in_memory import Arrays, ImageDataModule
+from lit_fed.seeding import numpy_generator
+
+
+class Digits(ImageDataModule):
+    """1,797 handwritten digits of 8×8 pixels in 10 classes, split 80/20 within each class.
+
+    The split is the same whatever the settings. Pixels of 0 … 16 are scaled to [0, 1] and normalised.
+
+    Alpaydin and Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository, 1998; the copy
+    within scikit-learn, which is the test part of the original.
+
+    Args:
+        crop_padding: Train on random crops after padding with so many zeros on every side; 0 for none.
+        horizontal_flip: Train on randomly mirrored images.
+        image_size: Scale images to this many pixels a side; none given keeps 8.
+        kwargs: The population's settings, see `FederatedDataModule`.
+    """
+
+    num_classes = 10
+    class_names = [str(digit) for digit in range(10)]  # noqa: RUF012  # a property of the base, as num_classes is
+    stored_shape = (1, 8, 8)
+
+    def __init__(
+        self, crop_padding: int = 0, horizontal_flip: bool = False, image_size: int | None = None, **kwargs: Any
+    ) -> None:
+        # Mean 4.884/16 and standard deviation 6.017/16 of all pixels.
+        super().__init__(
+            crop_padding=crop_padding,
+            horizontal_flip=horizontal_flip,
+            image_size=image_size,
+            mean=[0.3053],
+            std=[0.3760],
+            max_value=16.0,
+            **kwargs,
+        )
+
+    def load_arrays(self) -> Arrays:
+        """See `TensorDataModule.load_arrays`."""
+        from sklearn.datasets import load_digits  # takes a second, which only this data set should cost
+
+        bunch = load_digits()
+        x, y = bunch.images[:, None].astype(np.uint8), bunch.target.astype(np.int64)
+        test = np.zeros(len(y), dtype=bool)
+        for label in range(self.num_classes):
+            members = np.flatnonzero(y == label)
+            shuffled = numpy_generator(0, "digits", "test", label).permutation(members)
+            test[shuffled[: round(0.2 * len(members))]] = True
+        return Arrays(x[~test], y[~test], x[test], y[test], source="scikit-learn's digits")
+
+
+class DigitPairs(Digits):
+    """The numbers 00 to 99: two of `Digits` side by side, 8×16 pixels in 100 classes of 100 images, 20 more for tests.
+
+    A task of many classes that needs no files and is soon learnt. Left and right are drawn with replacement from the
+    digits' training images, of test images from their test images; the same pairs whatever the settings.
+
+    Args:
+        crop_padding: Train on random crops after padding with so many zeros on every side; 0 for none.
+        horizontal_flip: Train on randomly mirrored images.
+        image_size: Scale images to a square of this many pixels a side; none given keeps 8×16.
+        kwargs: The population's settings, see `FederatedDataModule`.
+    """
+
+    num_classes = 100
+    class_names = [f"{number:02}" for number in range(100)]  # noqa: RUF012  # a property of the base
+    stored_shape = (1, 8, 16)
+
+    def load_arrays(self) -> Arrays:
+        """See `TensorDataModule.load_arrays`."""
+        digits = super().load_arrays()
+        train = _pairs(digits.x_train, digits.y_train, 100, "train")
+        test = _pairs(digits.x_test, digits.y_test, 20, "test")
+        return Arrays(*train, *test, source=digits.source)
+
+
+def _pairs(x: NDArray[Any], y: NDArray[Any], each: int, part: str) -> tuple[NDArray[Any], NDArray[Any]]:
+    """So many images of each number, in the order 00, 01, …, 99, 00, …, and their numbers."""
+    generator = numpy_generator(0, "digits", "pairs", part)
+    of_digit = [np.flatnonzero(y == digit) for digit in range(10)]
+    numbers = np.tile(np.arange(100), each)
+    left, right = (
+        np.array([generator.choice(of_digit[digit]) for digit in digits]) for digits in (numbers // 10, numbers % 10)
+    )
+    return np.concatenate([x[left], x[right]], axis=-1), numbers

@@ -1,0 +1,1 @@
+"""One client at work, and a cohort one after the other."""

@@ -1,0 +1,188 @@
+"""One step of a task on the smallest batch that a client will see, and its schedules up to the last round.
+
+What cannot work is told in a line before there is a run's folder. Nothing of the trial stays: tensors, modes and
+generators are as before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lit_fed.engine.clients.local import LocalLoop
+from lit_fed.engine.lightning.compatibility import overrides
+from lit_fed.engine.lightning.objective import task_name
+from lit_fed.engine.lightning.optimization import Schedule, same_for_all
+from lit_fed.engine.method.client import LocalWork, Phase
+from lit_fed.engine.method.kinds import Kinds
+from lit_fed.engine.wire.batches import batch_size_of, first_samples
+from lit_fed.errors import ConfigError, own_traceback, reason
+from lit_fed.machine import free_memory
+
+if TYPE_CHECKING:
+    from lit_fed.data import FederatedDataModule
+
+_BEFORE = ("on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_batch_start")
+_COPIES = 4  # of the parameters at least: they, their start, the server's, and a client's gradients or update
+_MOST_ROUNDS = 10_000  # what a schedule does later it does not begin to do then
+
+
+class Extremes(NamedTuple):
+    """The batches of a population that are most likely to be too much or too little for a task.
+
+    Args:
+        client_id: Who has the smallest batch.
+        smallest: Its samples.
+        busiest: Who takes the most batches in a round.
+    """
+
+    client_id: int
+    smallest: int
+    busiest: int
+
+
+def extremes(data: FederatedDataModule, kinds: Kinds, kind: str, work: LocalWork) -> Extremes | None:
+    """The extremes of the clients with a kind of network; None where none of them has a sample."""
+    own = [client_id for client_id in data.clients if kinds[client_id] == kind]
+    sizes = np.array([data.num_samples(client_id) for client_id in own], dtype=np.int64)
+    if not sizes.any():
+        return None
+    full = data.batch_size
+    batches, left = sizes // full, sizes % full
+    last = np.where(left == 0, np.minimum(sizes, full), left)
+    if data.drop_last:
+        last = np.where(sizes > full, full, last)
+    else:
+        batches = batches + (left > 0)
+    taken = np.ceil(batches * work.epochs) if work.epochs is not None else np.full(len(sizes), work.steps)
+    smallest = np.where(taken >= batches, last, np.minimum(sizes, full))  # the last batch is left out otherwise
+    smallest[sizes == 0] = np.iinfo(np.int64).max
+    least = int(smallest.argmin())
+    return Extremes(own[least], int(smallest[least]), own[int(sizes.argmax())])
+
+
+def try_out(loop: LocalLoop, data: FederatedDataModule, found: Extremes, work: LocalWork, max_rounds: int) -> None:
+    """Take one training step on the smallest batch, and step the schedules through all rounds.
+
+    Only a task that says by `same_for_all`, at its ``training_step`` and its ``configure_optimizers``, that these leave
+    nothing behind is tried; of any other one only the size is looked at. A task that prepares itself for a batch in
+    hooks is only asked for its schedules: the hooks are told of clients alone.
+
+    Args:
+        loop: The task's, at work.
+        data: The population.
+        found: Its extremes.
+        work: How long a client trains.
+        max_rounds: Rounds in all.
+
+    Raises:
+        ConfigError: In one line that says what cannot work.
+    """
+    task = loop.model.task
+    _check_memory(loop)
+    if not (same_for_all(task.training_step) and same_for_all(task.configure_optimizers)):
+        return
+    if task.automatic_optimization and not any(overrides(task, hook) for hook in _BEFORE):
+        batch = next(loop.batches(_loader(data, found.client_id)), None)
+        if batch is not None:
+            size = min(found.smallest, batch_size_of(batch))
+            _take_step(loop, first_samples(batch, size), size, found.client_id)
+    loop.expect(Phase("train", _loader(data, found.busiest), work.epochs, work.steps))
+    _run_schedules(loop, max_rounds)
+
+
+def _loader(data: FederatedDataModule, client_id: int) -> Iterable[Any]:
+    return data.train_loader(client_id, torch.Generator().manual_seed(0))
+
+
+def _check_memory(loop: LocalLoop) -> None:
+    needed = _COPIES * sum(tensor.numel() * tensor.element_size() for tensor in loop.model.tensors().values())
+    free = free_memory() if loop.fabric.device.type == "cpu" else None
+    if free is not None and needed > free:
+        raise ConfigError(
+            f"model {task_name(loop.objective)} needs about {needed / 2**30:.1f} GiB of memory, and "
+            f"{free / 2**30:.1f} GiB are free; make it smaller"
+        )
+
+
+def _take_step(loop: LocalLoop, batch: Any, size: int, client_id: int) -> None:
+    model, objective, client = loop.model, loop.objective, loop.state.client
+    name, optimizer = task_name(objective), "its optimizer"
+    devices = [loop.fabric.device] if loop.fabric.device.type == "cuda" else []
+    with torch.random.fork_rng(devices), client.muted(), model.lent():
+        objective.train()
+        try:
+            with loop.autocast():
+                loss = client.run(batch).loss
+            gradients = {} if loss is None else client.gradients(loss)
+        except ConfigError:
+            raise
+        except Exception as error:  # whatever a network raises on what it cannot take
+            samples = "one sample" if size == 1 else f"{size} samples"
+            raise _told(
+                error,
+                f"model {name} cannot train on a batch of {samples}, such as client {client_id}'s: {reason(error)}"
+                + ("; choose data.batch_size or data.drop_last so that no batch has one sample" if size == 1 else ""),
+            ) from error
+        finally:
+            client.forget()
+        if loss is None or overrides(model.task, "optimizer_step") or overrides(model.task, "backward"):
+            return
+        try:
+            for made in loop.optimizers.build("trial", 0)[0]:
+                optimizer = type(made).__name__
+                _step(made, model.parameters, gradients)
+        except Exception as error:  # whatever an optimizer raises on what it cannot step
+            raise _told(error, f"model {name} cannot be trained by {optimizer}: {reason(error)}") from error
+
+
+def _step(optimizer: Optimizer, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> None:
+    for key, gradient in gradients.items():
+        parameters[key].grad = gradient
+    optimizer.step()
+
+
+def _run_schedules(loop: LocalLoop, max_rounds: int) -> None:
+    """Step the schedules as far as a run of so many rounds, and the longest work of a client, would."""
+    if not loop.objective.automatic_optimization:
+        return
+    optimizers, by_round, by_step = loop.optimizers.make()
+    first, name = _rates(optimizers), task_name(loop.objective)
+    steps = loop.trainer.estimated_stepping_batches
+    # A schedule also steps after a client's last batch, to a rate that nobody uses.
+    for entries, count, used, what in (
+        (by_round, max_rounds - 1, max_rounds, "round"),
+        (by_step, steps, steps, "step"),
+    ):
+        for step in range(1, min(max(count, 1), _MOST_ROUNDS) + 1 if entries else 1):
+            for entry in (one for one in entries if step % one.frequency == 0):
+                _advance(loop, entry, step - 1, f"in {what} {step}")
+            for rate, begun in zip(_rates(optimizers), first, strict=True):
+                if step < used and (not math.isfinite(rate) or rate < -1e-6 * abs(begun)):
+                    raise ConfigError(f"model {name}: its schedule gives a learning rate of {rate} in {what} {step}")
+
+
+def _advance(loop: LocalLoop, entry: Schedule, epoch: int, where: str) -> None:
+    try:
+        loop.optimizers.advance(entry, epoch)
+    except Exception as error:  # whatever a schedule raises when it has no further step
+        kind = type(entry.scheduler).__name__
+        raise _told(
+            error, f"model {task_name(loop.objective)}: its schedule {kind} fails {where}: {reason(error)}"
+        ) from error
+
+
+def _rates(optimizers: Sequence[Optimizer]) -> list[float]:
+    return [float(group["lr"]) for optimizer in optimizers for group in optimizer.param_groups if "lr" in group]
+
+
+def _told(error: Exception, line: str) -> ConfigError:
+    told = ConfigError(line)
+    told.details = own_traceback(error)
+    return told

@@ -1,0 +1,1 @@
+"""A running federation, tested and asked for predictions."""

@@ -1,0 +1,110 @@
+"""A running federation: its parts, and what follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lightning import Fabric
+from torch import Tensor
+
+from lit_fed.engine.clients.executor import Executor
+from lit_fed.engine.clients.local import LocalLoop
+from lit_fed.engine.clients.session import Session
+from lit_fed.engine.method.algorithm import Algorithm, Server, global_model
+from lit_fed.engine.method.client import Stage
+from lit_fed.engine.method.kinds import Kinds
+from lit_fed.engine.storage.store import ClientStore
+from lit_fed.engine.wire.broadcast import Broadcast
+from lit_fed.engine.wire.finite import not_finite
+from lit_fed.engine.wire.payload import Channel, decoded, encoded, num_bytes
+from lit_fed.engine.wire.workers import Workers
+from lit_fed.errors import NonFiniteServer
+from lit_fed.participation import Participation
+
+if TYPE_CHECKING:
+    from lit_fed.data import FederatedDataModule
+
+
+_GLOBAL = "the global model"
+
+
+@dataclass(slots=True)
+class Federation:
+    """The parts of a running federation.
+
+    Args:
+        fabric: Launched.
+        workers: The processes over which clients are spread.
+        algorithm: The method.
+        server: The server's state.
+        data: The population's data.
+        participation: Who takes part.
+        kinds: Which client has which network.
+        channel: The wire.
+        store: The clients' states.
+        session: Enters clients.
+        executor: Trains cohorts.
+        seed: The seed of the run.
+        begun_infinite: Names of what of the server was not finite before the first round.
+    """
+
+    fabric: Fabric
+    workers: Workers
+    algorithm: Algorithm[Any]
+    server: Server
+    data: FederatedDataModule
+    participation: Participation
+    kinds: Kinds
+    channel: Channel
+    store: ClientStore
+    session: Session
+    executor: Executor
+    seed: int
+    begun_infinite: frozenset[str] = frozenset()
+
+    @property
+    def loops(self) -> Mapping[str, LocalLoop]:
+        """What trains and evaluates the task of each kind."""
+        return self.session.loops
+
+    def broadcast(self, round_idx: int, stage: Stage = "train") -> Broadcast:
+        """What clients receive in a round, after the wire."""
+        self.session.divide(round_idx)
+        payloads, sizes, wire, codec = {}, {}, {}, self.channel.downlink
+        for kind in self.kinds.names:
+            sent = self.algorithm.broadcast(self.server, round_idx, kind, stage)
+            wire[kind] = encoded(sent, codec)
+            payloads[kind], sizes[kind] = decoded(wire[kind], codec), num_bytes(wire[kind])
+            if codec is not None and (odd := not_finite(payloads[kind], not_finite(sent))):
+                raise NonFiniteServer(
+                    f"{odd[0]} of what the server sends in round {round_idx} is no longer finite after "
+                    "trainer.downlink_codec; choose one with a wider range"
+                )
+        frozen = {}
+        for kind, loop in self.loops.items():
+            names = loop.model.split.frozen
+            held = self.global_model(round_idx, kind) if names else {}
+            frozen[kind] = {name: held[name] for name in names if name in held}
+        return Broadcast(round_idx, payloads, frozen, sizes, wire)
+
+    def not_finite(self, round_idx: int) -> list[str]:
+        """Names of what the server holds, its global models included, that is NaN or infinite.
+
+        What the method itself began as such, like the best loss so far or a mask of attention, is its own business.
+
+        Args:
+            round_idx: The round that was run last.
+        """
+        held = {**self.server, _GLOBAL: self.global_models(round_idx)}
+        return not_finite(held, self.begun_infinite)
+
+    def global_model(self, round_idx: int, kind: str | None = None) -> dict[str, Tensor]:
+        """The global model of a kind, or of the first one; empty for methods without one."""
+        return global_model(self.algorithm, self.server, round_idx, kind or self.kinds.names[0])
+
+    def global_models(self, round_idx: int) -> dict[str, dict[str, Tensor]]:
+        """The global model of every kind that has one."""
+        found = {kind: self.global_model(round_idx, kind) for kind in self.kinds.names}
+        return {kind: model for kind, model in found.items() if model}

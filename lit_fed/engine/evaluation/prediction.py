@@ -1,0 +1,228 @@
+"""Write what the global model, or one client's, predicts to a file."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lit_fed.data.loaders.tensor_loader import Loader
+from lit_fed.data.population.naming import Keys, called, clients_of
+from lit_fed.data.population.new_inputs import NewInputs
+from lit_fed.data.population.views import View, viewed
+from lit_fed.engine.evaluation.federation import Federation
+from lit_fed.engine.storage.files import in_place_of, refuse_overwriting
+from lit_fed.engine.wire.broadcast import Broadcast
+from lit_fed.errors import CheckpointError, ConfigError, LitFedError, own_traceback, reason
+
+if TYPE_CHECKING:
+    from lit_fed.data import FederatedDataModule
+
+KEYS = Keys("--client_id", "--client_position")
+
+
+def check_output(output: Path, overwrite: bool) -> None:
+    """Refuse a file that predictions cannot go to, before there are any.
+
+    Raises:
+        ConfigError: For another file type, or a file of the user's that would be lost.
+    """
+    if output.suffix not in (".csv", ".npz"):
+        raise ConfigError(f"predictions go to a .csv or .npz file, not {output.name!r}; change --output")
+    refuse_overwriting([output], overwrite)
+
+
+def one_client(data: FederatedDataModule, name: str | None, position: int | None) -> int | None:
+    """The position of the client that is named, or stands at a position; None for nobody.
+
+    Raises:
+        ConfigError: There is no such client, or both are given.
+    """
+    if name is not None and position is not None:
+        raise ConfigError(f"{KEYS.name} and {KEYS.position} are both given; give one of them")
+    if name is not None and not isinstance(name, str):  # from Python: is it a name or a position?
+        raise ConfigError(f"client_id is {name!r}; give a client's name as a text, or its position as client_position")
+    found = clients_of(data, KEYS, None if name is None else [name], None if position is None else [position])
+    return None if found is None else found[0]
+
+
+def write_predictions(
+    federation: Federation,
+    output: Path,
+    client_id: int | None,
+    round_idx: int,
+    broadcast: Broadcast | None = None,
+    inputs: Path | None = None,
+) -> Path:
+    """Run ``predict_step`` over test data, or over inputs of another file, and write every output.
+
+    Args:
+        federation: With a trained state loaded.
+        output: As `check_output` takes it, replaced when all is written: ``.csv`` (a row a sample; a tensor of several
+            values takes several columns) or ``.npz``. Where the data have labels, ``label`` is the last number; where
+            classes have names, columns of them follow, and of scores each is called by its class; where every sample is
+            a file, ``file`` is the first.
+        client_id: Predict as the client at this position on its own test data; None for the global model on the shared
+            test set.
+        round_idx: The last finished round.
+        broadcast: What the client has received; what the server here sends, where it is not given.
+        inputs: Predict on these and not on test data, as `FederatedDataModule.new_inputs` reads them.
+
+    Returns:
+        The file written.
+
+    Raises:
+        ConfigError: For inputs that the data module cannot read, a method without a global model, predictions that are
+            NaN, or a file that cannot be written; what was there before is then still there.
+    """
+    data = federation.data
+    new = None if inputs is None else data.new_inputs(inputs)
+    batches: dict[str, list[np.ndarray]] = {}
+    for batch, result in _predictions(federation, client_id, round_idx, broadcast, new):
+        for name, value in (_named(result) | _label(batch)).items():
+            batches.setdefault(name, []).append(_array(value))
+    if not batches:
+        raise ConfigError(
+            "there is no test data to predict on"
+            + ("" if client_id is None else f" for client {called(data, client_id)}")
+        )
+    columns = {name: np.concatenate(parts) for name, parts in batches.items()}
+    _check(columns)
+    names = _telling(data.class_names)
+    files = None if new is None else new.files
+    if federation.fabric.is_global_zero:
+        try:
+            with in_place_of(output.resolve()) as temporary:  # of a link, what it leads to
+                if output.suffix == ".npz":
+                    texts = {"file": files, "class_names": names}
+                    columns |= {name: np.array(text) for name, text in texts.items() if text is not None}
+                    with open(temporary, "wb") as file:
+                        np.savez(file, **columns)  # type: ignore[arg-type]  # numpy takes the arrays for its allow_pickle
+                else:
+                    _write_csv(temporary, columns, names, files)
+        except CheckpointError as error:
+            raise ConfigError(f"{error}; change --output") from error
+        federation.fabric.print(f"wrote predictions for {len(next(iter(columns.values())))} samples to {output}")
+    return output
+
+
+def _check(columns: Mapping[str, np.ndarray]) -> None:
+    """Refuse predictions that are NaN: the class of such scores would be the first one.
+
+    Raises:
+        ConfigError: For the first of them.
+    """
+    for name, values in columns.items():
+        if values.dtype.kind == "f" and len(odd := np.isnan(values.reshape(len(values), -1)).any(axis=1).nonzero()[0]):
+            raise ConfigError(
+                f"{name} is NaN for sample {odd[0]}: the inputs are too large for the network, or its weights are not "
+                "finite"
+            )
+
+
+def _predictions(
+    federation: Federation,
+    client_id: int | None,
+    round_idx: int,
+    broadcast: Broadcast | None,
+    new: NewInputs | None,
+) -> Iterator[tuple[Any, Any]]:
+    """Batches with what the global model, or a client, predicts for them."""
+    data = federation.data
+    if client_id is None:
+        models = federation.global_models(round_idx)
+        if not models:
+            raise ConfigError(f"this method has no global model; name a client with {KEYS.name}")
+        if len(models) > 1:
+            raise ConfigError(
+                f"each of the kinds {', '.join(models)} has a global model; name a client with {KEYS.name}"
+            )
+        ((kind, state),) = models.items()
+        loop = federation.loops[kind]
+        loop.model.load(state)
+        yield from _seen_through(new, data.seen(None), loop.predict) if new else loop.predict(data.test_loader())
+        return
+    session = federation.session
+    client = session.enter(client_id, broadcast or federation.broadcast(round_idx, "predict"), "predict")
+    with session.prepared(client):
+        predict = partial(session.predict, client)
+        yield from _seen_through(new, data.seen(client_id), predict) if new else predict(data.test_loader(client_id))
+
+
+def _seen_through(
+    new: NewInputs, view: View | None, predict: Callable[[Loader], Iterator[tuple[Any, Any]]]
+) -> Iterator[tuple[Any, Any]]:
+    """Predictions on inputs that may come without targets.
+
+    Raises:
+        ConfigError: The task cannot do without.
+    """
+    try:
+        yield from predict(viewed(new.loader, view))
+    except LitFedError:
+        raise
+    except Exception as error:  # whatever a task's own code raises
+        told = ConfigError(
+            f"predict_step cannot take these inputs ({reason(error)}); without targets a batch is x alone"
+        )
+        told.details = own_traceback(error)
+        raise told from error
+
+
+def _telling(names: list[str] | None) -> list[str] | None:
+    """Names of classes, but for those that only count them."""
+    return None if names is None or names == [str(number) for number in range(len(names))] else names
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    tensor = tensor.detach().cpu()
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()  # NumPy has no bfloat16
+
+
+def _label(batch: Any) -> dict[str, Tensor]:
+    """The true labels of an (x, y) batch, to compare the predictions with."""
+    labelled = isinstance(batch, tuple | list) and len(batch) == 2 and isinstance(batch[1], Tensor)
+    return {"label": batch[1]} if labelled and batch[1].ndim == 1 else {}
+
+
+def _named(result: Any) -> dict[str, Tensor]:
+    if isinstance(result, Mapping):
+        return dict(result)
+    if isinstance(result, Tensor):
+        return {"output": result}
+    raise ConfigError(f"predict_step must return a tensor or a dict of tensors, not {type(result).__name__}")
+
+
+def _write_csv(
+    output: Path, columns: Mapping[str, np.ndarray], names: list[str] | None, files: list[str] | None
+) -> None:
+    count = len(next(iter(columns.values())))
+    header = ["index"] if files is None else ["index", "file"]
+    first = [[index] if files is None else [index, files[index]] for index in range(count)]
+    flat, texts = list[np.ndarray](), dict[str, list[str]]()
+    for name, values in columns.items():
+        matrix = values.reshape(len(values), -1)
+        is_score = names is not None and values.ndim == 2 and values.dtype.kind == "f" and values.shape[1] == len(names)
+        ends = names if is_score and names is not None else [str(column) for column in range(matrix.shape[1])]
+        header += [name] if matrix.shape[1] == 1 else [f"{name}_{end}" for end in ends]
+        flat.append(matrix)
+        if names is not None and _are_classes(values, len(names)):
+            texts[f"{name}_name"] = [names[value] for value in values.tolist()]
+    with open(output, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([*header, *texts])
+        for index, row in enumerate(np.concatenate(flat, axis=1).astype(np.float64).tolist()):
+            numbers = (int(value) if value.is_integer() else value for value in row)
+            writer.writerow([*first[index], *numbers, *(text[index] for text in texts.values())])
+
+
+def _are_classes(values: np.ndarray, count: int) -> bool:
+    """Whether an output is a class for each sample."""
+    is_whole = values.ndim == 1 and values.dtype.kind in "iu" and len(values) > 0
+    return bool(is_whole and values.min() >= 0 and values.max() < count)

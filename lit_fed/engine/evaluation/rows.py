@@ -1,0 +1,56 @@
+"""Values of single clients, and what they come to over all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from lit_fed.engine.wire.totals import Totals, exact_sum
+
+
+class ClientRow(NamedTuple):
+    """One value of one client: a line of ``clients.csv`` without its round.
+
+    Args:
+        client_id: The client.
+        stage: ``train``, ``test``, ``global``, ``local``, ``personal`` or ``unseen``.
+        metric: Name of the value.
+        value: The value.
+    """
+
+    client_id: int
+    stage: str
+    metric: str
+    value: float
+
+
+def spread(prefix: str, rows: list[ClientRow], totals: Sequence[Totals] = ()) -> dict[str, float]:
+    """Mean, standard deviation, 10th percentile and minimum over clients of every metric.
+
+    Args:
+        prefix: Name of the protocol, such as ``clients``.
+        rows: One row a client and metric.
+        totals: What clients without rows come to together, a client's weight being 1.
+
+    Returns:
+        Values named ``<prefix>/<metric>_mean``, ``_std`` (population), ``_p10`` and ``_min``; of metrics of clients
+        without rows the mean only.
+    """
+    values: dict[str, list[float]] = {}
+    for row in sorted(rows, key=lambda row: row.client_id):
+        values.setdefault(row.metric, []).append(row.value)
+    found = {}
+    for metric in dict.fromkeys([*values, *(name for part in totals for name in part)]):
+        column, withheld = values.get(metric, []), [part[metric] for part in totals if metric in part]
+        count = len(column) + sum(total.weight for total in withheld)
+        parts = [*column, *(part for total in withheld for part in total.parts)]
+        found[f"{prefix}/{metric}_mean"] = exact_sum(parts) / max(count, 1)
+        if withheld:
+            continue
+        array = np.asarray(column, dtype=np.float64)
+        found[f"{prefix}/{metric}_std"] = float(array.std())
+        found[f"{prefix}/{metric}_p10"] = float(np.percentile(array, 10))
+        found[f"{prefix}/{metric}_min"] = float(array.min())
+    return found

@@ -1,0 +1,1 @@
+"""What Lightning offers a module, where a federation trains it."""

@@ -1,0 +1,216 @@
+"""Whether a task, a method and the data can work together; checked before any training, refused in one line."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning import LightningModule
+from torch import Tensor
+from torch.nn.parameter import UninitializedParameter
+
+from lit_fed.engine.lightning.objective import Objective, head_of, task_name
+from lit_fed.engine.lightning.optimization import has_own_scheduler_step, parse_optimizers
+from lit_fed.engine.lightning.options import GradientOptions
+from lit_fed.engine.method.algorithm import NEEDS, Algorithm
+from lit_fed.errors import ConfigError
+from lit_fed.participation import Participation
+
+if TYPE_CHECKING:
+    from lit_fed.data import FederatedDataModule
+
+NO_HOOKS = {
+    "configure_callbacks": "name callbacks under trainer.callbacks",
+    "configure_sharded_model": "a client's model is whole on its device; use configure_model",
+    "on_save_checkpoint": "a federation's checkpoint holds parameters and buffers; register what must be kept as one",
+    "on_load_checkpoint": "a federation's checkpoint holds parameters and buffers; register what must be kept as one",
+    "on_validation_model_zero_grad": "a client is not validated while it trains",
+}
+"""Lightning's hooks that a federation does not call, and what to do instead."""
+
+
+def check_task(task: LightningModule, algorithm: Algorithm[Any]) -> None:
+    """Refuse a task that lacks what a method needs, or hooks that a federation does not call.
+
+    Raises:
+        ConfigError: In one line that names what is missing.
+    """
+    name = task_name(task)
+    if type(task).training_step is LightningModule.training_step:
+        raise ConfigError(f"model {name} has no training_step; a client needs one")
+    if not any(parameter.requires_grad for parameter in task.parameters()):
+        raise ConfigError(f"model {name} has no parameter that trains; a client needs one")
+    if "dataloader_iter" in inspect.signature(task.training_step).parameters:
+        raise ConfigError(f"model {name} has training_step(dataloader_iter); a client needs training_step(batch, …)")
+    for parameter_name, parameter in task.named_parameters():
+        if isinstance(parameter, UninitializedParameter):
+            raise ConfigError(f"model {name}: {parameter_name!r} has no shape yet; run its lazy layers once in setup")
+    for hook, instead in NO_HOOKS.items():
+        if overrides(task, hook):
+            raise ConfigError(f"model {name} has the hook {hook}, which a federation does not call; {instead}")
+    needs = algorithm.all_needs
+    if "loss" in needs and not task.automatic_optimization:
+        raise ConfigError(f"model {name} optimises by hand, and {_who(algorithm, 'loss')} needs {NEEDS['loss']}")
+    if needs & {"logits", "outputs", "features", "head"} and head_of(task, algorithm.head) is None:
+        raise _missing(
+            task, algorithm, next(need for need in ("head", "features", "logits", "outputs") if need in needs)
+        )
+    if "levels" in needs and not callable(getattr(task, "levels", None)):
+        raise _missing(task, algorithm, "levels")
+    if "forward" in needs and type(task).forward is LightningModule.forward:
+        raise _missing(task, algorithm, "forward")
+
+
+def check_participation(algorithm: Algorithm[Any], participation: Participation) -> None:
+    """Refuse a participation that does not know what a method needs of it.
+
+    Raises:
+        ConfigError: In one line that names what is missing.
+    """
+    if "probability" in algorithm.all_needs and participation.probability_is == "unknown":
+        raise ConfigError(
+            f"{_who(algorithm, 'probability')} needs {NEEDS['probability']}; choose another than "
+            f"{type(participation).__name__}"
+        )
+
+
+def check_data(task: LightningModule, algorithm: Algorithm[Any], data: FederatedDataModule) -> None:
+    """Refuse data that lack what a method needs, or that a task says it cannot take (``check_shape``).
+
+    Raises:
+        ConfigError: In one line that names what is missing.
+    """
+    if (check := getattr(task, "check_shape", None)) is not None:
+        for shape in data.input_shapes:
+            check(shape)
+    needs = algorithm.all_needs
+    if "targets" in needs and data.num_classes is None:
+        raise _missing(task, algorithm, "targets")
+    if "classes" in needs and data.num_classes is None:
+        raise _missing(task, algorithm, "classes")
+    if "public" in needs and not data.has_public:
+        raise _missing(task, algorithm, "public")
+
+
+def check_optimization(
+    task: LightningModule, algorithm: Algorithm[Any], data_parallel: bool, gradients: GradientOptions
+) -> None:
+    """Refuse optimizers that the local loop or the method cannot do with.
+
+    Raises:
+        ConfigError: If `configure_optimizers` fails (a negative learning rate, say), returns none, or several while
+            the module optimises automatically, or one that asks for the loss again, or if the module optimises by hand
+            under ``strategy=ddp`` or with what only the loop can do.
+    """
+    name, method = task_name(task), type(algorithm).__name__
+    try:
+        optimizers, _, _ = parse_optimizers(task.configure_optimizers(), has_own_scheduler_step(task))
+    except ConfigError:
+        raise
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"model.optimizer cannot be made: {error}") from error
+    if task.automatic_optimization and len(optimizers) > 1:
+        raise ConfigError(
+            f"model {name} has {len(optimizers)} optimizers; set self.automatic_optimization = False and step them"
+            " in training_step, or return one optimizer"
+        )
+    for optimizer in optimizers if task.automatic_optimization else ():
+        closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+        if closure is not None and closure.default is closure.empty:
+            raise ConfigError(
+                f"model {name} has the optimizer {type(optimizer).__name__}, which asks for the loss several times a"
+                " step; choose another, or set self.automatic_optimization = False and step it in training_step"
+            )
+    for key, used in (
+        ("gradient_clip_val", gradients.clip_val is not None),
+        ("accumulate_grad_batches", gradients.accumulate > 1),
+    ):
+        if used and not task.automatic_optimization:
+            raise ConfigError(f"model {name} optimises by hand, so trainer.{key} has no effect; do it in training_step")
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    rates = {float(group["lr"]) for group in groups if "lr" in group}
+    if "one_optimizer" in algorithm.all_needs and (len(optimizers) > 1 or len(rates) > 1):
+        has = f"{len(optimizers)} optimizers" if len(optimizers) > 1 else f"{len(rates)} learning rates"
+        raise ConfigError(f"model {name} has {has}, and algorithm {method} needs {NEEDS['one_optimizer']}")
+    check_decay(task, algorithm, groups)
+    if data_parallel and "whole_batches" in algorithm.all_needs:
+        raise ConfigError(f"algorithm {method} needs {NEEDS['whole_batches']}")
+    if not task.automatic_optimization and data_parallel:
+        raise ConfigError(f"model {name} optimises by hand, which strategy=ddp cannot synchronise; use 'clients'")
+
+
+def check_decay(task: LightningModule, algorithm: Algorithm[Any], groups: Iterable[Mapping[str, Any]]) -> None:
+    """Refuse weight decay where the method has its own.
+
+    Args:
+        task: The task, for its name.
+        algorithm: The method.
+        groups: The parameter groups of the task's optimizers.
+
+    Raises:
+        ConfigError: If a group decays.
+    """
+    if "no_decay" not in algorithm.all_needs:
+        return
+    decay = max((float(group.get("weight_decay", 0.0)) for group in groups), default=0.0)
+    if decay:
+        raise ConfigError(
+            f"model {task_name(task)} has an optimizer of weight_decay {decay:g}, and {_who(algorithm, 'no_decay')} "
+            f"needs {NEEDS['no_decay']}"
+        )
+
+
+def probe(objective: Objective, algorithm: Algorithm[Any], batches: Iterable[Any]) -> None:
+    """Run a task on one batch, where the method needs logits, features or labels, to see that they are there.
+
+    Its tensors and the generators are as before afterwards.
+
+    Raises:
+        ConfigError: If the head does not run just once, or what it gives is not what the method needs.
+    """
+    needs = algorithm.all_needs
+    if not needs & {"logits", "outputs", "features", "targets"}:
+        return
+    batch = next(iter(batches), None)
+    if batch is None:
+        return
+    name, method = task_name(objective), type(algorithm).__name__
+    state, outputs = objective.state, None
+    client = state.client
+    with torch.no_grad(), torch.random.fork_rng(), client.muted(), client.model.lent(), client.model.evaluating():
+        if state.head is not None and objective.automatic_optimization:
+            outputs = client.run(batch)
+            client.forget()
+        if "targets" in needs:
+            try:
+                labels = client.targets(batch)
+            except (KeyError, IndexError, TypeError):
+                labels = None
+            if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.ndim != 1:
+                raise _missing(objective, algorithm, "targets")
+    if outputs is not None and "logits" in needs:
+        logits = outputs.logits
+        if not isinstance(logits, Tensor) or logits.ndim != 2 or logits.shape[1] < 2:
+            shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            raise ConfigError(
+                f"algorithm {method} needs logits (B, C) of at least two classes, and the head of model {name} gives "
+                f"{shape}; name another submodule as algorithm.head"
+            )
+
+
+def overrides(task: LightningModule, hook: str) -> bool:
+    """Whether a task has a hook of its own."""
+    return getattr(type(task), hook, None) is not getattr(LightningModule, hook, None)
+
+
+def _missing(task: LightningModule, algorithm: Algorithm[Any], need: str) -> ConfigError:
+    return ConfigError(f"{_who(algorithm, need)} needs {NEEDS[need]}; model {task_name(task)} with these data has none")
+
+
+def _who(algorithm: Algorithm[Any], need: str) -> str:
+    """Who needs something: the method, or its regularizer."""
+    if need not in algorithm.needs and algorithm.regularizer is not None:
+        return f"regularizer {type(algorithm.regularizer).__name__}"
+    return f"algorithm {type(algorithm).__name__}"

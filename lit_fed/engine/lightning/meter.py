@@ -1,0 +1,184 @@
+"""What `self.log` feeds during a client's work: running means that never synchronise the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from lit_fed.engine.lightning.metric_names import Direction
+from lit_fed.engine.wire.workers import Workers
+from lit_fed.errors import ConfigError
+from lit_fed.tensors import map_tensors
+
+_FOLDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "sum": torch.add,
+    "min": torch.minimum,
+    "max": torch.maximum,
+}
+
+
+class Meter:
+    """Sample-weighted means of logged values.
+
+    Values on an accelerator stay there until `compute`; ``batch_size`` is what a value weighs unless `self.log` says
+    otherwise.
+    """
+
+    def __init__(self) -> None:
+        self.batch_size = 1
+        self._sums: dict[str, Tensor | float] = {}
+        self._counts: dict[str, int] = {}
+        self._folded: dict[str, tuple[str, Tensor]] = {}
+        self._metrics: dict[str, Metric] = {}
+        self.directions: dict[str, Direction] = {}
+
+    def add(self, name: str, value: Any, batch_size: int | None = None, reduce_fx: Any = "mean") -> None:
+        """Take in a number, a 0-d tensor or a torchmetrics ``Metric`` (computed once, at the end).
+
+        Args:
+            name: Of the value.
+            value: Of this batch.
+            batch_size: What it weighs in the mean; None for the number of samples.
+            reduce_fx: ``mean`` of the batches' values, ``sum``, ``min`` or ``max``, or torch's function of that name.
+
+        Raises:
+            ConfigError: For several values, or another way to reduce them.
+        """
+        is_tensor = isinstance(value, Tensor)
+        if is_tensor and value.numel() != 1:
+            raise ConfigError(f"self.log({name!r}, …) got {value.numel()} values; log one number, or their mean")
+        if not is_tensor and isinstance(value, Metric):
+            self._metrics[name] = value
+            if value.higher_is_better is not None:
+                self.directions[name] = "max" if value.higher_is_better else "min"
+            return
+        if reduce_fx != "mean" and reduce_fx is not torch.mean:
+            self._fold(name, value, reduce_fx)
+            return
+        count = self.batch_size if batch_size is None else batch_size
+        number = float(value) if not is_tensor else value.item() if value.is_cpu else value.detach()
+        weighted = number * count
+        if name in self._sums:
+            self._sums[name] = self._sums[name] + weighted
+            self._counts[name] += count
+        else:
+            self._sums[name] = weighted
+            self._counts[name] = count
+
+    def _fold(self, name: str, value: Any, reduce_fx: Any) -> None:
+        how = reduce_fx if isinstance(reduce_fx, str) else getattr(reduce_fx, "__name__", "")
+        if how not in _FOLDS or (callable(reduce_fx) and reduce_fx is not getattr(torch, how, None)):
+            raise ConfigError(
+                f"self.log({name!r}, …, reduce_fx={reduce_fx!r}): values are reduced by mean, sum, min or max"
+            )
+        new = value.detach().reshape(()) if isinstance(value, Tensor) else torch.as_tensor(float(value))
+        before = self._folded.get(name)
+        self._folded[name] = (how, new if before is None else _FOLDS[how](before[1], new.to(before[1])))
+
+    def folded(self) -> dict[str, tuple[str, Tensor]]:
+        """How a value that is no mean is reduced, and what it is so far, by name."""
+        return {name: (how, value.cpu()) for name, (how, value) in self._folded.items()}
+
+    def totals(self) -> dict[str, tuple[float, int]]:
+        """Sum of ``value * count`` and sum of ``count`` by name; one device synchronisation."""
+        remote = [
+            name for name, total in self._sums.items() if isinstance(total, Tensor) and total.device.type != "cpu"
+        ]
+        if remote:
+            # The sums in `remote` are tensors, which the type of `_sums` cannot say.
+            stacked = torch.stack([self._sums[name].reshape(()) for name in remote])  # type: ignore[union-attr]
+            self._sums |= dict(zip(remote, stacked.tolist(), strict=True))
+        return {name: (float(total), self._counts[name]) for name, total in self._sums.items()}
+
+    def compute(self) -> dict[str, float]:
+        """The mean of every logged value, and the value of every logged ``Metric``, which is then reset."""
+        found = _means(self.totals())
+        return found | _numbers(self.folded()) | self._compute_metrics() if self._folded or self._metrics else found
+
+    def merged(self, workers: Workers, known: Sequence[Metric] = ()) -> dict[str, float]:
+        """As `compute`, over what all processes logged; every process must call this.
+
+        Args:
+            workers: The processes.
+            known: The task's metrics, in the same order on every process: what one has seen counts for another that
+                logs it.
+
+        Note:
+            The states of metrics meet here and not by torchmetrics' own synchronisation, which waits forever for a
+            process that did not log a metric, and mixes up one that did not update it.
+        """
+        if workers.world_size == 1:
+            return self.compute()
+        merged: dict[str, tuple[float, int]] = {}
+        folded: dict[str, tuple[str, Tensor]] = {}
+        places: dict[int, int | str] = {id(metric): place for place, metric in enumerate(known)}
+        keys = {name: places.get(id(metric), name) for name, metric in self._metrics.items()}
+        found = dict(enumerate(known)) | {keys[name]: metric for name, metric in self._metrics.items()}
+        states = {key: _states(metric) for key, metric in found.items()}
+        parts = workers.gather((self.totals(), self.folded(), states))
+        for totals, others, _ in parts:
+            for name, (total, count) in totals.items():
+                before = merged.get(name, (0.0, 0))
+                merged[name] = (before[0] + total, before[1] + count)
+            for name, (how, value) in others.items():
+                folded[name] = (how, _FOLDS[how](folded[name][1], value) if name in folded else value)
+        for name, metric in self._metrics.items():
+            _merge(metric, [part[2][keys[name]] for part in parts if keys[name] in part[2]])
+        computed = {name: value for part in workers.gather(self._compute_metrics()) for name, value in part.items()}
+        return _means(merged) | _numbers(folded) | computed
+
+    def _compute_metrics(self) -> dict[str, float]:
+        values = {}
+        for name, metric in self._metrics.items():
+            for one in _metrics_in(metric).values():
+                share(one, False)
+            values[name] = float(metric.compute())
+        for metric in self._metrics.values():
+            metric.reset()
+        return values
+
+
+def share(metric: Metric, everywhere: bool) -> None:
+    """Say whether a metric's ``compute`` is over all processes: clients are spread, and theirs must not be merged."""
+    metric.sync_on_compute = everywhere
+    metric._to_sync = everywhere  # what ``compute`` looks at; it follows the other only when a metric is made
+
+
+def _metrics_in(metric: Metric) -> dict[str, Metric]:
+    """A metric and those inside it, by place."""
+    return {place: one for place, one in metric.named_modules() if isinstance(one, Metric)}
+
+
+def _states(metric: Metric) -> dict[str, dict[str, Any]]:
+    """What a metric and those inside it have seen, by place and name; nothing of those that have seen nothing."""
+    seen = {place: one for place, one in _metrics_in(metric).items() if one.update_called}
+    return {place: {name: _moved(getattr(one, name), "cpu") for name in one._reductions} for place, one in seen.items()}
+
+
+def _moved(state: Any, device: torch.device | str) -> Any:
+    return map_tensors(state, lambda tensor: tensor.detach().to(device))
+
+
+def _merge(metric: Metric, parts: Sequence[Mapping[str, Mapping[str, Any]]]) -> None:
+    """Give a metric what several processes have seen, each state reduced as it says."""
+    for place, one in _metrics_in(metric).items():
+        seen = [part[place] for part in parts if place in part]
+        one._computed, one._update_count = None, max(one._update_count, len(seen))
+        for name, reduce in one._reductions.items() if seen else ():
+            values = [_moved(state[name], one.device) for state in seen]
+            if isinstance(values[0], list):
+                setattr(one, name, [entry for value in values for entry in value])
+            else:
+                setattr(one, name, reduce(torch.stack(values)) if callable(reduce) else torch.stack(values))
+
+
+def _means(totals: dict[str, tuple[float, int]]) -> dict[str, float]:
+    return {name: total / max(count, 1) for name, (total, count) in totals.items()}
+
+
+def _numbers(folded: Mapping[str, tuple[str, Tensor]]) -> dict[str, float]:
+    return {name: float(value) for name, (_, value) in folded.items()}

@@ -1,0 +1,256 @@
+"""Optimizers and learning-rate schedules of a client's local work.
+
+`configure_optimizers` is asked anew for every phase of every client, so momentum never leaks from one client to the
+next; where a task says by `same_for_all` that it answers everybody alike, its optimizers are emptied and used again. An
+``epoch`` schedule counts rounds: every client of a round starts from the same learning rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lightning import LightningModule
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from lit_fed.errors import ConfigError
+
+_FORMS = "an optimizer, a list of optimizers, ([optimizers], [schedulers]) or {'optimizer': …, 'lr_scheduler': …}"
+
+
+@dataclass(slots=True)
+class Schedule:
+    """A scheduler and how often it steps.
+
+    Args:
+        scheduler: Of torch, or another that the task steps itself.
+        frequency: It steps after every so many rounds, or steps.
+    """
+
+    scheduler: Any
+    frequency: int = 1
+
+
+@dataclass(slots=True)
+class _Kept:
+    """Optimizers to be used again.
+
+    Args:
+        optimizers: As `configure_optimizers` gave them.
+        by_round: Whether a schedule sets their learning rates by round.
+        trained: Identities of the parameters that trained when they were made.
+        settings: Of each optimizer's parameter groups, when it was made.
+    """
+
+    optimizers: list[Optimizer]
+    by_round: bool
+    trained: list[int]
+    settings: list[list[dict[str, Any]]]
+
+    def renew(self) -> None:
+        """Make the optimizers what they were at first."""
+        for optimizer, groups in zip(self.optimizers, self.settings, strict=True):
+            optimizer.state.clear()
+            for group, settings in zip(optimizer.param_groups, groups, strict=True):
+                group.update(settings)
+
+
+def same_for_all(method: Callable[..., Any]) -> bool:
+    """Whether a task says of its method, by an attribute of this name, that it treats everybody alike.
+
+    It then depends on its arguments, parameters and generators only, and leaves nothing behind.
+    """
+    return getattr(method, "same_for_all", False) is True
+
+
+class OptimizerFactory:
+    """Makes a client's optimizers, at the learning rate of the round.
+
+    Args:
+        task: The module whose ``configure_optimizers`` is asked.
+
+    Note:
+        The values a schedule gives a round come from one optimizer a phase that is stepped once a round; nothing of it
+        is saved, a resumed run steps it up to its round. A task that optimises by hand steps its schedulers itself, as
+        in Lightning: they start anew with every client and round.
+    """
+
+    def __init__(self, task: LightningModule) -> None:
+        self.task = task
+        self._same_for_all = same_for_all(task.configure_optimizers)
+        self._parameters = list(task.parameters()) if self._same_for_all else []
+        self._kept: dict[str, _Kept] = {}
+        self._steps_itself = has_own_scheduler_step(task)
+        self._templates: dict[str, tuple[list[Optimizer], list[Schedule], int]] = {}
+        self._first_rate: tuple[int, float | None] = (-1, None)
+
+    def build(self, phase: str, round_idx: int) -> tuple[list[Optimizer], list[Schedule]]:
+        """Fresh optimizers for one phase, and those schedulers that step with every batch.
+
+        Where the task optimises by hand, these are all its schedulers.
+        """
+        optimizers, schedules = self._build(phase, round_idx)
+        if self._first_rate[0] != round_idx:
+            rate = optimizers[0].param_groups[0].get("lr")
+            self._first_rate = (round_idx, None if rate is None else float(rate))
+        return optimizers, schedules
+
+    def rate_of(self, round_idx: int) -> float | None:
+        """The learning rate that a round began with, of the first optimizer; None where nothing was trained in it."""
+        return self._first_rate[1] if self._first_rate[0] == round_idx else None
+
+    def _build(self, phase: str, round_idx: int) -> tuple[list[Optimizer], list[Schedule]]:
+        trained = [id(parameter) for parameter in self._parameters if parameter.requires_grad]
+        by_step: list[Schedule] = []
+        kept = self._kept.get(phase)
+        if kept is not None and kept.trained == trained:
+            kept.renew()
+            optimizers, by_round = kept.optimizers, kept.by_round
+        else:
+            optimizers, schedules, by_step = parse_optimizers(self.task.configure_optimizers(), self._steps_itself)
+            if not self.task.automatic_optimization:
+                return optimizers, schedules + by_step
+            by_round = bool(schedules)
+            if self._same_for_all and not by_step and all(map(_keeps_all_in_its_state, optimizers)):
+                settings = [[_settings(group) for group in one.param_groups] for one in optimizers]
+                self._kept[phase] = _Kept(optimizers, by_round, trained, settings)
+        if by_round:
+            for optimizer, template in zip(optimizers, self._template(phase, round_idx), strict=True):
+                for group, scheduled in zip(optimizer.param_groups, template.param_groups, strict=True):
+                    group.update(_settings(scheduled))
+        return optimizers, by_step
+
+    def make(self) -> tuple[list[Optimizer], list[Schedule], list[Schedule]]:
+        """Fresh optimizers that will never step, the schedules that step with rounds and those that do with batches."""
+        made = parse_optimizers(self.task.configure_optimizers(), self._steps_itself)
+        for optimizer in made[0]:
+            # A scheduler warns unless its optimizer has stepped, by a flag that it adds to the optimizer; these carry
+            # hyper-parameters only.
+            optimizer._opt_called = True  # type: ignore[attr-defined]
+        return made
+
+    def advance(self, entry: Schedule, epoch: int | None = None) -> None:
+        """Step a scheduler, by the task's own hook where it has one.
+
+        Args:
+            entry: The scheduler.
+            epoch: The round that is over, which the hook sees as ``self.current_epoch``; None for the present one.
+        """
+        if not self._steps_itself:
+            entry.scheduler.step()
+            return
+        clock = self.task.trainer
+        present = clock.current_epoch
+        if epoch is not None:
+            clock.current_epoch = epoch  # type: ignore[misc]  # in a federation it is our clock
+        try:
+            self.task.lr_scheduler_step(entry.scheduler, None)
+        finally:
+            clock.current_epoch = present  # type: ignore[misc]
+
+    def _template(self, phase: str, round_idx: int) -> list[Optimizer]:
+        optimizers, schedulers, at = self._templates.get(phase, ([], [], round_idx + 1))
+        if at > round_idx:
+            optimizers, schedulers, _ = self.make()
+            at = 0
+        for passed in range(at, round_idx):
+            for entry in schedulers:
+                if (passed + 1) % entry.frequency == 0:
+                    self.advance(entry, passed)
+        self._templates[phase] = (optimizers, schedulers, round_idx)
+        return optimizers
+
+
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key != "params"}
+
+
+def _keeps_all_in_its_state(optimizer: Optimizer) -> bool:
+    """Whether emptying its state makes it new: true of torch's own, whose settings are plain values."""
+    plain = not any(
+        isinstance(value, Tensor) for group in optimizer.param_groups for value in _settings(group).values()
+    )
+    return plain and type(optimizer).__module__.startswith("torch.optim.")
+
+
+class HandedOptimizer:
+    """What a task's own ``optimizer_step`` is handed, as in Lightning: its ``step`` does all that belongs to a step.
+
+    Args:
+        optimizer: The task's.
+        step: Takes the step: correction, clipping, scaling.
+    """
+
+    def __init__(self, optimizer: Optimizer, step: Callable[[], None]) -> None:
+        self.optimizer = optimizer
+        self._step = step
+
+    def step(self, closure: Callable[[], Any] | None = None, **_kwargs: Any) -> Any:
+        """Take the gradients by the closure, where one is given, and step."""
+        value = None if closure is None else closure()
+        self._step()
+        return value
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is the optimizer's."""
+        return getattr(self.optimizer, name)
+
+
+def has_own_scheduler_step(task: LightningModule) -> bool:
+    """Whether a task steps its schedulers by a hook of its own, which may take schedulers that are not torch's."""
+    return type(task).lr_scheduler_step is not LightningModule.lr_scheduler_step
+
+
+def parse_optimizers(
+    configured: Any, any_scheduler: bool = False
+) -> tuple[list[Optimizer], list[Schedule], list[Schedule]]:
+    """Read what `configure_optimizers` returned, in any of Lightning's forms.
+
+    Args:
+        configured: What it returned.
+        any_scheduler: Whether schedulers may be other than torch's, because the task steps them itself.
+
+    Returns:
+        The optimizers, the schedulers that step with rounds, and those that step with batches.
+
+    Raises:
+        ConfigError: For another form, or a scheduler that watches a metric.
+    """
+    optimizers: list[Any] = []
+    entries: list[Any] = []
+    if isinstance(configured, tuple | list) and len(configured) == 2 and isinstance(configured[0], Sequence):
+        optimizers = list(configured[0])
+        entries = list(configured[1]) if isinstance(configured[1], Sequence) else [configured[1]]
+    else:
+        for entry in configured if isinstance(configured, tuple | list) else [configured]:
+            if isinstance(entry, dict):
+                optimizers.append(entry.get("optimizer"))
+                entries += [entry["lr_scheduler"]] if entry.get("lr_scheduler") is not None else []
+            else:
+                optimizers.append(entry)
+    if not optimizers or not all(isinstance(optimizer, Optimizer) for optimizer in optimizers):
+        raise ConfigError(f"model.configure_optimizers must return {_FORMS}; it returned {configured!r:.80}")
+    by_round: list[Schedule] = []
+    by_step: list[Schedule] = []
+    for entry in entries:
+        config = entry if isinstance(entry, dict) else {"scheduler": entry}
+        scheduler, frequency = config.get("scheduler"), config.get("frequency", 1)
+        if isinstance(scheduler, ReduceLROnPlateau) or config.get("reduce_on_plateau"):
+            raise ConfigError(
+                f"model: learning-rate scheduler {type(scheduler).__name__} watches a metric (monitor) and is not a"
+                " function of the round; use one of torch.optim.lr_scheduler that needs none"
+            )
+        if not isinstance(scheduler, LRScheduler) and not any_scheduler:
+            raise ConfigError(
+                f"model: {type(scheduler).__name__} is no scheduler of torch.optim.lr_scheduler; step it by "
+                "lr_scheduler_step"
+            )
+        if config.get("interval", "epoch") not in ("epoch", "step"):
+            raise ConfigError(f"model: a scheduler's interval is 'epoch' or 'step', not {config['interval']!r}")
+        if not isinstance(frequency, int) or frequency < 1:
+            raise ConfigError(f"model: a scheduler's frequency is {frequency!r}; it must be at least 1")
+        (by_step if config.get("interval") == "step" else by_round).append(Schedule(scheduler, frequency))
+    return optimizers, by_round, by_step

@@ -1,0 +1,173 @@
+"""What a task sees as ``self.trainer`` in a federation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning import Fabric
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from lit_fed.engine.lightning.options import GradientOptions
+
+
+class TaskTrainer:
+    """The clock and the surroundings of a client's work, under the names of ``lightning.Trainer``.
+
+    Args:
+        fabric: Gives devices and processes.
+        max_epochs: Rounds in all: learning rates are scheduled in rounds.
+        datamodule: The population.
+        gradients: Clipping and accumulation.
+        data_parallel: Whether several processes work on one client.
+
+    Note:
+        An epoch of this clock is a round, because that is what schedules with ``interval: epoch`` count; a client that
+        passes over its data five times in a round does so within one epoch of the clock. Steps are those of the
+        client's work in this round, which is what schedules with ``interval: step`` span.
+    """
+
+    max_steps = -1
+    sanity_checking = False
+    fast_dev_run = False
+    progress_bar_callback = None
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        max_epochs: int,
+        datamodule: Any,
+        gradients: GradientOptions,
+        data_parallel: bool = False,
+    ) -> None:
+        self.fabric = fabric
+        self.max_epochs = max_epochs
+        self.datamodule = datamodule
+        self.accumulate_grad_batches = gradients.accumulate
+        self.gradient_clip_val = gradients.clip_val
+        self.gradient_clip_algorithm = gradients.clip_algorithm
+        self.data_parallel = data_parallel
+        self.model: Any = None
+        self.call: Callable[..., None] = _nobody
+        self.current_epoch = 0
+        self.global_step = 0
+        self.num_training_batches = 1  # until a client's work is known
+        self.estimated_stepping_batches = 1
+        self.optimizers: list[Optimizer] = []
+        self.schedulers: list[LRScheduler] = []
+        self.stage = "fit"
+        self.loggers: list[Any] = []
+        self.log_dir: Path | None = None
+        self.callback_metrics: dict[str, torch.Tensor] = {}
+        self.callbacks: list[Any] = []
+
+    @property
+    def lightning_module(self) -> Any:
+        """The task."""
+        return self.model
+
+    @property
+    def logger(self) -> Any:
+        """The run's first logger; one that does nothing on other processes than the first."""
+        return self.loggers[0] if self.loggers else None
+
+    @property
+    def training(self) -> bool:
+        """Whether the client trains."""
+        return self.stage == "fit"
+
+    @property
+    def validating(self) -> bool:
+        """Whether it is evaluated on validation data."""
+        return self.stage == "validate"
+
+    @property
+    def testing(self) -> bool:
+        """Whether it is evaluated on test data."""
+        return self.stage == "test"
+
+    @property
+    def predicting(self) -> bool:
+        """Whether it predicts."""
+        return self.stage == "predict"
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this is the first process."""
+        return self.fabric.is_global_zero
+
+    @property
+    def global_rank(self) -> int:
+        """Number of this process."""
+        return self.fabric.global_rank
+
+    @property
+    def local_rank(self) -> int:
+        """Number of this process on its machine."""
+        return self.fabric.local_rank
+
+    @property
+    def world_size(self) -> int:
+        """Processes that work on one client."""
+        return self.fabric.world_size if self.data_parallel else 1
+
+    @property
+    def num_devices(self) -> int:
+        """Devices on this machine that work on one client."""
+        return len(getattr(self.fabric.strategy, "parallel_devices", [0])) if self.data_parallel else 1
+
+    @property
+    def strategy(self) -> Any:
+        """Fabric's strategy."""
+        return self.fabric.strategy
+
+    @property
+    def precision(self) -> str:
+        """Such as ``32-true``."""
+        return str(self.fabric.strategy.precision.precision)
+
+    @property
+    def default_root_dir(self) -> str:
+        """The run's folder."""
+        return str(self.log_dir or "")
+
+    @property
+    def num_nodes(self) -> int:
+        """Machines that work on one client."""
+        return int(getattr(self.fabric.strategy, "num_nodes", 1)) if self.data_parallel else 1
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print on the first process."""
+        self.fabric.print(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"self.trainer.{name} is not there for a client of a federation; there are current_epoch (the round), "
+            "max_epochs, global_step, estimated_stepping_batches, datamodule, logger, optimizers and what says where "
+            "the process runs"
+        )
+
+    @property
+    def should_stop(self) -> bool:
+        """False: no client stops the run."""
+        return False
+
+    @should_stop.setter
+    def should_stop(self, stop: bool) -> None:
+        raise AttributeError("a client cannot stop the run by self.trainer.should_stop; use callback EarlyStopping")
+
+
+def clip_gradients(optimizer: Optimizer, clip_val: float, clip_algorithm: str) -> None:
+    """Clip an optimizer's gradients, by their ``norm`` together or each ``value``."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    if clip_algorithm == "norm":
+        torch.nn.utils.clip_grad_norm_(parameters, clip_val)
+    else:
+        torch.nn.utils.clip_grad_value_(parameters, clip_val)
+
+
+def _nobody(hook: str, *args: Any) -> None:
+    """Nobody listens."""

@@ -1,0 +1,1 @@
+"""The rounds: put together, run, recorded, resumed."""

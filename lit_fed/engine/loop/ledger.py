@@ -1,0 +1,220 @@
+"""What a round gave and what it cost: metrics over clients, bytes, drift and time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from operator import itemgetter
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lit_fed.engine.evaluation.rows import ClientRow
+from lit_fed.engine.method.kinds import ONLY
+from lit_fed.engine.wire.payload import MOST_VALUES, ClientUpdate, Flat, Payload
+from lit_fed.engine.wire.totals import Totals, exact_sum
+from lit_fed.engine.wire.workers import Workers
+from lit_fed.errors import ClientFailure
+
+_row = partial(tuple.__new__, ClientRow)  # `ClientRow._make` without a call in Python: a round has thousands
+
+_BLOCK_VALUES = 2**18  # movements measured at once hold about this many values
+_SAMPLED_VALUES = 2**20  # of a large model's movement
+
+
+class DriftMeter:
+    r"""How far and how differently clients move, in memory of one model.
+
+    For the clients' movements :math:`d_k` (update minus broadcast, over the tensors both hold) it gives the mean norm
+    and the mean cosine over pairs, :math:`(\|\sum_k u_k\|^2 - K) / (K(K-1))` with :math:`u_k = d_k / \|d_k\|`.
+    Small models wait for each other, so that many movements are measured by one operation.
+
+    Note:
+        Of a model of more than 2²² values every fifth, sixth, … of each tensor, some 2²⁰ in all, stands for the others:
+        a copy of a large model would cost more than these numbers are worth.
+    """
+
+    def __init__(self) -> None:
+        self._norms: list[Tensor] = []
+        self._units: Tensor | None = None
+        self._origin: Tensor | None = None
+        self._waiting: list[Tensor] = []
+        self._most = 0  # as many wait
+        self._alike: Mapping[str, torch.Size] | None = None
+        self._every, self._share = 1, 1.0  # which values of a tensor are looked at, and how many of all these are
+
+    def add(self, update: ClientUpdate, broadcast: Payload) -> None:
+        """Take in one client's movement; nothing is synchronised."""
+        flat = update.flat
+        if flat is not None and flat.layout is self._alike:
+            self._waiting.append(flat.values)
+        else:
+            self._take_unlike(update.payload, flat, broadcast)
+        if len(self._waiting) >= self._most:
+            self._measure()
+
+    def _take_unlike(self, payload: Payload, flat: Flat | None, broadcast: Payload) -> None:
+        names = [name for name, tensor in payload.items() if name in broadcast and tensor.is_floating_point()]
+        if not names:
+            return
+        if self._origin is None:
+            total = sum(broadcast[name].numel() for name in names)
+            self._every = -(-total // _SAMPLED_VALUES) if total > MOST_VALUES else 1
+            self._origin = _thinned(self._every, [broadcast[name] for name in names])
+            self._share = self._origin.numel() / max(total, 1)
+            self._most = -(-_BLOCK_VALUES // max(self._origin.numel(), 1))
+        # What is not the server's own, such as control variates, stands behind it in a payload.
+        whole = flat is not None and self._every == 1 and names == list(flat.layout)[: len(names)]
+        self._alike = flat.layout if flat is not None and whole else None
+        if flat is not None and self._alike is not None:
+            values = flat.values
+        else:
+            values = _thinned(self._every, [payload[name].detach() for name in names])
+        if self._waiting and self._waiting[0].shape != values.shape:
+            self._measure()
+        self._waiting.append(values)
+
+    def _measure(self) -> None:
+        if not self._waiting or self._origin is None:
+            return
+        moves = torch.stack(self._waiting)[:, : len(self._origin)] - self._origin
+        self._waiting = []
+        norms = torch.linalg.vector_norm(moves, dim=1)
+        units = (moves / norms.clamp_min(torch.finfo(moves.dtype).tiny).unsqueeze(1)).sum(0)
+        self._units = units if self._units is None else self._units + units
+        self._norms.append(norms)
+
+    def result(self, workers: Workers) -> dict[str, float]:
+        """``drift/update_norm_mean`` and, for two clients or more, ``drift/cosine_mean``, over all processes."""
+        self._measure()
+        local = (torch.cat(self._norms).double() / self._share**0.5).tolist() if self._norms else []
+        norms = [norm for part in workers.gather(local) for norm in part]
+        if not norms:
+            return {}
+        drift = {"drift/update_norm_mean": float(np.mean(norms))}
+        moved = sum(norm > 0 for norm in norms)
+        if workers.world_size > 1:
+            size = max(workers.gather(0 if self._units is None else self._units.numel()))
+            units = workers.all_reduce(workers.zeros([size]) if self._units is None else self._units.double())
+        else:
+            assert self._units is not None
+            units = self._units
+        if moved > 1:
+            total = float(units.double().square().sum())
+            drift["drift/cosine_mean"] = (total - moved) / (moved * (moved - 1))
+        return drift
+
+
+def _thinned(step: int, tensors: Iterable[Tensor]) -> Tensor:
+    """Every so many values of tensors, as one vector."""
+    return torch.cat([tensor.flatten()[::step] for tensor in tensors])
+
+
+@dataclass(slots=True)
+class RoundLedger:
+    """Collects, on every process, what its clients report; `merge` brings the processes together.
+
+    Args:
+        drift: How far clients move; None where they have different networks, between which there is no angle.
+        downloads: The bytes that each client downloaded.
+        logged: What each client logged in its local work.
+        uploads: Clients and the bytes that reached the server from them; a client whose late update arrives beside its
+            new one is there twice.
+        rates: By kind of network, the client with the lowest id and the learning rate that it began with.
+        totals: What clients that tell nothing of themselves logged together.
+    """
+
+    drift: DriftMeter | None = field(default_factory=DriftMeter)
+    downloads: dict[int, int] = field(default_factory=dict)
+    logged: dict[int, dict[str, float]] = field(default_factory=dict)
+    uploads: list[tuple[int, int]] = field(default_factory=list)
+    failures: list[ClientFailure] = field(default_factory=list)
+    rates: dict[str, tuple[int, float]] = field(default_factory=dict)
+    totals: list[Totals] = field(default_factory=list)
+    local_s: float = 0.0
+
+    def sent(self, client_id: int, downlink_bytes: int) -> None:
+        """A client downloaded the broadcast."""
+        self.downloads[client_id] = downlink_bytes
+
+    def trained(self, update: ClientUpdate, broadcast: Payload) -> None:
+        """A client finished its local work."""
+        if (rate := update.metrics.pop("lr", None)) is not None:
+            self._begun(update.kind, (update.client_id, rate))
+        self.logged[update.client_id] = dict(update.metrics)
+        if self.drift is not None:
+            self.drift.add(update, broadcast)
+
+    def _begun(self, kind: str, found: tuple[int, float]) -> None:
+        self.rates[kind] = min(self.rates.get(kind, found), found)
+
+    def arrived(self, client_id: int, uplink_bytes: int) -> None:
+        """A client's update reached the server."""
+        self.uploads.append((client_id, uplink_bytes))
+
+    def failed(self, failure: ClientFailure) -> None:
+        """A client could not finish."""
+        self.failures.append(failure)
+
+    def merge(self, workers: Workers) -> None:
+        """Bring what every process took down to all of them, in an order that knows no processes."""
+        failures = [
+            (f.client_id, f.round_idx, f.cause, f.details) for f in self.failures
+        ]  # the error cannot be pickled
+        own = (self.downloads, self.logged, self.uploads, failures, self.local_s, self.rates, self.totals)
+        downloads, logged, uploads, every_failure, seconds, rates, totals = zip(*workers.gather(own), strict=True)
+        self.downloads = dict(sorted(item for part in downloads for item in part.items()))
+        self.logged = {client_id: part[client_id] for part in logged for client_id in part}
+        self.uploads = sorted(upload for part in uploads for upload in part)
+        self.failures = [ClientFailure(*failure) for failure in sorted(f for part in every_failure for f in part)]
+        self.local_s = max(seconds)
+        self.totals = [one for part in totals for one in part]
+        for kind, found in (item for part in rates for item in part.items()):
+            self._begun(kind, found)
+
+    @property
+    def delivered(self) -> list[int]:
+        """Whose updates reached the server."""
+        return [client_id for client_id, _ in self.uploads]
+
+    @property
+    def rows(self) -> list[ClientRow]:
+        """By client: its download, what it logged, and its uploads.
+
+        A client's may come from several processes: who takes in a late update need not train the client now.
+        """
+        rows = [_row((client_id, "train", "downlink_bytes", count)) for client_id, count in self.downloads.items()]
+        rows += [
+            _row((client_id, "train", metric, value))
+            for client_id, metrics in self.logged.items()
+            for metric, value in metrics.items()
+        ]
+        rows += [_row((client_id, "train", "uplink_bytes", count)) for client_id, count in self.uploads]
+        return sorted(rows, key=itemgetter(0))  # a client's stay in this order
+
+    def metrics(self, num_samples: Callable[[int], int], workers: Workers) -> dict[str, float]:
+        """Round metrics: sample-weighted means of what clients logged, learning rates, bytes, drift, counts."""
+        down, up = sum(self.downloads.values()), sum(num_bytes for _, num_bytes in self.uploads)
+        metrics = {"train/lr" if kind == ONLY else f"train/lr_{kind}": rate for kind, (_, rate) in self.rates.items()}
+        metrics |= self._training_means(num_samples)
+        metrics |= {"comm/uplink_bytes": up, "comm/downlink_bytes": down, "comm/total_bytes": up + down}
+        if self.drift is not None:
+            metrics |= self.drift.result(workers)
+        metrics["participation/count"] = len(self.uploads)
+        return metrics
+
+    def _training_means(self, num_samples: Callable[[int], int]) -> dict[str, float]:
+        sums: dict[str, list[float]] = {}
+        counts: dict[str, int] = {}
+        for client_id in sorted(self.logged):
+            count = num_samples(client_id)
+            for name, value in self.logged[client_id].items():
+                if "/" in name:  # what the module logged; seconds have no slash
+                    sums.setdefault(name, []).append(value * count)
+                    counts[name] = counts.get(name, 0) + count
+        for name, total in (entry for totals in self.totals for entry in totals.items()):
+            sums.setdefault(name, []).extend(total.parts)
+            counts[name] = counts.get(name, 0) + total.weight
+        return {name: exact_sum(parts) / max(counts[name], 1e-300) for name, parts in sums.items()}

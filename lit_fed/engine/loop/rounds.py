@@ -1,0 +1,197 @@
+"""The round loop.
+
+It reads like the pseudo-code of a paper, and knows no paper: what a method does is behind the hooks of
+`lit_fed.engine.method.algorithm.Algorithm`, how a cohort is trained behind `lit_fed.engine.clients.executor.Executor`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lit_fed.engine.evaluation.protocols import Evaluation, run_protocols
+from lit_fed.engine.loop.callback import RoundRecord
+from lit_fed.engine.loop.ledger import DriftMeter, RoundLedger
+from lit_fed.engine.loop.run import Run
+from lit_fed.engine.method.algorithm import Cohort
+from lit_fed.engine.method.reducers import Reducer
+from lit_fed.engine.wire.broadcast import Broadcast
+from lit_fed.engine.wire.payload import ClientUpdate, is_finite
+from lit_fed.errors import ClientFailure, NonFiniteServer, NothingToAverage
+from lit_fed.machine import settled
+from lit_fed.participation import Fate, Participant
+
+
+@dataclass(slots=True)
+class Round:
+    """One round under way on this process.
+
+    Args:
+        round_idx: The round, counted from 0.
+        plan: Who was selected, and what becomes of their work.
+        broadcast: What the clients receive.
+        reducer: Takes in what arrives.
+        ledger: Takes down what happens.
+        needs: What the method needs, by `lit_fed.engine.method.algorithm.Algorithm.all_needs`.
+        started: When, by the process's clock.
+    """
+
+    round_idx: int
+    plan: Sequence[Participant]
+    broadcast: Broadcast
+    reducer: Reducer[Any]
+    ledger: RoundLedger
+    needs: frozenset[str]
+    started: float
+
+
+def run_rounds(run: Run) -> None:
+    """Run what is left of a run's rounds."""
+    run.call("on_fit_start")
+    try:
+        with settled():
+            for round_idx in range(run.start_round, run.max_rounds):
+                if run.should_stop:
+                    break
+                run_round(run, round_idx)
+    except BaseException as error:
+        run.call("on_exception", error)
+        raise
+    finally:
+        if run.failures.count:
+            run.fabric.print(run.failures.summary())
+    run.call("on_fit_end")
+
+
+def run_round(run: Run, round_idx: int) -> None:
+    """One round: broadcast, local work, aggregation, the server's step, evaluation."""
+    federation = run.federation
+    current = _begin(run, round_idx)
+    _add_late_updates(run, current)
+    _train_cohort(run, current)
+    ledger = current.ledger
+    ledger.local_s = time.perf_counter() - current.started
+    ledger.merge(run.workers)
+    if ledger.failures and run.settings.on_client_failure == "raise":
+        raise ledger.failures[0]
+    working = [participant.client_id for participant in current.plan if participant.fate is not Fate.LOST_BEFORE]
+    run.failures.take(ledger.failures, working, len(federation.participation.seen_clients), run.fabric.print)
+
+    reduced = time.perf_counter()
+    aggregate = _reduced(run, current)
+    metrics = {}
+    if aggregate is not None:
+        cohort = Cohort(round_idx, tuple(ledger.delivered), federation.data.num_clients)
+        metrics = federation.algorithm.step(federation.server, aggregate, cohort)
+        _check_server(run, round_idx)
+    federation.store.commit(run.workers, round_idx + 1)
+    metrics = ledger.metrics(federation.data.num_samples, run.workers) | metrics
+    metrics |= {"time/local_s": ledger.local_s, "time/aggregate_s": time.perf_counter() - reduced}
+    _end(run, current, metrics)
+
+
+def _check_server(run: Run, round_idx: int) -> None:
+    """Refuse what a step has made of the server before anything of the round is kept."""
+    if odd := run.federation.not_finite(round_idx):
+        saved = "; the last checkpoint is that of the round before" if run.keeps_checkpoints else ""
+        raise NonFiniteServer(
+            f"{type(run.federation.algorithm).__name__}'s step in round {round_idx} left NaN or infinity in "
+            f"{', '.join(odd[:3])}{', …' if odd[3:] else ''} of the server; try a smaller learning rate, the server's "
+            f"own where the method has one{saved}"
+        )
+
+
+def _reduced(run: Run, current: Round) -> Any:
+    """What the updates come to; None where none arrived, or, where failures are tolerated, none counts.
+
+    Raises:
+        NothingToAverage: If all of them have the weight 0.
+    """
+    try:
+        return current.reducer.result(run.workers)
+    except NothingToAverage as error:
+        if run.settings.on_client_failure == "raise":
+            raise
+        run.fabric.print(f"round {current.round_idx} leaves the model as it is: {error}")
+        return None
+
+
+def _begin(run: Run, round_idx: int) -> Round:
+    federation = run.federation
+    plan = federation.participation.plan(round_idx)
+    started = time.perf_counter()
+    run.call("on_round_start", round_idx, plan)
+    broadcast = federation.broadcast(round_idx)
+    ledger = RoundLedger(DriftMeter() if len(federation.kinds.names) == 1 else None)
+    algorithm = federation.algorithm
+    reducer = algorithm.reducer(federation.server)
+    return Round(round_idx, plan, broadcast, reducer, ledger, algorithm.all_needs, started)
+
+
+def _train_cohort(run: Run, current: Round) -> None:
+    federation, broadcast, ledger = run.federation, current.broadcast, current.ledger
+    fates = {participant.client_id: participant.fate for participant in current.plan}
+    working = [client_id for client_id, fate in fates.items() if fate is not Fate.LOST_BEFORE]
+    num_samples = federation.data.num_samples
+    for client_id in run.workers.share(list(fates), num_samples):
+        ledger.sent(client_id, broadcast.num_bytes[federation.kinds[client_id]])  # also to whoever drops out
+    for update in federation.executor.run(run.workers.share(working, num_samples), broadcast):
+        if isinstance(update, ClientFailure):
+            ledger.failed(update)
+            if run.settings.on_client_failure == "raise":
+                return  # the other processes learn of it when the ledgers merge
+            continue
+        ledger.trained(update, broadcast.payloads[update.kind])
+        run.call("on_client_end", update)
+        if fates[update.client_id] is Fate.LATE:
+            federation.store.put_update(update)
+        elif fates[update.client_id] is Fate.ON_TIME:
+            _deliver(run, current, update)
+    ledger.totals += federation.executor.told_together()
+
+
+def _add_late_updates(run: Run, current: Round) -> None:
+    federation = run.federation
+    late = federation.participation.late(current.round_idx)
+    for client_id in run.workers.share(late, federation.data.num_samples):
+        kind = federation.kinds[client_id]
+        sent = current.broadcast.payloads[kind]
+        update = federation.store.pop_update(client_id, run.fabric.device, kind, sent)
+        if update is not None:
+            _deliver(run, current, update)
+
+
+def _deliver(run: Run, current: Round, update: ClientUpdate) -> None:
+    channel = run.federation.channel
+    update, uplink_bytes = channel.receive(update)
+    if channel.uplink is not None and not is_finite(update.payload):
+        cause = "its update is no longer finite after trainer.uplink_codec; choose one with a wider range"
+        current.ledger.failed(ClientFailure(update.client_id, current.round_idx, cause))
+        return
+    if "probability" in current.needs:  # an estimate takes seconds in a large population
+        update.probability = run.federation.participation.probability(update.client_id)
+    current.reducer.add(update)
+    current.ledger.arrived(update.client_id, uplink_bytes)
+
+
+def _end(run: Run, current: Round, metrics: dict[str, float]) -> None:
+    federation, settings = run.federation, run.settings
+    evaluation, done = Evaluation(), current.round_idx + 1
+    if run.is_due(done):
+        run.call("on_evaluation_start", current.round_idx)
+        begun = time.perf_counter()
+        evaluation = run_protocols(settings.protocols, federation, current.round_idx, settings.evaluate_on)
+        metrics["time/eval_s"] = time.perf_counter() - begun
+        run.learn_names(evaluation.metrics)
+        run.tell_absent(evaluation)
+    if settings.on_client_failure == "skip":
+        metrics["participation/failed"] = len(current.ledger.failures)
+    metrics["time/round_s"] = time.perf_counter() - current.started
+    run.metrics = evaluation.metrics | run.workers.gather(metrics)[0]  # the first process's clock
+    run.next_round = done
+    rows = current.ledger.rows + evaluation.rows
+    run.call("on_round_end", RoundRecord(current.round_idx, run.metrics, rows, current.plan))
+    if not run.keeps_checkpoints:
+        federation.store.collect_garbage([], delete=run.fabric.is_global_zero)

@@ -1,0 +1,214 @@
+"""Where a run leaves its files: the run folder and the loggers that write into it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lightning import Fabric
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+
+from lit_fed.engine.loop.checkpoint import find_checkpoint, restore, run_folder, runs_in, version_of
+from lit_fed.engine.storage.files import remove_half_written, shown
+from lit_fed.engine.storage.run_lock import sole_writer
+from lit_fed.engine.wire.finite import not_finite
+from lit_fed.engine.wire.workers import on_first_process
+from lit_fed.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    from lit_fed.engine.loop.run import Run
+
+
+@contextmanager
+def open_run(run: Run, ckpt_path: str | None) -> Iterator[None]:
+    """Find the checkpoint to resume from, claim the run's folder, open its loggers; within, nobody else writes there.
+
+    ``last.ckpt`` continues in its own folder; any other checkpoint starts a new one, so that the rounds after it are
+    not lost. So does a run that writes no checkpoints, which would leave the old folder ahead of its ``last.ckpt``.
+
+    Args:
+        run: Assembled.
+        ckpt_path: What the user gave; None starts anew, or goes on where this process has trained before.
+
+    Raises:
+        CheckpointError: If there is no such checkpoint, or it is not this run's.
+        ConfigError: If the folder cannot be made, or somebody else is writing into it.
+    """
+    fabric, store, settings = run.fabric, run.federation.store, run.settings
+    checkpoint = checkpoint_to_continue(fabric, ckpt_path, settings.logs) if ckpt_path is not None else None
+    run.start_round = run.next_round  # 0, unless this run has trained before
+    source = run.log_dir if run.start_round else None
+    if checkpoint is not None:
+        source = run_folder(checkpoint)
+    continues = checkpoint is None or (checkpoint.name == "last.ckpt" and run.keeps_checkpoints)
+    resumed = source if continues else None
+    with ExitStack() as held:
+        if resumed is not None:  # before its checkpoint is read, which its writer may be about to replace
+            held.enter_context(sole_writer(fabric, resumed))
+        if checkpoint is not None:
+            restore(run, checkpoint)
+            run.resumed_from = source
+            _check_clients(run, checkpoint)
+        check_server(run, "this trainer" if checkpoint is None else str(checkpoint))
+        run.log_dir = claim_run_folder(fabric, settings.logs, settings.logger, resumed)
+        if resumed is None:
+            held.enter_context(sole_writer(fabric, run.log_dir))
+        store.open(run.log_dir / "checkpoints" / "clients")
+        if checkpoint is not None:
+            where = "" if resumed is not None else f", in the new folder {shown(run.log_dir)}"
+            fabric.print(f"going on from {shown(checkpoint)} with round {run.start_round}{where}")
+        if checkpoint is not None and source is not None:
+            if source != run.log_dir:
+                on_first_process(fabric, lambda: store.adopt(source / "checkpoints" / "clients"))
+            store.find_leftovers()
+        on_first_process(fabric, lambda: remove_half_written(run.log_dir))
+        run.origin = f"trained just now in {shown(run.log_dir)}"
+        run.loggers = make_loggers(settings.logger, run.log_dir) if fabric.is_global_zero else []
+        for loop in run.federation.loops.values():
+            loop.trainer.log_dir = run.log_dir
+            if fabric.is_global_zero:
+                loop.trainer.loggers = run.loggers
+        fabric.barrier()
+        yield
+
+
+def check_server(run: Run, holder: str) -> None:
+    """Refuse a server that is not finite, before anything is done with it.
+
+    Args:
+        run: Assembled, and maybe restored.
+        holder: Who has the server.
+
+    Raises:
+        CheckpointError: If it is not.
+    """
+    if odd := not_finite(run.federation.server, run.federation.begun_infinite):
+        raise CheckpointError(
+            f"{holder} holds NaN or infinity in {odd[0]} of the server, with which nothing can be done; take an "
+            "earlier checkpoint"
+        )
+
+
+def _check_clients(run: Run, checkpoint: Path) -> None:
+    """Refuse client states that the run cannot go on with, while nothing has been written."""
+    federation = run.federation
+    if not any(True for _ in federation.store.clients()) or run.start_round >= run.max_rounds:
+        return
+    if run.resumed_from is None:
+        raise CheckpointError(
+            f"{checkpoint} lies outside of its run, whose clients keep states; name it where it was written, in the "
+            "run's folder checkpoints"
+        )
+    federation.store.open(run.resumed_from / "checkpoints" / "clients")
+    with federation.session.at_work():
+        federation.executor.check_kept(federation.session, federation.broadcast(run.start_round))
+
+
+def checkpoint_to_continue(fabric: Fabric, ckpt_path: str | Path, logs: Path) -> Path | None:
+    """The checkpoint that training goes on from.
+
+    Where the newest run has no such checkpoint and an older one does, this is said: a run that was killed before its
+    first checkpoint is passed over.
+
+    Args:
+        fabric: Prints.
+        ckpt_path: What the user gave.
+        logs: The folder of all runs.
+
+    Returns:
+        The file; None where no run has a checkpoint yet.
+
+    Raises:
+        CheckpointError: If there is no such file, or ``last`` would pass over a run that has other checkpoints.
+    """
+    name = f"{ckpt_path}.ckpt"
+    if str(ckpt_path) not in ("last", "best"):
+        path = find_checkpoint(ckpt_path, logs)
+        if path is None or not path.is_file():
+            raise CheckpointError(f"there is no checkpoint at {path}")
+        return path
+    without: list[Path] = []
+    for run in runs_in(logs):
+        folder = run / "checkpoints"
+        if (folder / name).is_file():
+            if without:
+                newer = f"{without[0]} is newer" if len(without) == 1 else f"{len(without)} runs are newer"
+                fabric.print(f"{newer}, but without a {name}: taking that of {run}")
+            return folder / name
+        others = sorted(path.name for path in folder.glob("*.ckpt"))
+        if others and str(ckpt_path) == "last":
+            raise CheckpointError(
+                f"{run} has no last.ckpt, but {', '.join(others)}; go on from --ckpt_path {folder / others[0]}, from "
+                "an older run's folder, or start anew without --ckpt_path"
+            )
+        without.append(run)
+    fabric.print(f"no {name} under {logs} yet; starting from round 0")
+    return None
+
+
+def claim_run_folder(
+    fabric: Fabric, logs: Path, choice: bool | Logger | list[Logger], resumed: Path | None = None
+) -> Path:
+    """The run's folder: the resumed one, a given logger's own, or the next free ``version_N``.
+
+    Making the folder claims it, so that runs started at the same moment get different ones.
+
+    Raises:
+        ConfigError: If it cannot be made.
+    """
+    if resumed is not None:
+        return resumed
+    given = choice if isinstance(choice, list) else [choice]
+    named = [lg for lg in given if isinstance(lg, Logger) and not isinstance(lg, CSVLogger)]  # see `check_loggers`
+    own = next((lg.log_dir for lg in named if getattr(lg, "log_dir", None)), None)
+
+    def claim() -> Path:
+        try:
+            folder = Path(own) if own is not None else _next_version(logs)
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"the run's folder cannot be made under {logs}: {error.strerror}") from error
+        return folder
+
+    return on_first_process(fabric, claim)
+
+
+def _next_version(logs: Path) -> Path:
+    logs.mkdir(parents=True, exist_ok=True)
+    version = max((version_of(run) for run in logs.glob("version_*")), default=-1) + 1
+    while True:
+        try:
+            (logs / f"version_{version}").mkdir()
+            return logs / f"version_{version}"
+        except FileExistsError:
+            version += 1
+
+
+def check_loggers(choice: bool | Logger | list[Logger], logs: Path) -> None:
+    """Refuse a ``CSVLogger`` that would write its ``metrics.csv`` over a run's own.
+
+    Args:
+        choice: True for TensorBoard, False for none, or Lightning loggers.
+        logs: The folder of all runs.
+
+    Raises:
+        ConfigError: If it writes among the runs, or where another logger does, which is the run's folder then.
+    """
+    given = [logger for logger in (choice if isinstance(choice, list) else [choice]) if isinstance(logger, Logger)]
+    for logger in given:
+        if isinstance(logger, CSVLogger):
+            others = [other.log_dir for other in given if other is not logger and other.log_dir]
+            if Path(logger.root_dir).resolve() == logs.resolve() or logger.log_dir in others:
+                raise ConfigError(
+                    f"trainer.logger CSVLogger would write its metrics.csv over a run's own in {logger.log_dir}; give "
+                    "it a name of its own, or leave it out: every run has metrics.csv without it"
+                )
+
+
+def make_loggers(choice: bool | Logger | list[Logger], log_dir: Path) -> list[Logger]:
+    """The loggers of a run; True means TensorBoard in the run's folder."""
+    if isinstance(choice, bool):
+        return [TensorBoardLogger(save_dir=log_dir, name="", version="")] if choice else []
+    return list(choice) if isinstance(choice, list) else [choice]

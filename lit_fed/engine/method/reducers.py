@@ -1,0 +1,246 @@
+"""Combine client updates as they arrive.
+
+A reducer needs memory for one model, whatever the size of the cohort, and partial results of several processes merge
+into the same answer as one process gives. `Gather` is the exception for methods that really need every update.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Generic, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from lit_fed.engine.wire.payload import MOST_VALUES, ClientUpdate, Flat, Payload, add_prefix, split_prefix
+from lit_fed.engine.wire.workers import Workers
+from lit_fed.errors import NothingToAverage
+
+T = TypeVar("T")
+_BLOCK_VALUES = 2**18  # vectors that wait to be summed hold about this many values
+_PART = 2**17  # values of a vector that are added at once
+
+
+class Reducer(ABC, Generic[T]):
+    """Turns the updates of a round into the one thing the server steps on."""
+
+    @abstractmethod
+    def add(self, update: ClientUpdate) -> None:
+        """Take in one update; its tensors may be overwritten as soon as this returns."""
+
+    @abstractmethod
+    def result(self, workers: Workers) -> T | None:
+        """Merge across processes; the same on every process, None where no update arrived."""
+
+
+class WeightedMean(Reducer[Payload]):
+    r"""The weighted mean :math:`\sum_k n_k x_k / \sum_k n_k` of every named tensor.
+
+    Sums run in float64 with unnormalised weights: a float32 value times an integer count is exact there, so the
+    order of the clients and their spread over processes change the result by at most float64 rounding. Integer
+    tensors, such as batch-norm's step counter, are averaged and rounded to the nearest integer.
+
+    Args:
+        uniform: Weigh every client 1 instead of by ``update.weight``.
+
+    Raises:
+        ValueError: If clients send different tensor names or shapes.
+        NothingToAverage: If weights sum to 0.
+    """
+
+    def __init__(self, uniform: bool = False) -> None:
+        self.uniform = uniform
+        self._sum: Tensor | None = None  # all tensors, one after the other, where they are not too large for it
+        self._sums: dict[str, Tensor] = {}  # each of them, a part of it
+        self._dtypes: dict[str, torch.dtype] = {}
+        self._total = 0.0
+        self._alike: Mapping[str, torch.Size] | None = None
+        self._waiting: list[Tensor] = []
+        self._weights: list[float] = []
+        self._most = 0  # as many wait
+
+    def add(self, update: ClientUpdate) -> None:
+        """Add ``weight * tensor`` for every tensor of the payload."""
+        weight, flat = 1.0 if self.uniform else float(update.weight), update.flat
+        self._total += weight
+        if flat is None or flat.layout is not self._alike:
+            self._check(update)
+            self._sum_up()
+            fits = flat is not None and self._sum is not None and list(flat.layout) == list(self._sums)
+            self._alike = flat.layout if flat is not None and fits else None
+        if flat is None or self._alike is None:
+            for name, tensor in update.payload.items():
+                self._sums[name].add_(tensor.detach(), alpha=weight)
+            return
+        self._waiting.append(flat.values)
+        self._weights.append(weight)
+        if len(self._waiting) >= self._most:
+            self._sum_up()
+
+    def _check(self, update: ClientUpdate) -> None:
+        """Refuse an update that is not like those before it; adding would broadcast, and quietly average."""
+        payload = update.payload
+        if not self._sums:
+            self._dtypes = {name: tensor.dtype for name, tensor in payload.items()}
+            shapes = {name: tensor.shape for name, tensor in payload.items()}
+            self._begin(shapes, next((tensor.device for tensor in payload.values()), torch.device("cpu")))
+        elif payload.keys() != self._sums.keys():
+            odd = sorted(payload.keys() ^ self._sums.keys())
+            raise ValueError(f"client {update.client_id} sends other tensors than the clients before it: {odd}")
+        for name, tensor in payload.items():
+            if tensor.shape != self._sums[name].shape:
+                raise ValueError(
+                    f"client {update.client_id} sends {name!r} in shape {tuple(tensor.shape)}, the clients before it in"
+                    f" {tuple(self._sums[name].shape)}"
+                )
+
+    def _begin(self, shapes: Mapping[str, torch.Size], device: torch.device) -> None:
+        """Zeros to add to: one vector, or, of a large model, tensors that can go one by one as their means are made."""
+        count = sum(map(torch.Size.numel, shapes.values()))
+        if count > MOST_VALUES:
+            self._sums = {
+                name: torch.zeros(shape, dtype=torch.float64, device=device) for name, shape in shapes.items()
+            }
+            return
+        self._sum = torch.zeros(count, dtype=torch.float64, device=device)
+        self._sums = Flat(shapes, self._sum).split(self._sum)
+        self._most = -(-_BLOCK_VALUES // max(count, 1))
+
+    def _sum_up(self) -> None:
+        """Add the vectors that wait, in one operation."""
+        if self._sum is None:
+            return
+        if len(self._waiting) == 1:  # a part at a time, whose values in float64 stay in the processor's cache
+            for part, values in zip(self._sum.split(_PART), self._waiting[0].split(_PART), strict=True):
+                part.add_(values, alpha=self._weights[0])
+        elif self._waiting:
+            values = torch.stack(self._waiting).double()
+            weights = torch.tensor(self._weights, dtype=torch.float64, device=values.device)
+            self._sum.add_(weights @ values)
+        self._waiting, self._weights = [], []
+
+    def result(self, workers: Workers) -> Payload | None:
+        """The mean over all processes, each tensor in the type it arrived in; the sums are gone with it."""
+        self._sum_up()
+        self._merge(workers)
+        if not self._sums:
+            return None
+        if self._total <= 0:
+            raise NothingToAverage(
+                "the weights of this round's updates sum to 0; a mean needs at least one positive weight"
+            )
+        for total in self._sums.values() if self._sum is None else (self._sum,):
+            total.div_(self._total)  # in its place: a new vector would cost as much as some updates
+        return {name: _as(self._dtypes[name], self._sums.pop(name)) for name in list(self._sums)}
+
+    def _merge(self, workers: Workers) -> None:
+        if workers.world_size == 1:
+            return
+        shapes = {name: tensor.shape for name, tensor in self._sums.items()}
+        specs = [spec for spec in workers.gather((shapes, self._dtypes)) if spec[0]]
+        if not specs:
+            return
+        odd = sorted({name for spec in specs for name in dict(spec[0].items() ^ specs[0][0].items())})
+        if odd:
+            raise ValueError(f"clients of different processes send different tensors; they differ in {odd}")
+        shapes, self._dtypes = specs[0]  # a process without a client learns here what the others sum
+        if not self._sums:
+            self._begin(shapes, workers.fabric.device)
+        total = torch.tensor([self._total], dtype=torch.float64, device=workers.fabric.device)
+        if self._sum is None:
+            for name in shapes:  # in one order on every process, each gone before the next is there twice
+                self._sums[name] = workers.all_reduce(self._sums[name])
+            self._total = float(workers.all_reduce(total).item())
+            return
+        merged = workers.all_reduce(torch.cat([self._sum, total]))
+        self._sum, self._total = merged[:-1], float(merged[-1].item())
+        self._sums = Flat(shapes, self._sum).split(self._sum)
+
+
+def _as(dtype: torch.dtype, mean: Tensor) -> Tensor:
+    """A mean as what was sent, in memory of its own; a whole number is the nearest."""
+    return mean.to(dtype, copy=True) if dtype.is_floating_point else mean.round().to(dtype)
+
+
+class _Place(NamedTuple):
+    """A part of a vector: its names, each with the one it has in the whole, its layout, where it begins, its length."""
+
+    names: Mapping[str, str]
+    layout: Mapping[str, torch.Size]
+    first: int
+    length: int
+
+
+class ByPrefix(Reducer[Payload]):
+    """Several reducers, each with the tensors whose names begin with its prefix; what has none is the first one's.
+
+    Args:
+        rest: Takes what has no prefix.
+        parts: The others by prefix, such as ``control.``.
+    """
+
+    def __init__(self, rest: Reducer[Payload], parts: Mapping[str, Reducer[Payload]]) -> None:
+        self.rest = rest
+        self.parts = parts
+        self._alike: Mapping[str, torch.Size] | None = None
+        self._places: dict[str, _Place] = {}
+
+    def add(self, update: ClientUpdate) -> None:
+        """Give each its part."""
+        flat, rest = update.flat, update.payload
+        if flat is not None and flat.layout is not self._alike:
+            self._alike, self._places = flat.layout, self._find(flat.layout)
+        if flat is not None and self._places:
+            for prefix, reducer in (*self.parts.items(), ("", self.rest)):
+                names, layout, first, length = self._places[prefix]
+                own = {name: update.payload[whole] for name, whole in names.items()}
+                reducer.add(update.with_payload(own, Flat(layout, flat.values.narrow(0, first, length))))
+            return
+        for prefix, reducer in self.parts.items():
+            own, rest = split_prefix(prefix, rest)
+            reducer.add(update.with_payload(own))
+        self.rest.add(update.with_payload(rest))
+
+    def _find(self, layout: Mapping[str, torch.Size]) -> dict[str, _Place]:
+        """Where each part stands in a vector of this layout, by prefix; nothing where one is scattered."""
+        numbers = torch.arange(sum(map(torch.Size.numel, layout.values())))
+        rest = Flat(layout, numbers).split(numbers)
+        found: dict[str, _Place] = {}
+        for prefix in (*self.parts, ""):  # every name begins with nothing
+            own, rest = split_prefix(prefix, rest)
+            names = {name: prefix + name for name in own}
+            at = torch.cat([numbers[:0], *(tensor.flatten() for tensor in own.values())])
+            first = int(at[0]) if len(at) else 0
+            if not at.equal(numbers[first : first + len(at)]):
+                return {}
+            found[prefix] = _Place(names, {name: tensor.shape for name, tensor in own.items()}, first, len(at))
+        return found
+
+    def result(self, workers: Workers) -> Payload | None:
+        """All results, under the names that clients sent."""
+        results = {prefix: reducer.result(workers) for prefix, reducer in self.parts.items()}
+        rest = self.rest.result(workers)
+        if rest is None:
+            return None
+        named = (add_prefix(prefix, part) for prefix, part in results.items() if part is not None)
+        return {**rest, **{name: tensor for part in named for name, tensor in part.items()}}
+
+
+class Gather(Reducer[list[ClientUpdate]]):
+    """Keeps every update, for servers that need them side by side; memory grows with the cohort."""
+
+    def __init__(self) -> None:
+        self._updates: list[ClientUpdate] = []
+
+    def add(self, update: ClientUpdate) -> None:
+        """Keep a copy of the update."""
+        self._updates.append(update.detached())
+
+    def result(self, workers: Workers) -> list[ClientUpdate] | None:
+        """All updates of all processes, sorted by client."""
+        parts = workers.gather(
+            [update.to("cpu") for update in self._updates] if workers.world_size > 1 else self._updates
+        )
+        gathered = [update.to(workers.fabric.device) for part in parts for update in part]
+        return sorted(gathered, key=lambda update: update.client_id) or None

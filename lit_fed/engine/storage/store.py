@@ -1,0 +1,234 @@
+"""What clients keep between rounds.
+
+A state written in round r stays beside those of rounds before; the run's checkpoint holds the index that says which
+version of each client is current, with its checksum. A run killed at any moment therefore finds, with its last
+checkpoint, exactly the client states of that moment: a newer one that no index names is never read. A round costs what
+its cohort writes, whatever the population.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lit_fed.engine.storage.files import Packs, Version, VersionedFiles, remove_half_written
+from lit_fed.engine.storage.state_bytes import State
+from lit_fed.engine.wire.payload import ClientUpdate, Payload, is_finite, layout_of
+from lit_fed.engine.wire.workers import Workers
+from lit_fed.errors import CheckpointError
+
+Key = int | str
+
+
+class ClientStore:
+    """Versioned per-client tensors, in memory or on disk.
+
+    Args:
+        mode: ``disk`` keeps only files, ``memory`` also the current states of this process in RAM.
+        keeper: Makes, of a folder, what keeps the files.
+
+    Note:
+        With several processes the folder must be visible to all of them, as Lightning's checkpoints must: a client
+        may run on another process next time.
+    """
+
+    def __init__(
+        self, mode: Literal["memory", "disk"] = "disk", keeper: Callable[[Path], VersionedFiles] = VersionedFiles
+    ) -> None:
+        self.mode = mode
+        self.keeper = keeper
+        self.files = VersionedFiles()
+        self.round_idx = 0
+        self.restored = False
+        """Whether states may come from elsewhere, by way of a checkpoint."""
+        self._index: dict[str, Version] = {}
+        self._cache: dict[str, tuple[Version, State]] = {}
+        self._ahead: dict[str, State] = {}  # read, and not yet asked for
+        self._changed: dict[str, Version | None] = {}
+        self._superseded: list[tuple[str, int]] = []  # by name and round
+
+    def open(self, directory: Path) -> None:
+        """Use a folder for the files; it is made with the first state."""
+        self.files = self.keeper(directory)
+
+    def get(self, key: Key) -> State | None:
+        """The current state, None where there is none. Its tensors must not be changed.
+
+        Raises:
+            CheckpointError: If its file is missing, damaged, another client's, or not what was written.
+        """
+        name = str(key)
+        version = self._index.get(name)
+        if version is None:
+            return None
+        cached = self._cache.get(name)
+        if cached is not None and cached[0] == version:
+            return cached[1]
+        state = self._ahead.pop(name, None) or self.files.read(name, version)
+        if self.mode == "memory":
+            self._cache[name] = (version, state)
+        return state
+
+    @contextmanager
+    def reading(self, keys: Iterable[Key]) -> Iterator[None]:
+        """Read many states at once, which `get` then gives; what cannot be read it says.
+
+        Args:
+            keys: Whose are asked for within.
+        """
+        if self.mode == "disk":  # in memory they would be kept, and all of them as long as one
+            names = [str(key) for key in keys]
+            self._ahead = self.files.read_ahead({name: self._index[name] for name in names if name in self._index})
+        try:
+            yield
+        finally:
+            self._ahead = {}
+
+    def put(self, key: Key, state: Mapping[str, Tensor]) -> None:
+        """Write a state of this round; it becomes current with `commit`."""
+        name = str(key)
+        kept = {entry: tensor.detach().cpu().contiguous() for entry, tensor in state.items()}
+        version = self._changed[name] = self.files.write(name, self.round_idx, kept)
+        if self.mode == "memory":
+            self._cache[name] = (version, {entry: tensor.clone() for entry, tensor in kept.items()})
+
+    def version(self, key: Key) -> Version | None:
+        """The current version, None where there is no state."""
+        return self._index.get(str(key))
+
+    def written(self, key: Key) -> Version | None:
+        """The version that this round has written, None where it has written none."""
+        return self._changed.get(str(key))
+
+    def note(self, key: Key, version: Version) -> None:
+        """Take down a version that somebody else has written in this round; it becomes current with `commit`."""
+        self._changed[str(key)] = version
+
+    def drop(self, key: Key) -> None:
+        """Forget a state; it is gone with `commit`."""
+        self._changed[str(key)] = None
+
+    def put_update(self, update: ClientUpdate) -> None:
+        """Keep a late update until `pop_update` in a later round."""
+        weight = torch.tensor(float(update.weight), dtype=torch.float64)
+        kept = {"weight": weight} | {f"/{n}": t for n, t in update.payload.items()}
+        if update.uplink_bytes is not None:
+            kept["bytes"] = torch.tensor(update.uplink_bytes)
+        self.put(f"late-{update.client_id}", kept)
+
+    def pop_update(self, client_id: int, device: torch.device, kind: str, sent: Payload) -> ClientUpdate | None:
+        """Take out a late update, None where the client sent none.
+
+        Args:
+            client_id: Whose.
+            device: Where it is needed.
+            kind: Which kind of network the client has.
+            sent: What clients of the kind receive: what has the same name in an update looks the same.
+
+        Raises:
+            CheckpointError: If its file is missing, damaged, another client's, not what was written, or no update.
+        """
+        state = self.get(f"late-{client_id}")
+        if state is None:
+            return None
+        self.drop(f"late-{client_id}")
+        payload = {name[1:]: tensor.to(device) for name, tensor in state.items() if name.startswith("/")}
+        weight = float(state["weight"]) if "weight" in state and state["weight"].numel() == 1 else math.nan
+        alike = sent.keys() & payload.keys() if self.restored else ()
+        if not (
+            0 <= weight < math.inf
+            and is_finite(payload)
+            and layout_of({name: sent[name] for name in alike}) == layout_of({name: payload[name] for name in alike})
+        ):
+            raise CheckpointError(f"what client {client_id} sent too late for its round is no update of this model")
+        uplink_bytes = int(state["bytes"]) if "bytes" in state else None
+        return ClientUpdate(client_id, payload, weight, kind=kind, uplink_bytes=uplink_bytes)
+
+    def commit(self, workers: Workers, next_round: int) -> None:
+        """Make this round's changes current on every process.
+
+        Raises:
+            CheckpointError: If what one of them holds cannot be written.
+        """
+        packs, wrong = self._flushed()
+        parts = workers.gather((self._changed, packs, wrong))
+        for _, packs, wrong in parts:
+            if wrong is not None:
+                raise CheckpointError(wrong)
+            self.files.take(packs)
+        changes = [change for part, *_ in parts for change in part.items()]
+        for name, version in sorted(changes, key=lambda change: change[1] is not None):  # drops, then what is new
+            before = self._index.pop(name, None)
+            if before is not None and (version is None or before[0] != version[0]):
+                self._superseded.append((name, before[0]))
+            if version is not None:
+                self._index[name] = version
+        for name, _ in changes:  # what was dropped, or is now another process's, would only take memory
+            if name in self._cache and self._cache[name][0] != self._index.get(name):
+                del self._cache[name]
+        self._changed = {}
+        self.round_idx = next_round
+
+    def _flushed(self) -> tuple[Packs, str | None]:
+        """What was written together, or why it cannot be, which all processes have to know."""
+        try:
+            return self.files.flush(), None
+        except CheckpointError as error:
+            return {}, str(error)
+
+    def state_dict(self) -> dict[str, Version]:
+        """The index: which version of each key is current."""
+        return dict(self._index)
+
+    def clients(self) -> Iterator[int]:
+        """Who keeps something."""
+        return (int(name) for name in self._index if name.isdecimal())
+
+    def load_state_dict(self, index: Mapping[str, Version], round_idx: int) -> None:
+        """Go back to an index."""
+        self._index = dict(index)
+        self.restored = True
+        self._cache, self._changed, self._superseded = {}, {}, []
+        self.round_idx = round_idx
+
+    def find_leftovers(self) -> None:
+        """Note the files that no index names, such as those of a round that was killed, for collection.
+
+        Files that were half written when the process was killed are deleted: call it before anybody writes.
+        """
+        if self.files.directory is not None:
+            remove_half_written(self.files.directory)
+        current = {(name, round_idx) for name, (round_idx, _) in self._index.items()}
+        self._superseded = [entry for entry in self.files.rounds() if entry not in current]
+
+    def adopt(self, directory: Path) -> None:
+        """Copy the current states from another run's folder; called on one process.
+
+        Raises:
+            CheckpointError: If one is not there, or cannot be copied.
+        """
+        source = self.keeper(directory)
+        for name, version in self._index.items():
+            self.files.copy(name, version, source)
+        self.files.take(self.files.flush())
+
+    def collect_garbage(self, kept: Iterable[Mapping[str, Version]], delete: bool) -> None:
+        """Forget superseded versions that no kept checkpoint names; call it after a checkpoint.
+
+        Args:
+            kept: The indices of the checkpoints that are kept.
+            delete: Also delete the files; for one process.
+        """
+        indices = list(kept)
+        remaining, gone = list[tuple[str, int]](), list[tuple[str, int]]()
+        for name, round_idx in self._superseded:
+            needed = any(name in index and index[name][0] == round_idx for index in indices)
+            (remaining if needed else gone).append((name, round_idx))
+        self.files.forget(gone, delete)
+        self._superseded = remaining

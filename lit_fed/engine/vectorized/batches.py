@@ -1,0 +1,187 @@
+"""The batches of a group of clients, stacked step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from itertools import chain, repeat
+from typing import Any
+from typing import Protocol as Interface
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from lit_fed.data.loaders.tensor_loader import TensorLoader
+from lit_fed.data.partitions.csr import IntArray
+from lit_fed.engine.clients.local import num_batches
+from lit_fed.engine.method.client import Phase
+from lit_fed.engine.vectorized.objective import NotVectorizable
+from lit_fed.engine.wire.batches import batch_size_of
+
+
+class GroupBatches(Interface):
+    """What a group trains on: for every step the batches of the clients that still train, the first ones."""
+
+    @property
+    def num_steps(self) -> Sequence[int]:
+        """Of every client, descending."""
+
+    @property
+    def each(self) -> Sequence[int]:
+        """Of every client, in one pass over its data."""
+
+    def take(self, step: int, active: int, pad_to: int) -> tuple[Any, list[int]]:
+        """The batches of a step, stacked and padded to the largest, and their sizes.
+
+        Args:
+            step: Counted from 0; every step is taken once, in order.
+            active: How many clients.
+            pad_to: Pad to at least as many samples, where a batch has fewer.
+        """
+
+
+class Collected:
+    """Batches of any loaders, one client after the other.
+
+    Args:
+        phases: The same phase of every client.
+        num_steps: Of every client, descending.
+        to_device: Moves a batch that a loader gave.
+    """
+
+    def __init__(self, phases: Sequence[Phase], num_steps: Sequence[int], to_device: Any) -> None:
+        self.num_steps: Sequence[int] = num_steps
+        self._loaders = [phase.loader for phase in phases]
+        self.each: Sequence[int] = [len(loader) for loader in self._loaders]  # type: ignore[arg-type]  # `total_steps` has looked
+        self._batches = [_endless(loader) for loader in self._loaders]
+        self._to_device = to_device
+
+    def take(self, step: int, active: int, pad_to: int) -> tuple[Any, list[int]]:
+        """See `GroupBatches.take`."""
+        found = [self._to_device(next(self._batches[idx]), self._loaders[idx]) for idx in range(active)]
+        sizes = [batch_size_of(batch) for batch in found]
+        return _stack(found, sizes, _width(sizes, pad_to)), sizes
+
+
+class Gathered:
+    """Batches of loaders over rows of one tensor, fetched for all clients at once.
+
+    Args:
+        loaders: One a client.
+        num_steps: Of every client, descending; the first one's is not 0.
+    """
+
+    def __init__(self, loaders: Sequence[TensorLoader], num_steps: Sequence[int]) -> None:
+        self.num_steps: Sequence[int] = num_steps
+        self.each: Sequence[int] = [len(loader) for loader in loaders]
+        self._like = loaders[0]
+        size, longest = self._like.batch_size, num_steps[0]
+        steps, each = np.array(num_steps), np.maximum(self.each, 1)
+        taken = np.array([loader.num_samples for loader in loaders])
+        self._sizes = _sizes(size, steps, each, taken)
+        # Every pass of every client: whose it is, at which of its steps it begins, and how many samples it takes.
+        passes = -(-steps // each)
+        whose = np.arange(len(loaders)).repeat(passes)
+        begins = (np.arange(len(whose)) - (passes.cumsum() - passes)[whose]) * each[whose]
+        lengths = np.minimum(taken[whose], (steps[whose] - begins) * size)
+        orders = [loaders[idx].order() for idx in whose.tolist()]
+        if (lengths < taken[whose]).any():
+            orders = [order[:length] for order, length in zip(orders, lengths.tolist(), strict=True)]
+        counts = np.array([loader.indices.shape[0] for loader in loaders])
+        own = torch.cat([loader.indices for loader in loaders])
+        firsts = counts.cumsum() - counts
+        chosen = own[torch.cat(orders) + torch.from_numpy(firsts[whose].repeat(lengths))]
+        # Where each pass begins, and on from there: one copy for all.
+        places = ((whose * longest + begins) * size - lengths.cumsum() + lengths).repeat(lengths)
+        # Padding is its own sample: of another's its loss may not know the label.
+        rows = own[torch.from_numpy(np.minimum(firsts, len(own) - 1))].repeat_interleave(longest * size)
+        rows[torch.from_numpy(places + np.arange(len(places)))] = chosen
+        self._rows = rows.view(len(loaders), longest, size).to(self._like.device)
+
+    def take(self, step: int, active: int, pad_to: int) -> tuple[Any, list[int]]:
+        """See `GroupBatches.take`."""
+        sizes = self._sizes[:active, step].tolist()
+        longest = _width(sizes, pad_to)
+        x, y = self._like.fetch(self._rows[:active, step, :longest].reshape(-1))
+        return (x.unflatten(0, (active, longest)), y.unflatten(0, (active, longest))), sizes
+
+
+def can_gather(loaders: Iterable[Any]) -> bool:
+    """Whether loaders read the rows of one tensor, and nothing is drawn for a sample."""
+    found = list(loaders)
+    return all(type(one) is TensorLoader and one.reads_as(found[0]) for one in found)
+
+
+def total_steps(phase: Phase) -> int:
+    """How many batches a phase takes in all.
+
+    Raises:
+        NotVectorizable: If its loader does not know its length.
+    """
+    if not isinstance(phase.loader, Sized):
+        raise NotVectorizable("a loader does not know how many batches it has")
+    if not (each := len(phase.loader)):
+        return 0
+    steps = num_batches(phase)
+    return int(phase.epochs or 0) * each if steps is None else steps
+
+
+def cut(batch: Any, rows: Tensor, size: int, longest: int) -> Any:
+    """The batches of some clients of one size, without what they were padded with up to the longest."""
+
+    def one(leaf: Any) -> Any:
+        chosen = leaf[rows] if isinstance(leaf, Tensor) else leaf
+        is_padded = isinstance(leaf, Tensor) and leaf.ndim > 1 and leaf.shape[1] == longest
+        return chosen[:, :size] if is_padded else chosen
+
+    return tree_map(one, batch)
+
+
+def _sizes(size: int, steps: IntArray, each: IntArray, taken: IntArray) -> IntArray:
+    """The samples of every client's batches, (clients, steps); 0 where it is done.
+
+    Args:
+        size: Of a batch that is no pass's last.
+        steps: How many batches, by client.
+        each: How many in one pass.
+        taken: Samples in one pass.
+    """
+    step = np.arange(steps[0])
+    ends_pass = (step + 1) % each[:, None] == 0
+    found: IntArray = np.where(ends_pass, (taken - (each - 1) * size)[:, None], size) * (step < steps[:, None])
+    return found
+
+
+def _endless(loader: Iterable[Any]) -> Iterator[Any]:
+    return chain.from_iterable(repeat(loader))
+
+
+def _width(sizes: Sequence[int], pad_to: int) -> int:
+    return max(sizes) if min(sizes) >= pad_to else max(*sizes, pad_to)
+
+
+def _stack(batches: Sequence[Any], sizes: Sequence[int], longest: int) -> Any:
+    """One batch of tensors (n, B, …) from batches of any nesting, padded where they have a row a sample."""
+    flat = [tree_flatten(batch) for batch in batches]
+    spec = flat[0][1]
+    if any(other != spec for _, other in flat):
+        raise NotVectorizable("the batches of the clients of a group are nested differently")
+    leaves = []
+    for column in zip(*(leaves for leaves, _ in flat), strict=True):
+        if not isinstance(column[0], Tensor):
+            if any(one != column[0] for one in column):
+                raise NotVectorizable("batches hold something that is no tensor and differs between clients")
+            leaves.append(column[0])
+            continue
+        padded = [_pad(tensor, size, longest) for tensor, size in zip(column, sizes, strict=True)]
+        if len({tensor.shape for tensor in padded}) > 1:
+            raise NotVectorizable("the samples of the clients of a group have different shapes")
+        leaves.append(torch.stack(padded))
+    return tree_unflatten(leaves, spec)
+
+
+def _pad(tensor: Tensor, size: int, longest: int) -> Tensor:
+    if size == longest or not tensor.ndim or tensor.shape[0] != size:
+        return tensor
+    return torch.cat([tensor, tensor[:1].expand(longest - size, *tensor.shape[1:])])

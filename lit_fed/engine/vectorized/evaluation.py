@@ -1,0 +1,163 @@
+"""Clients with models of their own, tested as one computation: as a group trains, batch by batch.
+
+Where a test begins with work, such as fine-tuning, the group does that work first. What one client's values are does
+not depend on who else is in the group; the differences to one client after the other are those of rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.utils._pytree import tree_map
+
+from lit_fed.data.loaders.tensor_loader import TensorLoader
+from lit_fed.engine.clients.executor import Question
+from lit_fed.engine.clients.session import Session
+from lit_fed.engine.lightning.surface import plain_name
+from lit_fed.engine.method.client import Client, Tensors
+from lit_fed.engine.vectorized.batches import Gathered, can_gather, cut
+from lit_fed.engine.vectorized.meter import GroupMeter
+from lit_fed.engine.vectorized.objective import GroupClient, NotVectorizable, StepMeter, Stepper, batch_dims, twice
+from lit_fed.engine.vectorized.shared_evaluation import is_only_its_step
+from lit_fed.engine.vectorized.training import GroupLoop, holdings
+from lit_fed.engine.wire.broadcast import Broadcast
+from lit_fed.engine.wire.payload import ClientUpdate
+
+_BATCH_VALUES = 2**21  # of all clients' inputs in a step
+_FEWEST = 8
+
+
+class GroupEvaluation:
+    """Answers for the clients of a kind, several at a time.
+
+    Args:
+        session: Admits them.
+        kind: Theirs.
+        group: Does the work before a test.
+    """
+
+    def __init__(self, session: Session, kind: str, group: GroupLoop) -> None:
+        self.session, self.kind, self.group, self.loop = session, kind, group, group.loop
+        self._impossible: set[str] = set()  # protocols for which it was tried in vain
+
+    def answers(
+        self, question: Question, ids: Sequence[int], broadcast: Broadcast, size: int
+    ) -> Iterator[ClientUpdate]:
+        """The answers of those clients for which this gives them; the others are to be asked one by one.
+
+        Args:
+            question: What is asked, with `Question.loader`.
+            ids: Whom.
+            broadcast: What they receive.
+            size: How many clients at a time.
+        """
+        if question.loader is None or question.protocol in self._impossible:
+            return
+        if not is_only_its_step(self.loop, question.subset):
+            return
+        loaders = {}
+        for client_id in ids:
+            own = question.loader(client_id)
+            if not isinstance(own, TensorLoader) or not own.is_fixed:
+                return
+            loaders[client_id] = own
+        largest = max((min(one.batch_size, one.num_samples) for one in loaders.values()), default=1)
+        size = min(size, _BATCH_VALUES // max(1, largest * math.prod(self.session.data.input_shape)))
+        if size < _FEWEST:  # a batch is large enough to be computed alone
+            return
+        samples = self.session.data.num_samples
+
+        def many(client_id: int) -> int:  # who has more batches to train on comes first; else, alike ones go together
+            return samples(client_id) if question.fine_tuning is not None else loaders[client_id].num_samples
+
+        ordered = sorted(ids, key=lambda client_id: (-many(client_id), client_id))
+        for start in range(0, len(ordered), size):
+            chosen = ordered[start : start + size]
+            try:
+                yield from self._answers(question, chosen, [loaders[one] for one in chosen], broadcast)
+            except Exception:  # whatever a step for several clients cannot do; asked alone, a client says what is wrong
+                self._impossible.add(question.protocol)
+                return
+
+    def _answers(
+        self, question: Question, ids: Sequence[int], loaders: Sequence[TensorLoader], broadcast: Broadcast
+    ) -> list[ClientUpdate]:
+        admitted: dict[Any, list[tuple[Client, TensorLoader]]] = {}
+        with self.session.store.reading(ids):
+            for client_id, loader in zip(ids, loaders, strict=True):
+                client = self.session.admit(client_id, broadcast, question.stage, question.fine_tuning)
+                admitted.setdefault(holdings(client), []).append((client, loader))
+        found = []
+        for alike in admitted.values():
+            clients = [client for client, _ in alike]
+            with self.loop.model.preserved():
+                tensors = self.group.train(clients).tensors
+                metrics = self._test(clients, tensors, [loader for _, loader in alike], question.subset)
+            for client, values in zip(clients, metrics, strict=True):
+                found.append(ClientUpdate(client.id, {}, metrics=values, kind=self.kind))
+        return found
+
+    @torch.no_grad()
+    def _test(
+        self, clients: Sequence[Client], tensors: Tensors, loaders: Sequence[TensorLoader], subset: Any
+    ) -> list[dict[str, float]]:
+        """What each client's evaluation step logs over its loader."""
+        if not can_gather(loaders):
+            raise NotVectorizable("the clients' test data are not rows of one tensor")
+        loop, stage, recorder, meter = (
+            self.loop,
+            self.loop.evaluation_stage(subset),
+            StepMeter(),
+            GroupMeter(len(clients)),
+        )
+        order = sorted(range(len(clients)), key=lambda idx: -len(loaders[idx]))
+        lengths = [len(loaders[idx]) for idx in order]
+        if not lengths[0]:
+            return [{} for _ in clients]
+        batches = Gathered([loaders[idx] for idx in order], lengths)
+        stacks = {name: tensor[order] for name, tensor in tensors.items()}
+        step = _by_client(Stepper(loop.objective, loop.bound(f"{stage}_step")), recorder)
+        loop.state.client, loop.state.meter = GroupClient(clients[0]), recorder
+        loop.trainer.stage = "test" if subset == "test" else "validate"
+        loop.begin_metrics(sync=False)
+        try:
+            with loop.mode(str(stage)):
+                for batch_idx in range(lengths[0]):
+                    active = sum(length > batch_idx for length in lengths)
+                    batch, sizes = batches.take(batch_idx, active, 0)
+                    for size, own in groupby(sorted(range(active), key=sizes.__getitem__), key=sizes.__getitem__):
+                        rows = torch.tensor(list(own), device=loop.fabric.device)
+                        part = loop.to_device(cut(batch, rows, size, max(sizes)), loaders[0])
+                        with loop.autocast():
+                            values = step({name: tensor[rows] for name, tensor in stacks.items()}, part, batch_idx)
+                        for (name, weight), value in zip(recorder.logged, values, strict=True):
+                            meter.add_at(rows, name, value.double(), size if weight is None else weight)
+        finally:
+            loop.state.meter = None
+        found = meter.compute()
+        by_client = sorted(zip(order, found, strict=True), key=lambda one: one[0])
+        return [{plain_name(name): value for name, value in metrics.items()} for _, metrics in by_client]
+
+
+def _by_client(step: Stepper, recorder: StepMeter) -> Callable[[Tensors, Any, int], list[Tensor]]:
+    """The step for several clients at once: what it logs for each, given stacked tensors and batches of one size."""
+
+    def several(tensors: Tensors, batch: Any, batch_idx: int) -> list[Tensor]:
+        def one(own: Tensors, batch: Any) -> tuple[Tensor, ...]:
+            recorder.logged, recorder.values = [], []
+            functional_call(step, {f"objective.{name}": tensor for name, tensor in own.items()}, (batch, batch_idx))
+            return tuple(recorder.values)
+
+        dims, count = batch_dims(batch), len(next(iter(tensors.values())))
+        if count == 1:  # one alone would be multiplied by other kernels than a group
+            tensors, batch = tree_map(twice, (tensors, batch))
+        values = torch.vmap(one, in_dims=(0, dims))(tensors, batch)
+        return [value[:count] for value in values]
+
+    return several

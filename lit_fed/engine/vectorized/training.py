@@ -1,0 +1,315 @@
+"""The local work of a group of clients, as one computation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lit_fed.engine.clients.local import LocalLoop
+from lit_fed.engine.method.client import Client, Pass, Phase, Tensors
+from lit_fed.engine.method.steps import EffectiveSteps
+from lit_fed.engine.vectorized.batches import Collected, Gathered, GroupBatches, can_gather, cut, total_steps
+from lit_fed.engine.vectorized.meter import GroupMeter, MeanGradients
+from lit_fed.engine.vectorized.objective import Differs, GroupObjective, NotVectorizable, Slice, StackedTensors
+
+
+class Trained(NamedTuple):
+    """What a group's work gave.
+
+    Args:
+        tensors: Of the clients' models, stacked.
+        metrics: What each client logged.
+    """
+
+    tensors: Tensors
+    metrics: list[dict[str, float]]
+
+
+def holdings(client: Client) -> Any:
+    """What must be the same for clients of a group: names and shapes of what they hold, and whether they are new."""
+    held = (client.state, *client.results.values())
+    shapes = tuple([tuple([(name, tensor.shape) for name, tensor in one.items()]) for one in held])
+    return client.is_new, tuple(client.begun), tuple(client.results), shapes
+
+
+class GroupLoop:
+    """Trains groups of clients of one kind.
+
+    Args:
+        loop: What trains one of them.
+        pad_to: Batches with fewer samples are padded to as many, which is right where the objective on a batch is the
+            mean of what it is on its samples alone; 0 pads none.
+    """
+
+    def __init__(self, loop: LocalLoop, pad_to: int = 0) -> None:
+        self.loop = loop
+        self.pad_to = pad_to
+
+    def train(self, clients: Sequence[Client]) -> Trained:
+        """Do the clients' work; each then has its trained tensors as ``client.model``, and its results.
+
+        Args:
+            clients: Admitted, and alike in what they hold; those with more steps first.
+
+        Returns:
+            What each logged, and their tensors.
+
+        Raises:
+            NotVectorizable: If they have to be trained one by one.
+        """
+        loop, model = self.loop, self.loop.model
+        tensors = _stack_models(model, clients)
+        parts = StackedTensors(tensors)
+        for idx, client in enumerate(clients):
+            client.model = Slice(model, partial(parts.at, idx))
+        work = [loop.algorithm.phases(client) for client in clients]
+        if len({len(phases) for phases in work}) > 1:
+            raise NotVectorizable("clients of a round have different phases of work")
+        meter = GroupMeter(len(clients))
+        with self._at_work(clients[0].round_idx):
+            for phases in zip(*work, strict=True):
+                self._run(phases, clients, tensors, meter)
+        return Trained(tensors, meter.compute())
+
+    @contextmanager
+    def _at_work(self, round_idx: int) -> Iterator[None]:
+        state, trainer = self.loop.state, self.loop.trainer
+        state.training, trainer.stage = True, "fit"
+        trainer.current_epoch, trainer.global_step = round_idx, 0
+        if not self.loop.objective.training:
+            self.loop.objective.train()
+        try:
+            yield
+        finally:
+            state.meter, state.training, state.public = None, False, False
+
+    def _run(
+        self, phases: Sequence[Phase | Pass], clients: Sequence[Client], tensors: Tensors, meter: GroupMeter
+    ) -> None:
+        for one, client in zip(phases, clients, strict=True):
+            client.phase = one.name
+        found = [one for one in phases if isinstance(one, Phase)]
+        if not found:
+            for one, client in zip(phases, clients, strict=True):
+                self.loop.model.load(client.model.tensors(tensors))
+                self.loop.read(one, client)  # type: ignore[arg-type]  # a Pass: no phase was found
+            return
+        first = found[0]
+        kind = _kind(first)
+        if len(found) < len(phases) or any(_kind(one) != kind for one in found):
+            raise NotVectorizable("clients of a round have different phases of work")
+        if first.begin is not None:
+            for one, client in zip(found, clients, strict=True):
+                client.left = client.model.copy(tensors)
+                for name, tensor in (one.begin or {}).items():
+                    client.model.tensor(name).copy_(tensor)
+        _PhaseOfGroup(self, found, clients, tensors, meter).run()
+
+
+def _kind(phase: Phase) -> tuple[Any, ...]:
+    return phase.name, phase.trains, phase.moves, phase.public, phase.lr, phase.begin is None
+
+
+class _PhaseOfGroup:
+    """One phase of a group's work."""
+
+    def __init__(
+        self, group: GroupLoop, phases: Sequence[Phase], clients: Sequence[Client], tensors: Tensors, meter: GroupMeter
+    ) -> None:
+        loop = self.loop = group.loop
+        self.pad_to, self.phase, self.clients, self.meter = group.pad_to, phases[0], clients, meter
+        self.device = loop.fabric.device
+        loop.model.set_trainable(self.phase.trains)
+        self.trained = {name: tensors[name] for name, p in loop.model.parameters.items() if p.requires_grad}
+        self.still = {
+            name: tensors[name] for name in tensors if name in loop.model.parameters and name not in self.trained
+        }
+        self.buffers = {name: tensors[name] for name in tensors if name in loop.model.buffers}
+        self.batches = _batches(loop, phases)
+        self.objective = GroupObjective(loop, clients)
+        self.leaves: dict[str, nn.Parameter] = {}
+        self.steps = EffectiveSteps()
+
+    def run(self) -> None:
+        """Step until the last client is done."""
+        loop, lengths = self.loop, self.batches.num_steps
+        loop.state.public, loop.state.client = self.phase.public, self.objective.client
+        loop.state.meter = self.objective.recorder
+        loop.expect(self.phase)
+        accumulate = loop.gradients.accumulate if self.phase.moves else 1
+        if accumulate > 1 and len({*zip(lengths, self.batches.each, strict=True)}) > 1:
+            raise NotVectorizable("with accumulate_grad_batches, the clients of a group need equally many batches")
+        optimizers, schedulers = loop.optimizers.build(self.phase.name, loop.trainer.current_epoch)
+        optimizer = optimizers[0]
+        if schedulers and len(set(lengths)) > 1:
+            raise NotVectorizable("with a schedule by steps, the clients of a group need equally many batches")
+        lr, fine_tuning = self.phase.lr, self.clients[0].fine_tuning
+        if lr is None and fine_tuning is not None and not self.phase.public:
+            lr = fine_tuning.lr
+        for group in optimizer.param_groups if lr is not None else ():
+            group["lr"] = lr
+        own_parameters = [list(group["params"]) for group in optimizer.param_groups]
+        distances = [0.0]
+        mean_gradient = MeanGradients(len(self.clients))
+        try:
+            active = 0
+            for step in range(lengths[0] if lengths else 0):
+                remaining = sum(length > step for length in lengths)
+                if remaining != active:
+                    active = remaining
+                    self._narrow(optimizer, active)
+                batch_idx = self._batch_idx(step, active)
+                sizes = self._take_gradients(step, batch_idx, active, accumulate)
+                if not self.phase.moves:
+                    mean_gradient.add({n: leaf.grad for n, leaf in self.leaves.items() if leaf.grad is not None}, sizes)
+                elif accumulate == 1 or self._ends_here(step, batch_idx, accumulate):
+                    self._step(optimizer, active)
+                    for entry in schedulers:
+                        if loop.trainer.global_step % entry.frequency == 0:
+                            loop.optimizers.advance(entry)
+                distances.append(self.steps.distance)
+        finally:
+            for group, parameters in zip(optimizer.param_groups, own_parameters, strict=True):
+                group["params"] = parameters
+            optimizer.state.clear()
+            loop.state.meter = None
+        for client, length in zip(self.clients, lengths, strict=True):
+            client.steps.extend(distances[length], self.steps)
+        if not self.phase.moves:
+            for client, found in zip(self.clients, mean_gradient.means(), strict=True):
+                client.results[self.phase.name] = found
+
+    def _batch_idx(self, step: int, active: int) -> Any:
+        """The number of the batch in its epoch, where that is one number."""
+        each = self.batches.each
+        alike = each[0] == each[active - 1] or step < each[active - 1]
+        return step % each[0] if alike else Differs("batch_idx")
+
+    def _ends_here(self, step: int, batch_idx: int, accumulate: int) -> bool:
+        """Whether gradients that were accumulated are stepped on; what is left over at the end of an epoch is."""
+        last = batch_idx + 1 == self.batches.each[0] or step + 1 == self.batches.num_steps[0]
+        return last or (batch_idx + 1) % accumulate == 0
+
+    def _narrow(self, optimizer: Optimizer, active: int) -> None:
+        """Go on with the first clients only: parameters and the optimizer's state are views of what they were."""
+        own = self.loop.model.parameters
+        before = self.leaves
+        self.leaves = {name: nn.Parameter(tensor[:active]) for name, tensor in self.trained.items()}
+        old = {id(before[name] if before else own[name]): leaf for name, leaf in self.leaves.items()}
+        for group in optimizer.param_groups:
+            group["params"] = [old[id(parameter)] for parameter in group["params"] if id(parameter) in old]
+        for name, earlier in before.items():
+            if earlier in optimizer.state:
+                kept = optimizer.state.pop(earlier)
+                optimizer.state[self.leaves[name]] = {
+                    key: value[:active] if isinstance(value, Tensor) and value.ndim else value
+                    for key, value in kept.items()
+                }
+
+    def _take_gradients(self, step: int, batch_idx: Any, active: int, accumulate: int) -> list[int]:
+        """Add every client's gradient on its batch to the leaves; returns the batches' sizes."""
+        loop, recorder = self.loop, self.objective.recorder
+        batch, sizes = self.batches.take(step, active, self.pad_to)
+        self.objective.batch_idx = batch_idx
+        if accumulate == 1 or batch_idx % accumulate == 0:
+            for leaf in self.leaves.values():
+                leaf.grad = None
+        with loop.autocast():
+            loss, values = self._losses(batch, sizes)
+        total = loss.sum()
+        (total / accumulate if accumulate > 1 else total).backward()
+        counts = torch.tensor(sizes, device=self.device)
+        for (name, weight), value in zip(recorder.logged, values, strict=True):
+            self.meter.add(name, value, counts if weight is None else weight, sizes if weight is None else weight)
+        return sizes
+
+    def _losses(self, batch: Any, sizes: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
+        """Every client's objective, and what it logs.
+
+        How a client's is computed depends on the size of its own batch alone: its bits do not depend on who else is in
+        the group.
+        """
+        ways: dict[tuple[int, bool], list[int]] = {}
+        for idx, size in enumerate(sizes):
+            ways.setdefault((self.pad_to, True) if size < self.pad_to else (size, False), []).append(idx)
+        if len(ways) == 1:
+            ((_, padded),) = ways
+            return self._losses_of(batch, slice(0, len(sizes)), sizes if padded else None)
+        parts, width = [], max(*sizes, self.pad_to)
+        for (size, padded), own in ways.items():
+            rows = torch.tensor(own, device=self.device)
+            counts = [sizes[idx] for idx in own] if padded else None
+            parts.append(self._losses_of(cut(batch, rows, size, width), rows, counts))
+        back = torch.tensor([idx for own in ways.values() for idx in own], device=self.device).argsort()
+        loss = torch.cat([part[0] for part in parts])[back]
+        return loss, [torch.cat(column)[back] for column in zip(*(part[1] for part in parts), strict=True)]
+
+    def _losses_of(self, batch: Any, rows: slice | Tensor, sizes: Sequence[int] | None) -> tuple[Tensor, list[Tensor]]:
+        own = self.leaves if isinstance(rows, slice) else {name: leaf[rows] for name, leaf in self.leaves.items()}
+        parameters = {**{name: tensor[rows] for name, tensor in self.still.items()}, **own}
+        buffers = {name: tensor[rows] for name, tensor in self.buffers.items()}
+        counts = None if sizes is None else torch.tensor(sizes, device=self.device)
+        loss, values = self.objective.losses(parameters, buffers, batch, rows, counts)
+        if isinstance(rows, Tensor):
+            for name, tensor in buffers.items():
+                self.buffers[name][rows] = tensor
+        return loss, values
+
+    def _step(self, optimizer: Optimizer, active: int) -> None:
+        loop, leaves = self.loop, self.leaves
+        if loop.counts_steps:
+            self.steps.count(optimizer)
+        found = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+        if loop.corrects:
+            parameters = {name: leaf.detach() for name, leaf in leaves.items()}
+            for name, gradient in self.objective.correct(parameters, found, slice(0, active)).items():
+                leaves[name].grad = found[name] = gradient
+        options = loop.gradients
+        if options.clip_val is not None:
+            _clip(list(found.values()), options.clip_val, options.clip_algorithm)
+        loop.take_step(optimizer)
+        loop.trainer.global_step += 1
+
+
+def _stack_models(model: Any, clients: Sequence[Client]) -> Tensors:
+    """What the clients begin with, stacked: all parameters that may train in this round, and all buffers."""
+    frozen = set(model.split.frozen)
+    found = {}
+    for name in model.names:
+        if name in frozen:
+            continue
+        column = [client.begun.get(name) for client in clients]
+        first = column[0]
+        if all(one is first for one in column):
+            whole = model.tensor(name) if first is None else first
+            found[name] = whole.unsqueeze(0).repeat(len(clients), *(1 for _ in whole.shape))
+        else:
+            found[name] = torch.stack([model.tensor(name) if one is None else one for one in column])
+    return found
+
+
+def _batches(loop: LocalLoop, phases: Sequence[Phase]) -> GroupBatches:
+    lengths = [total_steps(phase) for phase in phases]
+    if lengths != sorted(lengths, reverse=True):
+        raise NotVectorizable("clients with more samples make fewer steps")
+    if lengths[0] and not loop.converts and can_gather(phase.loader for phase in phases):
+        return Gathered([phase.loader for phase in phases], lengths)  # type: ignore[misc]  # `can_gather` has looked
+    return Collected(phases, lengths, loop.to_device)
+
+
+def _clip(gradients: Sequence[Tensor], clip_val: float, clip_algorithm: str) -> None:
+    """Clip each client's gradients, as `torch.nn.utils` does one client's."""
+    if clip_algorithm != "norm":
+        for gradient in gradients:
+            gradient.clamp_(-clip_val, clip_val)
+        return
+    norms = torch.stack([torch.linalg.vector_norm(g.reshape(len(g), -1), dim=1) for g in gradients])
+    factors = (clip_val / (torch.linalg.vector_norm(norms, dim=0) + 1e-6)).clamp(max=1.0)
+    for gradient in gradients:
+        gradient.mul_(factors.view(-1, *(1 for _ in gradient.shape[1:])))

@@ -1,0 +1,1 @@
+"""What crosses between processes and machines: payloads, broadcasts, batches, sums."""

@@ -1,0 +1,1 @@
+"""What knows a single paper: simulations, cost tables, figures; a folder a paper."""

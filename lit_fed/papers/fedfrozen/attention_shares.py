@@ -1,0 +1,80 @@
+"""Table 2 of FedFrozen: what freezing queries and keys saves, from architectures' parameter counts alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import nn
+
+from lit_fed.command.commands.cost import CostTable
+from lit_fed.errors import ConfigError
+from lit_fed.methods.attention_freezing.projections import separate_attention
+from lit_fed.papers.fedfrozen.blueprints import build_blueprint
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Parameters of a network by group.
+
+    Args:
+        kernel: Of queries and keys, biases included.
+        values: Of values.
+        unique: All of them, each once.
+        counted: All of them, shared ones as often as modules hold them: the denominator of FedFrozen's percentages.
+    """
+
+    kernel: int
+    values: int
+    unique: int
+    counted: int
+
+    @property
+    def percentages(self) -> tuple[float, float]:
+        """Queries and keys, and those and values, per hundred parameters."""
+        return 100 * self.kernel / self.counted, 100 * (self.kernel + self.values) / self.counted
+
+
+def count(network: nn.Module) -> Groups:
+    """Count a network's parameters by group; its fused projections are split on the way."""
+    try:
+        names = separate_attention(network)
+    except ConfigError:  # no attention, or none that can be told apart: then nothing of it is counted apart
+        names = None
+    sizes = {name: parameter.numel() for name, parameter in network.named_parameters()}
+    kernel, values = ([], []) if names is None else (names.kernel, names.value)
+    counted = sum(parameter.numel() for _, parameter in network.named_parameters(remove_duplicate=False))
+    return Groups(sum(map(sizes.get, kernel)), sum(map(sizes.get, values)), sum(sizes.values()), counted)  # type: ignore[arg-type]
+
+
+class AttentionShares(CostTable):
+    """What a run that freezes queries and keys sends, beside one that does not, by architecture.
+
+    Args:
+        models: Blueprint by the name to print.
+        rounds: Rounds of a run.
+        warmup_rounds: Rounds in which everything travels.
+
+    Raises:
+        ConfigError: If there are more rounds of warm-up than rounds, or an architecture is not known.
+
+    Note:
+        Percentages are of the parameters that modules hold, where T5's and BART's token embedding counts three
+        times; the ratio is of what is sent, where it counts once. So the paper's numbers come out.
+    """
+
+    def __init__(self, models: Mapping[str, str], rounds: int = 10, warmup_rounds: int = 2) -> None:
+        if not 0 <= warmup_rounds <= rounds or not rounds:
+            raise ConfigError(f"cost.warmup_rounds is {warmup_rounds}; it must be from 0 to cost.rounds, {rounds}")
+        self.rounds, self.frozen_rounds = rounds, rounds - warmup_rounds
+        self.groups = {title: count(build_blueprint(name)) for title, name in models.items()}
+
+    def text(self) -> str:
+        """A line an architecture: parameters, percentages, cost ratio."""
+        lines = [f"{'model':14} {'QK':>12} {'all':>12} {'QK %':>6} {'QKV %':>6} {'unique':>12} {'cost ratio':>10}"]
+        for title, groups in self.groups.items():
+            kernel, attention = groups.percentages
+            ratio = 1 - self.frozen_rounds / self.rounds * groups.kernel / groups.unique
+            sizes = f"{groups.kernel:12,} {groups.counted:12,} {kernel:6.2f} {attention:6.2f} {groups.unique:12,}"
+            lines.append(f"{title:14} {sizes} {ratio:10.4f}")
+        return "\n".join([*lines, f"queries and keys frozen in {self.frozen_rounds} of {self.rounds} rounds"])

@@ -1,0 +1,41 @@
+"""What a client sends in whole runs, parameters or predictions: the communication figures of UWA's Section 5.4."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lit_fed.command.commands.cost import CostTable
+from lit_fed.errors import ConfigError
+
+
+class Exchanges(CostTable):
+    """What a client sends in whole runs, in one direction, from their settings alone.
+
+    Args:
+        runs: By the name to print either ``rounds``, ``parameters`` and ``models`` (how many models' worth of them are
+            sent a round), or ``rounds``, ``public`` samples and ``classes``; every number takes 4 bytes.
+
+    Raises:
+        ConfigError: For other settings.
+    """
+
+    def __init__(self, runs: Mapping[str, Mapping[str, int]]) -> None:
+        self.megabytes = {title: _megabytes(title, settings) for title, settings in runs.items()}
+
+    def text(self) -> str:
+        """A line a run."""
+        width = max(map(len, self.megabytes))
+        return "\n".join(f"{title:{width}} {number:8.2f} MB" for title, number in self.megabytes.items())
+
+
+def _megabytes(title: str, settings: Mapping[str, int]) -> float:
+    if settings.keys() == {"rounds", "parameters", "models"}:
+        numbers = settings["parameters"] * settings["models"]
+    elif settings.keys() == {"rounds", "public", "classes"}:
+        numbers = settings["public"] * settings["classes"]
+    else:
+        raise ConfigError(
+            f"cost.runs {title!r} needs rounds, parameters and models, or rounds, public and classes; it has "
+            f"{', '.join(settings)}"
+        )
+    return 4 * numbers * settings["rounds"] / 1e6

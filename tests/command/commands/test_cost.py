@@ -1,0 +1,103 @@
+"""What a run will send is foreseen to the byte."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lit_fed import FederatedTrainer
+from lit_fed.codecs import CastCodec
+from lit_fed.command.cli import main
+from lit_fed.command.commands.cost import foresee
+from lit_fed.data import Digits
+from lit_fed.methods import FedAvg
+from tests.support import ROOT, LeastSquares, Points, rows, trainer
+
+CONFIGS = ROOT / "configs"
+SMALL = ["--trainer.max_rounds=4", "--trainer.local_epochs=null", "--trainer.local_steps=1", "--trainer.logger=false"]
+PARTS = {
+    "fedfrozen": ["-c", str(CONFIGS / "network/vit_pocket.yaml")],
+    "fd_avg": ["--algorithm.init_args.public_size=100"],
+    "fedmd": ["--algorithm.init_args.public_size=100"],
+    "feddf": ["--algorithm.init_args.public_size=100"],
+}
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["fedavg", "fedprox", "scaffold", "ditto", "fedfrozen", "fedper", "local_only", "fd_avg", "fedmd", "feddf"],
+)
+def test_a_runs_bytes_are_those_foreseen(method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = ["-c", str(CONFIGS / "quickstart.yaml"), "-c", str(CONFIGS / "method" / f"{method}.yaml")]
+    args = [*files, *PARTS.get(method, []), *SMALL, f"--trainer.default_root_dir={tmp_path}"]
+    main(["fit", *args, "--trainer.enable_progress_bar=false"])
+    run = tmp_path / "lightning_logs" / "version_0"
+    capsys.readouterr()
+    main(["cost", "-c", str(run / "config.yaml")])
+    table = {}
+    for line in capsys.readouterr().out.splitlines()[2:]:
+        if not line[0].isdigit():
+            continue
+        span, *numbers = line.split()
+        first, _, last = span.partition("–")
+        for round_idx in range(int(first), int(last or first) + 1):
+            table[round_idx] = [int(number.replace(",", "")) for number in numbers[-2:]]
+    measured = [
+        [float(row["comm/downlink_bytes"]), float(row["comm/uplink_bytes"])] for row in rows(run / "metrics.csv")
+    ]
+    assert [table[round_idx] for round_idx in range(4)] == measured
+
+
+def test_codecs_and_cohorts_count() -> None:
+    # Two float32 from the model of two weights: 8 bytes down, 4 up in bfloat16, to and from two clients.
+    made = trainer(Path(), max_rounds=3, uplink_codec=CastCodec("bfloat16"))
+    cost = foresee(made, LeastSquares(), Points(), FedAvg())
+    assert [(one["model"].downlink, one["model"].uplink) for one in cost.rounds] == [(16, 8)] * 3
+    assert (cost.total, cost.ratio, cost.frozen) == (72, 1.0, 0)
+    assert cost.parameters == {"model": 2}
+
+
+def test_a_frozen_head_saves_what_fedavg_would_send() -> None:
+    # mlp: 64·64 + 64 = 4160 in the body; the head's classes 64·10, without a bias, stay where they are.
+    from lit_fed import Classifier
+    from lit_fed.methods import DotRegression
+
+    def ratio(model: Classifier) -> float:
+        return foresee(trainer(Path()), model, Digits(num_clients=4), DotRegression()).ratio
+
+    model = Classifier(network="mlp", input_shape=(1, 8, 8))
+    assert ratio(model) == pytest.approx(4160 / 4800)
+    # A layer that the task itself holds still would not travel under FedAvg either.
+    model = Classifier(network="mlp", network_args={"hidden": [64, 64]}, input_shape=(1, 8, 8))
+    model.network.get_submodule("body.1").requires_grad_(False)
+    assert ratio(model) == pytest.approx(4160 / 4800)
+
+
+def test_densities_are_foreseen_for_all_classes() -> None:
+    from lit_fed import Classifier
+    from lit_fed.methods import UWA
+
+    # 100 public samples × 10 classes, and mean and variance of 10 logits for each of 10 classes: 4·(1000 + 200) bytes.
+    method = UWA(public_size=100, calibration_fraction=0.2)
+    model = Classifier(network="mlp", input_shape=(1, 8, 8))
+    cost = foresee(trainer(Path(), max_rounds=2), model, Digits(num_clients=4), method)
+    assert [(one["model"].down, one["model"].up) for one in cost.rounds] == [(0, 4800), (4000, 4800)]
+
+
+def test_kinds_of_networks_are_counted_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    kinds = {"small": {"network_args": {"hidden": [4]}, "clients": [0]}, "big": {"clients": [1, 2, 3]}}
+    from lit_fed import Classifier
+    from lit_fed.methods import FederatedDistillation
+
+    models = {name: Classifier("mlp", input_shape=(1, 8, 8), **own) for name, own in (("small", {}), ("big", {}))}
+    made: FederatedTrainer = trainer(Path(), max_rounds=1, kinds=kinds)
+    cost = foresee(made, models, Digits(num_clients=4), FederatedDistillation(public_size=100))
+    assert {kind: one.downloads for kind, one in cost.rounds[0].items()} == {"small": 1, "big": 3}
+
+
+def test_pretrained_weights_are_not_fetched(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["cost", "-c", str(CONFIGS / "papers" / "uwa" / "runs" / "suwa_cifar100.yaml")])
+    out, err = capsys.readouterr()
+    assert err == ""
+    assert f"{5000 * 100 * 4:,}" in out  # down, a round

@@ -1,0 +1,124 @@
+"""Optimizers and schedules that take the place of others: nothing leaks from one into the next."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.cli import OptimizerCallable
+
+from lit_fed import Classifier
+from lit_fed.command.cli import main
+from lit_fed.command.reading.words import last_told_first
+from tests.command.support import LR, command, settings_of
+from tests.studies.support import grid_of
+
+ADAMW = inspect.signature(torch.optim.AdamW).parameters
+ADAMW_IN_A_FILE = "model:\n  init_args:\n    optimizer:\n      class_path: torch.optim.AdamW\n"
+
+
+class Mine(Classifier):
+    """Hands on what it does not know, and has an optimizer of its own."""
+
+    def __init__(self, optimizer: OptimizerCallable = lambda p: torch.optim.Adagrad(p, lr=7.0), **kwargs: Any) -> None:
+        super().__init__(optimizer=optimizer, **kwargs)
+
+
+def optimizer_of(args: list[str], capsys: Any) -> tuple[str, dict[str, Any]]:
+    found = settings_of(args, capsys)["model"]["init_args"]["optimizer"]
+    return found["class_path"].rpartition(".")[2], found["init_args"]
+
+
+@pytest.mark.parametrize("start", [command("fit"), ["fit", "--data", "Digits", "--algorithm", "FedAvg"]])
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--model.optimizer", "AdamW"],
+        ["--model.init_args.optimizer", "torch.optim.AdamW"],
+        ["--model.optimizer.class_path=torch.optim.AdamW"],
+        ["--model.optimizer={class_path: torch.optim.AdamW}"],
+        ["--model.optimizer", "Adagrad", "--model.optimizer", "AdamW"],
+        ["--model={init_args: {optimizer: {class_path: torch.optim.AdamW}}}"],
+        ["-c", "adamw.yaml"],
+        ["--model", "model.yaml"],
+    ],
+    ids=" ".join,
+)
+def test_another_optimizer_begins_with_its_own_settings(args: list[str], start: list[str], capsys: Any) -> None:
+    Path("adamw.yaml").write_text(ADAMW_IN_A_FILE)
+    Path("model.yaml").write_text("class_path: Classifier\ninit_args: {optimizer: {class_path: torch.optim.AdamW}}\n")
+    name, settings = optimizer_of([*start, "--model", "Classifier", *args], capsys)
+    assert name == "AdamW"
+    own = {key: list(p.default) if key == "betas" else p.default for key, p in ADAMW.items() if key != "params"}
+    assert settings == own  # a weight decay of 0.01 and a learning rate of 0.001 among them
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["--model.optimizer", "AdamW", LR, "0.5"], {"lr": 0.5, "weight_decay": 0.01}),
+        ([LR, "0.5", "--model.optimizer", "AdamW"], {"lr": 0.5, "weight_decay": 0.01}),
+        ([LR, "0.5", "-c", "adamw.yaml"], {"lr": 0.5, "weight_decay": 0.01}),
+        (["-c", "adamw.yaml", "-c", "slow.yaml"], {"lr": 0.25, "weight_decay": 0.01}),
+        (["-c", "slow.yaml", "-c", "adamw.yaml"], {"lr": 0.001, "weight_decay": 0.01}),  # it was SGD's
+        (["--model.optimizer", "{class_path: torch.optim.AdamW, init_args: {lr: 3}}"], {"lr": 3, "weight_decay": 0.01}),
+        (["--model.optimizer", "AdamW", "--model.optimizer", "SGD"], {"lr": 0.001, "momentum": 0}),
+        (["--model.optimizer", "SGD"], {"lr": 0.1, "momentum": 0}),  # the same one: what the file says stays
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_is_asked_for_stays(args: list[str], expected: dict[str, Any], capsys: Any) -> None:
+    Path("adamw.yaml").write_text(ADAMW_IN_A_FILE)
+    Path("slow.yaml").write_text("model: {init_args: {optimizer: {init_args: {lr: 0.25}}}}\n")
+    assert optimizer_of(command("fit", *args), capsys)[1].items() >= expected.items()
+
+
+def test_a_models_own_default_does_not_leak_either(capsys: Any) -> None:
+    mine = ["fit", "--data", "Digits", "--algorithm", "FedAvg", "--model", "tests.command.reading.test_words.Mine"]
+    assert optimizer_of(mine, capsys)[1]["lr"] == 7
+    assert optimizer_of([*mine, "--model.optimizer", "Adam"], capsys)[1]["lr"] == 0.001  # torch's default
+
+
+def test_another_schedule_begins_with_its_own_settings(capsys: Any) -> None:
+    warm = ("--model.lr_scheduler", "CosineAnnealingWarmRestarts", "--model.lr_scheduler.T_0", "5")
+    minimum = ("--model.lr_scheduler.eta_min", "0.01")
+
+    def schedule(*args: str) -> Any:
+        return settings_of(command("fit", *args), capsys)["model"]["init_args"]["lr_scheduler"]["init_args"]
+
+    Path("low.yaml").write_text("model: {init_args: {lr_scheduler: {init_args: {eta_min: 0.05}}}}\n")
+    assert schedule("-c", "low.yaml") == {"T_max": 40, "eta_min": 0.05, "last_epoch": -1}
+    assert schedule("-c", "low.yaml", *warm) == {"T_0": 5, "T_mult": 1, "eta_min": 0.0, "last_epoch": -1}
+    assert schedule("-c", "low.yaml", *warm, *minimum)["eta_min"] == 0.01
+
+
+def test_a_learning_rate_that_nobody_asked_for_is_said(capsys: Any) -> None:
+    def said(*args: str) -> list[str]:
+        capsys.readouterr()
+        main(command("fit", "--trainer.max_rounds", "1", *args))
+        return [line for line in capsys.readouterr().out.splitlines() if line.startswith("optimizer ")]
+
+    line = "optimizer AdamW takes its own learning rate, 0.001; set model.optimizer.lr for another"
+    assert said("--model.optimizer", "AdamW") == [line]
+    assert said("--model.optimizer", "torch.optim.AdamW", LR, "0.01") == []
+    assert said() == []
+
+
+def test_a_cell_of_a_study_takes_them_too(tmp_path: Path) -> None:
+    rows = {"sgd": {}, "adamw": {"set": {"model.init_args.optimizer": "torch.optim.AdamW"}}}
+    cells = grid_of(tmp_path, rows=rows).cells
+    found = {cell.row: cell.config["model"]["init_args"]["optimizer"]["init_args"] for cell in cells}
+    assert (found["adamw"]["lr"], found["adamw"]["weight_decay"]) == (0.001, 0.01)
+
+
+def test_what_was_said_last_comes_first_in_the_comparison_of_runs() -> None:
+    Path("base.yaml").write_text("trainer: {max_rounds: 3}\nmodel: {class_path: M, init_args: {a: 1, b: {c: 2}}}\n")
+    Path("method.yaml").write_text("algorithm: {class_path: FedProx, init_args: {mu: 0.1}}\n")
+    words = ["fit", "-c", "base.yaml", "--config=method.yaml", "--model.init_args.a=7", "--trainer.seed", "3"]
+    assert last_told_first(words) == (
+        *("trainer.seed", "model.a", "algorithm.class_path", "algorithm.mu"),
+        *("trainer.max_rounds", "model.class_path", "model.b.c"),
+    )

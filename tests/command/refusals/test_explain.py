@@ -1,0 +1,169 @@
+"""What the installed parser says, boiled down to one line: every phrase of its that is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lit_fed.command.refusals.explain import explain
+from lit_fed.command.table import COMMANDS
+from tests.command.support import LR, QUICKSTART, command, error_of
+
+
+def written(text: str) -> str:
+    Path("bad.yaml").write_text(text)
+    return "bad.yaml"
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["--trainer.max", "4"], "unknown option --trainer.max; did you mean --trainer.max_rounds?"),
+        (["--trainer.max=4"], "unknown option --trainer.max; did you mean --trainer.max_rounds?"),
+        (["--trainr.max_rounds", "4"], "unknown option --trainr.max_rounds; did you mean --trainer.max_rounds?"),
+        (["--num_clients", "4"], "unknown option --num_clients; did you mean --data.init_args.num_clients?"),
+        (["stray"], "unexpected word 'stray'; settings are given as --key value"),
+        (
+            ["--model.networks", "mlp"],
+            "unknown key model.init_args.networks: Classifier has no such setting; did you mean network?",
+        ),
+        (
+            ["--data.init_args.partition.init_args.alfa", "1"],
+            "unknown key data.init_args.partition.init_args.alfa: Dirichlet has no such setting; did you mean alpha?",
+        ),
+        (
+            ["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.patienc", "4"],
+            "unknown key trainer.callbacks.init_args.patienc: EarlyStopping has no such setting; "
+            "did you mean patience?",
+        ),
+        (["--model", "Classifer"], "model: there is no LightningModule named 'Classifer'; did you mean Classifier?"),
+        (
+            ["--model", "lit_fed.Classifer"],
+            "model: there is no LightningModule named 'lit_fed.Classifer'; did you mean",
+        ),
+        (["--algorithm", "FedAvgg"], "algorithm: there is no Algorithm named 'FedAvgg'; did you mean FedAvg?"),
+        (["--algorithm", "Classifier"], "algorithm: there is no Algorithm named 'Classifier'"),
+        (["--data.init_args.partition", "Dirchlet"], "no Partition named 'Dirchlet'; did you mean Dirichlet?"),
+        (
+            ["--model.init_args.optimizer", "torch.optim.SDG"],
+            "model.init_args.optimizer: there is no class named 'torch.optim.SDG'; did you mean torch.optim.SGD?",
+        ),
+        (
+            ["--model.init_args.lr_scheduler", "CosineAnealingLR"],
+            "there is no LRScheduler named 'CosineAnealingLR'; did you mean CosineAnnealingLR?",
+        ),
+        (["--model.init_args.lr_scheduler", "StepLR"], "model.init_args.lr_scheduler.init_args.step_size is missing"),
+        (["--trainer.max_rounds", "many"], "trainer.max_rounds: expected a whole number, not many"),
+        (["--trainer.max_rounds", "4.5"], "trainer.max_rounds: expected a whole number, not 4.5"),
+        (["--trainer.evaluate_on", "tset"], "trainer.evaluate_on: expected 'test' or 'val', not tset"),
+        (["--trainer.logger", "maybe"], "trainer.logger: expected true or false, a list or a class, not maybe"),
+        (["--trainer.gradient_clip_val", "big"], "trainer.gradient_clip_val: expected a number, not big"),
+        (["--model.init_args.optimizer.init_args.nesterov", "3"], "init_args.nesterov: expected true or false, not 3"),
+        ([LR, "fast"], "model.init_args.optimizer.init_args.lr: expected a number, not fast"),
+        (
+            ["--trainer.callbacks", "EarlyStopping"],
+            "trainer.callbacks: expected a list, not EarlyStopping; write trainer.callbacks+=EarlyStopping",
+        ),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_bad_option_is_named_with_what_was_meant(args, expected, capsys):
+    assert expected in error_of(command("fit", *args), capsys)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("trainer: {max_round: 4}", "unknown key trainer.max_round; did you mean trainer.max_rounds?"),
+        ("max_rounds: 4", "unknown key max_rounds; did you mean trainer.max_rounds?"),
+        ("trainer: {num_clients: 4}", "unknown key trainer.num_clients; did you mean data.init_args.num_clients?"),
+        ("fit: {trainer: {max_rounds: 4}}", "unknown key fit.trainer.max_rounds; did you mean trainer.max_rounds?"),
+        (
+            "model: {class_path: Classifier, max_rounds: 4}",
+            "model: max_rounds cannot stand beside class_path; did you mean trainer.max_rounds?",
+        ),
+        (
+            "model: {class_path: Classifier, network: mlp}",
+            "model: network cannot stand beside class_path; put it into model.init_args",
+        ),
+        (
+            "model: {class_path: Classifier, init_args: {lr: 1}}",
+            "unknown key model.init_args.lr: Classifier has no such setting; "
+            "did you mean model.init_args.optimizer.init_args.lr?",
+        ),
+        (
+            "model: {class_path: Classifier, init_args: {optimizer: {class_path: torch.optim.SGD, "
+            "init_args: {learning_rate: 1}}}}",
+            "unknown key model.init_args.optimizer.init_args.learning_rate: SGD has no such setting; "
+            "its settings are lr, momentum,",
+        ),
+        ("model: {class_path: Classifer}", "model: there is no LightningModule named 'Classifer'; did you mean"),
+        ("model: [1, 2]", "model: a class is needed; give class_path and init_args"),
+        ("trainer: 3", "trainer is 3; it must hold settings, such as max_rounds"),
+        ("trainer: {max_rounds: many}", "trainer.max_rounds: expected a whole number, not many"),
+        (
+            "trainer: {callbacks: [{class_path: lightning.pytorch.loggers.CSVLogger}]}",
+            "trainer.callbacks: lightning.pytorch.loggers.CSVLogger is no Callback",
+        ),
+        ("trainer:\n  seed: 1\n bad: 2\n", "config file bad.yaml, line 3: "),
+        ("trainer:\n\tseed: 1\n", "config file bad.yaml, line 2: found character '\\t' that cannot start any token"),
+        ("", "config file bad.yaml holds no settings; write keys such as trainer:"),
+        ("- a\n- b\n", "config file bad.yaml holds no settings"),
+        ("\0\1", "config file bad.yaml is not a YAML text"),
+    ],
+    ids=lambda value: value[:30].strip(),
+)
+def test_a_bad_config_file_is_named_with_what_was_meant(text, expected, capsys):
+    assert expected in error_of([*command("fit"), "-c", written(text)], capsys)
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (
+            [],
+            "no command given; choose fit, validate, test, predict, export, study, results, node, federate, provision, "
+            "split, cost, simulate, configs, copy or completion, as in:",
+        ),
+        (["fitt"], "there is no command 'fitt'; did you mean fit?"),
+        *(([f"{name}x"], f"there is no command '{name}x'; did you mean {name}?") for name in COMMANDS),
+        (["study"], "--config is missing; see lit-fed study --help"),
+        (["study", "-c", "a.yaml", "--job", "2"], "unknown option --job; did you mean --jobs?"),
+        (["study", "-c", "a.yaml", "--jobs", "two"], "jobs: expected a whole number, not two"),
+        (["simulate"], "--simulate is missing; see lit-fed simulate --help"),
+        (["simulate", "-c", "nowhere.yaml"], "config file nowhere.yaml does not exist"),
+        (["simulate", "--processes", "many"], "processes: expected a whole number, not many"),
+        (["cost"], "model, data and algorithm are missing; name a class with --model or in a file given with --config"),
+        (["cost", "--cost", "AttentionShare"], "cost: there is no CostTable named 'AttentionShare'"),
+        (["cost", "--cost", "collections.OrderedDict"], "cost: collections.OrderedDict is no CostTable"),
+        (["cost", "--cost", "{class_path: lit_fed.methods.FedAvg}"], "cost: lit_fed.methods.FedAvg is no CostTable"),
+        (
+            ["cost", "--cost", "lit_fed.command.commands.cost.CostTable"],
+            "cost: lit_fed.command.commands.cost.CostTable is abstract; name a class that derives from it",
+        ),
+        (["cost", "--cost", "{x: 1}"], "cost: a class is needed; give class_path and init_args"),
+        (["cost", "--algorithm", "collections.OrderedDict"], "algorithm: collections.OrderedDict is no Algorithm"),
+        (["cost", "--model", "Classifer"], "model: there is no LightningModule named 'Classifer'; did you mean"),
+        (["train"], "there is no command 'train'; choose fit, validate, test, predict, export, study, results, node"),
+        (["-c", str(QUICKSTART), "fit"], "settings come after the command: lit-fed fit --config my.yaml"),
+        (["fit", "-c", "nowhere.yaml"], "config file nowhere.yaml does not exist"),
+        (["fit", "-c", "configs/method/fedprx.yaml"], "config file configs/method/fedprx.yaml does not exist; did you"),
+        (["study", "-c", "uwa_figure.yaml"], "study file uwa_figure.yaml does not exist"),
+        (["copy"], "NAME is missing; see lit-fed copy --help"),
+        (["configs", "--all"], "unknown option --all; lit-fed configs takes --help"),
+        (["fit", "-c", "."], "config file . is a folder"),
+        (["fit", "-c"], "-c needs a value"),
+        (["fit"], "model, data and algorithm are missing; name a class with --model or in a file given with --config"),
+        (["fit", "--data", "Digits"], "model and algorithm are missing; name a class with --model"),
+        (["fit", "--model", "Classifier", "--data", "Digits"], "algorithm is missing; name a class with --algorithm"),
+        (["test", "--model", "Classifier", "--algorithm", "FedAvg"], "data is missing; name a class with --data"),
+    ],
+    ids=lambda value: " ".join(value)[-30:] if isinstance(value, list) else "",
+)
+def test_a_bad_command_says_what_to_do(args, expected, capsys):
+    assert error_of(args, capsys).startswith(expected)
+
+
+def test_an_unknown_report_of_the_parser_is_still_one_line():
+    assert explain("Something\n  - odd\n  - odd\n  happened") == "Something: odd: happened"

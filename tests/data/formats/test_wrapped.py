@@ -1,0 +1,379 @@
+"""Plain LightningDataModules as federations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning import LightningDataModule, LightningModule
+from torch import Tensor, nn
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from lit_fed.command.cli import main
+from lit_fed.data import Digits, Dirichlet, Listed, Wrapped
+from lit_fed.errors import ConfigError
+from tests.command.support import error_of
+from tests.support import fit, rows
+
+SITES = ("berlin", "hamburg", "ulm")
+
+
+def samples(count: int, seed: int) -> TensorDataset:
+    """The class is the sign of the first of four measurements."""
+    x = torch.randn(count, 4, generator=torch.Generator().manual_seed(seed))
+    return TensorDataset(x, (x[:, 0] > 0).long())
+
+
+class MyData(LightningDataModule):
+    """As Lightning's documentation writes one."""
+
+    def __init__(self, batch_size: int = 16, noise: float = 0.0) -> None:
+        super().__init__()
+        self.batch_size, self.noise = batch_size, noise
+        self.calls: list[str] = []
+
+    def prepare_data(self) -> None:
+        self.calls.append("prepare_data")
+
+    def setup(self, stage: str) -> None:
+        self.calls.append(stage)
+        if stage == "fit":
+            self.train, self.val = samples(120, 0), samples(30, 1)
+        if stage == "test":
+            self.test = samples(40, 2)
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(self.train, self.batch_size, shuffle=True)
+
+    def val_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(self.val, self.batch_size)
+
+    def test_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(self.test, self.batch_size)
+
+
+class Visits(Dataset[dict[str, Any]]):
+    """Two inputs a sample, a real target, and the site by name."""
+
+    def __init__(self, count: int, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        self.x, self.scan = torch.randn(count, 3, generator=generator), torch.randn(count, 2, 2, generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        y = self.x[index].sum() + self.scan[index].sum()
+        return {"blood": self.x[index], "scan": self.scan[index], "y": y, "site": SITES[index % 3]}
+
+
+class Clinic(LightningDataModule):
+    def setup(self, stage: str) -> None:
+        self.parts = {"fit": Visits(60, 0), "test": Visits(20, 1)}
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(self.parts["fit"], 8)
+
+    def test_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(self.parts["test"], 8)
+
+
+class Sum(LightningModule):
+    """A regression on two inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blood, self.scan = nn.Linear(3, 1), nn.Linear(4, 1)
+
+    def loss(self, batch: dict[str, Tensor]) -> Tensor:
+        found = self.blood(batch["blood"]) + self.scan(batch["scan"].flatten(1))
+        return (found.squeeze(1) - batch["y"]).square().mean()
+
+    def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
+        return self.loss(batch)
+
+    def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        self.log("val/loss", self.loss(batch))
+
+    def test_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:
+        self.log("test/loss", self.loss(batch))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def ready(data: Wrapped) -> Any:
+    data.setup()
+    return data
+
+
+def test_a_plain_module_is_cut_into_clients_and_keeps_its_sets() -> None:
+    module = MyData()
+    data = ready(Wrapped(module, num_clients=4))
+    assert (data.num_classes, data.input_shape, data.output_shape, data.batch_size) == (2, (4,), (2,), 16)
+    assert module.calls == ["prepare_data", "fit", "test"]
+    assert [data.num_samples(k) for k in range(4)] == [30] * 4
+    everything = torch.cat([x for k in range(4) for x, _ in data.train_loader(k, torch.Generator())])
+    assert torch.equal(everything.sort(dim=0).values, samples(120, 0).tensors[0].sort(dim=0).values)
+    assert data.test_loader().num_samples == 40
+    assert torch.equal(torch.cat([x for x, _ in data.val_loader()]), samples(30, 1).tensors[0])
+    # A quarter of the clients' classes each: of 30 validation samples the clients get a quarter, by IID's test split.
+    assert sorted(data.val_loader(k).num_samples for k in range(4)) == [7, 7, 8, 8]
+    assert data.has_val
+    counts = data.class_histogram()
+    assert counts.sum() == 120
+    assert counts.sum(axis=0).tolist() == np.bincount(samples(120, 0).tensors[1]).tolist()
+
+
+def test_validation_samples_match_a_clients_training_samples() -> None:
+    # Client 0 trains on class 0 only, so that of the validation set it is shown class 0 only.
+    labels = samples(120, 0).tensors[1].numpy()
+    lists = [np.flatnonzero(labels == label).tolist() for label in (0, 1)]
+    data = ready(Wrapped(MyData(), partition=Listed(lists)))
+    for client_id in (0, 1):
+        assert {int(label) for _, y in data.val_loader(client_id) for label in y} == {client_id}
+        assert {int(label) for _, y in data.test_loader(client_id) for label in y} == {client_id}
+
+
+def test_some_clients_only_have_their_own_validation_samples() -> None:
+    here, everybody = ready(Wrapped(MyData(), num_clients=4)), Wrapped(MyData(), num_clients=4)
+    everybody.setup(clients=[2])
+    assert everybody.has_val
+    ours, theirs = (torch.cat([x for x, _ in data.val_loader(2)]) for data in (everybody, here))
+    assert torch.equal(ours, theirs)
+    assert everybody.partition_sha256() == here.partition_sha256()
+
+
+def test_without_a_test_set_the_validation_set_is_it() -> None:
+    class NoTest(MyData):
+        test_dataloader = LightningDataModule.test_dataloader
+
+    data = ready(Wrapped(NoTest(), num_clients=2, val_fraction=0.1))
+    assert torch.equal(torch.cat([x for x, _ in data.test_loader()]), samples(30, 1).tensors[0])
+    assert data.val_loader().num_samples == 12  # a tenth of 60 for each of two
+
+
+def test_natural_clients_with_names_several_inputs_and_a_real_target(tmp_path: Path) -> None:
+    data = Wrapped(Clinic(), client="site", strata=4)
+    made = fit(tmp_path, Sum(), data, max_rounds=3)
+    assert (data.num_clients, data.client_names) == (3, list(SITES))
+    assert (data.num_classes, data.output_shape, data.input_shape) == (None, (), (3,))
+    batch = next(iter(data.train_loader(1, torch.Generator())))
+    assert set(batch["site"]) == {"hamburg"}
+    assert batch["scan"].shape == (8, 2, 2)
+    assert data.test_loader(2).num_samples == 6  # samples 2, 5, … 17 of 20
+    losses = [float(row["global/loss"]) for row in rows(made.log_dir / "metrics.csv")]
+    assert losses[-1] < losses[0]
+    assert data.describe(2)["name"] == "ulm"
+    assert len(data.describe(2)["quantiles"]) == 5
+
+
+def test_strata_of_real_targets_are_what_partitions_cut_by() -> None:
+    data = ready(Wrapped(Clinic(), num_clients=3, strata=3, partition=Dirichlet(0.3, min_samples=1)))
+    targets = np.array([float(Visits(60, 0)[index]["y"]) for index in range(60)])
+    strata = data._ready.strata
+    assert np.bincount(strata).tolist() == [20, 20, 20]
+    assert targets[strata == 0].max() <= targets[strata == 1].min() <= targets[strata == 1].max()
+    np.testing.assert_allclose(data.target_values(np.arange(60)), targets, rtol=1e-6)
+
+
+def test_from_datasets_and_collate_functions_of_either_kind_of_loader() -> None:
+    def doubled(batch: list[Any]) -> Any:
+        x, y = zip(*batch, strict=True)
+        return 2 * torch.stack(x), torch.stack(y)
+
+    class Collated(MyData):
+        def train_dataloader(self) -> DataLoader[Any]:
+            return DataLoader(self.train, 10, collate_fn=doubled)
+
+    data = ready(Wrapped(Collated(), num_clients=1, batch_size=120))
+    ((train, _),) = data.train_loader(0, torch.Generator())
+    assert torch.equal(train.sort(dim=0).values, 2 * samples(120, 0).tensors[0].sort(dim=0).values)
+    ((test, _),) = data.test_loader()
+    assert torch.equal(test, samples(40, 2).tensors[0])
+    plain = LightningDataModule.from_datasets(samples(20, 0), test_dataset=samples(10, 1), batch_size=5)
+    data = ready(Wrapped(plain, num_clients=2))
+    assert (data.batch_size, data.num_samples(0), data.test_loader().num_samples) == (5, 10, 10)
+
+
+class Counting(Dataset[tuple[Tensor, int]]):
+    """Keeps its labels as torchvision's data sets do, rightly or not, and counts how often it is read."""
+
+    def __init__(self, shift: int = 0) -> None:
+        self.targets, self.shift, self.read = [0, 1, 2] * 20, shift, 0
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        self.read += 1
+        return torch.zeros(2), (self.targets[index] + self.shift) % 3
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_labels_that_a_data_set_keeps_are_believed_where_its_samples_say_the_same(shift: int) -> None:
+    inner = Counting(shift)
+    nested = ConcatDataset([Subset(inner, list(range(30))), Subset(inner, list(range(59, 29, -1)))])
+    data = Wrapped(LightningDataModule.from_datasets(nested, test_dataset=Counting()), num_clients=2)
+    data.setup()
+    expected = [(index + shift) % 3 for index in [*range(30), *range(59, 29, -1)]]
+    assert data._ready.strata is not None
+    assert data._ready.strata.tolist() == expected
+    assert (inner.read < 40) == (shift == 0)  # some samples are looked at; all where the list is of other labels
+
+
+# --- the command line
+
+
+def test_the_command_line_wraps_a_plain_module(tmp_path: Path) -> None:
+    words = ["fit", "--model", "Classifier", "--model.network", "logistic", "--algorithm", "FedAvg"]
+    words += [
+        "--data",
+        "tests.data.formats.test_wrapped.MyData",
+        "--data.num_clients",
+        "3",
+        "--data.module.batch_size",
+        "8",
+    ]
+    words += ["--trainer.max_rounds", "2", "--trainer.default_root_dir", str(tmp_path), "--trainer.logger", "false"]
+    main(
+        [*words, "--trainer.enable_progress_bar", "false", "--data.partition", "Dirichlet", "--trainer.evaluate_on=val"]
+    )
+    folder = tmp_path / "lightning_logs/version_0"
+    assert len(rows(folder / "metrics.csv")) == 2
+    config = (folder / "config.yaml").read_text(encoding="utf-8")
+    assert "class_path: lit_fed.data.Wrapped" in config
+    assert "batch_size: 8" in config
+    again = ["--ckpt_path", str(folder / "checkpoints/last.ckpt"), "--trainer.logger", "false"]
+    main(["test", "-c", str(folder / "config.yaml"), *again])
+
+
+def test_a_file_is_told_how_to_name_it(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "run.yaml").write_text(
+        "data:\n  class_path: tests.data.formats.test_wrapped.MyData\n", encoding="utf-8"
+    )
+    words = ["fit", "--model", "Classifier", "--algorithm", "FedAvg", "-c", str(tmp_path / "run.yaml")]
+    assert error_of(words, capsys) == (
+        "data: tests.data.formats.test_wrapped.MyData is a plain LightningDataModule; name Wrapped as the class, and "
+        "tests.data.formats.test_wrapped.MyData as its module"
+    )
+
+
+def test_a_trainer_is_told_to_wrap(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"a MyData, which knows no clients; wrap it: lit_fed\.data\.Wrapped\(My"):
+        fit(tmp_path, Sum(), MyData())  # type: ignore[arg-type]
+
+
+# --- what cannot work
+
+
+def giving(name: str, loader: Any) -> LightningDataModule:
+    module = MyData()
+    setattr(module, name, lambda: loader)
+    return module
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        yield torch.zeros(2), 0
+
+
+class Streaming(MyData):
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        return batch
+
+
+class Broken(MyData):
+    def setup(self, stage: str) -> None:
+        raise FileNotFoundError("scans.h5 is gone")
+
+
+class Crooked(Visits):
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return super().__getitem__(index) | {"site": 0.5, "name": torch.zeros(index)}
+
+
+ONE = samples(8, 0)
+
+
+def datasets(train: Dataset[Any], test: Dataset[Any] | None = None, **kwargs: Any) -> Wrapped:
+    return Wrapped(LightningDataModule.from_datasets(train, test_dataset=test), **kwargs)
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "federation": (lambda: Wrapped(Digits()), "Digits is a federation already: use it as data, without Wrapped"),
+    "hook": (lambda: Wrapped(Streaming()), "overrides transfer_batch_to_device, which no client would call: do that"),
+    "several": (
+        lambda: giving("train_dataloader", [DataLoader(ONE)]),
+        "MyData.train_dataloader gives a list: give one torch.utils.data.DataLoader",
+    ),
+    "stream": (
+        lambda: giving("train_dataloader", DataLoader(Stream())),
+        "reads an IterableDataset, whose samples cannot be dealt out to clients: give a map-style",
+    ),
+    "sampler": (
+        lambda: giving("train_dataloader", DataLoader(ONE, sampler=WeightedRandomSampler([1.0] * 8, 8))),
+        "train_dataloader draws samples by WeightedRandomSampler, which clients would not: leave the sampler out",
+    ),
+    "batches": (
+        lambda: giving("test_dataloader", DataLoader(ONE, batch_sampler=[[0, 1]])),
+        "MyData.test_dataloader makes batches its own way (list), which clients would not: give a batch_size",
+    ),
+    "single": (lambda: giving("test_dataloader", DataLoader(ONE, batch_size=None)), "its own way (no batches)"),
+    "empty": (
+        lambda: giving("val_dataloader", DataLoader(Subset(ONE, []))),
+        "val_dataloader: its data set has no samples",
+    ),
+    "untrained": (LightningDataModule, "has no train_dataloader: clients would have nothing to train on"),
+    "untested": (lambda: datasets(ONE), "has neither a test_dataloader nor a val_dataloader: give it one to test on"),
+    "broken": (Broken, "data.module Broken failed in setup: FileNotFoundError: scans.h5 is gone"),
+    "val": (lambda: Wrapped(MyData(), val_fraction=0.1), "MyData has 30 validation samples of its own: set it to 0"),
+    "key": (
+        lambda: Wrapped(Clinic(), client="city"),
+        "a sample has nothing at 'city', it is a dictionary of blood, scan, y, site: correct the setting",
+    ),
+    "position": (lambda: Wrapped(MyData(), target=2), "has nothing at 2, it is a tuple of 2: correct the setting"),
+    "real client": (lambda: Wrapped(MyData(), client=0), "is no client: give names or integers"),
+    "strata": (lambda: Wrapped(MyData(), strata=0), "data.strata is 0: there must be at least 1 stratum"),
+    "no strata": (
+        lambda: Wrapped(Clinic(), target="scan", strata=2),
+        "data.strata is 2, but the samples of Clinic have no real target",
+    ),
+    "names": (lambda: Wrapped(MyData(), class_names=["a"]), "class_names has 1 names for 2 classes: give one each"),
+    "classes": (lambda: Wrapped(MyData(), num_classes=1), "label 1 of sample"),
+    "shape": (
+        lambda: datasets(Crooked(9, 0), ONE, target="name", strata=2),
+        "what samples have at 'name' differs in shape: correct the setting",
+    ),
+    "float client": (
+        lambda: datasets(Crooked(9, 0), Crooked(3, 0), client="site"),
+        "0.5 at 'site' is no client: give names or integers",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_work_is_refused_in_a_line(case: str) -> None:
+    build, message = REFUSED[case]
+
+    def use() -> None:
+        made = build()
+        data = made if isinstance(made, Wrapped) else Wrapped(made)
+        _ = data.num_classes
+        data.setup()
+
+    with pytest.raises(ConfigError) as error:
+        use()
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)

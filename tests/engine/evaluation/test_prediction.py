@@ -1,0 +1,195 @@
+"""Prediction files against a direct forward of the network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lit_fed import Classifier, Model, Split
+from lit_fed.data import Arrays
+from lit_fed.errors import CheckpointError, ConfigError
+from lit_fed.methods import FedAvg
+from lit_fed.participation import UniformParticipation
+from tests.support import Points, Threes, kept, rows, small_disk, trainer, weights
+
+
+class Network(Classifier):
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        network = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 5))
+        super().__init__(network, lambda p: torch.optim.SGD(p, lr=0.5))
+
+
+class Personal(FedAvg):
+    """A shared body and a personal head."""
+
+    def split(self, model: Model, round_idx: int) -> Split:
+        head = tuple(name for name in model.parameters if name.startswith("network.2"))
+        return Split(tuple(name for name in model.parameters if name not in head), head)
+
+
+def trained(folder: Path, **kwargs: Any) -> tuple[Any, tuple[Any, Any, Any]]:
+    parts = (Network(), Threes(3, test_batch_size=2), Personal())
+    made = trainer(folder, **kwargs)
+    made.fit(*parts)
+    return made, parts
+
+
+def forward(state: dict[str, Tensor], x: Tensor) -> Tensor:
+    """The network written out."""
+    hidden = torch.tanh(x @ state["network.0.weight"].T + state["network.0.bias"])
+    return hidden @ state["network.2.weight"].T + state["network.2.bias"]
+
+
+def test_global_model_on_the_shared_test_set(tmp_path: Path) -> None:
+    made, parts = trained(tmp_path)
+    x = torch.from_numpy(parts[1].load_arrays().x_test)
+    logits = forward(weights(made), x)
+    made.predict(*parts, output=str(tmp_path / "deep" / "p.csv"))
+    made.predict(*parts, output=str(tmp_path / "p.npz"))
+    saved = np.load(tmp_path / "p.npz")
+    assert set(saved) == {"prediction", "probability", "label"}
+    np.testing.assert_array_equal(saved["label"], parts[1].load_arrays().y_test)
+    assert saved["prediction"].dtype == np.int64
+    np.testing.assert_array_equal(saved["prediction"], logits.argmax(1).numpy())
+    np.testing.assert_allclose(saved["probability"], logits.softmax(1).numpy(), rtol=1e-5)
+    table = rows(tmp_path / "deep" / "p.csv")
+    assert list(table[0]) == ["index", "prediction", *(f"probability_{c}" for c in range(5)), "label"]
+    assert [row["index"] for row in table] == [str(i) for i in range(9)]
+    assert [row["prediction"] for row in table] == [str(p) for p in saved["prediction"]]  # "3", not "3.0"
+    written = np.array([[float(row[f"probability_{c}"]) for c in range(5)] for row in table], dtype=np.float32)
+    np.testing.assert_array_equal(written, saved["probability"])  # to the last bit
+
+
+def test_one_client_with_its_own_state_on_its_own_data(tmp_path: Path) -> None:
+    made, parts = trained(tmp_path)
+    body = weights(made)
+    x = torch.from_numpy(parts[1].load_arrays().x_test)
+    predicted = []
+    for client_id in range(3):
+        output = tmp_path / f"{client_id}.npz"
+        made.predict(*parts, client_position=client_id, output=str(output))
+        expected = forward(body | kept(made, client_id), x[3 * client_id : 3 * client_id + 3]).softmax(1)
+        predicted.append(np.load(output)["probability"])
+        np.testing.assert_allclose(predicted[-1], expected.numpy(), rtol=1e-5)
+        assert not np.allclose(predicted[-1], forward(body, x[3 * client_id :][:3]).softmax(1))  # not the initial head
+
+
+def test_from_a_checkpoint_in_a_fresh_trainer(tmp_path: Path) -> None:
+    made, parts = trained(tmp_path)
+    for client_id in (None, 1):
+        made.predict(*parts, client_position=client_id, output=str(tmp_path / "one.csv"), overwrite=True)
+        for mode in ("memory", "disk"):
+            fresh = trainer(tmp_path, client_store=mode)
+            fresh.predict(
+                Network(), Threes(3, test_batch_size=2), Personal(), "last",
+                None if client_id is None else str(client_id), output=str(tmp_path / "two.csv"), overwrite=True,
+            )  # fmt: skip
+            assert (tmp_path / "one.csv").read_text() == (tmp_path / "two.csv").read_text()
+
+
+def test_client_that_never_took_part_uses_the_initial_state(tmp_path: Path) -> None:
+    made, parts = trained(tmp_path, max_rounds=1, participation=UniformParticipation(count=1))
+    new = next(k for k in range(3) if made.run.federation.store.get(k) is None)
+    made.predict(*parts, client_position=new, output=str(tmp_path / "p.npz"))
+    state = weights(made) | {
+        name: tensor for name, tensor in Network().state_dict().items() if name.startswith("network.2")
+    }
+    x = torch.from_numpy(parts[1].load_arrays().x_test)[3 * new : 3 * new + 3]
+    np.testing.assert_allclose(np.load(tmp_path / "p.npz")["probability"], forward(state, x).softmax(1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.int32, torch.bool])
+def test_types_are_kept_where_numpy_knows_them(tmp_path: Path, dtype: torch.dtype) -> None:
+    class Typed(Network):
+        def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+            return torch.arange(len(batch[0])).add(1 / 3).to(dtype)
+
+    made = trainer(tmp_path, max_rounds=1)
+    parts = (Typed(), Points(2), FedAvg())
+    made.fit(*parts)
+    made.predict(*parts, output=str(tmp_path / "p.npz"))
+    made.predict(*parts, output=str(tmp_path / "p.csv"))
+    expected = torch.arange(4).add(1 / 3).to(dtype)
+    expected = expected.float() if dtype == torch.bfloat16 else expected
+    saved = np.load(tmp_path / "p.npz")["output"]
+    assert saved.dtype == expected.numpy().dtype
+    np.testing.assert_array_equal(saved, expected.numpy())
+    assert [float(row["output"]) for row in rows(tmp_path / "p.csv")] == expected.double().tolist()
+
+
+def test_mistakes(tmp_path: Path) -> None:
+    class Odd(Network):
+        def predict_step(self, batch: Any, batch_idx: int) -> Any:
+            return [batch[0]]
+
+    class NoTest(Threes):
+        def load_arrays(self) -> Arrays:
+            arrays = super().load_arrays()
+            return Arrays(
+                arrays.x_train, arrays.y_train, arrays.x_test[3:], arrays.y_test[3:], arrays.client_train,
+                (arrays.client_test if arrays.client_test is not None else np.empty(0))[3:],
+            )  # fmt: skip
+
+    parts = (Network(), NoTest(3), Personal())
+    with pytest.raises(ConfigError, match="there is no trained model yet; give --ckpt_path"):
+        trainer(tmp_path).predict(*parts)
+    with pytest.raises(CheckpointError, match=r"has a checkpoint named best\.ckpt"):
+        trainer(tmp_path).predict(*parts, "best")
+    made = trainer(tmp_path, max_rounds=1)
+    made.fit(*parts)
+    with pytest.raises(ConfigError, match=r"go to a \.csv or \.npz file, not 'p\.json'; change --output"):
+        made.predict(*parts, output="p.json")
+    for client_id in (3, -1):
+        with pytest.raises(ConfigError, match=rf"client_position: there is no client {client_id}; clients are 0 to 2"):
+            made.predict(*parts, client_position=client_id)
+    with pytest.raises(ConfigError, match="there is no test data to predict on for client 0"):
+        made.predict(*parts, client_position=0)
+    with pytest.raises(ConfigError, match="predict_step must return a tensor or a dict of tensors, not list"):
+        trainer(tmp_path).predict(Odd(), NoTest(3), Personal(), "last")
+
+
+@pytest.mark.parametrize("name", ["p.csv", "p.npz"])
+def test_a_full_disk_leaves_the_predictions_before_whole(tmp_path: Path, name: str) -> None:
+    made, parts = trained(tmp_path, max_rounds=1)
+    output = tmp_path / "out" / name
+    made.predict(*parts, output=str(output))
+    before = output.read_bytes()
+    with small_disk(len(before) // 2), pytest.raises(ConfigError) as error:
+        made.predict(*parts, output=str(output), overwrite=True)
+    assert str(error.value).startswith(f"cannot write {output}: ")
+    assert str(error.value).endswith("; change --output")
+    assert output.read_bytes() == before
+    assert list(output.parent.iterdir()) == [output]
+
+
+def test_a_file_is_replaced_only_where_that_is_asked_for(tmp_path: Path) -> None:
+    made, parts = trained(tmp_path, max_rounds=1)
+    (tmp_path / "mine.csv").write_text("mine")
+    (tmp_path / "link.csv").symlink_to("mine.csv")
+    (tmp_path / "nowhere.csv").symlink_to("gone")
+    (tmp_path / "folder.csv").mkdir()
+    for name in ("mine.csv", "link.csv", "nowhere.csv"):
+        with pytest.raises(ConfigError, match=rf"{name} is there already; name another with --output, or replace it"):
+            made.predict(*parts, output=str(tmp_path / name))
+    for overwrite in (False, True):
+        with pytest.raises(ConfigError, match=r"folder\.csv is a folder; name another file with --output"):
+            made.predict(*parts, output=str(tmp_path / "folder.csv"), overwrite=overwrite)
+    assert (tmp_path / "mine.csv").read_text() == "mine"
+    made.predict(*parts, output=str(tmp_path / "link.csv"), overwrite=True)
+    assert (tmp_path / "link.csv").is_symlink()
+    assert len(rows(tmp_path / "mine.csv")) == 9
+
+
+def test_a_position_in_place_of_a_name_is_refused_in_python_too(tmp_path: Path) -> None:
+    made, parts = trained(tmp_path, max_rounds=1)
+    with pytest.raises(ConfigError, match=r"client_id is 1; give a client's name as a text, or its position as"):
+        made.predict(*parts, client_id=1)
+    made.predict(*parts, client_id="1", output=str(tmp_path / "name.csv"))
+    made.predict(*parts, client_position=1, output=str(tmp_path / "position.csv"))
+    assert (tmp_path / "name.csv").read_bytes() == (tmp_path / "position.csv").read_bytes()

@@ -1,0 +1,139 @@
+"""What holds on a GPU: every method's bits, precisions, groups, compiled networks, and files that a CPU reads.
+
+Skipped where there is none, so CI does not run it.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.fabric.plugins.precision import MixedPrecision
+
+from lit_fed import Classifier, FederatedTrainer
+from lit_fed.command.cli import main
+from lit_fed.data import IID, Digits
+from lit_fed.methods import FedAvg
+from lit_fed.protocols import ClientTest
+from tests.engine.stranger_support import STRANGERS, Backwards, digits
+from tests.engine.test_across_channels_last import Noting, Pictures
+from tests.methods.run_methods import CONFIGS, METHODS, ON_PUPPETS, words_of
+from tests.methods.support import run_quickstart
+from tests.methods.test_across_every_method import assert_same_run
+from tests.support import Points, Wanderer, Wandering, assert_same, fit, rows, saved_weights, weights
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+EACH = pytest.mark.parametrize("method", METHODS)
+GPU: dict[str, Any] = {"accelerator": "gpu", "devices": 1}
+# Their training draws random numbers on the device itself (dropped paths, noise, pseudo-samples).
+DRAW_THERE = {*ON_PUPPETS, "fedgen", "hfedckd"}
+
+
+@pytest.fixture(autouse=True)
+def as_it_was() -> Any:
+    """What `trainer.deterministic` turns on in the process."""
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def run_on(accelerator: str, method: str, root: Path, rounds: int, *more: str) -> Path:
+    """A method for some rounds on a few clients; returns the run's folder."""
+    main(["fit", *words_of(method, root, rounds), "--trainer.accelerator", accelerator, *more, "--ckpt_path", "last"])
+    return root / "lightning_logs" / "version_0"
+
+
+@EACH
+def test_resumed_is_uninterrupted(method: str, tmp_path: Path) -> None:
+    sure = ["--trainer.deterministic", "true"]
+    whole = run_on("gpu", method, tmp_path / "whole", 4, *sure)
+    run_on("gpu", method, tmp_path / "half", 2, *sure)
+    assert_same_run(whole, run_on("gpu", method, tmp_path / "half", 4, *sure))
+
+
+@pytest.mark.parametrize("method", sorted(METHODS.keys() - DRAW_THERE - {"fedfrozen"}))
+def test_a_cpu_gives_the_same_up_to_rounding(method: str, tmp_path: Path) -> None:
+    """FedFrozen's Adam makes full steps of what is zero but for rounding, attention keys' biases."""
+    cpu, gpu = (saved_weights(run_on(where, method, tmp_path / where, 1)) for where in ("cpu", "gpu"))
+    for name, tensor in cpu.items():
+        torch.testing.assert_close(gpu[name].cpu(), tensor, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", sorted(DRAW_THERE | {"fedfrozen"}))
+def test_random_numbers_of_its_own_change_little(method: str, tmp_path: Path) -> None:
+    cpu, gpu = (rows(run_on(where, method, tmp_path / where, 1) / "metrics.csv")[-1] for where in ("cpu", "gpu"))
+    assert cpu.keys() == gpu.keys()
+    assert float(gpu["train/loss"]) == pytest.approx(float(cpu["train/loss"]), rel=0.2)
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "16-mixed", "bf16-true", "64-true"])
+@pytest.mark.parametrize("kind", STRANGERS)
+def test_precisions_are_close_and_hand_nothing_on(tmp_path: Path, kind: Any, precision: str) -> None:
+    found = []
+    for options in ({"precision": "32-true"}, {"precision": precision}, {"precision": precision}):
+        torch.manual_seed(0)
+        more = {"participation": Backwards()} if len(found) == 2 else {}
+        made = fit(tmp_path, kind(), digits(), FedAvg(), max_rounds=1, logger=True, **GPU, **options, **more)
+        assert not found or isinstance(made.fabric.strategy.precision, MixedPrecision) == ("mixed" in precision)
+        found.append(weights(made))
+    if precision != "64-true":  # sums in float64 are exact for narrower numbers alone, and the cohort came backwards
+        assert_same(found[1], found[2])
+    for name in found[0]:
+        assert found[1][name].isfinite().all()
+        torch.testing.assert_close(found[0][name].double(), found[1][name].double(), rtol=0.1, atol=0.05)
+
+
+def test_dropout_and_what_clients_keep_resume_to_the_same_bits(tmp_path: Path) -> None:
+    settings: dict[str, Any] = GPU | {"deterministic": True, "seed": 3, "protocols": [ClientTest()]}
+    runs = [
+        fit(tmp_path / folder, Wanderer(), Points(sizes=(2, 3)), Wandering(), max_rounds=rounds, **settings, **more)
+        for folder, rounds, more in (("whole", 4, {}), ("half", 2, {}), ("half", 4, {"ckpt_path": "last"}))
+    ]
+    assert_same(weights(runs[0]), weights(runs[2]))
+
+
+@pytest.mark.parametrize("method", ["ditto", "fedavg", "fedavgm", "feddr_plus", "moon", "scaffold", "suwa"])
+def test_groups_are_one_after_the_other_up_to_rounding(method: str, tmp_path: Path) -> None:
+    one, other = (
+        saved_weights(run_on("gpu", method, tmp_path / executor, 1, "--trainer.executor", executor))
+        for executor in ("sequential", "vectorized")
+    )
+    for name in one:
+        torch.testing.assert_close(other[name], one[name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("settings", [{"compile": True}, {"channels_last": True}], ids=str)
+def test_how_a_network_runs_changes_rounding_alone(tmp_path: Path, settings: dict[str, Any]) -> None:
+    plain, other = (
+        weights(fit(tmp_path / str(len(more)), Noting(), Pictures(), FedAvg(), **GPU, **more))
+        for more in ({}, settings)
+    )
+    for name in plain:
+        torch.testing.assert_close(other[name], plain[name], rtol=1e-3, atol=1e-3)
+
+
+def test_a_cpu_goes_on_with_a_gpus_run(tmp_path: Path) -> None:
+    run = run_quickstart(tmp_path, "-c", str(CONFIGS / "trainer" / "gpu_bf16.yaml"))
+    assert all(tensor.device.type == "cpu" for tensor in saved_weights(run).values())
+    assert run == run_quickstart(tmp_path, "--trainer.accelerator", "cpu", "--ckpt_path", "last", rounds=3)
+    last = rows(run / "metrics.csv")[-1]
+    assert last["round"] == "2"
+    assert math.isfinite(float(last["global/loss"]))
+
+
+def test_auto_takes_the_gpu(tmp_path: Path) -> None:
+    assert FederatedTrainer(default_root_dir=str(tmp_path)).fabric.device.type == "cuda"
+
+
+def test_convolutions_in_groups_pass_the_probe_in_spite_of_tf32(tmp_path: Path) -> None:
+    """Of which cuDNN makes use by default; the probe does without, and puts it back."""
+    backends: Any = torch.backends  # whose settings have no types
+    before = backends.cudnn.conv.fp32_precision
+    optimizer = partial(torch.optim.SGD, lr=0.1)
+    task = Classifier("small_cnn", num_classes=10, in_channels=1, input_shape=(1, 8, 8), optimizer=optimizer)
+    data = Digits(num_clients=4, max_train_samples=160, batch_size=20, partition=IID())
+    fit(tmp_path, task, data, FedAvg(), max_rounds=1, executor="vectorized", **GPU)
+    assert backends.cudnn.conv.fp32_precision == before == "tf32"

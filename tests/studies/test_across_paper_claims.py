@@ -1,0 +1,93 @@
+"""Claims against the numbers that the papers print: what a table says, its own numbers bear out."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lit_fed.engine.lightning.metric_names import MetricNames
+from lit_fed.studies.claims import OUTCOMES, Verdict
+from lit_fed.studies.claims_page import published_margin
+from lit_fed.studies.study import Place, read_study
+from tests.support import ROOT
+
+STUDIES = sorted((ROOT / "configs" / "papers").glob("*/studies/*.yaml"))
+SIMULATIONS = {path.stem: path for path in (ROOT / "configs" / "papers").glob("*/simulations/*.yaml")}
+PROFILES = [(path, profile) for path in STUDIES for profile in yaml.safe_load(path.read_text("utf-8"))["profiles"]]
+
+
+def name(part: Any) -> str:
+    return part.stem if isinstance(part, Path) else str(part)
+
+
+@pytest.mark.parametrize(("path", "profile"), PROFILES, ids=name)
+def test_a_claim_holds_in_the_papers_own_table_or_says_that_it_does_not(path, profile):
+    study = read_study(path, profile)
+    for claim in study.claims:
+        margins = {link.text: published_margin(study, claim, Verdict(OUTCOMES[0], link=link)) for link in claim.links}
+        # A margin that is the paper's own, as 3.15 = 45.12 − 41.97, is met exactly, but for rounding.
+        against = {text: margin for text, margin in margins.items() if margin is not None and margin < -1e-9}
+        assert not against or "not the table" in claim.says, (claim.text, against)
+
+
+def test_there_are_numbers_to_hold_claims_against():
+    study = read_study(ROOT / "configs/papers/feddr_plus/studies/feddr_plus_table2.yaml", "paper")
+    (claim,) = (claim for claim in study.claims if "not the table" in claim.says)
+    # FedDr+ less SphereFed in Table 2: 52.15 − 52.16 at s = 50 and 52.41 − 53.41 at s = 100.
+    margins = [published_margin(study, claim, Verdict(OUTCOMES[0], link=link)) for link in claim.links]
+    assert margins == pytest.approx([-0.01, -1.0])
+    known = [published_margin(study, claim, Verdict(OUTCOMES[0], link=claim.links[0])) for claim in study.claims]
+    assert None not in known
+
+
+def test_a_deviation_over_clients_is_not_told_as_one_over_seeds():
+    # Tables 3 and 8 of FedDr+ have ± over clients of one seed, in the columns after fine-tuning and under LDA.
+    told = []
+    for path in (path for path in STUDIES if path.parent.parent.name == "feddr_plus"):
+        study = read_study(path, "paper")
+        for place, (_, deviation) in study.published.items():
+            personal = study.measure_of(place, MetricNames()).metric.startswith("personal/")
+            told += [(study.name, place)] * (deviation is not None and (personal or study.name.endswith("table8")))
+    assert told == []
+
+
+def test_figure_3_of_feddr_plus_is_four_panels_with_a_title_and_a_claim_each():
+    study = read_study(ROOT / "configs/papers/feddr_plus/studies/feddr_plus_figures_2_to_5.yaml", "paper")
+    labels = [column.label for column in study.columns.values()]
+    assert len(set(labels)) == len(labels)
+    gaps = {f"alignment/{gap}_{group}" for gap in ("gap", "acc_gap") for group in ("observed", "unobserved")}
+    shown = {(row, column) for row in study.rows for column in study.columns}
+    claimed = {place for claim in study.claims for place in claim.places}
+    for places in (shown, claimed):
+        assert gaps <= {study.measure_of(Place(*place), MetricNames()).metric for place in places}
+    assert study.pictures == ("alignment",)
+
+
+def test_results_are_of_studies_and_claims_that_exist_with_their_causes_of_today():
+    results = ROOT / "docs" / "results"
+    with open(results / "claims.csv", newline="", encoding="utf-8") as file:
+        told = [(line["setting"], line["claim"], line["cause"] or None) for line in csv.DictReader(file)]
+    with open(results / "studies.csv", newline="", encoding="utf-8") as file:
+        ran = {(line["study"], line["profile"]) for line in csv.DictReader(file)}
+    assert {setting for setting, _, _ in told} <= {f"{study}, {profile}" for study, profile in ran}
+    pages = {path.stem for path in (results / "studies").glob("*.md")}
+    assert pages == {f"{study}-{profile}" for study, profile in ran}
+    files, known = {path.stem: path for path in STUDIES}, []
+    for study_name, profile in sorted(ran):
+        if profile.startswith("simulation"):  # or simulation_again, whose file is called so
+            content = yaml.safe_load(SIMULATIONS[study_name + profile.removeprefix("simulation")].read_text("utf-8"))[
+                "simulate"
+            ]["init_args"]["claims"]
+            claims = [(one["says"], one["claim"], " ".join(one.get("cause", "").split())) for one in content]
+        else:
+            claims = [
+                (claim.says, claim.sentence, claim.cause) for claim in read_study(files[study_name], profile).claims
+            ]
+        for says, text, why in claims:
+            said = f"{says} [{text}]" if says else text
+            known += [(f"{study_name}, {profile}", said, cause) for cause in {why or None, None}]
+    assert [line for line in told if line not in known] == []
