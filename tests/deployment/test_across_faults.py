@@ -108,7 +108,10 @@ def test_killed_anywhere_and_resumed_is_uninterrupted(
 
 def test_a_client_that_raises_is_named_with_its_cause(tmp_path: Path) -> None:
     make = small(data=lambda: Points(num_clients=9), algorithm=Unlucky)
-    words = r"client 7 failed in round 0: OSError in lit_fed/engine/\w+/\w+.py, line \d+ \(error 1 in the log of its node\)"
+    words = (
+        r"client 7 failed in round 0: OSError in lit_fed/engine/\w+/\w+.py, line \d+ "
+        r"\(error 1 in the log of its node\)"
+    )
     with pytest.raises(ClientFailure, match=words):
         deploy(make, tmp_path, [[0, 1, 2, 3, 4], [5, 6, 7, 8]])
     log = (tmp_path / "node_1" / "states" / "node.log").read_text()
