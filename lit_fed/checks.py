@@ -1,0 +1,68 @@
+"""Checks of a setting's value: the range of a number, the choices of a word, each in one wording."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from lit_fed.errors import ConfigError
+
+
+def check_range(
+    key: str,
+    value: object,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    below: float | None = None,
+    null: str | None = None,
+    why: str = "",
+) -> None:
+    """Refuse a number that is not finite or lies outside its bounds.
+
+    Args:
+        key: The setting as its user writes it, such as ``trainer.max_rounds``.
+        value: Its value.
+        least: Inclusive lower bound.
+        above: Exclusive lower bound.
+        most: Inclusive upper bound.
+        below: Exclusive upper bound.
+        null: The meaning of ``None``, such as ``for no limit``; without it, ``None`` is refused.
+        why: What follows the bounds: a unit, a reason or an example, such as `` pixels`` or ``, such as 0.5``.
+
+    Raises:
+        ConfigError: Naming the setting, its value and its bounds.
+    """
+    if value is None and null is not None:
+        return
+    inside = (
+        isinstance(value, (int, float))
+        and math.isfinite(value)
+        and (least is None or value >= least)
+        and (above is None or value > above)
+        and (most is None or value <= most)
+        and (below is None or value < below)
+    )
+    if inside:
+        return
+    bounds = {"at least": least, "above": above, "at most": most, "below": below}
+    named = " and ".join(f"{word} {_figure(bound)}" for word, bound in bounds.items() if bound is not None)
+    unless = "" if null is None else f", or null {null}"
+    raise ConfigError(f"{key} is {value!r}; it must be {named or 'a finite number'}{why}{unless}")
+
+
+def check_choice(key: str, value: object, choices: Sequence[object]) -> None:
+    """Refuse a value that is none of the choices.
+
+    Raises:
+        ConfigError: Naming the setting, its value and the choices.
+    """
+    if value not in choices:
+        *others, last = map(repr, choices)
+        raise ConfigError(f"{key} is {value!r}; it must be {', '.join(others)} or {last}")
+
+
+def _figure(bound: float) -> str:
+    """A bound without a needless exponent: ``4294967296``, not ``4.29497e+09``."""
+    return str(int(bound)) if bound == int(bound) else str(bound)
