@@ -1,4 +1,4 @@
-# Every target does its own set-up: the first call makes a virtual environment and installs into it, later ones re-use
+# Every target does its own set-up: the first call makes a virtual environment and installs into it, later ones reuse
 # it. Choose another interpreter with PYTHON=python3.12, another place for the environment with VENV=…
 PYTHON ?= python3
 VENV ?= .venv
@@ -48,9 +48,10 @@ test-floors: $(FLOORS_STAMP)  ## Run the quickstart and the tests with the lowes
 bad-inputs: $(STAMP)  ## Draw 500 bad inputs over all options and files; none may end in more than a line
 	$(BIN)/python -m tests.bad_inputs --seed 1 --cases 500
 
-lint: $(STAMP)  ## Check style, formatting and which room imports which
+lint: $(STAMP)  ## Check style, formatting, spelling and which room imports which
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
 	$(BIN)/lint-imports
 
 types: $(STAMP)  ## Check types

@@ -260,7 +260,7 @@ def _causes(error: BaseException) -> list[BaseException]:
 
 
 def _rank() -> int:
-    """This process's rank: only the first one speaks."""
+    """The rank of the current process; only rank 0 prints."""
     return getattr(rank_zero_only, "rank", 0) or 0
 
 

@@ -36,7 +36,7 @@ def batch_size_of(batch: Any) -> int:
 
 
 def slice_batch(batch: Any, rank: int, world_size: int) -> tuple[Any, float]:
-    """This process's part of a batch for ``ddp``, and what its mean loss weighs.
+    """The current rank's share of a batch for ``ddp``, and the weight of its mean loss.
 
     Gradients are averaged over processes with equal weight; the factor ``n_rank * world_size / n`` makes that the
     gradient of the whole batch's mean, also when the parts are unequal. A process left without a sample gets one, at
