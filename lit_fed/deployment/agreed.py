@@ -1,4 +1,4 @@
-"""What a server and its nodes must have been told alike, and what each may set for itself."""
+"""Settings that must match between a server and its nodes, and settings that are local to each."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _TRAINER = (
     "num_threads", "channels_last",
 )  # fmt: skip
 OWN_DATA: dict[str, type] = {"root": str, "download": bool, "num_workers": int}
-"""Settings of the data that are each end's own, by type: where they lie, and how they are read."""
+"""Data settings that are local to each end, with their types: where the files are and how they are read."""
 
 
 def agreed(config: str) -> dict[str, str]:
-    """The settings of a configuration on which the bits of a run depend, each as JSON.
+    """Return the settings on which the bits of a run depend, each as JSON.
 
     Args:
-        config: The resolved configuration as YAML; empty for parts that were made in Python.
+        config: The resolved configuration as YAML; empty for parts built in Python.
     """
     content = read_yaml(config) or {}
     trainer, data = content.get("trainer") or {}, content.get("data") or {}
@@ -36,12 +36,7 @@ def agreed(config: str) -> dict[str, str]:
 
 
 def difference(here: Mapping[str, str], there: Mapping[str, str]) -> str | None:
-    """The first setting that differs, in words; None where all are alike.
-
-    Args:
-        here: Of this side.
-        there: Of the other side, whose texts may be anything.
-    """
+    """Describe the first setting that differs; None if all match. The values of ``there`` are untrusted."""
     for key in sorted(here.keys() | there.keys()):
         one, other = here.get(key), there.get(key)
         if one != other:

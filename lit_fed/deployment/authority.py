@@ -1,4 +1,4 @@
-"""Certificates and keys of a federation: an authority that signs the server's certificate, and a key for each node."""
+"""Certificates and keys of a federation: a certificate authority, the server's certificate, and a key per node."""
 
 from __future__ import annotations
 
@@ -31,42 +31,42 @@ from lit_fed.errors import ConfigError
 AUTHORITY_LIFE = timedelta(days=3652)
 SERVER_LIFE = timedelta(days=365)
 RENEWED_BEFORE = timedelta(days=30)
-"""How long before its end a server's certificate is renewed."""
+"""Remaining validity below which a server's certificate is renewed."""
 
-_CLOCKS = timedelta(days=1)  # a node's clock may be behind the authority's
+_CLOCKS = timedelta(days=1)  # backdates certificates, for nodes whose clock is behind
 
 
 # ---------------------------------------------------------------------- keys
 
 
 def new_key() -> EllipticCurvePrivateKey:
-    """A key on the curve P-384, the one that Flower's node authentication takes."""
+    """Generate a key on P-384, the curve that Flower's node authentication requires."""
     return generate_private_key(SECP384R1())
 
 
 def pem_of(key: EllipticCurvePrivateKey) -> bytes:
-    """A private key as TLS reads it."""
+    """Serialise a private key as PEM, for TLS."""
     content: bytes = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     return content
 
 
 def openssh_of(key: EllipticCurvePrivateKey) -> bytes:
-    """A private key as ``ssh-keygen -t ecdsa -b 384`` writes it."""
+    """Serialise a private key in the format of ``ssh-keygen -t ecdsa -b 384``."""
     content: bytes = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     return content
 
 
 def public_line(key: EllipticCurvePublicKey, name: str) -> bytes:
-    """A public key in a line with its owner's name, as ``ssh-keygen`` writes it."""
+    """Serialise a public key as a line with its owner's name, in the format of ``ssh-keygen``."""
     line: bytes = key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH) + f" {name}\n".encode()
     return line
 
 
 def read_key(path: Path) -> EllipticCurvePrivateKey:
-    """A private key in either form.
+    """Read a private key in PEM or OpenSSH format.
 
     Raises:
-        ConfigError: If the file holds none, or one of another kind.
+        ConfigError: If the file is not a private key on P-384.
     """
     content = _content(path)
     load = load_ssh_private_key if b"OPENSSH" in content else load_pem_private_key
@@ -74,26 +74,26 @@ def read_key(path: Path) -> EllipticCurvePrivateKey:
         key = load(content, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         locked = "password" in str(error).lower()
-        why = "is locked with a password; unlock it" if locked else "is no private key; put the right file back"
+        why = "has a password; remove it" if locked else "is not a private key; restore the original file"
         raise ConfigError(f"{path} {why}") from error
     if not isinstance(key, EllipticCurvePrivateKey) or not isinstance(key.curve, SECP384R1):
-        raise ConfigError(f"{path} is no ECDSA key on P-384; make one with ssh-keygen -t ecdsa -b 384")
+        raise ConfigError(f"{path} is not an ECDSA key on P-384; make one with ssh-keygen -t ecdsa -b 384")
     return key
 
 
 def read_public(path: Path) -> EllipticCurvePublicKey:
-    """A node's public key.
+    """Read a node's public key.
 
     Raises:
-        ConfigError: If the file holds none, or one of another kind.
+        ConfigError: If the file is not a public key on P-384.
     """
     content = _content(path)
     try:
         key = load_ssh_public_key(content)
     except (ValueError, UnsupportedAlgorithm) as error:
-        raise ConfigError(f"{path} is no public key of OpenSSH; put the right file back") from error
+        raise ConfigError(f"{path} is not an OpenSSH public key; restore the original file") from error
     if not isinstance(key, EllipticCurvePublicKey) or not isinstance(key.curve, SECP384R1):
-        raise ConfigError(f"{path} is no ECDSA key on P-384; make one with ssh-keygen -t ecdsa -b 384")
+        raise ConfigError(f"{path} is not an ECDSA key on P-384; make one with ssh-keygen -t ecdsa -b 384")
     return key
 
 
@@ -101,12 +101,7 @@ def read_public(path: Path) -> EllipticCurvePublicKey:
 
 
 def certify_authority(key: EllipticCurvePrivateKey, now: datetime) -> x509.Certificate:
-    """The certificate of an authority, by which nodes believe what it has signed.
-
-    Args:
-        key: Of the authority.
-        now: When it begins to be valid.
-    """
+    """Issue the authority's self-signed certificate, valid from ``now``."""
     name = _named("lit_fed authority")
     usage = _usage(key_cert_sign=True, crl_sign=True)
     made = _begun(name, name, key.public_key(), now, now + AUTHORITY_LIFE)
@@ -121,14 +116,14 @@ def certify_server(
     names: tuple[str, ...],
     now: datetime,
 ) -> x509.Certificate:
-    """A server's certificate, valid for a year.
+    """Issue a server's certificate, valid for a year from ``now``.
 
     Args:
-        authority_key: Of the authority.
+        authority_key: The authority's private key.
         authority: The authority's certificate.
-        key: Of the server.
+        key: The server's public key.
         names: Host names and addresses by which nodes reach the server.
-        now: When it begins to be valid.
+        now: Start of the validity.
     """
     end = min(now + SERVER_LIFE, authority.not_valid_after_utc)
     made = _begun(_named("lit_fed server"), authority.subject, key, now, end)
@@ -142,16 +137,16 @@ def certify_server(
 
 
 def read_certificate(path: Path) -> x509.Certificate:
-    """A certificate.
+    """Read a certificate.
 
     Raises:
-        ConfigError: If the file holds none.
+        ConfigError: If the file is not a certificate.
     """
     content = _content(path)
     try:
         return x509.load_pem_x509_certificate(content)
     except ValueError as error:
-        raise ConfigError(f"{path} is no certificate; put the right file back, or remove it for a new one") from error
+        raise ConfigError(f"{path} is not a certificate; restore the file, or remove it to get a new one") from error
 
 
 def unfit(
@@ -161,11 +156,11 @@ def unfit(
     names: tuple[str, ...],
     now: datetime,
 ) -> str:
-    """Why a server's certificate must be renewed, in words; empty where it need not be."""
+    """Return why a server's certificate must be renewed; empty if it is still good."""
     try:
         certificate.verify_directly_issued_by(authority)
     except (ValueError, TypeError, InvalidSignature):
-        return "the old one is another authority's"
+        return "the old one is from another authority"
     if certificate.public_key() != key:
         return "the old one is for another key"
     if names_of(certificate) != names:
@@ -176,7 +171,7 @@ def unfit(
 
 
 def names_of(certificate: x509.Certificate) -> tuple[str, ...]:
-    """The host names and addresses for which a certificate is valid."""
+    """Return the host names and addresses for which a certificate is valid."""
     try:
         found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
@@ -185,7 +180,7 @@ def names_of(certificate: x509.Certificate) -> tuple[str, ...]:
 
 
 def certificate_bytes(certificate: x509.Certificate) -> bytes:
-    """A certificate as a file holds it."""
+    """Serialise a certificate as PEM."""
     content: bytes = certificate.public_bytes(Encoding.PEM)
     return content
 
@@ -197,7 +192,7 @@ def _named(name: str) -> x509.Name:
 def _begun(
     name: x509.Name, issuer: x509.Name, key: EllipticCurvePublicKey, now: datetime, end: datetime
 ) -> x509.CertificateBuilder:
-    """What all certificates have."""
+    """Begin a certificate with the fields that all certificates share."""
     made = x509.CertificateBuilder(issuer, name, key, x509.random_serial_number(), now - _CLOCKS, end)
     return made.add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
 

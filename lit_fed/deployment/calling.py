@@ -1,7 +1,7 @@
-"""A node's end of a federation: it asks a server for work over Flower's Fleet API; nothing listens on a node.
+"""The node's side of the connection: it polls a server for work over Flower's Fleet API. A node opens no port.
 
-The server is `lit_fed.deployment.serving`, or a SuperLink of Flower's own. A cut link delays a request and loses
-nothing: every request is made again until the server answers it, or does not know this node any more.
+The server is `lit_fed.deployment.serving` or a Flower SuperLink. A lost connection delays a request and loses nothing:
+the node retries every request until the server answers or no longer knows the node.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ if TYPE_CHECKING:
     import httpx
 
 _MOST_IN_PARCEL = 2**16
-_BEAT_S = 4.0  # between two signs of life, while there is work
-_BEAT_SAID_S = 10.0  # what Flower is told of that: it takes no less
-_AGAIN_S = (0.1, 5.0)  # before a request is made again: from the shortest to the longest
-_POLL_S = (0.05, 2.0)  # between two questions for work, where the server does not keep them open
-_BLIP_S = 3.0  # for which a server that does not answer is not worth a word
-_SAY_S = 60.0  # between two words of waiting
-_LET_IN_S = 120.0  # for which a node whose key is not known tries: the server may be about to be given it
-_CLOCKS_APART_S = 30.0
+_BEAT_S = 4.0  # interval of heartbeats
+_BEAT_SAID_S = 10.0  # heartbeat interval that Flower is told, its minimum
+_AGAIN_S = (0.1, 5.0)  # shortest and longest pause before a retry
+_POLL_S = (0.05, 2.0)  # shortest and longest pause between polls, for a server without long polling
+_BLIP_S = 3.0  # outage that is not reported
+_SAY_S = 60.0  # interval of messages during an outage
+_LET_IN_S = 120.0  # time for an operator to register an unknown key
+_CLOCKS_APART_S = 30.0  # clock difference that is reported
 _TIMES_S = {"connect": 10.0, "read": 60.0, "write": 120.0, "pool": 60.0}
 
 
 class Unknown(Exception):
-    """The server does not know this node any more."""
+    """The server no longer knows this node."""
 
 
 class Dropped(Exception):
-    """The server does not want what it was sent."""
+    """The server rejected a message."""
 
 
 class Line:
-    """A node's line to its server.
+    """A node's connection to its server.
 
     Args:
-        address: Of the server.
-        security: Whom this node believes, and its own key.
+        address: The server's host and port.
+        security: The trusted authority and the node's key.
         say: Prints a line.
     """
 
@@ -64,7 +64,7 @@ class Line:
         self.node = 0
         self.connected = self._met = False
         self._lost = _Waiting(address, say)
-        # Proxies of the environment are for the web: the server is reached directly, or not at all.
+        # The environment's proxies are for the web; the node connects directly.
         self._http = httpx.Client(
             verify=security.authority() if security.is_on else False,
             base_url=f"{'https' if security.is_on else 'http'}://{address}{fleet.PREFIX}",
@@ -74,7 +74,7 @@ class Line:
         )
 
     def close(self) -> None:
-        """Take leave, if the server is there to hear it."""
+        """Sign off if the server is reachable, and close the connection."""
         import httpx
 
         try:
@@ -87,10 +87,10 @@ class Line:
             self._http.close()
 
     def connect(self) -> None:
-        """Be let in, however long the server takes to be there.
+        """Connect, and retry until the server answers.
 
         Raises:
-            ConfigError: If it is there and does not let this node in.
+            ConfigError: If the server rejects this node.
         """
         pb, key, begun = fleet.proto(), self.signer.public, None
         while True:
@@ -105,17 +105,17 @@ class Line:
                 return
             begun = begun or time.monotonic()
             why = self._why_refused(response)
-            self._lost.note(f"it does not let this node in: {why}")
+            self._lost.note(f"it rejects this node: {why}")
             if time.monotonic() > begun + _LET_IN_S:
-                raise ConfigError(f"the server at {self.address} does not let this node in: {why}")
+                raise ConfigError(f"the server at {self.address} rejects this node: {why}")
             time.sleep(2.0)
 
     def ask(self, word: str, request: Any, kind: Any) -> Any:
-        """An answer, however long the server cannot be reached.
+        """Send a request, and retry until the server answers.
 
         Raises:
-            Unknown: If it does not know this node any more.
-            Dropped: If it does not want what it is sent.
+            Unknown: If the server no longer knows this node.
+            Dropped: If the server rejects the message.
         """
         response = self._asked(word, request)
         if response.status_code == 200:
@@ -126,7 +126,7 @@ class Line:
 
     @contextmanager
     def alive(self) -> Iterator[None]:
-        """Give signs of life meanwhile."""
+        """Send heartbeats in the background."""
         import httpx
 
         stop, request = threading.Event(), fleet.proto().SendNodeHeartbeatRequest
@@ -138,7 +138,7 @@ class Line:
                     self._post(
                         "send-node-heartbeat", request(node=node, heartbeat_interval=_BEAT_SAID_S), httpx.Timeout(5.0)
                     )
-                except (httpx.HTTPError, RuntimeError):  # the next request says what there is to say
+                except (httpx.HTTPError, RuntimeError):  # the next request reports the outage
                     continue
 
         thread = threading.Thread(target=beat, daemon=True, name="heartbeat")
@@ -152,7 +152,7 @@ class Line:
     # ------------------------------------------------------------------ requests
 
     def _asked(self, word: str, request: Any) -> httpx.Response:
-        """The server's answer of some kind."""
+        """Return the server's response, of any status; retry while the server is unreachable or overloaded."""
         import httpx
 
         pause = _AGAIN_S[0]
@@ -166,7 +166,7 @@ class Line:
                 why = f"it answers {response.status_code} {response.text[:100]}".strip()
             except httpx.TransportError as error:
                 why = _reason(error)
-                if not self._met:  # it may be another server, which no patience turns into this one
+                if not self._met:  # it may be the wrong server, for which retrying is futile
                     self.security.greet(self.address)
             self._lost.note(why)
             time.sleep(pause * random.uniform(0.5, 1.0))
@@ -179,24 +179,24 @@ class Line:
 
     def _why_refused(self, response: httpx.Response) -> str:
         if response.status_code == 409:
-            return "another node with its key is connected; end that one, or give this one a key of its own"
+            return "another node with the same key is connected; stop it, or give this node another key"
         try:
             apart = time.time() - parsedate_to_datetime(response.headers["date"]).timestamp()
         except (KeyError, ValueError, TypeError):
             apart = 0.0
         if abs(apart) > _CLOCKS_APART_S:
             late = "ahead of" if apart > 0 else "behind"
-            return f"its clock is {abs(apart):.0f} s {late} the server's, which takes a minute; set it right"
+            return f"its clock is {abs(apart):.0f} s {late} the server's, and at most 60 s are accepted; set the clock"
         if response.status_code == 404:
-            return "what listens there is no server of a federation; correct --superlink"
+            return "the program at this address is not a federation server; correct --superlink"
         return (
-            "its key is not among the server's; give the public key, the file of --key with .pub, to the server's "
-            "operator, for the file of --node_keys"
+            "the server does not know its key; send the public key, the file of --key with .pub, to the server's "
+            "operator, who enters it in --node_keys"
         )
 
 
 class _Waiting:
-    """Says that the server is not there, and since when."""
+    """Reports that the server is unreachable, and since when."""
 
     def __init__(self, address: str, say: Callable[[str], object]) -> None:
         self.address, self.say = address, say
@@ -205,7 +205,7 @@ class _Waiting:
         self._said = 0.0
 
     def note(self, why: str) -> None:
-        """It is not."""
+        """Note a failed request; print it unless the outage is short or was printed recently."""
         now = time.monotonic()
         if self._begun is None:
             self._begun, self._said = now, 0.0
@@ -220,22 +220,22 @@ class _Waiting:
         self._said = now
 
     def over(self) -> None:
-        """It is."""
+        """Note that the server answered."""
         if self._said and self._contact is not None:
-            self.say(f"the server at {self.address} is there again")
+            self.say(f"the server at {self.address} answers again")
         self._contact, self._begun, self._said = datetime.now().astimezone(), None, 0.0
 
 
 def serve(node: Node, address: str, security: Security) -> None:
-    """Be a node until this program is ended.
+    """Run a node until the process is stopped.
 
     Args:
         node: Handles messages.
-        address: Of the server.
-        security: The authority's certificate, and the node's key.
+        address: The server's host and port.
+        security: The authority's certificate and the node's key.
 
     Raises:
-        ConfigError: If the server is another one, or does not let this node in.
+        ConfigError: If the server's certificate does not verify, or the server rejects this node.
     """
     security.check(address, ("ca", "key"))
     split_address(address)
@@ -250,7 +250,7 @@ def serve(node: Node, address: str, security: Security) -> None:
 
 
 def attend(node: Node, line: Line) -> None:
-    """Do what the server has to do, whenever it is there."""
+    """Do the server's work, and reconnect when the server no longer knows the node."""
     while True:
         line.connect()
         try:
@@ -261,7 +261,7 @@ def attend(node: Node, line: Line) -> None:
 
 
 def _work(node: Node, line: Line) -> None:
-    """Do what the server has to do, as long as it knows this node."""
+    """Poll for messages and answer them, as long as the server knows this node."""
     pb, me, pause = fleet.proto(), fleet.proto().Node(node_id=line.node), _POLL_S[0]
     while True:
         asked = time.monotonic()
@@ -277,7 +277,7 @@ def _work(node: Node, line: Line) -> None:
         most = max(node.limit, LEAST_HELD_BYTES)
         try:
             blob = _fetch(line, said, tree, most)
-        except Dropped:  # it was too late, or the server has begun anew
+        except Dropped:  # the message expired, or the server restarted
             continue
         except WireError as error:
             node.say(str(error))
@@ -287,7 +287,7 @@ def _work(node: Node, line: Line) -> None:
         try:
             _send(line, said, answer)
         except Dropped as error:
-            node.say(f"the server does not take this node's answer: {error}")
+            node.say(f"the server rejects this node's answer: {error}")
 
 
 def _handle_all(node: Node, parcel: bytes) -> bytes:
@@ -299,17 +299,17 @@ def _handle_all(node: Node, parcel: bytes) -> bytes:
 
 
 def _fetch(line: Line, said: Any, tree: Any, most: int) -> bytes:
-    """A message's blob.
+    """Download a message.
 
     Raises:
-        WireError: If it is none of ours, or too large.
+        WireError: If the message is malformed or too large.
     """
     pb, me = fleet.proto(), fleet.proto().Node(node_id=line.node)
     objects: dict[str, bytes] = {}
     for name in fleet.names(tree, 8 + 2 * most // fleet.CHUNK_BYTES):
         request = pb.PullObjectRequest(node=me, run_id=said.run_id, object_id=name)
         found = line.ask("pull-object", request, pb.PullObjectResponse)
-        while found.object_found and not found.object_available:  # a SuperLink may not have it itself yet
+        while found.object_found and not found.object_available:  # a SuperLink may still be receiving it
             time.sleep(_POLL_S[0])
             found = line.ask("pull-object", request, pb.PullObjectResponse)
         objects[name] = found.object_content
@@ -323,7 +323,7 @@ def _fetch(line: Line, said: Any, tree: Any, most: int) -> bytes:
 
 
 def _of_reply(line: Line, said: Any) -> Any:
-    """What Flower says of the answer to a message."""
+    """Return Flower's metadata for the answer to a message."""
     left = max(said.created_at + said.ttl - time.time(), 1.0)
     found = fleet.about(said.run_id, line.node, said.src_node_id, left, said.message_id)
     found.dst_task_id = said.src_task_id
@@ -331,10 +331,10 @@ def _of_reply(line: Line, said: Any) -> Any:
 
 
 def _send(line: Line, said: Any, answer: fleet.Parcel) -> None:
-    """Answer a message.
+    """Upload an answer, object by object.
 
     Raises:
-        Dropped: If the server does not want the answer.
+        Dropped: If the server rejects the answer.
     """
     pb, me = fleet.proto(), fleet.proto().Node(node_id=line.node)
     request = pb.PushMessagesRequest(
@@ -357,16 +357,16 @@ def _read(kind: Any, response: httpx.Response) -> Any:
 
 
 def _reason(error: httpx.TransportError) -> str:
-    """Why a request has failed, as who looks after a network says it."""
+    """Explain a failed request in a network operator's terms."""
     import httpx
 
     text = str(error).lower()
     if "refused" in text:
-        return "nobody listens there; the server has ended, or is not started yet"
+        return "the connection was refused; start the server, or correct --superlink"
     if "errno -" in text or "name or service" in text or "name resolution" in text:
-        return "its name is not known here; correct --superlink, or look whether this machine has a network"
+        return "its host name does not resolve; correct --superlink, or check this machine's network"
     if isinstance(error, httpx.TimeoutException):
-        return "it does not answer; the link may be cut, or a firewall in the way"
+        return "it does not answer; check the network and firewalls"
     if isinstance(error, (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError)):
-        return "the connection was closed; the server has ended, or the link was cut"
+        return "the connection was closed; the server stopped, or the network failed"
     return " ".join(str(error).split())[:200] or type(error).__name__

@@ -1,4 +1,4 @@
-"""A federation's ends as programs: their addresses, their folders, the signals that end them."""
+"""Server and nodes as processes: addresses, locked folders, signals."""
 
 from __future__ import annotations
 
@@ -21,11 +21,7 @@ _ANYWHERE = ("0.0.0.0", "::")
 
 
 def check_installed() -> None:
-    """Refuse to begin without flwr.
-
-    Raises:
-        ConfigError: If it is not installed.
-    """
+    """Raise `ConfigError` if flwr is not installed."""
     if importlib.util.find_spec("flwr") is None:
         raise ConfigError(
             "a federation over several machines needs flwr, which is not installed; "
@@ -37,10 +33,10 @@ def check_installed() -> None:
 
 
 def split_address(address: str, option: str = "--superlink") -> tuple[str, int]:
-    """Host and port.
+    """Split an address into host and port.
 
     Raises:
-        ConfigError: If it is no address.
+        ConfigError: If it is malformed.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
@@ -49,40 +45,40 @@ def split_address(address: str, option: str = "--superlink") -> tuple[str, int]:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether an address never leaves this machine."""
+    """Whether an address is on this machine's loopback interface."""
     host = split_address(address)[0]
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
 def check_public(address: str) -> None:
-    """Refuse an address by which no node can reach the server.
+    """Refuse a wildcard address, by which no node can reach the server.
 
     Raises:
-        ConfigError: If it stands for every address of a machine.
+        ConfigError: For such an address.
     """
     if split_address(address)[0] in _ANYWHERE:
         raise ConfigError(
-            f"--superlink {address} is no address that a node can reach: give the name or address by which nodes know "
-            f"the server, and --bind {address} to listen everywhere"
+            f"--superlink {address} is a wildcard, which no node can reach; give the name or address by which nodes "
+            f"reach the server, and --bind {address} to listen on all interfaces"
         )
 
 
 def listen(address: str, option: str) -> socket.socket:
-    """Listen at an address.
+    """Open a listening socket.
 
     Args:
         address: Host and port.
-        option: Where it was given.
+        option: The option that gave the address.
 
     Raises:
-        ConfigError: If somebody else does, or it is not of this machine.
+        ConfigError: If the address is in use or does not belong to this machine.
     """
     host, port = split_address(address, option)
     try:
         family, kind, proto, _, place = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP, flags=socket.AI_PASSIVE
         )[0]
-        door = socket.socket(family, kind, proto)  # asyncio sends small answers at once only where this is TCP by name
+        door = socket.socket(family, kind, proto)  # asyncio sets TCP_NODELAY only on explicit TCP
         try:
             door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if host == "::":
@@ -96,7 +92,7 @@ def listen(address: str, option: str) -> socket.socket:
     except OSError as error:
         why = (error.strerror or str(error)).lower()
         advice = (
-            "choose another port" if option == "--bind" else "give an address of this machine by --bind, or free it"
+            "choose another port" if option == "--bind" else "give an address of this machine with --bind, or free it"
         )
         raise ConfigError(f"the server cannot listen at {address}: {why}; {advice}") from error
 
@@ -106,16 +102,16 @@ def listen(address: str, option: str) -> socket.socket:
 
 @contextmanager
 def sole_user(folder: Path, option: str) -> Iterator[None]:
-    """Hold a folder that one program at a time may use, and that its user alone may read.
+    """Lock a folder for this process, and make it readable for the user alone.
 
-    The system frees the lock when its holder ends, however it ends.
+    The operating system releases the lock when the process ends, however it ends.
 
     Args:
-        folder: The folder; it is made where there is none.
-        option: Where it was given.
+        folder: The folder; created if missing.
+        option: The option that gave the folder.
 
     Raises:
-        ConfigError: If another program holds it, or it cannot be written to.
+        ConfigError: If another process holds the lock, or the folder is not writable.
     """
     writer = folder / ".user"
     try:
@@ -127,10 +123,10 @@ def sole_user(folder: Path, option: str) -> Iterator[None]:
         writer.write_text(f"process {os.getpid()} on {socket.gethostname()} since {since}", encoding="utf-8")
     except Timeout:
         raise ConfigError(
-            f"{option} {folder} is used by {_holder(writer)}; end that one, or name a folder of its own"
+            f"{option} {folder} is used by {_holder(writer)}; stop that process, or name another folder"
         ) from None
     except OSError as error:
-        raise ConfigError(f"{option} {folder} cannot be written to: {error.strerror}; name another") from error
+        raise ConfigError(f"{option} {folder} is not writable ({error.strerror}); name another folder") from error
     try:
         yield
     finally:
@@ -141,12 +137,12 @@ def sole_user(folder: Path, option: str) -> Iterator[None]:
 def _holder(writer: Path) -> str:
     try:
         return writer.read_text(encoding="utf-8")[:200] or "another program"
-    except (OSError, UnicodeDecodeError):  # it has only just taken the lock
+    except (OSError, UnicodeDecodeError):  # it holds the lock and has not written the file yet
         return "another program"
 
 
 def keep_private() -> None:
-    """Let nobody but this program's user read what it writes from now on: states, checkpoints and logs."""
+    """Make files that this process creates from now on readable for the user alone."""
     os.umask(0o077)
 
 
@@ -155,7 +151,7 @@ def keep_private() -> None:
 
 @contextmanager
 def ending_by_signal() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end this program as Ctrl-C does, so that it takes its leave."""
+    """Let SIGTERM and SIGHUP act as Ctrl-C does, so that the process signs off."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -169,5 +165,5 @@ def ending_by_signal() -> Iterator[None]:
 
 
 def _interrupt(_signum: int, _frame: FrameType | None) -> None:
-    """As Ctrl-C does; SIGINT itself is ignored where a shell started this program in the background."""
+    """Act as Ctrl-C; raising SIGINT would not, because shells ignore it for background processes."""
     raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""How a cohort is trained that lives elsewhere: a message a client and round, and what comes back."""
+"""The executor of a federation: it trains a cohort with one message per client and round."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from typing_extensions import override
+
+from lit_fed.checks import check_range
 from lit_fed.deployment.grid import Reply
 from lit_fed.deployment.heard import Due, Heard, answer, hear, held
 from lit_fed.deployment.roster import KnownNode, Roster
@@ -21,27 +24,27 @@ from lit_fed.engine.storage.files import Version, VersionedFiles
 from lit_fed.engine.wire.broadcast import Broadcast
 from lit_fed.engine.wire.payload import Channel, ClientUpdate, Layout, layout_of
 from lit_fed.engine.wire.totals import Totals
-from lit_fed.errors import ClientFailure, ConfigError, NobodyLeft, WireError
+from lit_fed.errors import ClientFailure, NobodyLeft, WireError
 
-_PAUSE_S = (0.005, 0.25)  # between two looks for answers: from the shortest to the longest
-_LOOK_S = 3.0  # between two looks who is there
-_RETURN_S = 0.25  # the same, while somebody is waited for
-_AT_ONCE = {"train": 4, "ask": 64}  # messages a node may have before it, so that answers take bounded memory
-_MOST_DROPPED = 1000  # versions that a node is told of in one message
-_MOST_CAUSES = 20  # of failure that one client may give, until they are all the same
+_PAUSE_S = (0.005, 0.25)  # shortest and longest interval of polls for answers
+_LOOK_S = 3.0  # interval of looking for connected nodes
+_RETURN_S = 0.25  # the same, while the round waits for a node to reconnect
+_AT_ONCE = {"train": 4, "ask": 64}  # maximum number of pending messages per node, which bounds the memory of answers
+_MOST_DROPPED = 1000  # maximum number of versions to drop in one message
+_MOST_CAUSES = 20  # maximum number of distinct causes of failure per client
 
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a server waits.
+    """Time-outs of a round.
 
     Args:
-        round_s: Seconds that a cohort may take; who has not answered then is too late.
-        return_s: Seconds in which a client whose node has gone may come back in a round.
-        smallest_cohort: A round with fewer answers stops the run.
+        round_s: Seconds after which a client without an answer fails.
+        return_s: Seconds from the start of a round in which a disconnected node may reconnect.
+        smallest_cohort: Minimum number of answers; a round with fewer stops the run.
 
     Raises:
-        ConfigError: For times or cohorts that cannot be.
+        ConfigError: For values out of range.
     """
 
     round_s: float = 600.0
@@ -49,18 +52,16 @@ class Patience:
     smallest_cohort: int = 1
 
     def __post_init__(self) -> None:
-        if not self.round_s > 0 or not self.return_s >= 0 or self.smallest_cohort < 0:
-            raise ConfigError(
-                f"a round of {self.round_s:g} s with {self.return_s:g} s to come back and a smallest cohort of "
-                f"{self.smallest_cohort} cannot be; give a time above 0, one from 0, and a number from 0"
-            )
+        check_range("--patience.round_s", self.round_s, above=0, why=" s")
+        check_range("--patience.return_s", self.return_s, least=0, why=" s")
+        check_range("--patience.smallest_cohort", self.smallest_cohort, least=0)
 
 
 class NodeFiles(VersionedFiles):
-    """Where clients' states lie: on their nodes; here, only updates that came late.
+    """Clients' states, which are on their nodes; only late updates are stored here.
 
     Args:
-        directory: Of the late updates.
+        directory: The folder of late updates.
         held: Asks the nodes which versions they hold.
     """
 
@@ -68,22 +69,23 @@ class NodeFiles(VersionedFiles):
         super().__init__(directory)
         self.held = held
         self.dropped: dict[str, list[int]] = {}
-        """By client: the versions that are needed no more, until its node is told."""
+        """By client, the obsolete versions that its node does not know about yet."""
 
+    @override
     def delete(self, name: str, round_idx: int) -> None:
-        """Delete one version, here or with the next message to its client."""
+        """Delete one version; for a client, with the next message to it."""
         if name.isdecimal():
             self.dropped.setdefault(name, []).append(round_idx)
         else:
             super().delete(name, round_idx)
 
+    @override
     def copy(self, name: str, version: Version, source: VersionedFiles) -> None:
-        """Take one version from another folder's; what lies on nodes is where it belongs."""
-        if not name.isdecimal():
+        if not name.isdecimal():  # nodes keep their clients' states
             super().copy(name, version, source)
 
+    @override
     def rounds(self) -> Iterator[tuple[str, int]]:
-        """Every name and round that has a file, anywhere."""
         yield from super().rounds()
         yield from self.held()
 
@@ -97,20 +99,20 @@ class _Sent(NamedTuple):
 
 @dataclass
 class _Work:
-    """What a cohort is asked, and what has become of it.
+    """The progress of a request to a cohort.
 
     Args:
         word: ``train`` or ``ask``.
-        broadcast: What it receives.
-        fields: What else the message says.
-        layouts: What answers must look like, by kind.
-        queue: Who has not been told yet.
-        sent: Messages under way, by id.
-        busy: Messages before each node, by the name of its process.
-        end: When it is too late.
-        awaited: Clients whose node has been started again, and until when it is waited for.
-        together: By the name of a node's process, all clients that are told the same there.
-        summed: The processes that have told their sums, and over whom.
+        broadcast: The broadcast.
+        fields: Further fields of the message.
+        layouts: The expected layout of answers, by kind.
+        queue: Clients without a message so far.
+        end: The deadline.
+        sent: Pending messages by id.
+        busy: The number of pending messages by node's process.
+        awaited: Clients whose node restarted, with the deadline for its reconnection.
+        together: By node's process, all clients that get the same request.
+        summed: The processes that have sent sums, and the clients of these sums.
     """
 
     word: str
@@ -127,14 +129,14 @@ class _Work:
 
 
 class GridExecutor(Executor):
-    """Sends every client its message, and takes in the answers as they come.
+    """Sends every client a message, and yields the outcomes in order of arrival.
 
     Args:
-        session: The server's, which enters no client.
-        roster: Knows who lives where.
-        channel: The wire's codecs.
-        patience: How long it waits.
-        tolerant: Go on without the answers of clients that cannot be tested.
+        session: The server's session, which never enters a client.
+        roster: The registered nodes.
+        channel: The codecs.
+        patience: The time-outs.
+        tolerant: Continue without the answers of clients that fail an evaluation.
     """
 
     def __init__(
@@ -148,10 +150,10 @@ class GridExecutor(Executor):
         self.num_bytes = 0
         self._totals: list[Totals] = []
         self._round_idx = -1
-        self._late: set[str] = set()  # processes of nodes that have let this round's deadline pass
-        self._unanswered: dict[str, _Sent] = {}  # what they have not answered yet, in this round or before
-        self._names: dict[int, set[str]] = {}  # of every client's metrics
-        self._causes: dict[int, set[str]] = {}  # of every client's failures
+        self._late: set[str] = set()  # nodes' processes that missed this round's deadline
+        self._unanswered: dict[str, _Sent] = {}  # their pending messages, also of earlier rounds
+        self._names: dict[int, set[str]] = {}  # names of metrics by client
+        self._causes: dict[int, set[str]] = {}  # causes of failure by client
         self._ranges: Ranges = {
             name: range_
             for loop in session.loops.values()
@@ -159,8 +161,8 @@ class GridExecutor(Executor):
         }
         session.store.keeper = self._files
 
+    @override
     def run(self, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[ClientUpdate | ClientFailure]:
-        """Let every client train where it lives."""
         ids = list(client_ids)
         arrived = 0
         for outcome in self._work("train", ids, broadcast, {}, self._layouts(ids, broadcast)):
@@ -169,15 +171,17 @@ class GridExecutor(Executor):
                 yield outcome
         if arrived < min(self.patience.smallest_cohort, len(ids)):
             raise NobodyLeft(
-                f"round {broadcast.round_idx} has {arrived} answers of {len(ids)} clients, and the smallest cohort is "
-                f"{self.patience.smallest_cohort}; wait longer, or go on with --ckpt_path last when the nodes are back"
+                f"round {broadcast.round_idx} has answers from {arrived} of {len(ids)} clients, and the smallest "
+                f"cohort is {self.patience.smallest_cohort}; raise the time-out, or resume with --ckpt_path last when "
+                "the nodes are connected"
             )
 
+    @override
     def ask(self, question: Question, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[ClientUpdate]:
-        """Ask every client where it lives.
+        """Ask every client on its node.
 
         Raises:
-            ClientFailure: If one cannot answer, and that is not tolerated.
+            ClientFailure: If a client cannot answer and this is not tolerated.
         """
         ids = list(client_ids)
         layouts = {self.session.kinds[client_id]: question.layout for client_id in ids}
@@ -188,14 +192,15 @@ class GridExecutor(Executor):
             elif outcome is not None:
                 if not self.tolerant:
                     raise outcome
-                self.roster.say(f"{outcome}; its {question.protocol} metrics are left out")
+                self.roster.say(f"{outcome}; its {question.protocol} metrics are missing")
 
+    @override
     def told_together(self) -> list[Totals]:
-        """What nodes told of their clients in sums."""
         return self._totals
 
+    @override
     def check_kept(self, session: Session, broadcast: Broadcast) -> None:
-        """Nothing: a node looks at a client's state before the client goes on with it."""
+        """Do nothing: a node checks a client's state before the client uses it."""
 
     # ------------------------------------------------------------------ messages
 
@@ -204,7 +209,7 @@ class GridExecutor(Executor):
     ) -> Iterator[ClientUpdate | ClientFailure | None]:
         begun = time.monotonic()
         self._totals = []
-        if word == "train" or broadcast.round_idx != self._round_idx:  # who is late has another chance in each round
+        if word == "train" or broadcast.round_idx != self._round_idx:  # late nodes get another chance in each round
             self._round_idx, self._late = broadcast.round_idx, set()
         work = _Work(word, broadcast, fields, layouts, deque(ids), begun + self.patience.round_s)
         self.roster.refresh()
@@ -227,7 +232,7 @@ class GridExecutor(Executor):
                 time.sleep(pause)
 
     def _push(self, work: _Work, may_return: bool) -> Generator[ClientFailure, None, bool]:
-        """Tell those whose node has time; whether somebody is waited for."""
+        """Send messages to nodes with spare capacity; return whether a client's node is awaited."""
         absent = False
         for _ in range(len(work.queue)):
             client_id = work.queue.popleft()
@@ -236,16 +241,16 @@ class GridExecutor(Executor):
                 work.queue.append(client_id)
                 absent = True
             elif home is None:
-                yield self._failure(client_id, work, "its node is not there; start it again")
+                yield self._failure(client_id, work, "its node is not connected; restart it")
             elif home.boot in self._late:
-                yield self._failure(client_id, work, "its node was too late in this round already")
+                yield self._failure(client_id, work, "its node already missed this round's deadline")
             elif self._before(home, work) >= _AT_ONCE[work.word]:
                 work.queue.append(client_id)
             else:
                 blob = encode(self._message(client_id, home, work))
                 if len(blob) > self.roster.limit:
                     raise WireError(
-                        f"the message to client {client_id} has {len(blob):,} bytes, over the limit of "
+                        f"the message to client {client_id} has {len(blob):,} bytes and exceeds the limit of "
                         f"{self.roster.limit:,}; raise --most_bytes here and on the nodes"
                     )
                 self.num_bytes += len(blob)
@@ -255,7 +260,7 @@ class GridExecutor(Executor):
         return absent
 
     def _before(self, home: KnownNode, work: _Work) -> int:
-        """How many messages a node has before it."""
+        """Return the number of a node's pending messages."""
         return work.busy.get(home.boot, 0) + sum(sent.boot == home.boot for sent in self._unanswered.values())
 
     def _message(self, client_id: int, home: KnownNode, work: _Work) -> Message:
@@ -275,21 +280,21 @@ class GridExecutor(Executor):
         return Message(cast("Any", work.word), fields, tensors)
 
     def _together(self, client_id: int, home: KnownNode, work: _Work) -> list[int]:
-        """All clients that are told the same on a client's node, as far as is known when the first of them is."""
+        """Return all clients of a client's node that get the same request; fixed with the first message to the node."""
         if client_id not in work.together.get(home.boot, ()):
             others = [one for one in work.queue if self.roster.home(one) is home]
             work.together[home.boot] = sorted([client_id, *others])
         return work.together[home.boot]
 
     def _take_in(self, work: _Work, reply: Reply) -> Iterator[ClientUpdate | ClientFailure | None]:
-        if (late := self._unanswered.pop(reply.message_id, None)) is not None:  # it is left out, and its node is back
+        if (late := self._unanswered.pop(reply.message_id, None)) is not None:  # too late, but the node is responsive
             self._late.discard(late.boot)
             return
         if (sent := work.sent.pop(reply.message_id, None)) is None:
             return
         work.busy[sent.boot] -= 1
         if reply.error:
-            yield self._failure(sent.client_id, work, f"its node gave no answer: {shown(reply.error)}")
+            yield self._failure(sent.client_id, work, f"its node did not answer: {shown(reply.error)}")
             return
         self.num_bytes += len(reply.blob)
         due = self._due(sent, work)
@@ -314,7 +319,7 @@ class GridExecutor(Executor):
             yield self._update(sent.client_id, heard, due)
 
     def _due(self, sent: _Sent, work: _Work) -> Due:
-        """What the answer to a message may hold."""
+        """Return the constraints on the answer to a message."""
         client_id, trained, algorithm = sent.client_id, work.word == "train", self.session.algorithm
         count = self.session.data.num_samples
         home = self.roster.homes.get(sent.node)
@@ -336,14 +341,14 @@ class GridExecutor(Executor):
         )
 
     def _know_names(self, client_id: int, metrics: Mapping[str, float]) -> None:
-        """Refuse a client that has ever new metrics, each of which is a column of the tables."""
+        """Bound the number of a client's distinct metrics, because each is a column of a table."""
         known = self._names.setdefault(client_id, set())
         if len(known | metrics.keys()) > MOST_METRICS:
-            raise WireError(f"client {client_id} has sent more than {MOST_METRICS:,} different metrics")
+            raise WireError(f"client {client_id} sent more than {MOST_METRICS:,} distinct metrics; it is dropped")
         known.update(metrics)
 
     def _update(self, client_id: int, heard: Heard, due: Due) -> ClientUpdate | None:
-        """An answer as the loop takes it; None where the client has nothing to say."""
+        """Convert an answer to an update; None if the client does not take part in an evaluation."""
         if heard.payload is None:
             return None
         if heard.version is not None:
@@ -355,35 +360,35 @@ class GridExecutor(Executor):
         return ClientUpdate(client_id, payload, heard.weight, metrics, kind, uplink_bytes=heard.wire_bytes)
 
     def _miss(self, work: _Work) -> Iterator[ClientFailure]:
-        """Those whose node has left while they were at work."""
+        """Fail the clients whose node disconnected while they worked."""
         for message_id, sent in list(work.sent.items()):
             if not self.roster.is_connected(sent.node):
                 del work.sent[message_id]
                 work.busy[sent.boot] -= 1
-                yield self._failure(sent.client_id, work, "its node has left while it was at work")
+                yield self._failure(sent.client_id, work, "its node disconnected while it worked")
         connected = self.roster.is_connected
         self._unanswered = {one: sent for one, sent in self._unanswered.items() if connected(sent.node)}
 
     def _give_up(self, work: _Work) -> Iterator[ClientFailure]:
-        """Those who are too late, and whose node is asked nothing more in this round."""
+        """Fail the clients that missed the deadline, and ask their nodes nothing more in this round."""
         self._unanswered |= work.sent
         self._late |= {sent.boot for sent in work.sent.values()}
         late = sorted([sent.client_id for sent in work.sent.values()] + list(work.queue))
         for client_id in late:
-            yield self._failure(client_id, work, f"it gave no answer within {self.patience.round_s:g} s")
+            yield self._failure(client_id, work, f"it did not answer within {self.patience.round_s:g} s")
 
     def _failure(self, client_id: int, work: _Work, cause: str) -> ClientFailure:
         known = self._causes.setdefault(client_id, set())
         if cause not in known and len(known) >= _MOST_CAUSES:
-            cause = f"it gives ever new causes, after {_MOST_CAUSES} others; look at its node"
+            cause = f"it keeps giving new causes, after {_MOST_CAUSES} others; check its node"
         else:
             known.add(cause)
         return ClientFailure(client_id, work.broadcast.round_idx, cause)
 
-    # ------------------------------------------------------------------ what answers look like, and where states lie
+    # ------------------------------------------------------------------ layouts of answers, and states on nodes
 
     def _layouts(self, ids: Iterable[int], broadcast: Broadcast) -> dict[str, Layout]:
-        """What an update of each kind must look like: as that of a client that has not trained."""
+        """Return the expected layout of updates by kind, from the update of an untrained client."""
         session, found = self.session, {}
         for client_id in ids:
             kind = session.kinds[client_id]
@@ -400,7 +405,7 @@ class GridExecutor(Executor):
         return NodeFiles(directory, self._held)
 
     def _held(self) -> Iterator[tuple[str, int]]:
-        """The versions that the nodes hold of this run, each of clients that live there."""
+        """Ask all nodes for the versions of this run's states that they hold."""
         message = Message("held", {"run": self.roster.identity.run_id})
         homes = dict(self.roster.homes)
         asked = dict.fromkeys(homes, message)
@@ -411,7 +416,7 @@ class GridExecutor(Executor):
 
 
 class _Elsewhere:
-    """The data of a population whose clients are elsewhere: all that is known, and loaders without batches."""
+    """The data of remote clients: metadata, and empty loaders."""
 
     def __init__(self, data: Any) -> None:
         self._data = data

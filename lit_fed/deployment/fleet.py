@@ -1,8 +1,8 @@
-"""Flower's Fleet API: its paths, its signatures, and a blob as the objects that it carries.
+"""Flower's Fleet API: paths, header names, and the object format that carries a blob.
 
-All that this package takes from flwr is here: the classes of its protobuf messages. How its objects are written
-(``TYPE CHILDREN LENGTH``, a zero byte and a body, under the SHA-256 of all that) stands here once more: Flower's own
-reader believes a sender how often a chunk is repeated, which makes terabytes of a few bytes.
+This is the only module that imports flwr, for its protobuf classes. It reimplements Flower's object format
+(``TYPE CHILDREN LENGTH``, a zero byte and a body, stored under the SHA-256 of these bytes), because Flower's own reader
+trusts the sender's number of repetitions of a chunk and can expand a few bytes to terabytes.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ REQUESTS = {
     "push-object": "PushObject",
     "confirm-message-received": "ConfirmMessageReceived",
 }
-"""By the end of its path, each request that a node of ours makes; a run's app, which is code, is none of them."""
+"""Requests of a node, by the end of the path. Flower's request for an app, which is code, is left out on purpose."""
 
 CHUNK_BYTES = 5 * 2**20
-"""Of a blob that travels in one object, as Flower cuts it."""
+"""Bytes of a blob per object, Flower's chunk size."""
 MOST_ABOUT_BYTES = 2**18
-"""The size of the largest object that holds no part of a blob: 3,800 names of chunks, enough for 19 GB."""
+"""Maximum size of an object that is not a chunk: 3,800 names of chunks, enough for 19 GB."""
 SERVER_ID = 1
-"""The server among the nodes."""
+"""The server's node id."""
 
 _SHAPE = ("Message", "RecordDict", "ArrayRecord", "Array")
 _CHUNK = b"ArrayChunk "
@@ -49,7 +49,7 @@ _CHUNK = b"ArrayChunk "
 
 @cache
 def proto() -> Any:
-    """The classes of Flower's messages."""
+    """Import Flower's protobuf classes."""
     os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
     from flwr.proto import error_pb2, fleet_pb2, heartbeat_pb2, message_pb2, node_pb2
 
@@ -68,12 +68,12 @@ def proto() -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """A blob on its way, as Flower's objects.
+    """A blob packed into Flower's objects.
 
     Args:
-        message: What is said of it.
-        tree: Its objects' names.
-        objects: What the objects hold, by name; children before parents.
+        message: The metadata.
+        tree: The names of the objects.
+        objects: The objects' content by name; children before parents.
     """
 
     message: Any
@@ -82,17 +82,12 @@ class Parcel:
 
     @property
     def message_id(self) -> str:
-        """The name of its outermost object."""
+        """The name of the outermost object."""
         return str(self.tree.object_id)
 
 
 def pack(blob: bytes, about: Any) -> Parcel:
-    """A blob as a message with one array.
-
-    Args:
-        blob: What travels.
-        about: Flower's metadata, without the message's id.
-    """
+    """Pack a blob as a message with one array; ``about`` is Flower's metadata without the message's id."""
     pb, objects = proto(), dict[str, bytes]()
 
     def add(kind: str, children: Sequence[str], body: bytes | memoryview) -> str:
@@ -116,12 +111,12 @@ def pack(blob: bytes, about: Any) -> Parcel:
     for name in (array, record, records, about.message_id):
         tree = [pb.ObjectTree(object_id=name, children=tree)]
     message = pb.Message(metadata=about)
-    message.content.SetInParent()  # there is some, among the objects
+    message.content.SetInParent()  # marks the message as one with content, which is among the objects
     return Parcel(message, tree[0], objects)
 
 
 def pack_error(reason: str, about: Any) -> Parcel:
-    """That there is no answer, and why."""
+    """Pack an error reply with its reason."""
     pb = proto()
     about.message_id = ""
     said = pb.Error(code=1, reason=reason)
@@ -133,15 +128,15 @@ def pack_error(reason: str, about: Any) -> Parcel:
 
 
 def unpack(message_id: str, objects: Mapping[str, bytes], most: int) -> bytes:
-    """The blob of a message.
+    """Unpack the blob of a message.
 
     Args:
-        message_id: The name of its outermost object.
-        objects: What its objects hold, by name, each of which has been compared with its content.
-        most: The size that it may have.
+        message_id: The name of the outermost object.
+        objects: The objects' content by name, already checked by `check_object`.
+        most: Maximum size in bytes.
 
     Raises:
-        WireError: If it is none of ours, or larger.
+        WireError: If the message is malformed or too large.
     """
     try:
         children = [message_id]
@@ -157,40 +152,36 @@ def unpack(message_id: str, objects: Mapping[str, bytes], most: int) -> bytes:
             raise WireError(f"a message is over the limit of {most:,} bytes; raise --most_bytes on both ends")
         return b"".join(chunks[place][starts[place] :] for place in order)
     except (KeyError, IndexError, TypeError, ValueError, RecursionError) as error:
-        raise WireError("a message's objects are none of ours; both ends must run the same lit_fed") from error
+        raise WireError("the objects of a message are malformed; run the same lit_fed on both ends") from error
 
 
 def names(tree: Any, most: int) -> list[str]:
-    """The names of a tree's objects, children first, each once.
+    """Return the names of a tree's objects, children first, without duplicates.
 
     Raises:
-        WireError: If one is no name, or there are more than so many.
+        WireError: If a name is malformed, or there are more than ``most``.
     """
     found: dict[str, None] = {}
     for name in _walk(tree):
         if len(name) != 64 or not set(name) <= set("0123456789abcdef"):
-            raise WireError("an object's name is none; both ends must run the same lit_fed")
+            raise WireError("an object's name is malformed; run the same lit_fed on both ends")
         found[name] = None
         if len(found) > most:
-            raise WireError(f"a message has more than {most:,} objects; both ends must run the same lit_fed")
+            raise WireError(f"a message has more than {most:,} objects; run the same lit_fed on both ends")
     return list(found)
 
 
 def check_object(name: str, content: bytes) -> None:
-    """Refuse an object that is not what its name says, or too large.
-
-    Raises:
-        WireError: If it is.
-    """
+    """Raise `WireError` if an object is too large or does not match its hash."""
     most = CHUNK_BYTES + 2**10 if content.startswith(_CHUNK) else MOST_ABOUT_BYTES
     if len(content) > most:
         raise WireError(f"an object of {len(content):,} bytes is over the limit of {most:,}")
     if hashlib.sha256(content).hexdigest() != name:
-        raise WireError("an object is not what its name says")
+        raise WireError("an object does not match its hash; send it again")
 
 
 def about(run_id: int, sender: int, receiver: int, ttl: float, reply_to: str = "") -> Any:
-    """What Flower says of a message."""
+    """Return Flower's metadata for a message."""
     return proto().Metadata(
         run_id=run_id, src_node_id=sender, dst_node_id=receiver, reply_to_message_id=reply_to, ttl=ttl,
         message_type="train", created_at=time.time(),
@@ -198,7 +189,7 @@ def about(run_id: int, sender: int, receiver: int, ttl: float, reply_to: str = "
 
 
 def _walk(tree: Any) -> Iterator[str]:
-    for child in tree.children:  # protobuf itself takes no more than 100 levels
+    for child in tree.children:  # protobuf limits the depth to 100
         yield from _walk(child)
     yield tree.object_id
 
@@ -210,9 +201,9 @@ def _opened(content: bytes, kind: str) -> tuple[list[str], bytes]:
 
 
 def _start(content: bytes, kind: str) -> int:
-    """Where an object's body begins."""
+    """Return the offset of an object's body."""
     end = content.index(0, 0, MOST_ABOUT_BYTES + 1)
     found, _, length = content[:end].decode().split(" ")
     if found != kind or int(length) != len(content) - end - 1:
-        raise ValueError(f"no {kind}")
+        raise ValueError(f"expected {kind}")
     return end + 1

@@ -1,7 +1,7 @@
-"""The server's door: HTTP/1.1 that answers who has a known key, before a byte of what it says is read.
+"""The server's HTTP/1.1 front end: it authenticates a request by its key before it reads the body.
 
-A connection is one coroutine, `Gate._answer_all`, to be read from top to bottom: time, path, key, size, and only
-then the body. Whoever has shown no key holds a connection for some seconds and some kilobytes.
+A connection is one coroutine, `Gate._answer_all`, which checks time, path, key and size in this order, and then reads
+the body. A connection without a key is limited to a few seconds and a few kilobytes.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from lit_fed.deployment.keys import is_signed, loaded
 from lit_fed.deployment.sessions import Refused, Sessions
 from lit_fed.errors import WireError
 
-FIRST_REQUEST_S = 10.0  # in which who connects must have shown a key
-IDLE_S = 30.0  # between two requests of a node
-BODY_S = 120.0  # for a body of at most 5 MiB: .4 Mbit/s
+FIRST_REQUEST_S = 10.0  # time-out for showing a key
+IDLE_S = 30.0  # time-out between two requests of a node
+BODY_S = 120.0  # time-out of a body of at most 5 MiB: 0.4 Mbit/s
 WRITE_S = 120.0
-CLOCKS_APART_S = 60.0  # by which a node's clock may differ
+CLOCKS_APART_S = 60.0  # maximum difference of a node's clock
 MOST_HEAD_BYTES = 2**14
 MOST_OBJECT_BYTES = fleet.CHUNK_BYTES + 2**12
-MOST_STRANGERS = 512  # connections that have shown no key; beyond them, the oldest is closed
-MOST_LINES = 16  # connections of one node
+MOST_STRANGERS = 512  # maximum number of connections without a key; the oldest is closed first
+MOST_LINES = 16  # maximum number of connections per node
 _BLOCK = 2**16
 
 
 class _Head(NamedTuple):
-    """What a request begins with.
+    """The head of a request.
 
     Args:
-        word: What is asked, as in `fleet.REQUESTS`.
-        key: Of who asks.
-        length: Of the body.
+        word: The request, a value of `fleet.REQUESTS`.
+        key: The sender's public key.
+        length: The body's length in bytes.
     """
 
     word: str
@@ -51,11 +51,11 @@ class _Head(NamedTuple):
 
 
 class Gate:
-    """Lets nodes in.
+    """Authenticates nodes and passes their requests on.
 
     Args:
-        sessions: Does what they ask.
-        keys: The public keys of all that there are; None lets in whoever signs with any, on this machine.
+        sessions: Answers the requests.
+        keys: The public keys of all nodes; None accepts any key, on loopback only.
     """
 
     def __init__(self, sessions: Sessions, keys: Collection[bytes] | None) -> None:
@@ -64,11 +64,11 @@ class Gate:
         self._open: set[asyncio.StreamWriter] = set()
         self._strangers: dict[asyncio.StreamWriter, None] = {}
         self._lines: dict[bytes, int] = {}
-        self._signed: set[int] = set()  # hashes of keys and times, of which many come within two minutes
+        self._signed: set[int] = set()  # hashes of keys and time stamps, against replay
         self._ends: deque[tuple[float, int]] = deque()
 
     async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer the requests of one connection, one after the other."""
+        """Answer the requests of one connection in order."""
         self._open.add(writer)
         self._strangers[writer] = None
         if len(self._strangers) > MOST_STRANGERS:
@@ -92,11 +92,11 @@ class Gate:
     async def _answer_all(
         self, line: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, keys: list[bytes]
     ) -> None:
-        """Answer requests until there is no reason to go on; the key that was shown is put into a list.
+        """Answer requests until the connection closes; append the node's key to ``keys``.
 
         Raises:
-            OSError: If who asks has gone, or takes too long.
-            ProtocolError: If it speaks no HTTP.
+            OSError: If the client disconnects or times out.
+            ProtocolError: If the client does not speak HTTP.
         """
         while True:
             async with asyncio.timeout(IDLE_S if keys else FIRST_REQUEST_S):
@@ -110,7 +110,7 @@ class Gate:
                     self._lines[head.key] = self._lines.get(head.key, 0) + 1
                     self._strangers.pop(writer, None)
                 if [head.key] != keys or self._lines[head.key] > MOST_LINES:
-                    raise Refused(429, "a connection is one node's, and a node has few")
+                    raise Refused(429, "too many connections of one node, or two nodes on one connection")
                 self.sessions.session_of(head.key, writer)
                 if line.they_are_waiting_for_100_continue:
                     writer.write(line.send(h11.InformationalResponse(status_code=100, headers=[])) or b"")
@@ -125,45 +125,45 @@ class Gate:
             line.start_next_cycle()
 
     def close(self) -> None:
-        """Hang up."""
+        """Close all connections."""
         for writer in self._open:
             writer.transport.abort()
 
     # ------------------------------------------------------------------ before a body is read
 
     def _admit(self, request: h11.Request) -> _Head:
-        """What is asked, by whom, and how much is to be read of it.
+        """Authenticate a request, and bound its body.
 
         Raises:
-            Refused: If nothing is.
+            Refused: For an unknown path or key, or an inadmissible body.
         """
         target = request.target.decode("ascii", "replace")
         word = fleet.REQUESTS.get(target.removeprefix(fleet.PREFIX)) if target.startswith(fleet.PREFIX) else None
         if request.method != b"POST" or word is None or (word == "RegisterNodeFleet" and self.keys is not None):
             raise Refused(404)
         headers = dict(request.headers)
-        if len(headers) != len(request.headers.raw_items()):  # which of two of a name is meant, readers disagree on
+        if len(headers) != len(request.headers.raw_items()):  # parsers disagree on which duplicate counts
             raise Refused(400)
         key = self._key(headers)
         length = headers.get(b"content-length", b"")
         if b"transfer-encoding" in headers or not length.isdigit() or len(length) > 12:
-            raise Refused(411, "a body has a length")
+            raise Refused(411, "content-length is missing or malformed")
         if int(length) > (MOST_OBJECT_BYTES if word == "PushObject" else fleet.MOST_ABOUT_BYTES):
             raise Refused(413, "the body is too large")
         return _Head(word, key, int(length))
 
     def _key(self, headers: Mapping[bytes, bytes]) -> bytes:
-        """The key that signed a request just now, and no other request.
+        """Return the key that signed a request, unless the signature is stale or replayed.
 
         Raises:
-            Refused: If none did.
+            Refused: If there is no such key.
         """
         try:
             key, signature = (
                 base64.b64decode(headers[name.encode()], validate=True) for name in (fleet.KEY, fleet.SIGNATURE)
             )
             stamp = headers[fleet.TIMESTAMP.encode()]
-            public = _loaded(key) if self.keys is None else self.keys[key]  # before anything is computed for it
+            public = _loaded(key) if self.keys is None else self.keys[key]  # looked up before any expensive computation
             apart = (datetime.now(UTC) - datetime.fromisoformat(stamp.decode("ascii"))).total_seconds()
             if (
                 not abs(apart) < CLOCKS_APART_S
@@ -185,17 +185,17 @@ class Gate:
     async def _do(
         self, head: _Head, body: bytes, line: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bytes:
-        """The answer to a request.
+        """Answer a request.
 
         Raises:
-            Refused: If it is not followed.
-            ConnectionError: If who asked has gone.
+            Refused: If the request is rejected.
+            ConnectionError: If the client disconnects.
         """
         request = getattr(fleet.proto(), f"{head.word}Request")()
         try:
             request.ParseFromString(body)
-        except Exception as error:  # protobuf has its own for each of its implementations
-            raise Refused(400, "the body is none of Flower's messages") from error
+        except Exception as error:  # protobuf's exception depends on its implementation
+            raise Refused(400, "the body is not a Flower message") from error
         try:
             asked = self.sessions.answer(head.word, request, head.key, writer)
             found = await (_unless_hung_up(asked, line, reader) if head.word == "PullMessages" else asked)
@@ -206,23 +206,23 @@ class Gate:
 
 
 async def _unless_hung_up(asked: Coroutine[Any, Any, Any], line: h11.Connection, reader: asyncio.StreamReader) -> Any:
-    """An answer that takes its time; none to who hangs up meanwhile, who may be the node that had the work to do.
+    """Await an answer while watching the connection, so that a message is not handed to a disconnected node.
 
     Raises:
-        ConnectionError: If who asked has gone.
+        ConnectionError: If the client disconnects.
     """
     doing, more = asyncio.ensure_future(asked), asyncio.ensure_future(reader.read(_BLOCK))
     try:
         await asyncio.wait({doing, more}, return_when=asyncio.FIRST_COMPLETED)
         if more.done():
             if not more.result():
-                raise ConnectionResetError("the node has hung up")
+                raise ConnectionResetError("the node disconnected")
             line.receive_data(more.result())
         return await doing
     finally:
         for one in (doing, more):
             one.cancel()
-        await asyncio.gather(doing, more, return_exceptions=True)  # a reader has one who waits at a time
+        await asyncio.gather(doing, more, return_exceptions=True)  # a reader allows one waiter at a time
 
 
 @lru_cache(1024)
@@ -241,12 +241,12 @@ async def _read_body(line: h11.Connection, reader: asyncio.StreamReader, length:
     while isinstance(event := await _next_event(line, reader), h11.Data):
         parts.append(bytes(event.data))
     if not isinstance(event, h11.EndOfMessage) or sum(map(len, parts)) != length:
-        raise ConnectionResetError("a body has ended early")
+        raise ConnectionResetError("a body ended early")
     return b"".join(parts)
 
 
 async def _write(line: h11.Connection, writer: asyncio.StreamWriter, status: int, content: bytes) -> None:
-    """An answer; a connection whose body has not been read is closed after it."""
+    """Write a response, and announce the close of a connection whose body was not read."""
     headers = [("content-length", str(len(content))), ("date", formatdate(usegmt=True))]
     headers.append(("content-type", fleet.MEDIA_TYPE if status == 200 else "text/plain; charset=utf-8"))
     if line.their_state is not h11.DONE:

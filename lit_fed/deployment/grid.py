@@ -1,4 +1,4 @@
-"""How messages travel between a server and its nodes."""
+"""Transport of messages between a server and its nodes."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Protocol as Interface
 
 
 class Reply(NamedTuple):
-    """What came back to a message.
+    """The reply to a message.
 
     Args:
         message_id: The message.
-        blob: The answer; empty where there is none.
-        error: Why there is none.
+        blob: The answer; empty after an error.
+        error: The reason why there is no answer.
     """
 
     message_id: str
@@ -22,23 +22,23 @@ class Reply(NamedTuple):
 
 
 class Grid(Interface):
-    """Messages to nodes, and their answers."""
+    """A transport of messages to nodes and of their replies."""
 
     def nodes(self) -> Mapping[int, str]:
-        """The nodes that are there, each with what proves who it is; empty where nothing does."""
+        """Return the connected nodes with their public keys; an empty key without authentication."""
 
     def push(self, node: int, blob: bytes) -> str:
-        """Send a message; its id."""
+        """Send a message, and return its id."""
 
     def pull(self, message_ids: Collection[str]) -> Iterator[Reply]:
-        """The answers that have come to some messages, each once; it does not wait."""
+        """Return the replies that have arrived, each once, without waiting."""
 
 
 class MemoryGrid:
-    """Nodes in this process, that answer as soon as they are asked for it.
+    """Nodes in this process, which answer when `pull` asks for a reply.
 
     Args:
-        handlers: What answers, by node.
+        handlers: The message handler of every node.
     """
 
     def __init__(self, handlers: Mapping[int, Callable[[bytes], bytes]]) -> None:
@@ -48,18 +48,18 @@ class MemoryGrid:
         self._count = 0
 
     def nodes(self) -> Mapping[int, str]:
-        """Its nodes."""
+        """Return the nodes."""
         return dict.fromkeys(self.handlers, "")
 
     def push(self, node: int, blob: bytes) -> str:
-        """Keep a message for its node."""
+        """Queue a message for a node."""
         self._count += 1
         self._waiting[str(self._count)] = node, blob
         self.num_bytes += len(blob)
         return str(self._count)
 
     def pull(self, message_ids: Collection[str]) -> Iterator[Reply]:
-        """Let one node answer."""
+        """Let one node answer one message."""
         for message_id in list(message_ids)[:1]:
             node, blob = self._waiting.pop(message_id)
             if node not in self.handlers:

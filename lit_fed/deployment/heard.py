@@ -1,7 +1,7 @@
-"""All that a server reads of what nodes say.
+"""Validation of everything that a server receives from nodes.
 
-A node may say anything. What is read here is looked at as a whole before any of it is used, and whatever goes wrong
-meanwhile is one error, which the caller makes the failure of that node.
+Nodes are untrusted. A message is validated as a whole before any part of it is used. Every problem is a `WireError`,
+which the caller turns into the failure of the node.
 """
 
 from __future__ import annotations
@@ -31,46 +31,45 @@ from lit_fed.errors import WireError
 
 T = TypeVar("T")
 
-_SPARE_BYTES = 2**22  # of an answer beside its tensors
-_HELD = 2**16  # versions of clients' states that a node may say it holds
+_SPARE_BYTES = 2**22  # maximum size of an answer without its tensors
+_HELD = 2**16  # maximum number of versions of states that a node may report
 _ID = re.compile("0|[1-9][0-9]{0,17}")
 _BOOT = re.compile("[0-9a-f]{1,64}")
 _SHA256 = re.compile("[0-9a-f]{64}")
 
-
 LONGEST_GREETING = 2**22
-"""Of an answer without tensors."""
+"""Maximum size of an answer without tensors, bytes."""
 
 
 def hear(blob: bytes, limit: int, most: int, read: Callable[[Message], T]) -> T:
-    """What a node has said.
+    """Decode and validate a node's message.
 
     Args:
-        blob: Its message, as it came.
-        limit: The most bytes that are taken.
-        most: The most bytes that it can have, if it is what was asked for.
-        read: Makes of the message what is asked for.
+        blob: The received bytes.
+        limit: Maximum size of any message, bytes.
+        most: Maximum size of the expected answer, bytes.
+        read: Validates and converts the decoded message.
 
     Raises:
-        WireError: If it cannot be read, whatever the reason.
+        WireError: If any of this fails, for whatever reason.
     """
     if most < len(blob) <= limit:
-        raise WireError(f"an answer of {len(blob):,} bytes is more than the {most:,} that it can have; it is left out")
+        raise WireError(f"an answer has {len(blob):,} bytes, and at most {most:,} are expected; it is dropped")
     try:
         return read(decode(blob, limit))
     except WireError:
         raise
-    except Exception as error:  # nobody knows what a node may say, and a run does not end by it
-        raise WireError(f"what a node said cannot be read ({type(error).__name__})") from error
+    except Exception as error:  # untrusted input must not end the run
+        raise WireError(f"a node's message cannot be read ({type(error).__name__})") from error
 
 
 class Greeting(NamedTuple):
-    """Who a node says that it is.
+    """A node's answer to a hello.
 
     Args:
-        boot: The name of its process.
-        clients: Who lives there.
-        sums: Whether it tells of its clients' metrics in sums only.
+        boot: The id of the node's process.
+        clients: The node's clients.
+        sums: Whether the node reports its clients' metrics in sums only.
     """
 
     boot: str
@@ -79,15 +78,15 @@ class Greeting(NamedTuple):
 
 
 def greeting(message: Message, num_clients: int, num_classes: int | None) -> Greeting:
-    """What a node answers to a hello.
+    """Validate a node's answer to a hello.
 
     Args:
         message: The answer.
         num_clients: Clients of the population.
-        num_classes: The length of a histogram; None where there are none.
+        num_classes: The length of a histogram; None without classes.
 
     Raises:
-        WireError: If it will not take part, or what it says cannot be.
+        WireError: If the node refuses to take part, or its answer is invalid.
     """
     if message.word == "failure":
         raise WireError(shown(message.get("cause", str)))
@@ -95,12 +94,12 @@ def greeting(message: Message, num_clients: int, num_classes: int | None) -> Gre
     clients = {}
     for name, content in message.get("clients", dict).items():
         if not _ID.fullmatch(name) or int(name) >= num_clients or type(content) is not dict:
-            raise WireError(f"a node claims {shown(name, 20)!r}; clients are 0 to {num_clients - 1}")
+            raise WireError(f"a node claims client {shown(name, 20)!r}; clients are 0 to {num_clients - 1}")
         clients[int(name)] = _report(content, f"client {name}", num_classes)
     if not clients:
-        raise WireError("a node claims no client; start it with --client")
+        raise WireError("a node has no clients; start it with --client")
     if not _BOOT.fullmatch(boot := message.get("boot", str)):
-        raise WireError(f"{shown(boot, 40)!r} is no name of a process; both ends must run the same lit_fed")
+        raise WireError(f"the process id {shown(boot, 40)!r} is malformed; run the same lit_fed on both ends")
     return Greeting(boot, clients, message.get("sums", bool))
 
 
@@ -116,42 +115,34 @@ def _report(content: Mapping[str, Any], who: str, num_classes: int | None) -> Cl
         or not _SHA256.fullmatch(fingerprint)
         or scale not in (None, *SCALES)
     ):
-        raise WireError(f"what {who} reports of its data cannot be; both ends must run the same lit_fed")
+        raise WireError(f"the data report of {who} is malformed; run the same lit_fed on both ends")
     if histogram is not None and (len(counts) != num_classes or sum(counts) != samples):
         raise WireError(
-            f"{who} reports {sum(counts):,} samples of {len(counts):,} classes, and has {samples:,} of "
-            f"{num_classes or 0:,}; start both with the same data settings"
+            f"{who} reports {samples:,} samples, and a histogram of {sum(counts):,} samples and {len(counts):,} "
+            f"classes where {num_classes or 0:,} are expected; use the same data settings on both ends"
         )
     assert type(samples) is int
     return ClientReport(samples, None if histogram is None else tuple(counts), fingerprint, scale)
 
 
 def held(message: Message, clients: Collection[int]) -> list[tuple[str, int]]:
-    """The versions of clients' states that a node holds, each once.
-
-    Args:
-        message: The answer.
-        clients: Who lives there.
+    """Validate the versions of states that a node holds; drop duplicates, and states of other nodes' clients.
 
     Raises:
-        WireError: If they cannot be.
+        WireError: If they are malformed or too many.
     """
     _expect(message, "answer")
     entries, own = message.get("held", list), {str(one) for one in clients}
     if len(entries) > _HELD:
-        raise WireError(f"it holds {len(entries):,} versions of its clients' states, more than {_HELD:,}")
+        raise WireError(f"it reports {len(entries):,} versions of its clients' states; at most {_HELD:,} are allowed")
     for entry in entries:
         if type(entry) is not list or [type(part) for part in entry] != [str, int] or not 0 <= entry[1] < 2**32:
-            raise WireError("what it says that it holds cannot be; both ends must run the same lit_fed")
+            raise WireError("its list of states is malformed; run the same lit_fed on both ends")
     return list(dict.fromkeys((name, at) for name, at in entries if name in own))
 
 
 def kept(message: Message) -> bool:
-    """That a node has kept the end of a run.
-
-    Raises:
-        WireError: If it has not.
-    """
+    """Confirm that a node saved the end of a run; raise `WireError` if it did not."""
     if message.word == "failure":
         raise WireError(shown(message.get("cause", str)))
     _expect(message, "answer")
@@ -163,20 +154,20 @@ def kept(message: Message) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What an answer may hold.
+    """The constraints on an answer.
 
     Args:
-        client_id: Whose it is.
-        round_idx: Of which round.
-        trained: Of local work; else of a test.
-        layout: What its tensors must look like, once they are decoded.
-        codec: Decodes them.
-        weights: The weights that it can have.
-        heaviest: The largest, where the method has weights of its own.
+        client_id: The client.
+        round_idx: The round.
+        trained: Whether it answers local training; else an evaluation.
+        layout: Types and shapes of the decoded tensors.
+        codec: Decodes the tensors.
+        weights: The admissible weights.
+        heaviest: The largest weight, for a method that chooses the weights.
         varying: See `lit_fed.engine.method.algorithm.Algorithm.varying`.
         nonnegative: See `lit_fed.engine.method.algorithm.Algorithm.nonnegative`.
-        ranges: What is known of metrics.
-        sums: The largest weight of sums over the node's clients; None where it may tell none.
+        ranges: The ranges of metrics.
+        sums: The largest weight of sums over the node's clients; None forbids sums.
     """
 
     client_id: int
@@ -193,23 +184,23 @@ class Due:
 
     @property
     def most_bytes(self) -> int:
-        """The largest answer that can be one, twice that of a client which has not trained."""
+        """Maximum size of an answer, bytes: twice the tensors' size, and `_SPARE_BYTES`."""
         tensors = sum(dtype.itemsize * shape.numel() for dtype, shape in self.layout.values())
         return 2 * tensors + _SPARE_BYTES
 
 
 class Heard(NamedTuple):
-    """An answer in which nothing can do harm.
+    """A validated answer.
 
     Args:
-        cause: Why there is no update; empty where there is one, or nothing to say.
-        moved: The client is not there any more.
-        payload: Its tensors; None where there is no update.
-        weight: Its weight in a mean.
-        metrics: What it measured.
-        version: Of the state that it has written.
-        wire_bytes: Of the tensors as they came.
-        sums: What the node's clients measured together.
+        cause: The reason of a failure; empty without one.
+        moved: The client has left this node's process.
+        payload: The tensors; None without an update.
+        weight: The weight in a mean.
+        metrics: The client's metrics.
+        version: The version of the state that the client wrote.
+        wire_bytes: Size of the tensors as received.
+        sums: Summed metrics of the node's clients.
     """
 
     cause: str = ""
@@ -223,27 +214,29 @@ class Heard(NamedTuple):
 
 
 def answer(message: Message, due: Due) -> Heard:
-    """An answer to work that a client was given.
+    """Validate a client's answer to training or evaluation.
 
     Raises:
-        WireError: If it is none, is to another message, or something in it could do harm.
+        WireError: If the answer is malformed, belongs to another message, or violates ``due``.
     """
     who = f"client {due.client_id}"
     if (message.get("client", int), message.get("round", int)) != (due.client_id, due.round_idx):
-        raise WireError(f"the answer of {who} is to another message; it is left out")
+        raise WireError(f"the answer of {who} belongs to another message; it is dropped")
     sums = message.get("sums", dict)
     if sums and due.sums is None:
-        raise WireError(f"the node of {who} sent sums, which are not due from it; it is left out")
+        raise WireError(f"the node of {who} sent sums that were not requested; its answer is dropped")
     totals = check_sums(sums, f"the node of {who}", due.sums or 0, due.trained, due.ranges)
     if message.word == "failure":
-        return Heard(shown(message.get("cause", str)) or "it says no cause", message.get("moved", bool), sums=totals)
+        return Heard(shown(message.get("cause", str)) or "it gave no cause", message.get("moved", bool), sums=totals)
     _expect(message, "answer")
     if message.get("silent", bool):
         if due.trained:
-            raise WireError(f"{who} has nothing to say of its training; it is left out")
+            raise WireError(f"{who} sent no update from its training; it is dropped")
         return Heard(sums=totals)
     if odd := message.tensors.keys() - {"payload"}:
-        raise WireError(f"what {who} sent holds {shown(min(odd), 40)!r}; both ends must run the same lit_fed")
+        raise WireError(
+            f"the update of {who} has an unknown group {shown(min(odd), 40)!r}; run the same lit_fed on both ends"
+        )
     weight = check_weight(message.fields.get("weight"), who, due.weights, due.heaviest)
     metrics = check_metrics(message.get("metrics", dict), who, due.trained, due.ranges)
     wire = message.tensors.get("payload", {})
@@ -258,12 +251,12 @@ def _version(version: Any, round_idx: int, who: str) -> Version | None:
     if version is None:
         return None
     if type(version) is not list or [type(part) for part in version] != [int, int]:
-        raise WireError(f"the version of the state of {who} is none; both ends must run the same lit_fed")
+        raise WireError(f"the state's version of {who} is malformed; run the same lit_fed on both ends")
     if version[0] != round_idx or not 0 <= version[1] < 2**32:
-        raise WireError(f"the state of {who} is of round {version[0]}, in round {round_idx}; it is left out")
+        raise WireError(f"the state of {who} is from round {version[0]}, in round {round_idx}; it is dropped")
     return version[0], version[1]
 
 
 def _expect(message: Message, word: str) -> None:
     if message.word != word:
-        raise WireError(f"a node answered with {message.word!r}; both ends must run the same lit_fed")
+        raise WireError(f"a node answered with {message.word!r}; run the same lit_fed on both ends")

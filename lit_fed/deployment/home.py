@@ -1,4 +1,4 @@
-"""Clients of a finished run where they live: their models predict and are tested without a server."""
+"""Prediction and evaluation with clients' models of a finished run, on their node and without a server."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
 
 class Home:
-    """Some clients of a finished run, at home: their models predict and are tested without a server.
+    """Clients of a finished run on their node.
 
     Args:
-        trainer: With the settings of the run.
-        model: What was learnt.
-        data: The data, not set up yet; they are, for these clients only.
-        algorithm: How it was federated.
-        clients: Who, by position; all that live here by default.
-        folder: Where the node keeps their states.
-        stage: What is to be done.
+        trainer: The trainer, with the settings of the run.
+        model: The task.
+        data: The data; `Home` sets them up for these clients only.
+        algorithm: The method.
+        clients: Positions of the clients; by default all clients of the node.
+        folder: The node's folder.
+        stage: The stage to set up.
 
     Raises:
-        CheckpointError: If nothing is kept here.
-        ConfigError: For clients that do not live here, or parts that cannot work together.
+        CheckpointError: If the folder holds no finished run.
+        ConfigError: For clients of another node, or incompatible parts.
     """
 
     def __init__(
@@ -51,12 +51,12 @@ class Home:
         self.clients = sorted(self.kept.versions) if clients is None else sorted(set(clients))
         if absent := [one for one in self.clients if one not in self.kept.versions]:
             there = ", ".join(called(data, one) for one in sorted(self.kept.versions))
-            raise ConfigError(f"client {called(data, absent[0])} does not live in {folder}, where those are: {there}")
+            raise ConfigError(f"{folder} has no state of client {called(data, absent[0])}; its clients are {there}")
         self.run = settle(trainer, model, data, algorithm, self.clients, stage)
         self.federation = self.run.federation
         device, store = self.federation.fabric.device, self.federation.store
         if odd := {self.federation.kinds[one] for one in self.clients} - self.kept.payloads.keys():
-            raise ConfigError(f"{folder} keeps no model of the kind {min(odd)!r}; use the configuration of the run")
+            raise ConfigError(f"{folder} has no model of the kind {min(odd)!r}; use the configuration of the run")
         store.open(folder / self.kept.run_id)
         versions = {str(one): version for one, version in self.kept.versions.items() if version is not None}
         store.load_state_dict(versions, self.kept.round_idx + 1)
@@ -67,18 +67,18 @@ class Home:
         self.broadcast = Broadcast(self.kept.round_idx, moved[0], moved[1])
 
     def predict(self, client_id: int, output: Path, inputs: Path | None = None) -> None:
-        """Write what a client's model predicts on the client's own test data, or on inputs of another file.
+        """Write predictions of a client's model.
 
         Args:
-            client_id: The client, by position.
-            output: As `lit_fed.engine.evaluation.prediction.check_output` takes it.
-            inputs: Predict on these.
+            client_id: The client's position.
+            output: A path that `lit_fed.engine.evaluation.prediction.check_output` accepts.
+            inputs: A file of inputs; by default the client's test data.
         """
         with self.federation.session.at_work("predict"):
             write_predictions(self.federation, output, client_id, self.kept.round_idx, self.broadcast, inputs)
 
     def evaluate(self, subset: EvalSubset) -> dict[int, dict[str, float]]:
-        """By client: what all protocols that ask clients find on the client's own data."""
+        """Evaluate every client on its data with all protocols that ask clients; return the metrics by client."""
         check_protocols([], self.federation, subset)
         asking = [one for one in self.run.settings.protocols if type(one).answer is not Protocol.answer]
         found: dict[int, dict[str, float]] = {}

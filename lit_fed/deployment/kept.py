@@ -1,4 +1,4 @@
-"""What a node keeps of a finished run: the model as it was last sent, and which of its clients' states go with it."""
+"""A node's record of a finished run: the last broadcast model, and the versions of its clients' states."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _CLIENT = re.compile("[0-9]{1,18}")
 
 @dataclass(frozen=True)
 class Kept:
-    """The end of a run, at home.
+    """The end of a run, as a node saves it.
 
     Args:
-        run_id: What the run is called on its nodes.
-        round_idx: Its last round.
-        versions: Of the clients' states, by client; None for a client that keeps nothing.
-        payloads: What clients receive, by kind of network.
-        frozen: The parameters that travel beside it, by kind.
+        run_id: The run's id.
+        round_idx: The last round.
+        versions: The versions of states by client; None for a client without state.
+        payloads: The broadcast payloads by kind of network.
+        frozen: The frozen parameters by kind.
     """
 
     run_id: str
@@ -39,7 +39,7 @@ class Kept:
     frozen: Mapping[str, Payload]
 
     def write(self, folder: Path) -> None:
-        """Keep it in the place of what was there before."""
+        """Write it, replacing an earlier one."""
         content = {
             "run": self.run_id,
             "round": self.round_idx,
@@ -51,36 +51,34 @@ class Kept:
 
 
 def read(folder: Path) -> Kept:
-    """What a node keeps in its folder.
+    """Read the end of a run from a node's folder.
 
     Raises:
-        CheckpointError: If there is nothing, or it cannot be read.
+        CheckpointError: If the file is missing or damaged.
     """
     path = folder / NAME
     if not path.is_file():
-        raise CheckpointError(
-            f"there is no {path}: a node writes it when a run has ended; name the folder that the node was started with"
-        )
+        raise CheckpointError(f"{path} does not exist; give the folder that the node ran with, after a run has ended")
     try:
         content = torch.load(path, weights_only=True, map_location="cpu")
         versions = {int(one): _version(one, version) for one, version in content["versions"].items()}
         groups = [{kind: _tensors(entry) for kind, entry in content[key].items()} for key in ("payloads", "frozen")]
         if not RUN_ID.fullmatch(content["run"]) or type(content["round"]) is not int:
-            raise ValueError("it names no run")
-    except Exception as error:  # damaged bytes make the reader fail in a dozen ways
-        raise CheckpointError(f"{path} cannot be read: {' '.join(str(error).split())[:120]}") from error
+            raise ValueError("the run's id is malformed")
+    except Exception as error:  # damaged bytes raise many exceptions
+        raise CheckpointError(f"{path} cannot be read ({' '.join(str(error).split())[:120]})") from error
     return Kept(content["run"], content["round"], versions, groups[0], groups[1])
 
 
 def _version(name: Any, version: Any) -> Version | None:
     if not isinstance(name, str) or not _CLIENT.fullmatch(name):
-        raise ValueError(f"{name!r} is no client")
+        raise ValueError(f"{name!r} is not a client")
     if version is not None and (type(version) is not tuple or [type(part) for part in version] != [int, int]):
-        raise ValueError(f"{version!r} is no version")
+        raise ValueError(f"{version!r} is not a version")
     return version
 
 
 def _tensors(entry: Any) -> dict[str, Tensor]:
     if not isinstance(entry, dict) or not all(isinstance(tensor, Tensor) for tensor in entry.values()):
-        raise ValueError("it holds no tensors")
+        raise ValueError("an entry is not a tensor")
     return entry

@@ -1,4 +1,4 @@
-"""The keys of a federation on disk: made where there is none, kept where there is one, made anew on request."""
+"""The keys of a federation on disk: created if missing, kept if present, replaced on request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lit_fed.engine.storage.files import in_place_of
 from lit_fed.errors import ConfigError
 
 AUTHORITY, SERVER, SITES, KEYS = "authority", "server", "sites", "keys"
-"""Folders of the authority, the server, the sites, and in the server's of the sites' public keys."""
+"""Folders of the authority, the server and the sites, and the server's subfolder of the sites' public keys."""
 
 T = TypeVar("T")
 _ELSEWHERE = " (it is not in this folder)"
@@ -26,16 +26,16 @@ _ELSEWHERE = " (it is not in this folder)"
 
 @dataclass
 class Keyring:
-    """All keys and certificates below one folder.
+    """All keys and certificates of a federation, in one folder.
 
-    A private key that is there is never written over unasked. One that is not, because it was moved to where it is
-    used, is not missed as long as its public key, or its certificate, is there.
+    An existing private key is overwritten only on request. A private key that was moved to another machine need not be
+    here, as long as its public key or certificate is.
 
     Args:
-        folder: Of all of them.
+        folder: The folder.
         names: Host names and addresses of the server.
-        now: The time.
-        anew: Whose keys are made anew: sites, and the server.
+        now: The current time.
+        anew: Sites, and `SERVER`, whose keys are replaced.
     """
 
     folder: Path
@@ -44,17 +44,14 @@ class Keyring:
     anew: Collection[str] = ()
 
     def check(self, sites: Iterable[str]) -> None:
-        """Read all that is there, so that nothing is written beside a file that is not what it should be.
-
-        Args:
-            sites: Their names.
+        """Read all existing files before anything is written.
 
         Raises:
-            ConfigError: For such a file, or for two halves that do not go together.
+            ConfigError: For a malformed file, or a private key and a public key that do not match.
         """
         ca_key, ca = _read(self._ca_key, authority.read_key), _read(self._ca, authority.read_certificate)
         if ca_key and ca and ca_key.public_key() != ca.public_key():
-            raise ConfigError(f"{self._ca_key} and {self._ca} do not go together; put back the one that is lost")
+            raise ConfigError(f"{self._ca_key} and {self._ca} do not match; restore the original files")
         if SERVER not in self.anew:
             for path, read in ((self._server_key, authority.read_key), (self._server, authority.read_certificate)):
                 _read(path, read)
@@ -65,15 +62,15 @@ class Keyring:
             key, known = _read(private, authority.read_key), _read(public, authority.read_public)
             if key and known and key.public_key() != known:
                 raise ConfigError(
-                    f"{private} and {public} do not go together; put back the one that is lost, or make others with "
+                    f"{private} and {public} do not match; restore the original files, or replace both with "
                     f"--new_key {name}"
                 )
 
     def authority(self) -> str:
-        """Make what is missing of the authority; what was done, in words.
+        """Create the authority's missing files, and report what was done.
 
         Raises:
-            ConfigError: If the authority's key is needed and not here.
+            ConfigError: If the authority's key is needed and missing.
         """
         done = "key kept" + _only_ours(self._ca_key)
         if not (self._ca_key.exists() or self._ca.exists()):
@@ -88,10 +85,10 @@ class Keyring:
         return f"{done}, new certificate until {made.not_valid_after_utc:%Y-%m-%d}"
 
     def server(self) -> str:
-        """Make what is missing of the server's key and certificate, or near its end; what was done, in words.
+        """Create or renew the server's key and certificate, and report what was done.
 
         Raises:
-            ConfigError: If the authority's key is needed and not here.
+            ConfigError: If the authority's key is needed and missing.
         """
         ca, public, why = authority.read_certificate(self._ca), None, ""
         if SERVER not in self.anew and self._server_key.exists():
@@ -103,7 +100,7 @@ class Keyring:
             why = authority.unfit(found, ca, public, self.names, self.now)
             if not why:
                 return f"{done}, certificate kept until {found.not_valid_after_utc:%Y-%m-%d}"
-        signing = self._signing_key()  # before a key is made that it could not vouch for
+        signing = self._signing_key()  # fails before a key is created that nobody can certify
         if public is None:
             made, done = authority.new_key(), "new key"
             public = made.public_key()
@@ -113,7 +110,7 @@ class Keyring:
         return f"{done}, new certificate until {signed.not_valid_after_utc:%Y-%m-%d}{': ' * bool(why)}{why}"
 
     def site(self, name: str) -> str:
-        """Make a site's key if it has none; what was done, in words."""
+        """Create a site's missing key, and report what was done."""
         private, public = self._site(name)
         if name in self.anew or not (private.exists() or public.exists()):
             made, done = authority.new_key(), "new key"
@@ -147,31 +144,31 @@ class Keyring:
     def _signing_key(self) -> EllipticCurvePrivateKey:
         if not self._ca_key.exists():
             raise ConfigError(
-                f"{self._ca_key} is needed to sign a certificate, and not there; bring it back for this command"
+                f"{self._ca_key} does not exist, and signing a certificate needs it; restore it for this command"
             )
         return authority.read_key(self._ca_key)
 
 
 def _read(path: Path, read: Callable[[Path], T]) -> T | None:
-    """What a file holds; None where there is none. A link that leads nowhere is no file that is not there."""
+    """Read a file; None if it does not exist. A dangling link is an error."""
     return read(path) if path.exists() or path.is_symlink() else None
 
 
 def _public_of(certificate: Certificate, path: Path) -> EllipticCurvePublicKey:
     key = certificate.public_key()
     if not isinstance(key, EllipticCurvePublicKey):
-        raise ConfigError(f"{path} is for a key of another kind; make a new one with --new_key {SERVER}")
+        raise ConfigError(f"the key of {path} is not an elliptic-curve key; make a new one with --new_key {SERVER}")
     return key
 
 
 def _only_ours(path: Path) -> str:
-    """Close a private key to others, where it is open to them; what was done, in words."""
+    """Restrict a private key's permissions to its owner, and report what was done."""
     if not path.exists():
         return _ELSEWHERE
     if not stat.S_IMODE(path.stat().st_mode) & 0o077:
         return ""
     path.chmod(0o600)
-    return " (others could read it; now its owner alone can)"
+    return " (others could read it; now only its owner can)"
 
 
 def _write_key(path: Path, content: bytes) -> None:
@@ -180,23 +177,23 @@ def _write_key(path: Path, content: bytes) -> None:
 
 
 def write(path: Path, content: bytes, mode: int = 0o644) -> bool:
-    """Write a file that is whole or not there, with its permissions from the first byte on.
+    """Write a file atomically, with its permissions from the first byte on.
 
     Args:
-        path: The final name.
-        content: All of it.
-        mode: Its permissions, but for what the process's mask forbids.
+        path: The final path.
+        content: The content.
+        mode: The permissions, further restricted by the process's umask.
 
     Returns:
-        Whether anything has changed.
+        Whether the file changed.
 
     Raises:
-        CheckpointError: If it cannot be written; what was there is intact.
+        CheckpointError: If it cannot be written; an existing file stays intact.
     """
     if path.is_file() and path.read_bytes() == content:
         return False
     with in_place_of(path) as temporary:
-        temporary.unlink(missing_ok=True)  # of an earlier process with the same number
+        temporary.unlink(missing_ok=True)  # left by an earlier process with the same id
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(content)
             file.flush()

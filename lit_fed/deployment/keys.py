@@ -1,4 +1,4 @@
-"""Nodes' keys: ECDSA over P-384, as ``ssh-keygen -t ecdsa -b 384`` makes them, and what each signs."""
+"""Nodes' keys (ECDSA over P-384, as ``ssh-keygen -t ecdsa -b 384`` makes them) and signatures of requests."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _MAKE = "make one by ssh-keygen -t ecdsa -b 384 -N '' -f FILE"
 
 
 def read_public_key(path: Path, option: str) -> bytes:
-    """A public key, as Flower sends it.
+    """Read a public key in OpenSSH format, and convert it to Flower's wire format.
 
     Args:
-        path: In OpenSSH's format.
-        option: Where it was given.
+        path: The file.
+        option: The option that gave the file.
 
     Raises:
-        ConfigError: If it is none, or of another kind.
+        ConfigError: If the file is not a public key on P-384.
     """
     from cryptography.hazmat.primitives import serialization
 
@@ -30,43 +30,43 @@ def read_public_key(path: Path, option: str) -> bytes:
         return sent(serialization.load_ssh_public_key(path.read_bytes()))
     except OSError as error:
         raise ConfigError(f"{option} {path} cannot be read: {(error.strerror or str(error)).lower()}") from error
-    except Exception as error:  # cryptography has many for what is no key
-        raise ConfigError(f"{option} {path} is no public key of ECDSA with 384 bits; {_MAKE}") from error
+    except Exception as error:  # cryptography raises many exceptions for malformed keys
+        raise ConfigError(f"{option} {path} is not a public ECDSA key with 384 bits; {_MAKE}") from error
 
 
 def sent(public: Any) -> bytes:
-    """A public key as Flower sends it.
+    """Serialise a public key in Flower's wire format.
 
     Raises:
-        ValueError: If it is of another kind.
+        ValueError: If the key is not on P-384.
     """
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
     if not isinstance(public, ec.EllipticCurvePublicKey) or not isinstance(public.curve, ec.SECP384R1):
-        raise ValueError("another kind of key")  # noqa: TRY004  # what is read is no argument of a wrong type
+        raise ValueError("not a key on P-384")  # noqa: TRY004  # the content of a file, not an argument's type
     found: bytes = public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     return found
 
 
 def loaded(key: bytes) -> Any:
-    """A public key of those that Flower sends.
+    """Parse a public key in Flower's wire format.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If the key is malformed or not on P-384.
     """
     from cryptography.hazmat.primitives import serialization
 
     try:
         public = serialization.load_pem_public_key(key)
         sent(public)
-    except Exception as error:  # cryptography has many for what is no key
-        raise ValueError("no key") from error
+    except Exception as error:  # cryptography raises many exceptions for malformed keys
+        raise ValueError("not a key") from error
     return public
 
 
 def is_signed(public: Any, stamp: bytes, signature: bytes) -> bool:
-    """Whether a time was signed by who has a key."""
+    """Whether a time stamp's signature is by the owner of a public key."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -79,13 +79,13 @@ def is_signed(public: Any, stamp: bytes, signature: bytes) -> bool:
 
 
 class Signer:
-    """Signs the time of a request, as Flower's nodes do.
+    """Signs requests' time stamps, as Flower's nodes do.
 
     Args:
-        path: The private key; a new one without it, which proves nothing but that requests come from one node.
+        path: The private key; without it, a new key, which only shows that requests come from one node.
 
     Raises:
-        ConfigError: If there is no key in it, or it needs a password.
+        ConfigError: If the file is not a private key on P-384, or has a password.
     """
 
     def __init__(self, path: str | None) -> None:
@@ -100,16 +100,16 @@ class Signer:
                 sent(self._private.public_key())
             except OSError as error:
                 raise ConfigError(f"--key {path} cannot be read: {(error.strerror or str(error)).lower()}") from error
-            except Exception as error:  # cryptography has many for what is no key
+            except Exception as error:  # cryptography raises many exceptions for malformed keys
                 raise ConfigError(
-                    f"--key {path} is no private key of ECDSA with 384 bits and without a password; {_MAKE}"
+                    f"--key {path} is not a private ECDSA key with 384 bits and without a password; {_MAKE}"
                 ) from error
         self.public = sent(self._private.public_key())
         self._last = datetime.fromtimestamp(0, UTC)
         self._lock = threading.Lock()
 
     def headers(self) -> dict[str, str]:
-        """Of one request: the server takes no time twice."""
+        """Return the headers of one request, with a time stamp that was never used before."""
         from cryptography.hazmat.primitives import hashes
         from cryptography.hazmat.primitives.asymmetric import ec
 

@@ -1,6 +1,6 @@
-"""A node: what holds the data and the state of some clients, and does their work when it is told to.
+"""A node: it holds the data and states of some clients, and does their work on request.
 
-It takes messages and gives answers, and knows nothing of how they travel.
+It turns messages into answers, independently of the transport.
 """
 
 from __future__ import annotations
@@ -38,30 +38,30 @@ if TYPE_CHECKING:
     from lit_fed.engine.method.algorithm import Algorithm
 
 
-_OFTEN = 16  # a client may be given one piece of work in a round: a server that was killed gives it again
-_MOST_RUNS = 64  # whose work is counted
-_MOST_DROPPED = 1000  # versions of a client's state in one message
-_LINE = 1000  # characters that are printed
-_SAY_S = 60.0  # between two words about a server that is silent
+_OFTEN = 16  # maximum number of equal requests per round; a restarted server repeats them
+_MOST_RUNS = 64  # maximum number of runs whose requests are counted
+_MOST_DROPPED = 1000  # maximum number of a client's states that one message may delete
+_LINE = 1000  # maximum number of printed characters
+_SAY_S = 60.0  # interval of messages about a silent server
 
 
 class Node:
-    """Some clients of a federation, at home.
+    """The clients of one node.
 
     Args:
-        trainer: With the settings of the run; it is the node's own.
-        model: What is learnt.
-        data: The data, not set up yet; they are, for these clients only.
-        algorithm: How it is federated.
-        clients: Who lives here, by position.
-        folder: Where the clients' states lie, a folder a run, and the node's log; for nobody else to read.
-        histogram: Report also how many samples of every class a client has.
-        limit: The size of the largest message that is taken, bytes.
-        report: Tell each client's metrics, or only their sums over all clients that live here and do the same.
+        trainer: The node's trainer, with the settings of the run.
+        model: The task.
+        data: The data; the node sets them up for these clients only.
+        algorithm: The method.
+        clients: Positions of the node's clients.
+        folder: The folder of the clients' states, one subfolder per run, and of the log; readable for the user only.
+        histogram: Report the class histogram of every client.
+        limit: Maximum size of a message, bytes.
+        report: Report metrics per client, or only their sums over the node's clients.
         say: Prints a line.
 
     Raises:
-        ConfigError: For parts that cannot work together, or clients that do not exist.
+        ConfigError: For incompatible parts, or clients that do not exist.
     """
 
     def __init__(
@@ -79,9 +79,9 @@ class Node:
     ) -> None:
         self.clients = sorted(set(clients))
         if not self.clients:
-            raise ConfigError("a node needs at least one client; name some with --client")
+            raise ConfigError("the node has no clients; name at least one with --client")
         if beyond := [one for one in self.clients if not 0 <= one < data.num_clients]:
-            raise ConfigError(f"there is no client {beyond[0]}; clients are 0 to {data.num_clients - 1}")
+            raise ConfigError(f"client {beyond[0]} does not exist; clients are 0 to {data.num_clients - 1}")
         self.folder, self.limit = folder, limit
         self.say: Callable[[str], object] = lambda line: say(shown(line, _LINE))
         self.log = NodeLog(folder)
@@ -96,14 +96,14 @@ class Node:
         samples = {one: report.samples for one, report in self.reports.items()}
         self.withheld = Withheld(samples) if report == "aggregate" else None
         self._run_id = ""
-        self._given: dict[str, Counter[tuple[object, ...]]] = {}  # by run: how often each piece of work was given
-        self._errors: dict[str, int] = {}  # their numbers, by what the server is told of them
+        self._given: dict[str, Counter[tuple[object, ...]]] = {}  # counts of equal requests, by run
+        self._errors: dict[str, int] = {}  # numbers of errors, by the text that the server gets
         self._heard = self._said = time.monotonic()
         self._at = "nothing yet"
 
     @contextmanager
     def at_work(self) -> Iterator[Node]:
-        """Be ready to handle messages."""
+        """Prepare to handle messages."""
         with ExitStack() as stack:
             stack.enter_context(for_nobody_else(self.folder))
             stack.enter_context(self.trainer.guard.on_duty(False))
@@ -111,16 +111,14 @@ class Node:
             yield self
 
     def idle(self) -> None:
-        """Say, once a minute, that the server is silent; called as often as one likes by whoever waits for it."""
+        """Report a silent server at most once a minute; cheap to call at any rate."""
         now = time.monotonic()
         if now > max(self._heard, self._said) + _SAY_S:
             self._said = now
-            self.say(
-                f"waiting for the server, silent for {(now - self._heard) / 60:.0f} min; its last word: {self._at}"
-            )
+            self.say(f"waiting for the server, silent for {(now - self._heard) / 60:.0f} min; last message: {self._at}")
 
     def handle(self, blob: bytes) -> bytes:
-        """Do what a message says; the answer. Whatever goes wrong is an answer too."""
+        """Handle a message, and return the answer; every error becomes an answer, too."""
         self._heard = time.monotonic()
         client_id, round_idx, message = -1, -1, None
         outcome: ClientUpdate | ClientFailure | None
@@ -134,7 +132,7 @@ class Node:
                 return encode(self._keep(message))
             client_id, round_idx = message.get("client", int), message.get("round", int)
             if message.get("boot", str) != self.boot or client_id not in self.clients:
-                cause = f"client {client_id} is not at home on this node, which was started since"
+                cause = f"client {client_id} is not on this node, which restarted in the meantime"
                 return encode(self._failed(client_id, round_idx, cause, moved=True))
             broadcast = self._take_in(message, client_id, round_idx)
             outcome = self._train(client_id, broadcast) if message.word == "train" else self._ask(message, broadcast)
@@ -144,17 +142,17 @@ class Node:
         if self.withheld is not None and message is not None and client_id in self.clients:
             try:
                 sums = self.withheld.take(message, outcome)
-            except Exception as error:  # a message may hold anything
+            except Exception as error:  # messages are untrusted
                 outcome = failure(client_id, round_idx, error)
         if not isinstance(outcome, ClientFailure):
             try:
                 return encode(self._answer(client_id, round_idx, outcome, sums))
-            except Exception as error:  # such as metrics too many for a message
+            except Exception as error:  # such as more metrics than a message can hold
                 outcome = failure(client_id, round_idx, error)
         return encode(self._failed(client_id, round_idx, self._told(outcome), sums=sums))
 
     def _told(self, failed: ClientFailure) -> str:
-        """What the server is told of a failure; all of it is said here, and in the log, by its number."""
+        """Return the outline of a failure for the server; print and log all of it, under a number."""
         told = shown(failed.outline)
         if told == shown(failed.cause):
             self.say(str(failed))
@@ -171,28 +169,28 @@ class Node:
 
         theirs = message.get("version", str)
         if message.get("protocol", int) != PROTOCOL or theirs != __version__:
-            cause = f"the node runs lit_fed {__version__} and the server {shown(theirs, 20)}; install the same on both"
+            cause = f"the node runs lit_fed {__version__} and the server {shown(theirs, 20)}; install the same version"
         elif (odd := difference(self.settings, message.get("settings", dict))) is not None:
-            cause = f"{odd}; start both with the same configuration"
+            cause = f"{odd}; use the same configuration on both ends"
         else:
             clients = {str(one): asdict(report) for one, report in self.reports.items()}
-            self._say_where("known to the server")
+            self._say_where("registered with the server")
             return Message("answer", {"boot": self.boot, "clients": clients, "sums": self.withheld is not None})
         self.say(f"refused the server: {cause}")
         return self._failed(-1, -1, shown(cause))
 
     def _tell_held(self, message: Message) -> Message:
-        """Which versions of its clients' states it holds for a run."""
+        """List the versions of the clients' states of a run."""
         self._open(message)
         files: VersionedFiles = self.federation.store.files
         own = {str(one) for one in self.clients}
         return Message("answer", {"held": [[name, at] for name, at in files.rounds() if name in own]})
 
     def _keep(self, message: Message) -> Message:
-        """Keep the end of a run, by which clients predict and are tested later on."""
+        """Save the end of a run, for later prediction and evaluation."""
         round_idx, versions = message.get("round", int), message.get("versions", dict)
         if not 0 <= round_idx < self.run.max_rounds or versions.keys() != {str(one) for one in self.clients}:
-            raise WireError("the end of a run is not that of these clients; both ends must run the same lit_fed")
+            raise WireError("the end of the run is for other clients; run the same lit_fed on both ends")
         self._open(message)
         self._count("keep")
         payloads, frozen = dict[str, Payload](), dict[str, Payload]()
@@ -202,13 +200,13 @@ class Node:
             self._check(payloads[kind], round_idx, kind, "predict")
         found = {int(one): read_version(version) for one, version in versions.items()}
         Kept(self._run_id, round_idx, found, payloads, frozen).write(self.folder)
-        self._say_where(f"the run has ended after round {round_idx + 1}; its model is kept in {self.folder}")
+        self._say_where(f"the run ended after round {round_idx + 1}; its model is saved in {self.folder}")
         return Message("answer", {})
 
     def _open(self, message: Message) -> None:
         run_id = message.get("run", str)
         if not RUN_ID.fullmatch(run_id):
-            raise WireError(f"{shown(run_id, 40)!r} is no run's name; both ends must run the same lit_fed")
+            raise WireError(f"the run's id {shown(run_id, 40)!r} is malformed; run the same lit_fed on both ends")
         if run_id != self._run_id:
             self._given.setdefault(run_id, Counter())
             if len(self._given) > _MOST_RUNS:
@@ -219,17 +217,19 @@ class Node:
     # ------------------------------------------------------------------ one client's work
 
     def _take_in(self, message: Message, client_id: int, round_idx: int) -> Broadcast:
-        """What the server sent, and the client's state as the server knows it; forget what it needs no more."""
+        """Decode a broadcast, select the state's version that the server names, and delete the states that it drops."""
         federation, store = self.federation, self.federation.store
         if not 0 <= round_idx < self.run.max_rounds:
-            raise WireError(f"{round_idx} is no round; both ends must run the same lit_fed")
+            raise WireError(
+                f"round {round_idx} is not one of the {self.run.max_rounds}; run the same lit_fed on both ends"
+            )
         self._open(message)
         version = read_version(message.fields.get("version"))
         dropped = message.get("drop", list)
         if len(dropped) > _MOST_DROPPED or not all(type(one) is int and 0 <= one < 2**32 for one in dropped):
-            raise WireError(f"the server drops what cannot be dropped, or more than {_MOST_DROPPED:,} states at once")
+            raise WireError(f"the list of states to drop is malformed or has more than {_MOST_DROPPED:,} entries")
         if version is not None and version[0] in dropped:
-            raise WireError(f"the server drops the state of client {client_id} from which it is to go on")
+            raise WireError(f"the server drops the state with which client {client_id} is to continue")
         protocol = message.fields.get("protocol") if message.word == "ask" else None
         self._count(message.word, protocol if isinstance(protocol, str) else "", client_id, round_idx)
         self._say_where(f"round {round_idx + 1} of {self.run.max_rounds}")
@@ -246,26 +246,22 @@ class Node:
         return Broadcast(round_idx, {kind: payload}, {kind: received["frozen"]})
 
     def _check(self, payload: Payload, round_idx: int, kind: str, stage: Stage) -> None:
-        """Refuse to go on with less than a first broadcast of the round holds; a later one may hold more."""
+        """Refuse a payload that lacks a tensor of the round's first broadcast; a later broadcast may hold more."""
         federation = self.federation
         federation.session.divide(round_idx)
         layout = layout_of(federation.algorithm.broadcast(federation.server, round_idx, kind, stage))
         check_payload({name: payload[name] for name in layout if name in payload}, layout, "the server")
 
     def _count(self, *work: object) -> None:
-        """Refuse what a server has asked for again and again.
-
-        Raises:
-            WireError: If it has.
-        """
+        """Raise `WireError` if the server repeats a request more than `_OFTEN` times in a round."""
         given = self._given[self._run_id]
         given[work] += 1
         if given[work] > _OFTEN:
             what = shown(work[1] if work[0] == "ask" else work[0], 40)
-            raise WireError(f"the server asks for {what!r} in one round more often than {_OFTEN} times")
+            raise WireError(f"the server requests {what!r} more than {_OFTEN} times in one round")
 
     def _say_where(self, at: str) -> None:
-        """Say what the server wants, where it is news."""
+        """Print the server's request if it differs from the last one."""
         if at != self._at:
             self._at = at
             self.say(f"{time.strftime('%H:%M:%S')} {at}")
@@ -276,18 +272,18 @@ class Node:
 
     def _ask(self, message: Message, broadcast: Broadcast) -> ClientUpdate | None:
         if message.word != "ask":
-            raise WireError(f"nothing is known of {message.word!r} here; both ends must run the same lit_fed")
+            raise WireError(f"the request {message.word!r} is unknown; run the same lit_fed on both ends")
         name, subset = message.get("protocol", str), message.get("subset", str)
         settings = self.run.settings
         protocol = next((one for one in settings.protocols if one.name == name), None)
         if protocol is None or type(protocol).answer is Protocol.answer:
             raise WireError(
-                f"trainer.protocols on the node has no {shown(name, 40)!r} that asks clients; start both with the same"
+                f"trainer.protocols on the node has no {shown(name, 40)!r} that asks clients; use the same on both ends"
             )
         if subset != settings.evaluate_on:
             raise WireError(
-                f"the server asks about the {shown(subset, 40)!r} data, and trainer.evaluate_on on the node is "
-                f"{settings.evaluate_on!r}; start both with the same"
+                f"trainer.evaluate_on is {settings.evaluate_on!r} on the node and {shown(subset, 40)!r} on the server; "
+                "use the same on both ends"
             )
         return protocol.answer(self.federation, message.get("client", int), broadcast, settings.evaluate_on)
 
@@ -314,19 +310,19 @@ def settle(
     clients: Iterable[int],
     stage: TaskStage,
 ) -> Run:
-    """Put the parts of a run together where only some clients' data are."""
-    trainer.participation = FullParticipation()  # who takes part, the server says
+    """Assemble a run from its parts, with the data of some clients only."""
+    trainer.participation = FullParticipation()  # the server samples the cohort
     data.reserve(algorithm.public_size, algorithm.calibration_fraction)
     data.prepare_data()
     data.setup("fit", clients=clients)
     run = trainer.assemble(model, data, algorithm, stage)
-    run.federation.store.keeper = VersionedFiles  # one client at a time: what it keeps is safe when it answers
+    run.federation.store.keeper = VersionedFiles  # a client's state is on disk before the node answers
     return run
 
 
 @contextmanager
 def for_nobody_else(folder: Path) -> Iterator[None]:
-    """Make a folder, and whatever this process writes meanwhile, readable for its user alone."""
+    """Create a folder, and make it and all files written meanwhile readable for the user alone."""
     before = os.umask(0o077)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -337,13 +333,9 @@ def for_nobody_else(folder: Path) -> Iterator[None]:
 
 
 def read_version(version: Any) -> Version | None:
-    """The version of a client's state, as a message says it.
-
-    Raises:
-        WireError: If it is none.
-    """
+    """Validate the version of a client's state; raise `WireError` if it is malformed."""
     if version is None:
         return None
     if type(version) is not list or [type(part) for part in version] != [int, int] or min(version) < 0:
-        raise WireError("the version of a client's state is none; both ends must run the same lit_fed")
+        raise WireError("the version of a client's state is malformed; run the same lit_fed on both ends")
     return version[0], version[1]

@@ -1,4 +1,4 @@
-"""Which clients the holder of a key may be: one file a federation."""
+"""The file of ``--node_keys``: which clients the holder of a key may claim."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _EXAMPLE = "write a line a node, such as  site_a.pub: [0, 1, 2]"
 
 
 def read_node_keys(path: str | Path) -> dict[str, frozenset[int]]:
-    """By public key, the clients that its holder may be.
+    """Read which clients the holder of a public key may claim.
 
     Args:
-        path: A mapping in YAML from files of public keys, relative to it, to lists of client ids.
+        path: A YAML mapping from files of public keys, relative to it, to lists of client ids.
 
     Returns:
-        By the key as Flower sends it, in hexadecimal digits.
+        The clients by public key, in Flower's wire format as hexadecimal digits.
 
     Raises:
-        ConfigError: If it is no such file, a key is none or stands in it twice, or a client has two keys.
+        ConfigError: If the file or a key is malformed, a key occurs twice, or a client has two keys.
     """
     path = Path(path)
     where = f"--node_keys {path}"
@@ -33,27 +33,27 @@ def read_node_keys(path: str | Path) -> dict[str, frozenset[int]]:
     for name, clients in _read(path, where):
         key = read_public_key(path.parent / name, f"{where} names {name}, and").hex()
         if key in found:
-            raise ConfigError(f"{where} has one key twice, as {names[key]} and {name}; keep one, with all its clients")
+            raise ConfigError(f"{where} has the same key as {names[key]} and {name}; keep one, with all its clients")
         ids: list[int] = clients if isinstance(clients, list) else [clients]  # type: ignore[list-item]  # looked at next
         if not ids or any(type(one) is not int or one < 0 for one in ids):
             raise ConfigError(f"{where} has {str(clients)[:40]!r} for {name}; clients are ids from 0, as [0, 1, 2]")
         if (twice := next((one for one in ids if ids.count(one) > 1), None)) is not None:
             raise ConfigError(f"{where} has client {twice} twice for {name}; name it once")
         if (taken := next((one for one in ids if one in owners), None)) is not None:
-            raise ConfigError(f"{where} gives client {taken} to {owners[taken]} and {name}; a client has one key")
+            raise ConfigError(f"{where} gives client {taken} to {owners[taken]} and {name}; give it to one of them")
         owners |= dict.fromkeys(ids, name)
         found[key], names[key] = frozenset(ids), name
     return found
 
 
 def _read(path: Path, where: str) -> list[tuple[str, object]]:
-    """The pairs of a file's mapping; YAML itself keeps the last of two of a name."""
+    """Read the pairs of a mapping, duplicates included, of which a YAML loader would keep the last."""
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise ConfigError(f"{where} has more than {_MOST_BYTES:,} bytes; {_EXAMPLE}")
         node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
         if not isinstance(node, yaml.MappingNode) or not node.value:
-            raise ConfigError(f"{where} is no mapping from public keys to clients; {_EXAMPLE}")
+            raise ConfigError(f"{where} is not a mapping from public keys to clients; {_EXAMPLE}")
         loader = yaml.SafeLoader("")
         pairs = [
             (loader.construct_object(one, deep=True), loader.construct_object(other, deep=True))
@@ -64,9 +64,9 @@ def _read(path: Path, where: str) -> list[tuple[str, object]]:
     except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"{where} is no YAML; {_EXAMPLE}") from error
+        raise ConfigError(f"{where} is not valid YAML; {_EXAMPLE}") from error
     if odd := next((name for name, _ in pairs if not isinstance(name, str)), None):
-        raise ConfigError(f"{where} has {str(odd)[:40]!r} for a file of a public key; {_EXAMPLE}")
+        raise ConfigError(f"{where} has {str(odd)[:40]!r} in place of a public key's file name; {_EXAMPLE}")
     if twice := next((name for name, _ in pairs if sum(name == other for other, _ in pairs) > 1), None):
         raise ConfigError(f"{where} names {twice} twice; name it once, with all its clients")
     return pairs

@@ -1,4 +1,4 @@
-"""The log of a node: what has gone wrong there, in full, which nobody else is told."""
+"""The log of a node: errors in full, which do not leave the node."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import os
 import time
 from pathlib import Path
 
-_MOST_BYTES = 2**24  # until the log is begun anew; the one before it is kept
-_MOST_LINES = 2000  # of one entry
+_MOST_BYTES = 2**24  # size at which the log is rotated
+_MOST_LINES = 2000  # maximum number of lines per entry
 
 
 class NodeLog:
-    """A file that its user alone can read, ``node.log``, and ``node.log.1`` with what was written before.
+    """The file ``node.log``, readable for its user alone, and its predecessor ``node.log.1``.
 
     Args:
-        folder: Where it lies; it is made with the first entry.
+        folder: The folder; created with the first entry.
     """
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "node.log"
 
     def write(self, text: str) -> None:
-        """Add an entry: with the time, and without characters that a terminal would obey.
+        """Append an entry with the time, without control characters.
 
-        A log that cannot be written is no reason to stop: what it would say has been printed in short.
+        A failed write is ignored, because the outline of the error has already been printed.
         """
         lines = text.splitlines()[:_MOST_LINES]
         plain = "\n  ".join("".join(one if one.isprintable() else ascii(one)[1:-1] for one in line) for line in lines)

@@ -1,4 +1,4 @@
-"""How ends know each other: the server by its certificate, a node by its key."""
+"""Authentication: of the server by its certificate, of a node by its key."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pathlib import Path
 from lit_fed.deployment.ends import is_loopback, split_address
 from lit_fed.errors import ConfigError
 
-_ANSWER_S = 10.0  # within which a server shakes hands
+_ANSWER_S = 10.0  # time-out of a TLS handshake
 
 
 @dataclass(frozen=True)
 class Security:
-    """How ends know each other.
+    """Files of certificates and keys.
 
     Args:
-        ca: Certificate of the authority that signed the server's; none only on this machine.
-        certificate: The server's certificate, on the server.
-        key: The key of the server's certificate on the server, the node's own on a node.
+        ca: The authority's certificate; optional on loopback only.
+        certificate: On the server, the server's certificate.
+        key: On the server, the certificate's private key; on a node, the node's private key.
     """
 
     ca: str | None = None
@@ -29,46 +29,44 @@ class Security:
     key: str | None = None
 
     def check(self, address: str, wanted: Sequence[str]) -> None:
-        """Refuse an address that others can hear, without what protects it.
+        """Refuse a missing file, and an address beyond loopback without TLS.
 
         Args:
-            address: Of the server.
-            wanted: The files that this end needs.
+            address: The server's host and port.
+            wanted: The names of the files that this end needs.
 
         Raises:
-            ConfigError: For a file that is missing.
+            ConfigError: Naming the option.
         """
         given = {name: getattr(self, name) for name in wanted}
         for name, path in given.items():
             if path is not None and not Path(path).is_file():
-                raise ConfigError(f"--{name} {path} is no file")
+                raise ConfigError(f"--{name} {path} is not a file; correct the path")
         absent = [name for name, path in given.items() if path is None]
         if absent and not is_loopback(address):
-            raise ConfigError(
-                f"{address} is not on this machine, so --{absent[0]} must be given; see docs/deployment.md"
-            )
+            raise ConfigError(f"--{absent[0]} is missing, and {address} is not on this machine; see docs/deployment.md")
         if absent and len(absent) < len(given):
-            raise ConfigError(f"--{absent[0]} is missing: TLS and keys are used together, or on loopback not at all")
+            raise ConfigError(f"--{absent[0]} is missing; give TLS and keys together, or neither on loopback")
 
     def authority(self) -> ssl.SSLContext:
-        """Whom this end believes.
+        """Return a TLS context that trusts ``ca``.
 
         Raises:
-            ConfigError: If ``ca`` is no certificate.
+            ConfigError: If ``ca`` is not a certificate.
         """
         try:
             return ssl.create_default_context(cafile=self.ca)
         except (ssl.SSLError, OSError) as error:
-            raise ConfigError(f"--ca {self.ca} is no certificate: {_reason(error)}") from error
+            raise ConfigError(f"--ca {self.ca} is not a certificate ({_reason(error)}); correct the path") from error
 
     def try_out(self, address: str) -> None:
-        """Let the server shake hands with itself, as a node will with it.
+        """Test a TLS handshake in memory, as a node will do it.
 
         Args:
-            address: By which nodes know it.
+            address: The address by which nodes reach the server.
 
         Raises:
-            ConfigError: If a node that believes ``ca`` would not take the server for what it is.
+            ConfigError: If a node that trusts ``ca`` would reject the server's certificate.
         """
         if not self.is_on:
             return
@@ -87,62 +85,66 @@ class Security:
                     continue
                 except ssl.SSLError as error:
                     raise ConfigError(
-                        f"no node that believes --ca {self.ca} takes --certificate {self.certificate}: "
-                        f"{_reason(error)}; make another, see docs/deployment.md"
+                        f"nodes that trust --ca {self.ca} will reject --certificate {self.certificate} "
+                        f"({_reason(error)}); make another, see docs/deployment.md"
                     ) from error
 
     def server_context(self) -> ssl.SSLContext:
-        """What the server says of itself.
+        """Return the server's TLS context.
 
         Raises:
-            ConfigError: If certificate and key do not go together.
+            ConfigError: If the certificate and the key do not match.
         """
         server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         server.set_alpn_protocols(["http/1.1"])
         try:
-            # A key that asks for a password would else ask for it on the terminal.
+            # An empty password prevents a prompt on the terminal.
             server.load_cert_chain(str(self.certificate), self.key, password="")
         except (ssl.SSLError, OSError) as error:
-            words = f"--certificate {self.certificate} and --key {self.key} do not go together"
-            raise ConfigError(f"{words}: {_reason(error)}") from error
+            words = f"--certificate {self.certificate} and --key {self.key} do not match"
+            raise ConfigError(f"{words} ({_reason(error)}); correct one of them") from error
         return server
 
     def greet(self, address: str) -> None:
-        """Shake hands with the server, as every request of this node will.
+        """Test a TLS handshake with the running server.
 
         Args:
-            address: Of the server, which is there.
+            address: The server's host and port.
 
         Raises:
-            ConfigError: If ``ca`` does not vouch for who answers, or they speak TLS and there is no ``ca``.
+            ConfigError: If ``ca`` did not sign the server's certificate, or only one end uses TLS.
         """
         host, port = split_address(address)
         context = self.authority()
-        if not self.is_on:  # whoever it is: only whether they speak TLS is asked
+        if not self.is_on:  # test only whether the server uses TLS
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
         context.set_alpn_protocols(["h2", "http/1.1"])  # a SuperLink may offer one of them alone
         try:
             with socket.create_connection((host, port), timeout=_ANSWER_S) as line:
                 context.wrap_socket(line, server_hostname=host).close()
         except ssl.SSLCertVerificationError as error:
-            raise ConfigError(f"--ca {self.ca} does not vouch for the server at {address}: {_reason(error)}") from error
+            raise ConfigError(
+                f"--ca {self.ca} does not verify the server at {address} ({_reason(error)}); correct one of them"
+            ) from error
         except ssl.SSLError as error:
             if self.is_on:
-                raise ConfigError(f"what listens at {address} speaks no TLS: {_reason(error)}") from error
-        except OSError:  # it is being started again, or hangs up
+                raise ConfigError(
+                    f"the server at {address} does not use TLS ({_reason(error)}); see docs/deployment.md"
+                ) from error
+        except OSError:  # the server is restarting, or closed the connection
             return
         else:
             if not self.is_on:
-                raise ConfigError(f"the server at {address} speaks TLS: give --ca and --key; see docs/deployment.md")
+                raise ConfigError(f"the server at {address} uses TLS; give --ca and --key, see docs/deployment.md")
 
     @property
     def is_on(self) -> bool:
-        """Whether there is TLS."""
+        """Whether TLS is used."""
         return self.ca is not None
 
 
 def _reason(error: OSError) -> str:
-    """Why OpenSSL refuses, without where in its code that is."""
+    """Return OpenSSL's reason without its source location."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return error.verify_message
     reason = (error.reason if isinstance(error, ssl.SSLError) else error.strerror) or "it cannot be read"

@@ -1,10 +1,12 @@
-"""The server of a federation: the same trainer, whose clients live on nodes."""
+"""The server of a federation: a `FederatedTrainer` whose clients are on nodes."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
 
 from lit_fed.callbacks import Callback
 from lit_fed.data.partitions.cut import named
@@ -28,17 +30,18 @@ _PARTING_S = 120.0
 
 
 class Parting(Callback):
-    """Leaves every node the end of a run, so that its clients can predict and be tested without a server.
+    """Sends every node the end of a run, for prediction and evaluation without a server.
 
     Args:
-        roster: Knows the nodes.
+        roster: The registered nodes.
     """
 
     def __init__(self, roster: Roster) -> None:
         self.roster = roster
 
+    @override
     def on_fit_end(self, run: Run) -> None:
-        """Send the last model, and say whom it has not reached."""
+        """Send the last model, and print which clients it did not reach."""
         federation, round_idx = run.federation, max(run.next_round - 1, 0)
         broadcast = federation.broadcast(round_idx, "predict")
         self.roster.refresh()
@@ -54,8 +57,8 @@ class Parting(Callback):
         there = {one for node in reached for one in self.roster.homes[node].clients}
         if absent := set(range(federation.data.num_clients)) - there:
             run.fabric.print(
-                f"the nodes of {named(absent)} were not there to keep the end of the run; go on with it once "
-                "they are, by --ckpt_path last"
+                f"the nodes of {named(absent)} did not save the end of the run; resume with --ckpt_path last once they "
+                "are connected"
             )
 
 
@@ -71,27 +74,25 @@ def federate(
     limit: int = MOST_BYTES,
     node_clients: Mapping[str, frozenset[int]] | None = None,
 ) -> None:
-    """Train a federation whose clients live on nodes.
+    """Train a federation whose clients are on nodes.
 
     Args:
-        grid: Reaches the nodes.
-        trainer: With the settings of the run.
-        model: What is learnt.
-        data: The population, not set up yet; of nobody here but for what all share.
-        algorithm: How it is federated.
+        grid: The transport.
+        trainer: The trainer, with the settings of the run.
+        model: The task.
+        data: The population; `federate` sets up the shared sets only.
+        algorithm: The method.
         ckpt_path: Resume from here, as in `FederatedTrainer.fit`.
-        patience: How long to wait in a round.
-        gathering_s: Seconds in which all clients must have come at the start.
-        limit: The size of the largest message that is sent or taken.
-        node_clients: By the public key of a node: who may live there. None where there are no keys.
+        patience: The time-outs of a round.
+        gathering_s: Seconds in which all clients must connect at the start.
+        limit: Maximum size of a message, bytes.
+        node_clients: The clients that a node may claim, by the node's public key; None without keys.
 
     Raises:
-        ConfigError: If a client does not come, or the parts cannot work together.
+        ConfigError: If a client does not connect, or parts are incompatible.
     """
     if (processes := trainer.fabric.world_size) > 1:
-        raise ConfigError(
-            f"trainer.devices makes {processes} processes, and the server of a federation is one; set it to 1"
-        )
+        raise ConfigError(f"trainer.devices starts {processes} processes; it must be 1 for the server of a federation")
     identity = Identity(secrets.token_hex(8))
     say = trainer.fabric.print
     settings = agreed(trainer.settings.config)

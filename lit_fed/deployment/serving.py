@@ -1,7 +1,6 @@
-"""The server's end of a federation: a grid over Flower's Fleet API, which this process itself serves.
+"""The server's side of the connection: a grid over Flower's Fleet API, served by this process.
 
-Nothing else of Flower's is served or started. Everything is in memory, and one port is open. Nodes ask; nothing is
-ever sent to who has not.
+No other part of Flower runs. All state is in memory, one port is open, and the server only ever answers requests.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_PARCEL_BYTES = 2**26  # messages to a node travel together up to this size: each takes some ten requests
+_PARCEL_BYTES = 2**26  # messages to a node are batched up to this size, because a message takes about ten requests
 _HANDSHAKE_S = 10.0
-_ANSWER_S = 60.0  # in which the thread that serves does what it is told: it never waits
-_OPEN_FILES = 2**16  # a connection is one; those that say nothing are closed after some seconds
+_ANSWER_S = 60.0  # time-out of a call into the serving thread, which never blocks
+_OPEN_FILES = 2**16  # each connection takes one; idle strangers are closed after some seconds
 
 
 class FleetGrid:
-    """The nodes that are connected to this process.
+    """A grid of the nodes that are connected to this process.
 
     Args:
-        sessions: Knows them.
-        loop: Of the thread that serves.
-        limit: The size of the largest message that is taken.
+        sessions: The nodes' sessions.
+        loop: The serving thread's event loop.
+        limit: Maximum size of a message, bytes.
     """
 
     def __init__(self, sessions: Sessions, loop: asyncio.AbstractEventLoop, limit: int) -> None:
@@ -51,17 +50,17 @@ class FleetGrid:
         self._sent: dict[str, list[str]] = {}
 
     def nodes(self) -> Mapping[int, str]:
-        """The nodes that are there, each with its public key where keys are looked at."""
+        """Return the connected nodes with their public keys; an empty key without authentication."""
         return self._call(self.sessions.nodes)
 
     def push(self, node: int, blob: bytes) -> str:
-        """Keep a message for the next `pull`; its id."""
+        """Queue a message for the next `pull`, and return its id."""
         self._count += 1
         self._kept.setdefault(node, []).append((str(self._count), blob))
         return str(self._count)
 
     def pull(self, message_ids: Collection[str]) -> Iterator[Reply]:
-        """Send what was kept, several messages to a node as one; the answers that have come."""
+        """Send the queued messages, batched by node, and yield the replies that have arrived."""
         wanted = set(message_ids)
         kept, self._kept = self._kept, {}
         for node, messages in kept.items():
@@ -86,15 +85,15 @@ class FleetGrid:
         if self._call(lambda: self.sessions.send(parcel, node)):
             self._sent[parcel.message_id] = inside
         else:
-            yield from _opened(inside, b"", "it has left")
+            yield from _opened(inside, b"", "it disconnected")
 
     def _call(self, what: Callable[[], T]) -> T:
-        """Do something in the thread that serves, which alone looks at the sessions."""
+        """Call a function in the serving thread, the only one that accesses the sessions."""
 
         async def do() -> T:
             return what()
 
-        lost = ProcessLost("what serves the nodes has ended; go on with --ckpt_path last")
+        lost = ProcessLost("the thread that serves the nodes ended; resume with --ckpt_path last")
         if self.loop.is_closed():
             raise lost
         try:
@@ -104,7 +103,7 @@ class FleetGrid:
 
 
 def _parcels(kept: Sequence[tuple[str, bytes]]) -> Iterator[list[tuple[str, bytes]]]:
-    """Messages together, as long as they are not too large together."""
+    """Batch messages up to `_PARCEL_BYTES`."""
     parcel: list[tuple[str, bytes]] = []
     for message_id, blob in kept:
         if parcel and sum(len(one) for _, one in parcel) + len(blob) > _PARCEL_BYTES:
@@ -115,13 +114,13 @@ def _parcels(kept: Sequence[tuple[str, bytes]]) -> Iterator[list[tuple[str, byte
 
 
 def _opened(inside: Sequence[str], blob: bytes, error: str) -> Iterator[Reply]:
-    """The answers to the messages of a parcel."""
+    """Unpack the replies to the messages of a batch."""
     answers: Sequence[bytes] = [b""] * len(inside)
     if not error:
         try:
             answers = split(blob, len(inside))
             if len(answers) != len(inside):
-                error = f"it gave {len(answers)} answers to {len(inside)} messages"
+                error = f"it sent {len(answers)} answers to {len(inside)} messages"
         except WireError as odd:
             error = str(odd)
     for place, message_id in enumerate(inside):
@@ -137,28 +136,28 @@ def fleet_grid(
     bind: str | None = None,
     keys: Collection[str] | None = None,
 ) -> Iterator[FleetGrid]:
-    """Serve Flower's Fleet API for a while.
+    """Serve Flower's Fleet API.
 
     Args:
-        address: By which nodes know the server; its certificate is for that.
-        security: Its certificate and key.
-        limit: The size of the largest message that is taken.
-        ttl: Seconds after which a message without an answer is dropped.
-        bind: Where it listens; at ``address`` by default.
-        keys: All nodes' public keys, in hexadecimal digits; None takes any, where nobody else can connect.
+        address: The address by which nodes reach the server, and for which the certificate is valid.
+        security: The server's certificate and key.
+        limit: Maximum size of a message, bytes.
+        ttl: Seconds after which an unanswered message is dropped.
+        bind: The address to listen at; by default ``address``.
+        keys: All nodes' public keys, in hexadecimal digits; None accepts any key, on loopback only.
 
     Raises:
-        ConfigError: If it cannot listen there, or others could hear what nothing protects.
+        ConfigError: If it cannot listen at the address, or the address is beyond loopback without TLS and keys.
     """
-    from lit_fed.deployment.gate import Gate  # whose h11 comes with flwr
+    from lit_fed.deployment.gate import Gate  # needs h11, which flwr installs
 
     check_public(address)
     for one in dict.fromkeys((address, bind or address)):
         security.check(one, ("ca", "certificate", "key"))
     if security.is_on and not keys:
-        raise ConfigError("--node_keys is missing: TLS and keys are used together, or on loopback not at all")
+        raise ConfigError("--node_keys is missing; give TLS and keys together, or neither on loopback")
     if keys is not None and not security.is_on:
-        raise ConfigError("--ca is missing: keys and TLS are used together, or on loopback not at all")
+        raise ConfigError("--ca is missing; give TLS and keys together, or neither on loopback")
     fleet.proto()
     security.try_out(address)
     _raise_open_files()
@@ -173,7 +172,7 @@ def fleet_grid(
 
 @contextmanager
 def _serving(gate: Gate, sessions: Sessions, door: socket, security: Security) -> Iterator[asyncio.AbstractEventLoop]:
-    """A thread that serves."""
+    """Run the HTTP server in a thread."""
     loop, begun, end = asyncio.new_event_loop(), threading.Event(), asyncio.Event()
 
     async def serve() -> None:
@@ -183,7 +182,7 @@ def _serving(gate: Gate, sessions: Sessions, door: socket, security: Security) -
             ssl_handshake_timeout=_HANDSHAKE_S if on else None, ssl_shutdown_timeout=2.0 if on else None,
         )  # fmt: skip
         begun.set()
-        while not end.is_set():  # who is silent is missed, even while nobody looks
+        while not end.is_set():  # drop silent nodes even while the run does not poll
             sessions.sweep()
             try:
                 await asyncio.wait_for(end.wait(), 1.0)
@@ -192,7 +191,7 @@ def _serving(gate: Gate, sessions: Sessions, door: socket, security: Security) -
         server.close()
         gate.close()
         if others := asyncio.all_tasks() - {asyncio.current_task()}:
-            await asyncio.wait(others, timeout=2.0)  # who is hung up on ends by itself
+            await asyncio.wait(others, timeout=2.0)  # coroutines of closed connections end by themselves
 
     def run() -> None:
         with asyncio.Runner(loop_factory=lambda: loop) as runner:
@@ -213,7 +212,7 @@ def _serving(gate: Gate, sessions: Sessions, door: socket, security: Security) -
 
 
 def _raise_open_files() -> None:
-    """Take as many open files as the system gives: many who say nothing must not keep nodes out."""
+    """Raise the limit of open files, so that idle connections do not lock nodes out."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:

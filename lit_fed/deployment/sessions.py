@@ -1,6 +1,6 @@
-"""Nodes at the server: who is connected, what is under way to each, and what has come back.
+"""Sessions of nodes at the server: connections, outgoing messages and received answers.
 
-One thread calls it, the one that serves; nothing in it waits but `Sessions.next_message`.
+Only the serving thread calls this module, and only `Sessions.next_message` waits.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import Any
 
 from lit_fed.deployment import fleet
 
-POLL_S = 5.0  # for which a node's question for work is kept open
-SILENT_S = 20.0  # after which a node that has asked nothing is lost; it asks every 4 s, or polls
-GONE_S = 8.0  # the same, where all its connections have been closed
-STALLED_S = 120.0  # after which an answer that does not grow is given up
-LEAST_HELD_BYTES = 2**28  # of a node's answers, of which one parcel may hold several
+POLL_S = 5.0  # duration of a long poll
+SILENT_S = 20.0  # time-out of a silent node; heartbeats come every 4 s
+GONE_S = 8.0  # time-out of a node without an open connection
+STALLED_S = 120.0  # time-out of an upload without progress
+LEAST_HELD_BYTES = 2**28  # minimum buffer for a node's answers, because a batch may hold several
 MOST_NODES = 10_000
 _BAD, _NOT_YOURS, _GONE, _TAKEN, _TOO_LARGE = 400, 403, 404, 409, 413
 
 
 class Refused(Exception):
-    """A request that is not followed.
+    """A rejected request.
 
     Args:
-        status: Of HTTP.
-        why: In a few words, for who is known.
+        status: The HTTP status.
+        why: The reason, for authenticated nodes.
     """
 
     def __init__(self, status: int, why: str = "") -> None:
@@ -38,11 +38,11 @@ class Refused(Exception):
 
 @dataclass(eq=False)
 class _Outgoing:
-    """A message to a node that it has not answered.
+    """An unanswered message to a node.
 
     Args:
-        parcel: The message; once the node has all of it, without its objects.
-        end: When it is worth nothing any more.
+        parcel: The message; its objects are freed once the node has them.
+        end: The time at which it expires.
     """
 
     parcel: fleet.Parcel
@@ -52,13 +52,13 @@ class _Outgoing:
 
 @dataclass(eq=False)
 class _Upload:
-    """An answer that is being sent.
+    """An answer that is being uploaded.
 
     Args:
         reply_to: The message that it answers.
         wanted: The names of its objects.
-        objects: Those that have come.
-        grown: When the last came.
+        objects: The objects received so far.
+        grown: The time of the last received object.
     """
 
     reply_to: str
@@ -69,12 +69,12 @@ class _Upload:
 
 @dataclass(eq=False)
 class NodeSession:
-    """A node that is connected.
+    """A connected node.
 
     Args:
-        node: Its id, which no other session has had.
-        key: Its public key.
-        seen: When it last asked something.
+        node: A random id, unique to the session.
+        key: The node's public key.
+        seen: The time of the last request.
     """
 
     node: int
@@ -89,7 +89,7 @@ class NodeSession:
 
 @dataclass(eq=False)
 class _Done:
-    """What has come of a message, until somebody asks for it."""
+    """The outcome of a message, until it is collected."""
 
     session: NodeSession | None
     end: float
@@ -103,13 +103,13 @@ class _Done:
 
 
 class Sessions:
-    """The nodes at the server.
+    """All sessions of nodes.
 
     Args:
-        limit: The size of the largest message that is taken.
-        ttl: Seconds after which a message without an answer, or an answer that nobody asks for, is dropped.
-        named: Whether nodes have keys of their own, which the server was given.
-        clock: Tells the time.
+        limit: Maximum size of a message, bytes.
+        ttl: Seconds after which an unanswered message, or an uncollected answer, is dropped.
+        named: Whether the server knows the nodes' keys.
+        clock: Returns the current time in seconds.
     """
 
     def __init__(self, limit: int, ttl: float, named: bool, clock: Callable[[], float] = time.monotonic) -> None:
@@ -122,12 +122,12 @@ class Sessions:
     # ------------------------------------------------------------------ the server's side
 
     def nodes(self) -> dict[int, str]:
-        """Who is there, each with its key where keys are looked at."""
+        """Return the connected nodes with their public keys; an empty key without authentication."""
         self.sweep()
         return {node: one.key.hex() if self.named else "" for node, one in self.by_node.items()}
 
     def send(self, parcel: fleet.Parcel, node: int) -> bool:
-        """Keep a message for a node until it asks; whether there is such a node."""
+        """Queue a message for a node; return whether the node is connected."""
         if (session := self.by_node.get(node)) is None:
             return False
         session.out[parcel.message_id] = _Outgoing(parcel, self.clock() + self.ttl)
@@ -135,7 +135,7 @@ class Sessions:
         return True
 
     def collect(self, message_ids: Collection[str]) -> list[tuple[str, str, dict[str, bytes], str]]:
-        """What has come of some messages, each once: the message, its answer's id and objects, or why there is none."""
+        """Return, once per message, its id, its answer's id and objects, and the reason of a failure."""
         self.sweep()
         found = []
         for message_id in message_ids:
@@ -145,24 +145,24 @@ class Sessions:
         return found
 
     def sweep(self) -> None:
-        """Miss those who are silent, and drop what is too old."""
+        """Drop silent nodes, expired messages and stalled uploads."""
         now = self.clock()
         for session in list(self.by_node.values()):
             if now > session.seen + (SILENT_S if session.lines else GONE_S):
-                self.drop(session, "its node has left")
+                self.drop(session, "its node disconnected")
                 continue
             for message_id, out in list(session.out.items()):
                 if now > out.end:
-                    self._fail(session, message_id, "it has got no answer in time")
+                    self._fail(session, message_id, "its node did not answer in time")
             for upload in list(session.uploads.values()):
                 if now > upload.grown + STALLED_S:
-                    self._fail(session, upload.reply_to, f"its node has sent nothing of its answer for {STALLED_S:g} s")
+                    self._fail(session, upload.reply_to, f"the upload of its answer stalled for {STALLED_S:g} s")
         for message_id, done in list(self._done.items()):
             if now > done.end:
                 self._let_go(self._done.pop(message_id))
 
     def drop(self, session: NodeSession, why: str) -> None:
-        """Take leave of a node; what was under way to it has failed."""
+        """End a session, and fail its unanswered messages."""
         for message_id in list(session.out):
             self._fail(session, message_id, why)
         self.by_node.pop(session.node, None)
@@ -185,42 +185,42 @@ class Sessions:
     # ------------------------------------------------------------------ a node's side
 
     def session_of(self, key: bytes, line: object) -> NodeSession | None:
-        """Who has a key, if connected; it has just asked something."""
+        """Return a key's session, if any, and record a request on it."""
         if (session := self.by_key.get(key)) is not None:
             session.seen = self.clock()
             session.lines.add(line)
         return session
 
     def hang_up(self, key: bytes, line: object) -> None:
-        """A connection has been closed."""
+        """Record a closed connection."""
         if (session := self.by_key.get(key)) is not None and line in session.lines:
             session.lines.discard(line)
 
     async def answer(self, word: str, request: Any, key: bytes, line: object) -> Any:
-        """Do what a node asks.
+        """Answer a node's request.
 
         Args:
-            word: What, as in `fleet.REQUESTS`.
+            word: The request, a value of `fleet.REQUESTS`.
             request: Flower's message.
-            key: Of who asks, who has shown it.
+            key: The authenticated sender's public key.
             line: The connection.
 
         Raises:
-            Refused: If that cannot be.
-            WireError: If what it sends is not what it should be.
+            Refused: If the request is inadmissible.
+            WireError: If an uploaded object is malformed.
         """
         pb, session = fleet.proto(), self.by_key.get(key)
         if word in ("RegisterNodeFleet", "ActivateNode"):
             if request.public_key != key:
-                raise Refused(_NOT_YOURS, "this is another key")
+                raise Refused(_NOT_YOURS, "the key differs from the one that signed the request")
             if word == "RegisterNodeFleet":
                 return pb.RegisterNodeFleetResponse(node_id=0)
             return pb.ActivateNodeResponse(node_id=self._connect(key, line).node)
         claimed = request.node_id if word == "DeactivateNode" else request.node.node_id
         if session is None or claimed != session.node:
-            raise Refused(_NOT_YOURS, "no such node has this key")
+            raise Refused(_NOT_YOURS, "the node's id does not belong to this key")
         if word == "DeactivateNode":
-            self.drop(session, "its node has left")
+            self.drop(session, "its node disconnected")
             return pb.DeactivateNodeResponse()
         if word == "SendNodeHeartbeat":
             return pb.SendNodeHeartbeatResponse(success=True)
@@ -240,7 +240,7 @@ class Sessions:
         return pb.PushObjectResponse(stored=self._upload(session, request))
 
     async def next_message(self, session: NodeSession) -> Any:
-        """The first message that a node does not have; none after a while."""
+        """Return the first message that a node has not fetched; an empty response after `POLL_S`."""
         pb, end = fleet.proto(), self.clock() + POLL_S
         while True:
             for out in session.out.values():
@@ -260,9 +260,9 @@ class Sessions:
         if (before := self.by_key.get(key)) is not None:
             if before.lines - {line}:
                 raise Refused(_TAKEN, "another node with this key is connected")
-            self.drop(before, "its node was started again")
+            self.drop(before, "its node restarted")
         if len(self.by_node) >= MOST_NODES:
-            raise Refused(503, f"there are {MOST_NODES:,} nodes already")
+            raise Refused(503, f"the server has the maximum of {MOST_NODES:,} nodes")
         session = NodeSession(secrets.randbits(62) + 2, key, self.clock(), lines={line})
         self.by_key[key] = self.by_node[session.node] = session
         return session
@@ -271,25 +271,25 @@ class Sessions:
         for out in session.out.values():
             if (content := out.parcel.objects.get(name)) is not None:
                 return content
-        raise Refused(_GONE, "there is no such object for this node")
+        raise Refused(_GONE, "this node has no such object to fetch")
 
     def _begin_upload(self, session: NodeSession, request: Any) -> Any:
         pb = fleet.proto()
         if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
-            raise Refused(_BAD, "one message at a time")
+            raise Refused(_BAD, "the request must hold exactly one message")
         (message,), (tree,) = request.messages_list, request.message_object_trees
         said = message.metadata
         if said.src_node_id != session.node or said.dst_node_id != fleet.SERVER_ID:
-            raise Refused(_NOT_YOURS, "it is the message of another node")
+            raise Refused(_NOT_YOURS, "the message belongs to another node")
         if said.reply_to_message_id not in session.out:
-            raise Refused(_GONE, "nobody waits for this answer")
+            raise Refused(_GONE, "the answer's message is unknown or expired")
         if message.HasField("error"):
             self._fail(session, said.reply_to_message_id, f"{message.error.code}: {message.error.reason[:300]}")
             return pb.PushMessagesResponse()
         wanted = fleet.names(tree, 8 + 2 * self.most_held // fleet.CHUNK_BYTES)
         if tree.object_id != said.message_id:
-            raise Refused(_BAD, "the message is not that of its objects")
-        # What is sent again after a cut goes on where it was.
+            raise Refused(_BAD, "the message does not match its objects")
+        # An upload that is repeated after a lost connection continues where it stopped.
         before = [one for one in session.uploads.values() if one.reply_to == said.reply_to_message_id]
         kept: dict[str, bytes] = {}
         for one in before:
@@ -304,14 +304,14 @@ class Sessions:
     def _upload(self, session: NodeSession, request: Any) -> bool:
         upload, name, content = session.uploads.get(request.session_id), request.object_id, request.object_content
         if upload is None or name not in upload.wanted:
-            raise Refused(_GONE, "nobody waits for this object")
+            raise Refused(_GONE, "the object does not belong to an open upload")
         if name in upload.objects:
             return True
         fleet.check_object(name, content)
         if session.held + len(content) > self.most_held:
             self._forget_late(session)
         if session.held + len(content) > self.most_held:
-            why = f"its node's answers are over the limit of {self.most_held:,} bytes; raise --most_bytes"
+            why = f"its node's answers exceed the limit of {self.most_held:,} bytes; raise --most_bytes"
             self._fail(session, upload.reply_to, why)
             raise Refused(_TOO_LARGE, why)
         upload.objects[name], upload.grown = content, self.clock()
@@ -324,8 +324,8 @@ class Sessions:
         return True
 
     def _forget_late(self, session: NodeSession) -> None:
-        """Drop a node's answers that nobody has asked for, which may be too late to be wanted."""
+        """Drop a node's uncollected answers, which are probably too late."""
         for message_id, done in list(self._done.items()):
             if done.session is session:
                 self._let_go(self._done.pop(message_id))
-                self._done[message_id] = _Done(None, done.end, error="its answer came when nobody asked for it")
+                self._done[message_id] = _Done(None, done.end, error="its answer was dropped before it was collected")

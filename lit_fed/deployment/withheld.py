@@ -1,4 +1,4 @@
-"""Metrics that do not leave a node but in sums over its clients."""
+"""Metrics that leave a node only as sums over its clients."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from lit_fed.engine.wire.totals import totals_of
 from lit_fed.errors import WireError
 
 Report = Literal["clients", "aggregate"]
-"""What a node tells of its clients' metrics: each client's, or their sums."""
+"""How a node reports its clients' metrics: per client, or as sums."""
 
-_TOLD = frozenset({"lr"})  # a setting, which the server knows
+_TOLD = frozenset({"lr"})  # a setting, which is known to the server
 
 
 class Withheld:
-    """What the clients of one piece of work have measured, until all of them are done.
+    """Collects the metrics of all clients of one request, until all of them are done.
 
     Args:
-        samples: The training samples of the clients that live here.
+        samples: The number of training samples of the node's clients.
     """
 
     def __init__(self, samples: Mapping[int, int]) -> None:
@@ -29,21 +29,21 @@ class Withheld:
         self._done: dict[int, dict[str, float]] = {}
 
     def take(self, message: Message, outcome: ClientUpdate | Exception | None) -> dict[str, Any]:
-        """Keep a client's metrics back.
+        """Withhold a client's metrics.
 
         Args:
-            message: What it was told, with all clients of this node that are told the same.
-            outcome: What became of it; an update is left without metrics.
+            message: The request, with all clients of this node that get the same.
+            outcome: The client's outcome; the metrics of an update are removed.
 
         Returns:
-            With the last client the sums over all, by name: the parts of an exact sum, and its weight. Else nothing.
+            With the last client, the sums over all by name: the parts of an exact sum, and its weight. Else empty.
 
         Raises:
             WireError: If the clients are not this node's.
         """
         client_id, together = message.get("client", int), message.get("together", list)
         if not _are_among(together, self.samples) or client_id not in together:
-            raise WireError(f"client {client_id} is not among those whose sums are asked for")
+            raise WireError(f"client {client_id} is not among the clients whose sums are requested")
         work = (message.get("run", str), message.word, message.fields.get("protocol"), message.get("round", int))
         if (*work, *together) != self._work:
             self._work, self._done = (*work, *together), {}
@@ -56,7 +56,7 @@ class Withheld:
         return {name: [list(total.parts), total.weight] for name, total in totals_of(self._weighted(message)).items()}
 
     def _weighted(self, message: Message) -> Iterator[tuple[dict[str, float], int]]:
-        """What is averaged over clients, with its weight, as `lit_fed.engine.loop.ledger` does where it is told all."""
+        """Yield the metrics to average and their weight, as in `lit_fed.engine.loop.ledger`."""
         for client_id, found in self._done.items():
             if message.word == "train":
                 yield {name: value for name, value in found.items() if "/" in name}, self.samples[client_id]
