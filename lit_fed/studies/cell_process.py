@@ -1,8 +1,7 @@
-"""The process of a cell: the ordinary command line, forked from a process that has imported all that cells need.
+"""The process of a cell: the command line, forked from a process with all imports done.
 
-multiprocessing's fork server is that process. It starts with the first cell, forks a process for every cell and tells
-how each ended. It only imports: a thread, of Python or of a library, would not live on in a forked process, and CUDA
-would not work there.
+multiprocessing's fork server is this process. It starts with the first cell, forks a process for every cell and reports
+exit codes. It only imports modules, because threads do not survive a fork, and CUDA does not work after one.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ from typing import Any
 
 
 class CellProcess:
-    """A cell under way, in a process group of its own, with its output in a file.
+    """A running cell in a separate process group, with its output in a file.
 
     Args:
         command: Arguments of the command line.
-        log: The file to which its output is appended.
-        env: What to change in the environment.
-        locks: Descriptors that it holds: the folders stay locked while a cell of a killed study lives.
+        log: The file to which the output is appended.
+        env: Changes of the environment.
+        locks: Descriptors that the cell inherits, so that folders stay locked while a cell of a killed study runs.
     """
 
     def __init__(self, command: Sequence[str], log: Path, env: Mapping[str, str], locks: Sequence[int] = ()) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
         context: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
-        if sys.platform == "linux":  # elsewhere system libraries do not survive a fork
+        if sys.platform == "linux":  # on other systems, system libraries do not survive a fork
             _start_server(context, env)
         held = [_Held(lock) for lock in locks]
         here = (str(log.absolute()), str(Path.cwd()), dict(env), held)
@@ -49,12 +48,12 @@ class CellProcess:
 
     @property
     def pid(self) -> int:
-        """Its number, which is that of its group too."""
+        """The process id, which is also the id of the process group."""
         return int(self._process.pid)
 
     @property
     def cpu_seconds(self) -> float:
-        """Processor time that it and its own processes took, once it has ended; 0 where it was killed."""
+        """CPU seconds of the process and its children, once it has ended; 0 if it was killed."""
         with suppress(EOFError):
             if self._used.poll():
                 self._cpu_seconds = float(self._used.recv())
@@ -63,17 +62,17 @@ class CellProcess:
     def poll(self) -> int | None:
         """The exit status, below zero for a signal; None while it runs."""
         status: int | None = self._process.exitcode
-        if status is not None:  # what it started itself may still be there
+        if status is not None:  # its children may still run
             self._signal(signal.SIGKILL)
         return status
 
     def stop(self, signum: int) -> None:
-        """Send a signal to it and whatever it started."""
+        """Send a signal to the process group."""
         if self._process.exitcode is None:
             self._signal(signum)
 
     def close(self) -> None:
-        """End it for good."""
+        """Kill the process group, and wait for its end."""
         self._signal(signal.SIGKILL)
         self._process.join()
 
@@ -81,13 +80,13 @@ class CellProcess:
         with suppress(ProcessLookupError):
             try:
                 os.killpg(self.pid, signum)
-            except ProcessLookupError:  # it has not made its group yet
+            except ProcessLookupError:  # the process has not created its group yet
                 if self._process.exitcode is None:
                     os.kill(self.pid, signum)
 
 
 class _Held:
-    """A descriptor that goes along into a new process."""
+    """A descriptor that a new process inherits."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -100,7 +99,7 @@ class _Held:
 
 
 def _start_server(context: Any, env: Mapping[str, str]) -> None:
-    """Start the fork server, unless it runs, in the environment of the cells: some of it is read on import."""
+    """Start the fork server, unless it runs, in the cells' environment, some of which is read on import."""
     context.set_forkserver_preload(["lit_fed.studies.warm"])
     before = dict(os.environ)
     os.environ.update(env)
@@ -117,7 +116,7 @@ def _start_server(context: Any, env: Mapping[str, str]) -> None:
 def _begin(
     command: list[str], log: str, folder: str, env: Mapping[str, str], held: list[_Held], used: Connection
 ) -> None:
-    """Become the cell."""
+    """Turn the new process into the cell."""
     atexit.unregister(os._exit)  # see lit_fed.studies.warm
     os.setpgid(0, 0)
     os.chdir(folder)
@@ -127,7 +126,7 @@ def _begin(
     os.close(file)
     os.environ.pop("PL_GLOBAL_SEED", None)
     os.environ.update(env)
-    # A cell of several processes starts the others as it was started itself: python -m lit_fed fit …
+    # A cell with several processes starts the others with its own command: python -m lit_fed fit …
     sys.modules["__main__"] = importlib.import_module("lit_fed.__main__")
     sys.argv[1:] = command
     _end_with_study()
@@ -137,19 +136,19 @@ def _begin(
 
 
 def _end_with_study() -> None:
-    """Kill this group once the study is gone, however it ended; two runs never write into one folder that way."""
+    """Kill this process group when the study ends, so that two runs never write into one folder."""
     study = multiprocessing.parent_process()
     assert study is not None
 
     def watch() -> None:
         wait([study.sentinel])
-        os.killpg(0, signal.SIGKILL)  # the checkpoints are made for that
+        os.killpg(0, signal.SIGKILL)  # checkpoints survive SIGKILL
 
     threading.Thread(target=watch, daemon=True).start()
 
 
 def _run(command: list[str]) -> int:
-    """Run a cell to its very end, but for taking apart the interpreter, which takes longer than some cells do."""
+    """Run a cell; skip the interpreter's finalisation, which takes longer than some cells."""
     from lit_fed.command.cli import main
 
     status = 0
@@ -165,7 +164,7 @@ def _run(command: list[str]) -> int:
     for thread in threading.enumerate():
         if not thread.daemon and thread is not threading.current_thread():
             thread.join()
-    atexit._run_exitfuncs()  # what the interpreter would do first
+    atexit._run_exitfuncs()  # the first step of finalisation
     sys.stdout.flush()
     sys.stderr.flush()
     return status

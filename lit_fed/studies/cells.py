@@ -1,4 +1,4 @@
-"""The runs of a study: one ordinary ``fit`` command a cell, its folder, and what is known about it."""
+"""The runs of a study: one ``fit`` command per cell, with its folder and record."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 from jsonargparse import ArgumentError, Namespace
+from typing_extensions import override
 
 from lit_fed.callbacks.recorder import RoundTable
 from lit_fed.command.cli import FederatedCLI, user_error
@@ -29,13 +30,13 @@ from lit_fed.studies.rounds import guide_of, reported
 from lit_fed.studies.study import Measure, Place, Study
 
 _SEED = "{seed}"
-_FORMAT = 2  # of ``cell.json``; in the first, cells were known by the import paths of their classes
+_FORMAT = 2  # of ``cell.json``; format 1 identified cells by their classes' import paths
 _RECORD = (
     ("format", int),
     *(("status", str), ("error", str), ("made_with", dict), ("data", dict)),
     *(("seconds", int | float), ("cpu_seconds", int | float)),
 )
-_ANY = 1_827_364_591  # stands for any seed while a command is read; nobody writes this number
+_ANY = 1_827_364_591  # placeholder for any seed in a parsed command; nobody writes this number
 
 
 @dataclass(frozen=True)
@@ -43,12 +44,12 @@ class Cell:
     """A run of a study.
 
     Args:
-        row: Name of its row.
-        column: Name of its column; columns that differ in the metric alone share the first one's runs.
-        seed: Its seed.
-        args: Arguments of ``fit`` without folder and checkpoint: what reproduces it anywhere.
+        row: Name of the row.
+        column: Name of the column; columns that differ only in the metric share the first column's runs.
+        seed: The seed.
+        args: Arguments of ``fit`` without folder and checkpoint, which reproduce the cell anywhere.
         config: The resolved configuration.
-        folder: Where its runs lie.
+        folder: The folder of its runs.
     """
 
     row: str
@@ -60,12 +61,12 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """Row, column and seed, as ``--only`` takes them."""
+        """Row, column and seed, in the format of ``--only``."""
         return f"{self.row}/{self.column}/{self.seed}"
 
     @property
     def command(self) -> list[str]:
-        """Arguments of the run in its folder; run again, it goes on after the last finished round."""
+        """Arguments of the run in its folder; a repeated run resumes after the last finished round."""
         return ["fit", *self.args, f"--trainer.default_root_dir={self.folder}", "--ckpt_path=last"]
 
     @property
@@ -75,21 +76,21 @@ class Cell:
 
     @property
     def max_rounds(self) -> int:
-        """How many rounds it has."""
+        """The number of rounds."""
         return int(self.config["trainer"]["max_rounds"])
 
     @property
     def evaluations(self) -> int:
-        """After how many of them the protocols run: every so many, and the last."""
+        """The number of rounds with an evaluation: every ``evaluate_every`` rounds, and the last."""
         every = int(self.config["trainer"]["evaluate_every"])
         return -(-self.max_rounds // every) if every else 0
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of all settings, however they came together; folders and comments do not change it.
+        """A digest of all settings, independent of folders, comments and the files that the settings come from.
 
-        Nor does a setting that is null or false: what a later release adds, and is off, changes no run. Classes count
-        by their names: a class that has moved to another module is the same class.
+        Settings that are null or false do not count, because a setting that a later release adds, and that is off,
+        changes no run. Classes count by their names, so that a class may move to another module.
         """
         config = copy.deepcopy(dict(self.config))
         config["trainer"].pop("default_root_dir", None)
@@ -105,30 +106,30 @@ class Cell:
         return max(runs, key=lambda path: int(path.name[8:]), default=None)
 
     def rows(self) -> list[dict[str, str]]:
-        """The rows of the run's ``metrics.csv``, as far as it is written.
+        """The rows of the run's ``metrics.csv`` so far.
 
         Raises:
-            CheckpointError: If the file holds what no run wrote.
+            CheckpointError: If the file is malformed.
         """
         return [] if self.run is None else list(RoundTable(self.run / "metrics.csv").rows())
 
     def curve(self, metric: str) -> list[tuple[int, float]]:
-        """Round and value wherever the metric was evaluated.
+        """Rounds and values of a metric, where it was evaluated.
 
         Raises:
-            CheckpointError: If the run's file holds what no run wrote.
+            CheckpointError: If the run's file is malformed.
         """
         rows = [row for row in self.rows() if row.get(metric)]
         try:
             return [(int(row["round"]), float(row[metric])) for row in rows]
         except ValueError as error:
-            raise CheckpointError(f"{self.run}/metrics.csv: {metric} is no number: {error}") from error
+            raise CheckpointError(f"{self.run}/metrics.csv has a {metric} that is not a number ({error})") from error
 
     def record(self) -> dict[str, Any]:
-        """What the study knows of the cell: ``status``, ``fingerprint``, ``seconds``, …; empty where nothing is."""
+        """The cell's record with ``status``, ``fingerprint``, ``seconds``, …; empty without one."""
         try:
             content = json.loads((self.folder / "cell.json").read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValueError):  # written at once or not at all, so this is none of ours
+        except (FileNotFoundError, ValueError):  # ours are written atomically, so a malformed file is not ours
             return {}
         ours = isinstance(content, dict) and all(
             isinstance(content[key], kind) for key, kind in _RECORD if key in content
@@ -136,7 +137,7 @@ class Cell:
         return content if ours else {}
 
     def data_of_run(self) -> dict[str, Any]:
-        """The fingerprint of the data that the newest run has read, as ``partition.json`` has it; empty for none."""
+        """The fingerprint of the newest run's data, from ``partition.json``; empty without one."""
         try:
             found = json.loads((self.run / "partition.json").read_text(encoding="utf-8")) if self.run else {}
             data = found["data"]
@@ -146,7 +147,7 @@ class Cell:
 
     @property
     def contents(self) -> Contents | None:
-        """What the record has of the data; None for nothing."""
+        """The data's fingerprint in the record; None without one."""
         try:
             data = self.record()["data"]
             return Contents(data["sha256"], tuple(data["sums"]), tuple(data["sizes"]))
@@ -154,7 +155,7 @@ class Cell:
             return None
 
     def write_record(self, **changes: Any) -> None:
-        """Change the record; a reader sees it before or after, never between."""
+        """Change the record atomically."""
         self.folder.mkdir(parents=True, exist_ok=True)
         mine = {"cell": self.name, "format": _FORMAT, "fingerprint": self.fingerprint, "fit": list(self.args)}
         content = self.record() | mine | changes
@@ -164,30 +165,30 @@ class Cell:
 
     @property
     def changed(self) -> bool:
-        """Whether the folder holds a run with other settings than the study now asks for."""
+        """Whether the folder holds a run with different settings than the study's."""
         there = (self.folder / "lightning_logs").exists()
         return there and self.record().get("fingerprint") != self.fingerprint
 
     @property
     def change(self) -> str:
-        """What has changed since a run whose folder is no longer this cell's."""
+        """The reason why the folder's run is not this cell's."""
         if self.record() and self.record().get("format") != _FORMAT:
-            return "an older lit_fed ran it, which knew classes by other paths"
+            return "an older lit_fed ran it, which identified classes by their paths"
         return "the settings have changed"
 
     @property
     def done(self) -> bool:
-        """Whether there is nothing left to run."""
+        """Whether the run is complete."""
         return not self.changed and self.record().get("status") == "done" and bool(self.rows())
 
     @property
     def failed(self) -> bool:
-        """Whether its last run, with these settings, did not succeed."""
+        """Whether the last run with these settings failed."""
         record = self.record()
         return record.get("status") == "failed" and record.get("fingerprint") == self.fingerprint
 
     def set_aside(self) -> Path:
-        """Rename the folder, so that a run with other settings begins in a fresh one."""
+        """Rename the folder, so that a run with different settings begins in a fresh one."""
         number = 1
         while (aside := self.folder.with_name(f"{self.folder.name}.before_{number}")).exists():
             number += 1
@@ -196,12 +197,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class CellGrid:
-    """The runs of a study, and which place of the table reads which.
+    """The runs of a study, and the map from the table to them.
 
     Args:
         study: The study.
-        folder: Where everything about it lies.
-        cells: All runs, each once, row by row.
+        folder: The study's folder.
+        cells: All runs without duplicates, row by row.
         at: The run of every (place, seed).
     """
 
@@ -211,7 +212,7 @@ class CellGrid:
     at: Mapping[tuple[Place, int], Cell] = field(repr=False)
 
     def measure_of(self, place: tuple[str, str], metric: str | None = None, report: str | None = None) -> Measure:
-        """What is read from the runs of a place: what the study says, else what its runs monitor."""
+        """Return the measure of a place: the study's metric, by default the metric that its runs monitor."""
         cells = [self.at[Place(*place), seed] for seed in self.study.seeds if (Place(*place), seed) in self.at]
         names = metric_names(cells[0].config) if cells else MetricNames()
         if names.monitor is None and not self.study.names_metric(Place(*place)):
@@ -222,7 +223,7 @@ class CellGrid:
     def value(
         self, place: tuple[str, str], seed: int, metric: str | None = None, report: str | None = None
     ) -> float | None:
-        """The number that the table shows, of one seed; None where the run is not finished or has none."""
+        """Return the table's number for one seed; None if the run is unfinished or lacks the metric."""
         cell, measure = self.at.get((Place(*place), seed)), self.measure_of(place, metric, report)
         if cell is None or not cell.done:
             return None
@@ -233,7 +234,7 @@ class CellGrid:
         return None if found is None else measure.shown(found)
 
     def curve(self, place: tuple[str, str], seed: int, metric: str | None = None) -> list[tuple[int, float]]:
-        """The metric over rounds, of one seed; empty where the run is not finished."""
+        """Return the metric over rounds for one seed; empty if the run is unfinished."""
         cell, measure = self.at.get((Place(*place), seed)), self.measure_of(place, metric)
         if cell is None or not cell.done:
             return []
@@ -241,14 +242,14 @@ class CellGrid:
 
 
 def lay_out(study: Study, output: Path) -> CellGrid:
-    """Put a study's runs together, every one checked by the parser that will read its command.
+    """Lay out a study's runs, and check each with the parser of its command.
 
     Args:
         study: The study.
         output: Folder of all studies.
 
     Raises:
-        ConfigError: If a configuration file or a setting does not exist or does not fit.
+        ConfigError: If a configuration file or a setting does not exist or is invalid.
     """
     folder = output / study.name / study.profile
     cells: dict[tuple[Any, ...], Cell] = {}
@@ -275,14 +276,14 @@ def lay_out(study: Study, output: Path) -> CellGrid:
 
 
 def _what_is_on(value: Any) -> Any:
-    """Settings without those that are null or false."""
+    """Drop settings that are null or false."""
     if isinstance(value, Mapping):
         return {key: _what_is_on(item) for key, item in value.items() if item is not None and item is not False}
     return [_what_is_on(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _by_name(value: Any) -> Any:
-    """Settings with every class by its name alone."""
+    """Replace every class path by the class's name."""
     if isinstance(value, Mapping):
         named = {key: _by_name(item) for key, item in value.items()}
         path = named.get("class_path")
@@ -291,42 +292,44 @@ def _by_name(value: Any) -> Any:
 
 
 def _filled(value: Any, seed: int, mark: str | int = _SEED) -> Any:
-    """A setting, or a configuration, with a seed in all places of a mark."""
+    """Replace every mark in a setting or configuration by a seed."""
     if isinstance(value, dict):
         return {key: _filled(item, seed, mark) for key, item in value.items()}
     if isinstance(value, list):
         return [_filled(item, seed, mark) for item in value]
     if isinstance(value, str):
         return value.replace(str(mark), str(seed))
-    return type(value)(seed) if value == mark else value  # of the type that the parser made of it
+    return type(value)(seed) if value == mark else value  # keep the parser's type
 
 
 class _Reader(FederatedCLI):
-    """Resolves ``fit`` commands without running them; the parser is made once."""
+    """Resolves ``fit`` commands without running them; builds the parser once."""
 
     def __init__(self) -> None:
         self._made = False
 
+    @override
     def instantiate_classes(self) -> None:
-        """Nothing: only the configuration is wanted."""
+        """Do nothing: only the configuration is needed."""
 
+    @override
     def _run_subcommand(self, subcommand: str) -> None:
-        """Nothing, as above."""
+        """Do nothing, as above."""
 
     def read(self, commands: Mapping[int, Sequence[str]], where: str) -> dict[int, dict[str, Any]]:
-        """The configurations that a command with several seeds comes to; as a rule it is read once.
+        """Resolve a command for several seeds; as a rule it is parsed once.
 
         Args:
-            commands: Its arguments by seed; with the stand-in for all of them too.
-            where: What to blame.
+            commands: The arguments by seed, the placeholder `_ANY` included.
+            where: The place that errors name.
 
         Raises:
-            ConfigError: If the command is no good.
+            ConfigError: If the command is invalid.
         """
         seeds = [seed for seed in commands if seed != _ANY]
         try:
             config = self._read(list(commands[_ANY]))
-        except Exception:  # the command is no good, or some setting takes seeds but not every number
+        except Exception:  # the command is invalid, or a setting does not accept the placeholder
             return {seed: self._read_or_blame(list(commands[seed]), where) for seed in seeds}
         return {seed: _filled(config, seed, _ANY) for seed in seeds}
 
@@ -348,10 +351,10 @@ class _Reader(FederatedCLI):
         else:
             try:
                 words = prepared(["fit", *args])[1:]
-                self.config = Namespace(fit=self._parser("fit").parse_args(words))  # twice as fast as the whole parser,
+                self.config = Namespace(fit=self._parser("fit").parse_args(words))  # twice as fast as the whole parser
                 check_values(self.config.fit)
             except ArgumentError:
-                self.parse_arguments(self.parser, ["fit", *args])  # whose words a user knows
+                self.parse_arguments(self.parser, ["fit", *args])  # for its error message
             self._set_seed()
         content: dict[str, Any] = yaml.safe_load(self._resolved_config())
         return content
@@ -359,25 +362,27 @@ class _Reader(FederatedCLI):
 
 @cache
 def _reader() -> _Reader:
-    """One for all studies: making a parser takes as long as reading three commands."""
+    """Share one reader between studies: building a parser takes as long as parsing three commands."""
     return _Reader()
 
 
 def _option(study: Study, key: Any, value: Any) -> str:
-    """A setting as one word of the command line; values are YAML there too."""
+    """Format a setting as one word of the command line."""
     if not isinstance(key, str):
-        raise ConfigError(f"{study.path}: set: {key!r} is no key; write it as on the command line, trainer.max_rounds")
+        raise ConfigError(
+            f"{study.path}: set: {key!r} is not a key; write it as on the command line, such as trainer.max_rounds"
+        )
     if key in ("trainer.seed", "trainer.default_root_dir"):
-        raise ConfigError(f"{study.path}: set: {key} is the study's own; use seeds, or --output")
+        raise ConfigError(f"{study.path}: set: {key} is set by the study; use seeds, or --output")
     return f"--{key}={value if isinstance(value, str) else json.dumps(value)}"
 
 
 def chosen(grids: Sequence[CellGrid], only: Sequence[str]) -> Iterator[tuple[CellGrid, Cell]]:
-    """The cells to run.
+    """Select the cells to run.
 
     Args:
         grids: The studies.
-        only: Patterns ``row/column/seed``; what is left out at the end, and ``*``, stand for all. None given means all.
+        only: Patterns ``row/column/seed``; a missing end and ``*`` match all. By default all cells.
 
     Raises:
         ConfigError: If a pattern matches no cell.

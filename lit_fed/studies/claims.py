@@ -1,4 +1,4 @@
-"""What a paper claims, as a sentence that can be checked over seeds.
+"""A paper's claims as sentences that are checked over seeds.
 
 The grammar, in words separated by spaces:
 
@@ -10,11 +10,11 @@ The grammar, in words separated by spaces:
                                              frozen falls by 0.1 from 5 to 10 at rho=2
     sum      term [(+|-) term] …
     term     number, place or number*place                86*suwa
-    place    row/column, or one of the two where ``at`` or a table of one column gives the other
+    place    row/column, or one of the two if ``at`` or a table of one column gives the other
 
-With several names after ``at`` the claim must hold at each of them. A claim is decided from one number a seed, `Link`
-says which, and by the confidence interval of its mean, `decide` says how. Beside it may stand ``equal``, the margin
-within which two sides count as equal, which is fixed before anything is run.
+With several names after ``at``, the claim must hold at each of them. A claim is decided from one number per seed (see
+`Link`) and the confidence interval of its mean (see `decide`). It may come with ``equal``, the margin within which two
+sides count as equal, which is fixed before anything runs.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ CurveOf = Callable[[tuple[str, str], int], Curve]
 
 @dataclass(frozen=True)
 class Link:
-    """One inequality: the sum of ``weight · value`` over its places, less `limit`, is above zero.
+    """One inequality: the sum of ``weight · value`` over places, minus `limit`, is above zero.
 
     Args:
-        terms: Weight and place (row, column).
+        terms: Weights and places (row, column).
         limit: The number that the sum must exceed.
-        change: Take for the value of a place how far its curve rises: the mean of the last third of its evaluated
-            rounds less the mean of the first third.
-        first: Look at the curve from this round on.
-        last: Look at the curve up to this round.
+        change: Use the rise of a place's curve as its value: the mean over the last third of its evaluated rounds minus
+            the mean over the first third.
+        first: First round of the curve.
+        last: Last round of the curve.
         text: The inequality in words.
     """
 
@@ -71,18 +71,17 @@ class Link:
 
 @dataclass(frozen=True)
 class Claim:
-    """A sentence of the paper, and the inequalities that must all hold.
+    """A paper's claim, and the inequalities that must all hold.
 
     Args:
-        text: The claim as it stands in the study file.
-        says: What the paper says, in words.
-        metric: The metric it is about, where that is not the table's.
-        report: Which round counts, where that is not the table's.
+        text: The claim in the study file's grammar.
+        says: The paper's wording.
+        metric: The metric, if it differs from the table's.
+        report: The round that counts, if it differs from the table's.
         links: The inequalities.
-        equal: Sides that differ by less than this are equal, in the unit of the column; None for a claim that is not
-            to end so.
-        published: The paper's own number for what is left beyond the limit, where the table's do not give it.
-        cause: Why it fails, as an experiment has shown.
+        equal: Sides that differ by less than this are equal, in the unit of the column; None rules this outcome out.
+        published: The paper's margin beyond the limit, if it does not follow from the table.
+        cause: Why the claim fails, as an experiment showed.
     """
 
     text: str
@@ -96,26 +95,26 @@ class Claim:
 
     @property
     def sentence(self) -> str:
-        """What is checked: the claim, and of which metric and round where those are not the table's."""
+        """The claim, with its metric and round if they differ from the table's."""
         return ", ".join(part for part in (self.text, self.metric, self.report) if part)
 
     @property
     def places(self) -> list[tuple[str, str]]:
-        """The places it is about, each once."""
+        """The places in the claim, without duplicates."""
         return list(dict.fromkeys(place for link in self.links for _, place in link.terms))
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """How a claim stands.
+    """The verdict on a claim.
 
     Args:
         outcome: ``holds``, ``fails``, ``equal`` or ``undecided``.
-        margin: Mean over seeds of what is left beyond the limit, of the link that stands worst.
+        margin: Mean over seeds of the margin beyond the limit, for the worst link.
         spread: Half width of the confidence interval of `margin`; None with fewer than two seeds.
-        seeds: How many seeds have all that the claim needs.
-        note: Why it is undecided, and which inequality stands worst.
-        link: The inequality that stands worst, which the numbers are of.
+        seeds: The number of seeds with all values that the claim needs.
+        note: Why the claim is undecided, and which link is the worst.
+        link: The worst link, to which the numbers belong.
     """
 
     outcome: str
@@ -130,23 +129,23 @@ class Verdict:
 
 
 def decide(differences: Sequence[float], equal: float | None = None) -> Verdict:
-    """Decide an inequality from one difference a seed, d > 0.
+    """Decide the inequality d > 0 from one difference d per seed.
 
-    With n seeds, mean m and sample standard deviation s (n − 1), the spread is h = t·s/√n, t the 95 % quantile of
-    Student's t with n − 1 degrees of freedom. The claim holds where m − h > 0, fails where m + h < 0, and is undecided
+    With n seeds, mean m and sample standard deviation s (n − 1), the spread is h = t·s/√n, where t is the 95 % quantile
+    of Student's t with n − 1 degrees of freedom. The claim holds if m − h > 0, fails if m + h < 0, and is undecided in
     between. One seed has no spread and decides nothing.
 
-    Where a value is infinite, as that of a run that diverged, there is no mean; the sign test decides, at the same 5 %:
-    with n seeds, k of them above zero, the claim holds where Σ_{i≥k} C(n, i)/2^n ≤ 0.05, as for five of five or nine of
-    ten, and fails where as many lie below. Zero and what is no number lie on neither side.
+    If a value is infinite, as after divergence, there is no mean, and the sign test decides, also at 5 %: with n seeds,
+    k of them above zero, the claim holds if Σ_{i≥k} C(n, i)/2^n ≤ 0.05, as for five of five or nine of ten, and fails
+    if equally many are below zero. Zero and NaN count for neither side.
 
-    What is undecided so is ``equal`` where −e < m − h and m + h < e: two one-sided t tests at 5 %, of d ≤ −e and of
-    d ≥ e, both reject (Schuirmann, "A comparison of the two one-sided tests procedure and the power approach for
-    assessing the equivalence of average bioavailability", 1987).
+    An undecided claim is ``equal`` if −e < m − h and m + h < e: two one-sided t tests at 5 %, of d ≤ −e and of d ≥ e,
+    both reject (Schuirmann, "A comparison of the two one-sided tests procedure and the power approach for assessing the
+    equivalence of average bioavailability", 1987).
 
     Args:
-        differences: One value a seed.
-        equal: e; None where equality is no outcome.
+        differences: One value per seed.
+        equal: e; None rules the outcome ``equal`` out.
     """
     count = len(differences)
     if not count:
@@ -175,13 +174,13 @@ def decide(differences: Sequence[float], equal: float | None = None) -> Verdict:
 
 
 def check(claim: Claim, seeds: Sequence[int], value: ValueOf, curve: CurveOf) -> Verdict:
-    """Check a claim; several inequalities stand as the one that stands worst.
+    """Check a claim; of several inequalities, the worst decides.
 
     Args:
         claim: The claim.
-        seeds: The seeds of the study; those count that have every place of the claim, paired.
-        value: Gives the value of (place, seed), None where there is none.
-        curve: Gives the `Curve` of (place, seed), empty where there is none.
+        seeds: The seeds of the study; seeds with all places of the claim count, paired.
+        value: Returns the value of (place, seed); None if missing.
+        curve: Returns the `Curve` of (place, seed); empty if missing.
     """
     verdicts = []
     for link in claim.links:
@@ -209,7 +208,7 @@ def _part(link: Link, place: tuple[str, str], seed: int, value: ValueOf, curve: 
 
 
 def rise(values: Sequence[float]) -> float | None:
-    """How far a curve rises: the mean of its last third less the mean of its first; None below two values."""
+    """Return the rise of a curve: the mean of the last third minus the mean of the first; None below two values."""
     if len(values) < 2:
         return None
     third = max(1, len(values) // 3)
@@ -222,17 +221,17 @@ def rise(values: Sequence[float]) -> float | None:
 def parse_claim(
     content: Any, where: str, rows: Sequence[str], columns: Sequence[str], skip: Collection[tuple[str, str]] = ()
 ) -> Claim:
-    """Read a claim: a text, or a mapping with ``claim`` and whatever else of `Claim` is wanted.
+    """Parse a claim: a text, or a mapping with ``claim`` and further keys of `Claim`.
 
     Args:
-        content: What the study file has.
-        where: Its place, for messages.
+        content: The entry of the study file.
+        where: The place that errors name.
         rows: Names of the rows.
         columns: Names of the columns.
         skip: Places without runs.
 
     Raises:
-        ConfigError: If it is no sentence of the grammar, or names what is not there.
+        ConfigError: If the claim does not follow the grammar, or names an unknown row or column.
     """
     entry: Mapping[str, Any] = {"claim": content} if isinstance(content, str) else content
     if not isinstance(entry, dict) or not isinstance(entry.get("claim"), str):
@@ -243,15 +242,14 @@ def parse_claim(
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not (key in _TEXTS and isinstance(value, str)) and not (key in _NUMBERS and number):
             raise ConfigError(
-                f"{where}: {key!r} must be one of {', '.join(_TEXTS)}, and a text, or {' or '.join(_NUMBERS)}, "
-                "and a number"
+                f"{where}: {key!r} must be a text named {', '.join(_TEXTS)}, or a number named {' or '.join(_NUMBERS)}"
             )
     text = " ".join(entry["claim"].split())
     reader = _Reader(text, f"{where}, {text!r}", rows, columns, skip)
     if wrong := wrong_report(entry.get("report", "last")):
         raise ConfigError(f"{where}: report: {wrong}")
     if not (equal := entry.get("equal", 1.0)) > 0:
-        raise ConfigError(f"{where}: equal is {equal:g}; the margin within which sides are equal must be above 0")
+        raise ConfigError(f"{where}: equal is {equal:g}; it must be above 0")
     says, cause = (" ".join(entry.get(key, "").split()) for key in ("says", "cause"))
     links = tuple(reader.links())
     return Claim(
@@ -260,7 +258,7 @@ def parse_claim(
 
 
 class _Reader:
-    """Reads one sentence."""
+    """Parses one claim."""
 
     def __init__(
         self, text: str, where: str, rows: Sequence[str], columns: Sequence[str], skip: Collection[tuple[str, str]]
@@ -299,19 +297,21 @@ class _Reader:
         (more, number), (less, other) = self.sum(left, at), self.sum(right, at)
         terms = (*more, *((-weight, place) for weight, place in less))
         if not terms:
-            raise self.error("it names no row and no column")
+            raise self.error("it names neither a row nor a column")
         text = f"{' '.join(left)} > {' '.join(right)}" + (f" at {at}" if at else "")
         return Link(terms, limit=other - number, text=text)
 
     def sum(self, words: list[str], at: str) -> tuple[list[tuple[float, tuple[str, str]]], float]:
         if len(words) % 2 == 0 or any(word not in "+-" for word in words[1::2]):
-            raise self.error(f"{' '.join(words) or 'nothing'!r} is no sum; write names and numbers with + or - between")
+            raise self.error(
+                f"{' '.join(words) or 'nothing'!r} is not a sum; join names and numbers with + or - in between"
+            )
         terms, number = [], 0.0
         for sign, word in zip(["+", *words[1::2]], words[::2], strict=True):
             weight = 1.0 if sign == "+" else -1.0
             factor, _, name = word.rpartition("*")
             if (times := 1.0 if not factor else _number(factor)) is None:
-                raise self.error(f"{factor!r} in {word!r} is no number; write for example 3*{name}")
+                raise self.error(f"{factor!r} in {word!r} is not a number; write it as in 3*{name}")
             if (value := _number(name)) is not None:
                 number += weight * times * value
             else:
@@ -333,7 +333,7 @@ class _Reader:
             after = after[2:]
         first, last = int(given["from"] or 0), None if given["to"] is None else int(given["to"])
         if last is not None and last <= first:
-            raise self.error(f"rounds {first} to {last} are no curve")
+            raise self.error(f"the curve from round {first} to {last} is empty; end it after its first round")
         sign = 1.0 if word == "rises" else -1.0
         terms, text = ((sign, self.place(before[0], at)),), f"{before[0]} {word}" + (f" at {at}" if at else "")
         return Link(terms, given["by"] or 0.0, change=True, first=first, last=last, text=text)
@@ -345,10 +345,12 @@ class _Reader:
         elif not column:
             column = at or (self.columns[0] if len(self.columns) == 1 else "")
             if not column:
-                raise self.error(f"which column of {word!r}? end it with 'at' and one of {', '.join(self.columns)}")
+                raise self.error(f"{word!r} has several columns; end it with 'at' and one of {', '.join(self.columns)}")
         for name, known, kind in ((row, self.rows, "row"), (column, self.columns, "column")):
             if name not in known:
-                raise self.error(f"there is no {kind} {name!r}; {_meant(name, [*self.rows, *self.columns], known)}")
+                raise self.error(
+                    f"the {kind} {name!r} does not exist; {_meant(name, [*self.rows, *self.columns], known)}"
+                )
         if (row, column) in self.skip:
             raise self.error(f"{row}/{column} is skipped, so it has no runs")
         return row, column
@@ -363,4 +365,4 @@ def _number(word: str) -> float | None:
 
 def _meant(word: str, names: Sequence[str], known: Sequence[str]) -> str:
     close = get_close_matches(word, names, n=1)
-    return f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}"
+    return f"did you mean {close[0]}?" if close else f"choose one of {', '.join(known)}"

@@ -1,4 +1,4 @@
-"""A study as a page, and its claims as lines of ``claims.csv``, from the cells that have finished."""
+"""A study's page, and its claims as lines of ``claims.csv``, from finished cells."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ GENERATED = "Written by `lit-fed results` from the cells that have finished; cha
 
 
 class Row(NamedTuple):
-    """A claim as a line of ``claims.csv``; an empty text is what nobody knows.
+    """A claim as a line of ``claims.csv``; an empty text stands for an unknown value.
 
     Args:
         paper: The paper, and the table or figure.
-        claim: What it says, and the sentence that was checked.
-        published: What is left beyond the limit in the paper's own numbers.
-        ours: The same in ours, mean over seeds.
+        claim: The paper's wording, and the sentence that was checked.
+        published: The margin beyond the limit in the paper's numbers.
+        ours: The margin in our numbers, mean over seeds.
         interval: The ends of its confidence interval, see `lit_fed.studies.claims.decide`.
         verdict: One of `lit_fed.studies.claims.OUTCOMES`.
-        seeds: How many seeds have all that the claim needs.
+        seeds: The number of seeds with all values that the claim needs.
         setting: The study and its profile.
-        commit: With what the study's cells were run.
-        cause: Why it does not hold, where the study file knows.
+        commit: The commit with which the study's cells ran.
+        cause: Why the claim does not hold, if the study file says so.
     """
 
     paper: str
@@ -44,17 +44,17 @@ class Row(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """What was checked."""
+        """The sentence that was checked."""
         return self.claim.rpartition("[")[2].rstrip("]")
 
     @property
     def is_ours(self) -> bool:
-        """Whether no paper says it: it asks for a cause, or what a paper leaves open, and says "(ours)"."""
+        """Whether the claim is marked "(ours)": it looks for a cause, or asks what a paper leaves open."""
         return "(ours)" in self.claim
 
     @property
     def said(self) -> str:
-        """The claim, as the study's page has it."""
+        """The claim in the format of the study's page."""
         says = self.claim.rpartition(" [")[0]
         return f"{says} (`{self.sentence}`)" if says else f"`{self.sentence}`"
 
@@ -63,13 +63,13 @@ class StudyRow(NamedTuple):
     """A study as a line of ``studies.csv``.
 
     Args:
-        study: Its name.
-        profile: Its profile.
-        cells: How many have finished, of how many.
-        seeds: How many seeds each has.
-        minutes: How long the cells took, one after the other.
-        cpu: How long cores worked on them.
-        again: The profile of which it asks claims again, over other seeds; empty for none.
+        study: The study's name.
+        profile: The profile.
+        cells: The number of finished cells, of all cells.
+        seeds: The number of seeds.
+        minutes: The cells' durations, summed.
+        cpu: The cells' CPU minutes.
+        again: The profile whose claims it asks again, over other seeds; empty for none.
     """
 
     study: str
@@ -82,24 +82,24 @@ class StudyRow(NamedTuple):
 
     @property
     def setting(self) -> str:
-        """As claims name it."""
+        """The study's name in claims."""
         return f"{self.study}, {self.profile}"
 
     @property
     def page(self) -> str:
-        """Where its page lies, without the ending."""
+        """The path of its page, without the suffix."""
         return f"studies/{self.study}-{self.profile}"
 
 
 class Finished(NamedTuple):
-    """What a study or a simulation that ran came to, as it is entered.
+    """The results of a study or simulation.
 
     Args:
-        entry: Its line of ``studies.csv``.
-        claims: Its lines of ``claims.csv``.
-        page: Its page, Markdown.
-        table: Its numbers, CSV.
-        picture: A picture that its page shows.
+        entry: The line of ``studies.csv``.
+        claims: The lines of ``claims.csv``.
+        page: The page, Markdown.
+        table: The numbers, CSV.
+        picture: A picture on the page.
     """
 
     entry: StudyRow
@@ -110,7 +110,7 @@ class Finished(NamedTuple):
 
 
 def finished_study(results: Results) -> Finished:
-    """A study of which a cell has finished."""
+    """Return the results of a study with at least one finished cell."""
     study, cells = results.grid.study, results.grid.cells
     done = [cell for cell in cells if cell.done]
     minutes, cpu = (_minutes(done, key) for key in ("seconds", "cpu_seconds"))
@@ -125,7 +125,7 @@ def finished_study(results: Results) -> Finished:
 
 
 def row_of(claim: Claim, verdict: Verdict, paper: str, setting: str, commit: str, published: float | None) -> Row:
-    """A claim and how it stands."""
+    """Return the line of a claim and its verdict."""
     return Row(
         paper=paper,
         claim=claim_text(claim.says, claim.sentence),
@@ -141,16 +141,12 @@ def row_of(claim: Claim, verdict: Verdict, paper: str, setting: str, commit: str
 
 
 def claim_text(says: str, sentence: str) -> str:
-    """A claim, as ``claims.csv`` has it."""
+    """Format a claim for ``claims.csv``."""
     return f"{says} [{sentence}]" if says else sentence
 
 
 def published_margin(study: Study, claim: Claim, verdict: Verdict) -> float | None:
-    """What the paper's own numbers leave beyond the limit, of the inequality that stands worst in ours.
-
-    Returns:
-        The margin; None where the paper lacks a number, or has no table of what is claimed.
-    """
+    """Return the margin in the paper's numbers of the inequality that is the worst in ours; None if unknown."""
     if claim.published is not None:
         return claim.published
     link = verdict.link
@@ -164,7 +160,7 @@ def published_margin(study: Study, claim: Claim, verdict: Verdict) -> float | No
 
 
 def _study_page(results: Results, done: Sequence[Cell], claims: Sequence[Row]) -> str:
-    """The page of a study: with what it was run, its table, and its claims."""
+    """Return the page of a study: versions, table and claims."""
     study = results.grid.study
     lines = [
         f"# {study.name}, {study.profile}",
@@ -182,7 +178,7 @@ def _study_page(results: Results, done: Sequence[Cell], claims: Sequence[Row]) -
 
 
 def claim_lines(verdicts: Sequence[tuple[Claim, Verdict]], rows: Sequence[Row]) -> list[str]:
-    """Claims as a table that a page goes on with, and how they are decided; no lines where there are none."""
+    """Return claims as a table, and how they are decided; empty without claims."""
     if not rows:
         return []
     lines = ["", *head(("claim", "verdict", "the paper's margin", "ours", "seeds", "cause"))]
@@ -192,7 +188,7 @@ def claim_lines(verdicts: Sequence[tuple[Claim, Verdict]], rows: Sequence[Row]) 
 
 
 def with_cause(page: str, row: Row, cause: str) -> str:
-    """A study's page on which a claim has another cause than it had."""
+    """Replace a claim's cause on a study's page."""
     first, last = line((row.said, "")).removesuffix(" |"), line((row.cause,))
     lines = (
         one.removesuffix(last) + line((cause,)) if one.startswith(first) and one.endswith(last) else one

@@ -1,4 +1,4 @@
-"""What a study shows while it runs: a live display on a terminal, a line a cell elsewhere."""
+"""Progress of a study: a live display on a terminal; one line per cell without a terminal."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from rich.text import Text
 from lit_fed.studies.cells import Cell
 from lit_fed.studies.jobs import FirstRound, Job
 
-_PLAIN_WIDTH = 140  # where there is no terminal to ask, such as in a log file
-_LOOK_S = 1.0  # how often the cells' files are read
+_PLAIN_WIDTH = 140  # without a terminal, such as in a log file
+_LOOK_S = 1.0  # interval of reading the cells' files
 
 
 class Display:
-    """Counts cells and shows those under way.
+    """Counts finished cells, and shows running ones.
 
     Args:
-        total: How many cells there are in all.
-        done: How many had been finished before.
-        rounds: Rounds of the cells to run, all together.
-        jobs: How many run side by side.
-        console: Where to show it.
+        total: The number of cells.
+        done: The number of cells that finished before.
+        rounds: The rounds of the cells to run, summed.
+        jobs: The number of parallel cells.
+        console: The console.
     """
 
     def __init__(self, total: int, done: int, rounds: int, jobs: int, console: Console) -> None:
@@ -49,19 +49,19 @@ class Display:
             self._live.stop()
 
     def tick(self, running: Sequence[Job]) -> None:
-        """Look at the cells under way, once a second."""
+        """Update the running cells, at most once a second."""
         self._running = list(running)
         if self._live is not None and time.monotonic() - self._looked > _LOOK_S:
             self._looked = time.monotonic()
             self._rounds = {job.cell.name: len(job.cell.rows()) for job in running}
 
     def ended(self, job: Job, reason: str, told: str) -> None:
-        """Print a line about a cell that has ended.
+        """Print a line about an ended cell.
 
         Args:
             job: The cell's process.
-            reason: Why it failed; empty where it did not.
-            told: Its number, such as ``global/acc 0.95``.
+            reason: The reason of its failure; empty if it succeeded.
+            told: The number to print, such as ``global/acc 0.95``.
         """
         self.done += not reason
         self.failed += bool(reason)
@@ -89,18 +89,18 @@ class Display:
 
 
 def plain_console() -> Console:
-    """The standard output; wide where it is no terminal."""
+    """Return a console on standard output; a wide one without a terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=_PLAIN_WIDTH)
 
 
 def say(console: Console, line: str) -> None:
-    """A line that stays one line, so that paths can be copied and logs searched."""
+    """Print a line without wrapping, so that paths can be copied and logs searched."""
     console.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
 def duration(seconds: float) -> str:
-    """A rough time: ``40 s``, ``3 min``, ``2.5 h``, ``4 days``."""
+    """Format a rough duration: ``40 s``, ``3 min``, ``2.5 h``, ``4 days``."""
     for limit, unit, name in ((90, 1, "s"), (90 * 60, 60, "min"), (48 * 3600, 3600, "h")):
         if seconds < limit:
             number = seconds / unit
@@ -109,12 +109,12 @@ def duration(seconds: float) -> str:
 
 
 def estimate(cells: Sequence[Cell], finished: Sequence[Cell], first: FirstRound | None) -> float | None:
-    """Seconds that cells will take one after the other, from what others of their row took, or from one round.
+    """Estimate the summed seconds of cells from finished cells of their row, or from one round.
 
     Args:
-        cells: What is to be run.
-        finished: What has been.
-        first: What a first round told, where one was run.
+        cells: The cells to run.
+        finished: The finished cells.
+        first: The timing of a first round, if one ran.
     """
     taken: dict[str, list[float]] = {}
     for cell in finished:

@@ -1,4 +1,4 @@
-"""With what a study was run: versions, commit, hardware."""
+"""The environment of a study: versions, commit, hardware."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PACKAGES = ("lightning", "torch", "torchvision", "timm", "numpy", "jsonargparse
 
 
 def describe() -> dict[str, str]:
-    """What is worth knowing, by name."""
+    """Return versions, commit and hardware by name."""
     from lit_fed import __version__
 
     versions = {"lit_fed": __version__, "python": platform.python_version()}
@@ -30,12 +30,12 @@ def describe() -> dict[str, str]:
 
 
 def commit(folder: Path | None = None) -> str:
-    """The commit checked out in a folder, by default the working directory, and whether it was changed since."""
+    """Return the checked-out commit of a folder, by default the working directory, and whether there are changes."""
     try:
         head = _git("rev-parse", "HEAD", folder=folder)
         changed = _git("status", "--porcelain", "--untracked-files=no", folder=folder)
     except (OSError, subprocess.SubprocessError):
-        return "none: the working directory is no git repository"
+        return "none: the working directory is not a git repository"
     return head[:12] + (" with uncommitted changes" if changed else "")
 
 
@@ -45,7 +45,7 @@ def _git(*words: str, folder: Path | None) -> str:
 
 
 def hardware() -> str:
-    """Processor, cores, memory and GPUs in a line."""
+    """Return processor, cores, memory and GPUs in one line."""
     import torch
 
     parts = [f"{os.cpu_count()} cores", _processor()]

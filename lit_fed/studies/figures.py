@@ -1,4 +1,4 @@
-"""Pictures of a study: its bars, its curves and its lines, drawn without a display."""
+"""Pictures of a study: bars, curves and lines, drawn without a display."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart; further rows get another style of line.
+# Okabe and Ito's colours, which colour-blind readers can distinguish; further rows get another line style.
 _COLORS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#7a6a00", "#444444")
 _STYLES = ("-", "--", ":", "-.")
-_WIDE = 3  # panels beside each other
+_WIDE = 3  # panels side by side
 _DPI = 130
 
 
 def draw_bars(results: Results, path: Path) -> None:
-    """The table as bars, a panel a metric, a group a column, a bar a row; the paper's values as marks."""
+    """Draw the table as bars: a panel per metric, a group per column, a bar per row; the paper's values as marks."""
     study = results.grid.study
     metrics = list(dict.fromkeys(_axis(entry) for entry in results.entries.values() if entry.seeds))
     panels = {
@@ -69,11 +69,11 @@ def draw_bars(results: Results, path: Path) -> None:
 
 
 def draw_curves(results: Results, path: Path) -> None:
-    """The metric over rounds: a panel a column, a line a row.
+    """Draw the metric over rounds: a panel per column, a line per row.
 
-    Means over n seeds, and around them where n > 1 the two-sided 95 % confidence interval, mean ± t·s/√n, with the
-    sample standard deviation s (n − 1) and the 97.5 % quantile t of Student's t with n − 1 degrees of freedom. The axis
-    is that of the seeds' values, so that the wide bands of few seeds do not flatten the lines.
+    The lines are means over n seeds; for n > 1, the bands are the two-sided 95 % confidence interval, mean ± t·s/√n,
+    with the sample standard deviation s (n − 1) and the 97.5 % quantile t of Student's t with n − 1 degrees of freedom.
+    The axis spans the seeds' values, so that the wide bands of few seeds do not flatten the lines.
     """
     grid, study = results.grid, results.grid.study
     columns = list(study.columns)
@@ -120,14 +120,14 @@ def draw_curves(results: Results, path: Path) -> None:
 
 
 def has_lines(study: Study) -> bool:
-    """Whether all columns, or all rows, have a place on an axis."""
+    """Whether all columns, or all rows, have a position on an axis."""
     return any(_all_placed(variants) for variants in (study.columns, study.rows))
 
 
 def draw_lines(results: Results, path: Path) -> None:
-    """The table over the places of its columns on an axis, a line a row; or over those of its rows, a line a column.
+    """Draw the table over the positions of its columns, a line per row; or over its rows' positions, a line per column.
 
-    Means with standard deviations over seeds; the paper's values are dashed.
+    The lines are means with standard deviations over seeds; the paper's values are dashed.
     """
     study = results.grid.study
     along_columns = _all_placed(study.columns)
@@ -153,7 +153,7 @@ def draw_lines(results: Results, path: Path) -> None:
     axes.set_xticks([where.x for where in along.values() if where.x is not None])
     axes.set_xlabel(_text(study.x_label))
     metrics = list(dict.fromkeys(_axis(entry) for entry in results.entries.values() if entry.seeds))
-    # Of metrics of several views, such as pck_32x24 and pck_64x48, what comes before the view.
+    # Metrics of several views, such as pck_32x24 and pck_64x48, share the part before the view.
     axes.set_ylabel(_text(metrics[0] if len(metrics) == 1 else metrics[0].rpartition("_")[0] or metrics[0]))
     _tidy(axes)
     _legend(figure, [axes], lines, any(entry.published for entry in results.entries.values()))
@@ -169,7 +169,7 @@ def _axis(entry: Entry) -> str:
 
 
 def _text(words: str) -> str:
-    """Words as they are: no formula between dollars, and no label that legends leave out for its underscore."""
+    """Escape dollars, which begin a formula, and a leading underscore, which hides a label from legends."""
     return (" " if words.startswith("_") else "") + words.replace("$", r"\$")
 
 
@@ -184,7 +184,7 @@ def _figure(width: float, height: float) -> Figure:
 
 
 def _fit_bars(axes: Axes) -> None:
-    """Begin the axis above zero where all bars would look alike otherwise, and say so."""
+    """Start the axis above zero if all bars would look alike, and note this in the title."""
     from matplotlib.patches import Rectangle
 
     tops = [bar.get_height() for bar in axes.patches if isinstance(bar, Rectangle) and np.isfinite(bar.get_height())]
@@ -206,7 +206,7 @@ def _tidy(axes: Axes) -> None:
 
 
 def _fit_to(axes: Axes, reached: Sequence[float]) -> None:
-    """Let the axis go from the lowest to the highest of some values, with a margin."""
+    """Let the axis span some values, with a margin."""
     finite = [value for value in reached if np.isfinite(value)]
     if finite and max(finite) > min(finite):
         margin = 0.06 * (max(finite) - min(finite))
@@ -214,7 +214,7 @@ def _fit_to(axes: Axes, reached: Sequence[float]) -> None:
 
 
 def _legend(figure: Figure, panels: Iterable[Axes], variants: Mapping[str, Variant], published: bool) -> None:
-    """One legend under all panels, in the order of the study file, whichever panel has whom first."""
+    """Draw one legend under all panels, in the order of the study file."""
     from matplotlib.lines import Line2D
 
     found: dict[str, Any] = {}
@@ -225,7 +225,7 @@ def _legend(figure: Figure, panels: Iterable[Axes], variants: Mapping[str, Varia
     entries = {label: found[label] for label in labels if label in found}
     if published:
         entries["published"] = Line2D([], [], color="#b00020", linewidth=2)
-    for ncols in range(min(5, len(entries)), 0, -1):  # as many side by side as the figure has room for
+    for ncols in range(min(5, len(entries)), 0, -1):  # as many columns as fit
         legend = figure.legend(
             list(entries.values()),
             list(entries),
@@ -240,7 +240,7 @@ def _legend(figure: Figure, panels: Iterable[Axes], variants: Mapping[str, Varia
 
 
 def _save(figure: Figure, path: Path) -> None:
-    """Write a picture as PNG, and as SVG beside it; the same runs give the same bytes."""
+    """Write a picture as PNG and SVG; equal runs give equal bytes."""
     from matplotlib import rc_context
 
     with in_place_of(path) as temporary:

@@ -154,7 +154,7 @@ def test_who_is_too_late_has_failed_and_stops_nobody(tmp_path: Path) -> None:
     """Client 0 alone moves w from (0, 0) to (1, 0) in the first round: half the way to 2."""
     make = small(max_rounds=1, on_client_failure="skip")
     made = with_grid(Silent, make, tmp_path, [[0], [1]], patience=Patience(round_s=0.3))
-    assert made.run.failures.causes == {"it gave no answer within 0.3 s": 1}
+    assert made.run.failures.causes == {"it did not answer within 0.3 s": 1}
     assert weights(made)["network.weight"].tolist() == [[1.0, 0.0]]
     stages = {
         (row["client_id"], row["metric"]) for row in rows(made.log_dir / "clients.csv") if row["stage"] == "train"
@@ -165,7 +165,7 @@ def test_who_is_too_late_has_failed_and_stops_nobody(tmp_path: Path) -> None:
 
 def test_a_cohort_that_is_too_small_stops_the_run(tmp_path: Path) -> None:
     make = small(max_rounds=1, on_client_failure="skip")
-    words = r"round 0 has 1 answers of 2 clients, and the smallest cohort is 2; wait longer, or"
+    words = r"round 0 has answers from 1 of 2 clients, and the smallest cohort is 2; raise the time-out, or"
     with pytest.raises(NobodyLeft, match=words):
         with_grid(Silent, make, tmp_path, [[0], [1]], patience=Patience(round_s=0.3, smallest_cohort=2))
 
@@ -210,14 +210,14 @@ def test_a_node_that_was_started_again_is_the_same_clients(tmp_path: Path, at: i
 
 def test_two_nodes_that_claim_one_client_are_named(tmp_path: Path) -> None:
     words = (
-        r"no node has come for client 4 within 0.2 s; .*refused: nodes 1 and 3 both claim client 0; stop one of them"
+        r"no node connected for client 4 within 0.2 s; .*refused: nodes 1 and 3 both claim client 0; stop one of them"
     )
     with pytest.raises(ConfigError, match=words):
         deploy(wanderers(), tmp_path, [[0, 1], [2, 3], [0, 4]], gathering_s=0.2)
 
 
 def test_a_client_that_nobody_is_is_missed(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no node has come for client 1, 3 within"):
+    with pytest.raises(ConfigError, match="no node connected for client 1, 3 within"):
         deploy(wanderers(), tmp_path, [[0, 2], [4]], gathering_s=0.2)
 
 
@@ -230,7 +230,7 @@ class Other(Points):
 
 def test_a_client_with_other_data_than_before_is_refused(tmp_path: Path) -> None:
     deploy(small(), tmp_path, [[0], [1]])
-    with pytest.raises(ConfigError, match="client 0 has other data than before; give it back its data, or start a new"):
+    with pytest.raises(ConfigError, match="client 0 has different data than before; restore its data, or start a new"):
         deploy(small(data=Other, max_rounds=3), tmp_path, [[0], [1]], ckpt_path="last")
 
 
@@ -254,20 +254,20 @@ def answering(node: Node, **changes: Any) -> Any:
         ({}, "a node claims no client; start it with --client"),
         (
             {"1": {"samples": -1, "histogram": None, "fingerprint": "0" * 64}},
-            "what client 1 reports of its data cannot",
+            "the data report of client 1 is malformed",
         ),
         (
             {"1": {"samples": 3, "histogram": ["a"], "fingerprint": "0" * 64}},
-            "what client 1 reports of its data cannot",
+            "the data report of client 1 is malformed",
         ),
-        ({"1": {"samples": 3, "histogram": None, "fingerprint": "x"}}, "what client 1 reports of its data cannot"),
+        ({"1": {"samples": 3, "histogram": None, "fingerprint": "x"}}, "the data report of client 1 is malformed"),
     ],
 )
 def test_greetings_that_cannot_be_are_refused(tmp_path: Path, clients: Any, words: str) -> None:
     def handlers(nodes: list[Node]) -> Any:
         return {1: nodes[0].handle, 2: answering(nodes[1], clients=clients)}
 
-    with pytest.raises(ConfigError, match=f"no node has come for client 1 within 0.2 s.*{words}"):
+    with pytest.raises(ConfigError, match=f"no node connected for client 1 within 0.2 s.*{words}"):
         deploy(small(), tmp_path, [[0], [1]], handlers=handlers, gathering_s=0.2)
 
 
@@ -286,11 +286,11 @@ def test_another_version_or_configuration_is_told_in_a_line(tmp_path: Path) -> N
     node.settings = {"algorithm.class_path": '"FedAvg"', "trainer.seed": "0"}
     assert greeted(node, version="9.9") == "the node runs lit_fed 0.1.0 and the server 9.9; install the same on both"
     assert greeted(node, settings={"algorithm.class_path": '"FedAvg"', "trainer.seed": "1"}) == (
-        "trainer.seed is 0 on the node and 1 on the server; start both with the same configuration"
+        "trainer.seed is 0 on the node and 1 on the server; use the same configuration on both ends"
     )
     assert greeted(node, settings=node.settings) == "None"
     assert len(said) == 3
-    assert said[2].endswith("known to the server")
+    assert said[2].endswith("registered with the server")
     assert said[0].startswith("refused the server: the node runs")
 
 
@@ -300,7 +300,7 @@ def test_a_server_cannot_lead_a_node_out_of_its_folder(tmp_path: Path) -> None:
         fields = {"client": 0, "round": 0, "run": run, "boot": node.boot, "version": None, "drop": []}
         answer = decode(node.handle(encode(Message("train", fields))))
         assert answer.word == "failure"
-        assert "is no run's name" in str(answer.fields["cause"])
+        assert "is malformed; run the same lit_fed" in str(answer.fields["cause"])
     assert not (tmp_path / "elsewhere").exists()
 
 

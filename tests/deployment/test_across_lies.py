@@ -71,30 +71,30 @@ def failing(**changes: Any) -> Lie:
 
 W = "network.weight"
 ANYWHERE: dict[str, tuple[Lie, str]] = {
-    "nothing": (lambda answer: b"", "0 bytes are no message"),
-    "noise": (lambda answer: b"\xff" * 5000, "5000 bytes are no message"),
+    "nothing": (lambda answer: b"", "0 bytes are not a message"),
+    "noise": (lambda answer: b"\xff" * 5000, "5000 bytes are not a message"),
     "half": (lambda answer: written(answer)[:-3], "cannot be read"),
     "60 MiB of lists": (
         lambda answer: blob_of(b"[]," * 20 * 2**20),
         "is more than the 4,194,3.. that it can",
     ),
-    "3 MiB of lists": (lambda answer: blob_of(b"[]," * 2**20), "its header has more than 1,048,576 bytes"),
+    "3 MiB of lists": (lambda answer: blob_of(b"[]," * 2**20), "the header of a received message has more than 1,048,576 bytes"),
     "5,000 nines in a name": (named({NINES: 1.0}), "a string of more than 4,096 bytes"),
     "a metric of 400 digits": (metrics(train__loss=10**400), "a number of more than 40 digits"),
-    "a deep field": (fields(metrics=[[[[[[[[[]]]]]]]]]), "is deeper than 8"),
+    "a deep field": (fields(metrics=[[[[[[[[[]]]]]]]]]), "is nested deeper than 8"),
     "another word": (lambda answer: replace(answer, word="train"), "a node answered with 'train'"),
-    "another client": (fields(client=0), "is to another message"),
-    "an old round": (fields(round=-1), "is to another message"),
+    "another client": (fields(client=0), "belongs to another message"),
+    "an old round": (fields(round=-1), "belongs to another message"),
     "a round of a float": (fields(round=0.0), "'round' .* is of type float"),
     "no client": (without("client"), "'client' .* is missing"),
     "metrics that are a list": (fields(metrics=[1]), "'metrics' .* is of type list"),
-    "a metric that is a text": (metrics(train__loss="1"), "sent 1 as train/loss, which is no finite number"),
-    "a metric that is a list": (metrics(train__loss=[1] * 9999), "sent list as train/loss, which is no finite number"),
-    "a metric of 38 digits": (metrics(train__loss=10**38), "sent int as train/loss, which is no finite number"),
-    "a metric of 1e300": (metrics(train__loss=1e300), r"sent 1e\+300 as train/loss, which is beyond 3.4e\+38"),
+    "a metric that is a text": (metrics(train__loss="1"), "sent 1 as train/loss; it must be a finite number"),
+    "a metric that is a list": (metrics(train__loss=[1] * 9999), "sent list as train/loss; it must be a finite number"),
+    "a metric of 38 digits": (metrics(train__loss=10**38), "sent int as train/loss; it must be a finite number"),
+    "a metric of 1e300": (metrics(train__loss=1e300), r"sent 1e\+300 as train/loss; it must be at most 3.4e\+38"),
     "1,001 metrics": (named({f"train/{place}": 1.0 for place in range(1001)}), "sent 1,00. metrics"),
-    "a name that colours terminals": (named({f"train/{RED}": 1.0}), "a metric of the name"),
-    "a name that is a formula": (named({"=1+1": 1.0}), "a metric of the name"),
+    "a name that colours terminals": (named({f"train/{RED}": 1.0}), "a metric named"),
+    "a name that is a formula": (named({"=1+1": 1.0}), "a metric named"),
     "sums that were not announced": (fields(sums={"train/loss": [[1.0], 1]}), "sent sums, which are not due from it"),
     "sums that are a list": (fields(sums=[1]), "'sums' .* is of type list"),
     "another group of tensors": (
@@ -116,11 +116,11 @@ ANYWHERE: dict[str, tuple[Lie, str]] = {
 
 IN_TRAINING: dict[str, tuple[Lie, str]] = {
     "a weight of 0": (fields(weight=0), "the weight 0, and has registered 3 samples"),
-    "silence": (fields(silent=True), "has nothing to say of its training"),
+    "silence": (fields(silent=True), "sent no update from its training"),
     "no tensors": (lambda answer: replace(answer, tensors={}), f"lacks '{W}'"),
     "NaN": (payload(**{W: torch.full((1, 2), float("nan"))}), "is not finite"),
     "infinity": (payload(**{W: torch.full((1, 2), float("inf"))}), "is not finite"),
-    "1e30": (payload(**{W: torch.full((1, 2), 1e30)}), r"is beyond 1e\+18"),
+    "1e30": (payload(**{W: torch.full((1, 2), 1e30)}), r"exceeds 1e\+18"),
     "another type": (payload(**{W: torch.zeros(1, 2, dtype=torch.float64)}), "float64 of shape"),
     "another shape": (payload(**{W: torch.zeros(2, 1)}), r"of shape \(2, 1\)"),
     "a large shape of nothing": (payload(**{W: torch.zeros(2**40, 0)}), r"of shape \(1099511627776, 0\)"),
@@ -128,7 +128,7 @@ IN_TRAINING: dict[str, tuple[Lie, str]] = {
     "the server's metric": (metrics(global__acc=1.0), "sent global/acc as a metric of its training"),
     "the bytes that the server counts": (metrics(uplink_bytes=1.0), "sent uplink_bytes as a metric of its training"),
     "a state of another round": (fields(version=[7, 7]), "is of round 7, in round"),
-    "a state of a text": (fields(version="x"), "the version of the state of client 1 is none"),
+    "a state of a text": (fields(version="x"), "the state's version of client 1 is malformed"),
     "a state of no checksum": (fields(version=[0, 2**70]), "the state of client 1 is of round 0"),
 }
 
@@ -199,7 +199,7 @@ def test_a_lie_about_a_test_leaves_that_client_out(tmp_path: Path, lines: Callab
     assert made.metrics["clients/loss_mean"] == pytest.approx(0.5 * (first - 2) ** 2)
     (line,) = (line for line in lines().split("\n") if "client 1 failed in round 0" in line)
     assert re.search(words, line), line
-    assert line.endswith("its clients metrics are left out")
+    assert line.endswith("its clients metrics are missing")
 
 
 def test_a_lie_ends_a_run_that_tolerates_none(tmp_path: Path) -> None:
@@ -235,11 +235,11 @@ GREETINGS: dict[str, tuple[Lie, str]] = {
         lambda answer: replace(
             answer, fields={**answer.fields, "clients": dict.fromkeys("012", answer.fields["clients"]["2"])}
         ),
-        "node 3 claims clients 0, 1, and its key is that of client 2; correct its --client",
+        "node 3 claims clients 0, 1, and its key is for client 2; correct its --client",
     ),
     "another's client": (
         lambda answer: replace(answer, fields={**answer.fields, "clients": {"0": answer.fields["clients"]["2"]}}),
-        "node 3 claims client 0, and its key is that of client 2; correct its --client",
+        "node 3 claims client 0, and its key is for client 2; correct its --client",
     ),
     "a client of 5,000 digits": (fields(clients={NINES: {}}), "a string of more than 4,096 bytes"),
     "a client in other digits": (fields(clients={"٢": {}}), r"a node claims '\\\\u0662'; clients are 0 to 2"),
@@ -253,18 +253,18 @@ GREETINGS: dict[str, tuple[Lie, str]] = {
         lambda answer: greeting_lie(answer, histogram=[0, 0, 2, 0, 0]),
         "client 2 reports 2 samples of 5 classes, and has 1",
     ),
-    "a histogram of texts": (lambda answer: greeting_lie(answer, histogram=["1"]), "what client 2 reports of its data"),
+    "a histogram of texts": (lambda answer: greeting_lie(answer, histogram=["1"]), "the data report of client 2 is malformed"),
     "samples of 400 digits": (lambda answer: greeting_lie(answer, samples=10**400), "a number of more than 40 digits"),
-    "samples of a float": (lambda answer: greeting_lie(answer, samples=1.0), "what client 2 reports of its data"),
+    "samples of a float": (lambda answer: greeting_lie(answer, samples=1.0), "the data report of client 2 is malformed"),
     "a fingerprint of a text": (
         lambda answer: greeting_lie(answer, fingerprint=RED),
-        "what client 2 reports of its data",
+        "the data report of client 2 is malformed",
     ),
-    "a process of another name": (fields(boot=RED), "is no name of a process"),
+    "a process of another name": (fields(boot=RED), "is malformed"),
     "sums of a number": (fields(sums=1), "'sums' .* is of type int"),
     "a refusal that colours terminals": (lambda answer: Message("failure", {"cause": RED}), r"\\x1b\[31mred\\x07"),
     "a refusal without a cause": (lambda answer: Message("failure", {}), "'cause' .* is missing"),
-    "noise": (lambda answer: b"\xff" * 99, "99 bytes are no message"),
+    "noise": (lambda answer: b"\xff" * 99, "99 bytes are not a message"),
 }
 
 
@@ -288,7 +288,7 @@ def test_a_key_that_is_given_to_nobody_is_refused(tmp_path: Path) -> None:
     (one,), (other,) = (nodes_of(small(), tmp_path / str(client), [[client]]) for client in (0, 1))
     made, *parts = small()(tmp_path)
     grid = KeyedGrid({1: one.handle, 2: other.handle}, KEYS)
-    words = "no node has come for client 1 within 0.1 s.*refused: node 2 has a key that is given to nobody; enter it"
+    words = "no node connected for client 1 within 0.1 s.*refused: the key of node 2 is unknown; enter it"
     with pytest.raises(ConfigError, match=words):
         federate(grid, made, *parts, node_clients={"a1": frozenset({0})}, gathering_s=0.1)
 
@@ -336,7 +336,7 @@ def test_lies_about_what_is_held_are_left_out(tmp_path: Path, lines: Callable[[]
     lines()
     made = run_with(tmp_path, small(), [[0], [1]], "held", lie, "last")
     assert made.run.next_round == 2
-    assert "node 2 is left out: " in lines()
+    assert "the answer of node 2 is dropped: " in lines()
 
 
 def test_more_versions_than_fit_are_dropped_little_by_little(tmp_path: Path) -> None:
@@ -368,7 +368,7 @@ def test_more_versions_than_fit_are_dropped_little_by_little(tmp_path: Path) -> 
 @pytest.mark.parametrize("lie", [lambda answer: b"", lambda answer: Message("failure", {"cause": RED})])
 def test_a_node_that_does_not_keep_the_end_is_named(tmp_path: Path, lines: Callable[[], str], lie: Lie) -> None:
     run_with(tmp_path, small(), [[0], [1]], "keep", lie)
-    assert "the nodes of client 1 were not there to keep the end of the run" in lines()
+    assert "the nodes of client 1 did not save the end of the run" in lines()
 
 
 # ---------------------------------------------------------------------- time
@@ -400,9 +400,9 @@ def test_a_node_that_hangs_costs_its_deadline_once_a_round(
         federate(Hanging({1: nodes[0].handle, 2: nodes[1].handle}, KEYS), made, *parts, patience=Patience(round_s=0.4))
     assert weights(made)["network.weight"].tolist() == [[1.5, 0.0]]
     out = lines()
-    assert out.count("its node was too late in this round already; its personal metrics are left out") == 2
-    assert out.count("its node was too late in this round already; its again metrics are left out") == 2
-    assert made.run.failures.causes == {"it gave no answer within 0.4 s": 2}
+    assert out.count("its node already missed this round's deadline; its personal metrics are missing") == 2
+    assert out.count("its node already missed this round's deadline; its again metrics are missing") == 2
+    assert made.run.failures.causes == {"it did not answer within 0.4 s": 2}
     assert 0.8 <= time.monotonic() - begun < 0.8 + 6 * 0.4
 
 
@@ -436,7 +436,7 @@ def test_ever_new_metrics_and_causes_are_bounded(tmp_path: Path, lines: Callable
     make = small(on_client_failure="skip", evaluate_every=0, max_rounds=4, logger=False)
     rounds = iter(range(10**6))
     made = run_with(tmp_path / "names", make, [[0], [1]], "train", new)
-    assert made.run.failures.causes == {"client 1 has sent more than 1,000 different metrics": 2}
+    assert made.run.failures.causes == {"client 1 sent more than 1,000 distinct metrics; it is dropped": 2}
     lines()
     causes = iter(range(1000))
     make = small(on_client_failure="skip", evaluate_every=0, max_rounds=30)
@@ -444,7 +444,7 @@ def test_ever_new_metrics_and_causes_are_bounded(tmp_path: Path, lines: Callable
         tmp_path / "causes", make, [[0], [1]], "train", lambda one: failing(cause=f"new {next(causes)}")(one)
     )
     assert len(made.run.failures.causes) == 21
-    assert "it gives ever new causes, after 20 others; look at its node" in made.run.failures.causes
+    assert "it keeps giving new causes, after 20 others; check its node" in made.run.failures.causes
 
 
 class Weighing(FedAvg):
@@ -462,7 +462,7 @@ def test_a_method_with_weights_of_its_own_declares_the_largest(tmp_path: Path) -
     made = run_with(tmp_path / "one", make, [[0], [1]], "none", fields())
     assert weights(made)["network.weight"].tolist()[0] == pytest.approx([0.25, 1.5])
     made = run_with(tmp_path / "other", make, [[0], [1]], "train", fields(weight=1.5))
-    assert made.run.failures.causes == {"client 1 sent the weight 1.5, and the largest of this method is 1": 1}
+    assert made.run.failures.causes == {"client 1 sent the weight 1.5; it must be at most 1 with this method": 1}
 
 
 def test_what_is_encoded_is_what_is_written() -> None:

@@ -281,7 +281,7 @@ def test_keys_that_were_moved_to_where_they_are_used_are_not_missed(tmp_path: Pa
     assert not changed(out, before) - {f"sites/north/{n}" for n in files(out / "sites" / "north")}
     assert "key kept (it is not in this folder)" in said["north"]
     other = {"names": ["192.0.2.7"], "port": 9092}
-    with pytest.raises(ConfigError, match=r"authority/ca\.key is needed to sign a certificate, and not there; bring"):
+    with pytest.raises(ConfigError, match=r"authority/ca\.key does not exist, and signing a certificate needs it; restore"):
         provisioned(tmp_path, server=other)
     shutil.move(tmp_path / "ca.key", out / "authority" / "ca.key")
     key = read_certificate(out / "server" / "server.crt").public_key()
@@ -342,7 +342,7 @@ def test_halves_of_different_keys_are_refused(tmp_path: Path) -> None:
     provisioned(tmp_path)
     keys = tmp_path / "out" / "server" / "keys"
     shutil.copy(keys / "south.pub", keys / "north.pub")
-    with pytest.raises(ConfigError, match=r"north\.pub do not go together; .* make others with --new_key north"):
+    with pytest.raises(ConfigError, match=r"north\.pub do not match; .* replace both with --new_key north"):
         provisioned(tmp_path)
     said = provisioned(tmp_path, "north")
     assert said["north"].startswith("north       new key")
@@ -351,12 +351,12 @@ def test_halves_of_different_keys_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "told"),
     [
-        ("authority/ca.key", "ca.key is no private key; put the right file back"),
-        ("authority/ca.crt", "ca.crt is no certificate; put the right file back, or remove it for a new one"),
-        ("server/server.key", "server.key is no private key"),
-        ("server/server.crt", "server.crt is no certificate"),
-        ("server/keys/north.pub", "north.pub is no public key of OpenSSH"),
-        ("sites/north/node.key", "node.key is no private key"),
+        ("authority/ca.key", "ca.key is not a private key; restore the original file"),
+        ("authority/ca.crt", "ca.crt is not a certificate; restore the file, or remove it to get a new one"),
+        ("server/server.key", "server.key is not a private key"),
+        ("server/server.crt", "server.crt is not a certificate"),
+        ("server/keys/north.pub", "north.pub is not an OpenSSH public key"),
+        ("sites/north/node.key", "node.key is not a private key"),
     ],
 )
 @pytest.mark.parametrize("content", [b"", b"nothing", b"-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n", b"\xff\x00" * 99])
@@ -390,9 +390,9 @@ def test_a_key_of_another_kind_is_refused(tmp_path: Path) -> None:
     provisioned(tmp_path)
     own = tmp_path / "own"
     for words, told in (
-        (["-t", "ed25519", "-N", ""], "is no ECDSA key on P-384; make one with ssh-keygen -t ecdsa -b 384"),
-        (["-t", "ecdsa", "-b", "256", "-N", ""], "is no ECDSA key on P-384"),
-        (["-t", "ecdsa", "-b", "384", "-N", "secret"], "is locked with a password; unlock it"),
+        (["-t", "ed25519", "-N", ""], "is not an ECDSA key on P-384; make one with ssh-keygen -t ecdsa -b 384"),
+        (["-t", "ecdsa", "-b", "256", "-N", ""], "is not an ECDSA key on P-384"),
+        (["-t", "ecdsa", "-b", "384", "-N", "secret"], "has a password; remove it"),
     ):
         own.unlink(missing_ok=True)
         subprocess.run([ssh_keygen, "-q", *words, "-f", own], check=True, capture_output=True)
@@ -404,7 +404,7 @@ def test_a_key_that_others_can_read_is_closed_to_them(tmp_path: Path) -> None:
     provisioned(tmp_path)
     path = tmp_path / "out" / "sites" / "north" / "node.key"
     path.chmod(0o644)
-    assert "others could read it; now its owner alone can" in provisioned(tmp_path)["north"]
+    assert "others could read it; now only its owner can" in provisioned(tmp_path)["north"]
     assert path.stat().st_mode & 0o777 == 0o600
 
 

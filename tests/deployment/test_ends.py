@@ -35,7 +35,7 @@ def test_what_stays_on_this_machine(address: str, here: bool) -> None:
 def test_everywhere_is_no_address_of_a_server(address: str) -> None:
     with pytest.raises(ConfigError) as told:
         check_public(address)
-    assert f"and --bind {address} to listen everywhere" in str(told.value)
+    assert f"and --bind {address}to listen on all interfaces" in str(told.value)
     check_public("fl.example.org:9092")
 
 
@@ -45,7 +45,7 @@ def test_an_address_that_is_taken_is_told() -> None:
         with pytest.raises(ConfigError, match=f"cannot listen at {address}: address already in use; choose another"):
             listen(address, "--bind")
     listen(address, "--superlink").close()
-    with pytest.raises(ConfigError, match=r"cannot listen at 192\.0\.2\.7:9092: .*; give an address of .* by --bind"):
+    with pytest.raises(ConfigError, match=r"cannot listen at 192\.0\.2\.7:9092: .*; give an address of .* with --bind"):
         listen("192.0.2.7:9092", "--superlink")
 
 
@@ -73,7 +73,7 @@ def test_a_killed_user_holds_nothing(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    words = r"--state_dir .*file/x cannot be written to: .*; name another"
+    words = r"--state_dir .*file/x is not writable \(.*\); name another"
     with pytest.raises(ConfigError, match=words), sole_user(tmp_path / "file" / "x", "--state_dir"):
         pytest.fail("a file has no folders")
 

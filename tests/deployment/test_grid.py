@@ -79,5 +79,5 @@ def test_a_node_does_not_judge_what_classes_others_have(tmp_path: Path) -> None:
 
 
 def test_a_server_is_one_process(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"trainer\.devices makes 2 processes, and the server of a federation is one"):
+    with pytest.raises(ConfigError, match=r"trainer\.devices starts 2 processes; it must be 1 for the server"):
         federate(MemoryGrid({}), trainer(tmp_path, devices=2), LeastSquares(), Points(), FedAvg())

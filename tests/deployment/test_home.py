@@ -64,11 +64,11 @@ def test_the_commands_of_a_node(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert [line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("│")] == ["6"]
     for command, more, told in (
         ("predict", [], "takes the predictions of one client; name one of 6, 7 with --client"),
-        ("predict", ["--client", "4"], "client 4 does not live in "),
+        ("predict", ["--client", "4"], "has no state of client 4; its clients are "),
         (
             "test",
             ["--state_dir", "nowhere"],
-            "there is no nowhere/states/last.pt: a node writes it when a run has ended",
+            "nowhere/states/last.pt does not exist; give the folder that the node ran with",
         ),
         (
             "test",
@@ -92,9 +92,9 @@ def test_what_a_node_keeps_is_checked(tmp_path: Path) -> None:
     sent = {"payload/model": model}
     assert "lacks 'network.weight'" in told({})
     for changes in ({"round": 9}, {"round": -1}, {"versions": {}}, {"versions": {"0": None, "1": None}}):
-        assert "the end of a run is not that of these clients" in told(sent, **changes)
-    assert "is no run's name" in told(sent, run="../x")
-    assert "the version of a client's state is none" in told(sent, versions={"0": [1]})
+        assert "the end of the run is for other clients" in told(sent, **changes)
+    assert "is malformed; run the same lit_fed" in told(sent, run="../x")
+    assert "the version of a client's state is malformed" in told(sent, versions={"0": [1]})
     assert not list(states(tmp_path, 0).rglob(NAME))
     assert told(sent) == "None"
     assert read(states(tmp_path, 0)).versions == {0: None}
@@ -116,8 +116,8 @@ def test_a_node_that_is_not_there_at_the_end_is_said(tmp_path: Path, capsys: pyt
         return {1: nodes[0].handle, 2: deaf}
 
     deploy(small(), tmp_path, [[0], [1]], handlers=handlers)
-    assert "the nodes of client 1 were not there to keep the end of the run" in capsys.readouterr().out
+    assert "the nodes of client 1 did not save the end of the run" in capsys.readouterr().out
     assert (states(tmp_path, 0) / NAME).is_file()
     made = small()(tmp_path / "home")
-    with pytest.raises(ConfigError, match="client 1 does not live in"):
+    with pytest.raises(ConfigError, match="has no state of client 1; its clients are"):
         Home(*made, [1], states(tmp_path, 0), "test")

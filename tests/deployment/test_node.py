@@ -149,8 +149,8 @@ def test_a_node_says_where_the_run_is_and_when_the_server_is_silent(tmp_path: Pa
     said: list[str] = []
     deploy(small(max_rounds=2), tmp_path, [[0, 1]], own={"say": said.append})
     words = [line.split(" ", 1)[1] for line in said]
-    assert words[:3] == ["known to the server", "round 1 of 2", "round 2 of 2"]
-    assert words[3].startswith("the run has ended after round 2; its model is kept in ")
+    assert words[:3] == ["registered with the server", "round 1 of 2", "round 2 of 2"]
+    assert words[3].startswith("the run ended after round 2; its model is saved in ")
     (node,) = nodes_of(small(), tmp_path, [[0]], say=said.append)
     said.clear()
     node.idle()
@@ -159,7 +159,7 @@ def test_a_node_says_where_the_run_is_and_when_the_server_is_silent(tmp_path: Pa
     monkeypatch.setattr(time, "monotonic", lambda: now + 125)
     node.idle()
     node.idle()
-    assert said == ["waiting for the server, silent for 2 min; its last word: nothing yet"]
+    assert said == ["waiting for the server, silent for 2 min; last message: nothing yet"]
 
 
 # ---------------------------------------------------------------------- what it refuses
@@ -170,8 +170,8 @@ def test_a_node_says_where_the_run_is_and_when_the_server_is_silent(tmp_path: Pa
     [
         ({"protocol": "global", "subset": "test"}, "trainer.protocols on the node has no 'global' that asks clients"),
         ({"protocol": "personal", "subset": "test"}, "trainer.protocols on the node has no 'personal' that asks"),
-        ({"protocol": "clients", "subset": "train"}, "asks about the 'train' data, and trainer.evaluate_on on"),
-        ({"protocol": "clients", "subset": "val"}, "and trainer.evaluate_on on the node is 'test'"),
+        ({"protocol": "clients", "subset": "train"}, "trainer.evaluate_on is 'test' on the node and 'train' on the server"),
+        ({"protocol": "clients", "subset": "val"}, "trainer.evaluate_on is 'test' on the node and 'val' on the server"),
     ],
 )
 def test_a_node_answers_no_question_of_another_configuration(tmp_path: Path, changes: Any, words: str) -> None:
@@ -188,7 +188,7 @@ def test_a_node_does_one_piece_of_work_so_often_and_no_more(tmp_path: Path, word
     with node.at_work():
         answers = [told(node, word, **changes) for _ in range(18)]
         assert [one.word for one in answers] == ["answer"] * 16 + ["failure"] * 2
-        assert "in one round more often than 16 times" in str(answers[-1].fields["cause"])
+        assert "more than 16 times in one round" in str(answers[-1].fields["cause"])
         assert told(node, word, round=1, **changes).word == "answer"
         assert told(node, word, run="1" * 16, **changes).word == "answer"
         assert told(node, word, **changes).word == "failure"
@@ -198,7 +198,7 @@ def test_a_node_does_one_piece_of_work_so_often_and_no_more(tmp_path: Path, word
 def test_a_node_drops_no_more_than_a_server_can_ask(tmp_path: Path, drop: list[Any]) -> None:
     (node,) = nodes_of(small(algorithm=Scaffold), tmp_path, [[0]])
     with node.at_work():
-        assert "drops what cannot be dropped" in str(told(node, drop=drop).fields["cause"])
+        assert "the list of states to drop is malformed" in str(told(node, drop=drop).fields["cause"])
 
 
 def test_a_node_keeps_the_state_that_it_is_to_go_on_from(tmp_path: Path) -> None:
@@ -207,6 +207,6 @@ def test_a_node_keeps_the_state_that_it_is_to_go_on_from(tmp_path: Path) -> None
     with node.at_work():
         version = told(node, payload=payload).fields["version"]
         answer = told(node, payload=payload, round=1, version=version, drop=[0])
-        assert "drops the state of client 0 from which it is to go on" in str(answer.fields["cause"])
+        assert "drops the state with which client 0 is to continue" in str(answer.fields["cause"])
         assert told(node, payload=payload, round=1, version=version).word == "answer"
         assert list((tmp_path / "node_0" / "states" / RUN).glob("0.r0.safetensors"))

@@ -29,15 +29,15 @@ def test_a_key_is_bound_to_its_clients(keys: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("- node_0.pub", "is no mapping from public keys to clients; write a line a node"),
-        ("", "is no mapping"),
-        ("a: [", "is no YAML"),
-        ("!!python/object/apply:os.system ['true']: [0]", "is no YAML"),
+        ("- node_0.pub", "is not a mapping from public keys to clients; write a line a node"),
+        ("", "is not a mapping"),
+        ("a: [", "is not valid YAML"),
+        ("!!python/object/apply:os.system ['true']: [0]", "is not valid YAML"),
         ("nowhere.pub: [0]", "names nowhere.pub, and .*nowhere.pub cannot be read: no such file or directory"),
-        ("node_0: [0]", "node_0 is no public key of ECDSA with 384 bits; make one by ssh-keygen"),
-        ("small.pub: [0]", "small.pub is no public key of ECDSA with 384 bits"),
-        ("node_0.pub: [0]\nnode_1.pub: [1, 0]", "gives client 0 to node_0.pub and node_1.pub; a client has one key"),
-        ("node_0.pub: [0]\n./node_0.pub: [1]", "has one key twice, as node_0.pub and ./node_0.pub"),
+        ("node_0: [0]", "node_0 is not a public ECDSA key with 384 bits; make one by ssh-keygen"),
+        ("small.pub: [0]", "small.pub is not a public ECDSA key with 384 bits"),
+        ("node_0.pub: [0]\nnode_1.pub: [1, 0]", "gives client 0 to node_0.pub and node_1.pub; give it to one of them"),
+        ("node_0.pub: [0]\n./node_0.pub: [1]", "has the same key as node_0.pub and ./node_0.pub"),
         ("node_0.pub: [0]\nnode_0.pub: [1]", "names node_0.pub twice"),
         ("node_0.pub: []", "has '\\[\\]' for node_0.pub; clients are ids from 0"),
         ("node_0.pub: [-1]", "clients are ids from 0"),
@@ -45,7 +45,7 @@ def test_a_key_is_bound_to_its_clients(keys: Path) -> None:
         ("node_0.pub: [true]", "clients are ids from 0"),
         ("node_0.pub: [1.0]", "clients are ids from 0"),
         ("node_0.pub: [0, 0]", "has client 0 twice for node_0.pub"),
-        ("7: [0]", "has '7' for a file of a public key"),
+        ("7: [0]", "has '7' in place of a public key's file name"),
     ],
 )
 def test_files_that_cannot_be(keys: Path, text: str, expected: str) -> None:
@@ -61,7 +61,7 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("none", "cannot be read: no such file"), ("small", "is no private key of ECDSA with 384 bits"), ("san", "is no")],
+    [("none", "cannot be read: no such file"), ("small", "is not a private ECDSA key with 384 bits"), ("san", "is not")],
 )
 def test_a_private_key_that_cannot_be_is_told(keys: Path, name: str, expected: str) -> None:
     with pytest.raises(ConfigError, match=f"--key .*{name} {expected}"):

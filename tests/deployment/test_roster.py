@@ -49,12 +49,12 @@ def test_it_says_who_has_come_and_who_has_left(gathering: Any) -> None:
     roster, said, grid = gathering([[0, 2], [1]])
     settle(roster)
     assert said == [
-        "node 1 has come with clients 0, 2: 2 of 3 clients are there",
-        "node 2 has come with client 1: 3 of 3 clients are there",
+        "node 1 connected with clients 0, 2: 2 of 3 clients are connected",
+        "node 2 connected with client 1: 3 of 3 clients are connected",
     ]
     del grid.handlers[1]
     settle(roster)
-    assert said[2:] == ["node 1 has left, with clients 0, 2"]
+    assert said[2:] == ["node 1 left with clients 0, 2"]
     assert roster.home(0) is None
     assert roster.home(1) is not None
 
@@ -62,9 +62,9 @@ def test_it_says_who_has_come_and_who_has_left(gathering: Any) -> None:
 def test_it_says_who_is_missing_and_since_when(gathering: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(roster_module, "_SAY_S", 0.1)
     roster, said, _ = gathering([[1]])
-    with pytest.raises(ConfigError, match=r"no node has come for client 0, 2 within 0.3 s"):
+    with pytest.raises(ConfigError, match=r"no node connected for client 0, 2 within 0.3 s"):
         roster.wait_for_all(0.3)
-    assert said[0] == "node 1 has come with client 1: 1 of 3 clients are there"
+    assert said[0] == "node 1 connected with client 1: 1 of 3 clients are connected"
     assert said[1] == "waiting for clients 0, 2 for 0 s, of 0.3 s at most"
     assert len(said) in (2, 3)
 
@@ -73,7 +73,7 @@ def test_it_says_who_has_most_of_the_samples(gathering: Any) -> None:
     """A client that registers very many weighs as many: whoever starts the run is told."""
     roster, said, _ = gathering([[0, 1, 2]])
     roster.wait_for_all(1.0)
-    assert said[-1] == "all 3 clients are there, on 1 nodes, with 5 training samples; most of them, 3, has client 1"
+    assert said[-1] == "all 3 clients are connected, on 1 nodes, with 5 training samples; client 1 has the most, 3"
 
 
 def test_a_mistyped_client_hurts_nobody(gathering: Any) -> None:
@@ -82,14 +82,14 @@ def test_a_mistyped_client_hurts_nobody(gathering: Any) -> None:
     again = grid.handlers.pop(3)
     settle(roster)
     words = (
-        "refused node 2: node 2 claims client 0, and its key is that of client 1; correct its --client, or the map of "
+        "refused node 2: node 2 claims client 0, and its key is for client 1; correct its --client, or the file of "
         "--node_keys"
     )
     assert said[1:] == [words]
     grid.handlers[2] = again  # under the same key it has the same id, and may not have been missed
     settle(roster)
     assert {one: home.node for one in range(3) if (home := roster.home(one))} == {0: 1, 1: 2, 2: 1}
-    assert said[2:] == ["node 2 has come with client 1: 3 of 3 clients are there"]
+    assert said[2:] == ["node 2 connected with client 1: 3 of 3 clients are connected"]
     assert not roster.identity.known  # nobody is, before the run has begun
 
 
@@ -101,7 +101,7 @@ def test_a_node_that_was_started_again_takes_the_place_of_what_it_was(gathering:
     grid.handlers[3] = again
     settle(roster, 3)
     assert roster.home(0) is not None
-    assert "node 3 has come with clients 0, 2: 3 of 3 clients are there" in said
+    assert "node 3 connected with clients 0, 2: 3 of 3 clients are connected" in said
 
 
 def test_a_client_that_comes_back_with_other_samples_is_refused(gathering: Any) -> None:
@@ -118,10 +118,10 @@ def test_a_client_that_comes_back_with_other_samples_is_refused(gathering: Any) 
 
     grid.handlers[2] = lying
     settle(roster)
-    assert said[-1] == ("refused node 2: client 1 reports other numbers of samples than before; start a new run")
+    assert said[-1] == ("refused node 2: client 1 reports different numbers of samples than before; start a new run")
     grid.handlers[2] = honest
     settle(roster)
-    assert said[-1] == "node 2 has come with client 1: 3 of 3 clients are there"
+    assert said[-1] == "node 2 connected with client 1: 3 of 3 clients are connected"
 
 
 def test_a_node_that_gives_ever_new_reasons_is_said_five_times(gathering: Any) -> None:
@@ -156,5 +156,5 @@ def test_an_answer_of_an_old_round_is_left_out_and_its_node_is_back(tmp_path: Pa
         grid: MemoryGrid = Late({1: nodes[0].handle, 2: nodes[1].handle}, KEYS)
         federate(grid, made, *parts, patience=Patience(round_s=0.3))
     assert weights(made)["network.weight"].tolist() == [[1.125, 1.5]]
-    assert made.run.failures.causes == {"it gave no answer within 0.3 s": 1}
+    assert made.run.failures.causes == {"it did not answer within 0.3 s": 1}
     assert not grid._waiting  # nothing is left lying in the grid

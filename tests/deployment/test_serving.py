@@ -33,8 +33,8 @@ def test_messages_to_a_node_travel_together_but_not_too_many() -> None:
     [
         (join([b"x", b"y"]), "", [(b"x", ""), (b"y", "")]),
         (b"", "the node was lost", [(b"", "the node was lost")] * 2),
-        (join([b"x"]), "", [(b"", "it gave 1 answers to 2 messages")] * 2),
-        (b"???", "", [(b"", "3 bytes are no messages; both ends must run the same lit_fed")] * 2),
+        (join([b"x"]), "", [(b"", "it sent 1 answers to 2 messages")] * 2),
+        (b"???", "", [(b"", "3 bytes are not a messages; both ends must run the same lit_fed")] * 2),
     ],
 )
 def test_every_message_of_a_parcel_is_answered(blob: bytes, error: str, answers: list[tuple[bytes, str]]) -> None:
@@ -46,9 +46,9 @@ def test_every_message_of_a_parcel_is_answered(blob: bytes, error: str, answers:
 @pytest.mark.parametrize(
     ("security", "bind", "keys", "expected"),
     [
-        (Security(), "0.0.0.0:1", None, "0.0.0.0:1 is not on this machine, so --ca must be given"),
-        (Security(), None, {"00"}, "--ca is missing: keys and TLS are used together"),
-        (Security(__file__, __file__, __file__), None, None, "--node_keys is missing: TLS and keys are used together"),
+        (Security(), "0.0.0.0:1", None, "--ca is missing, and 0.0.0.0:1 is not on this machine"),
+        (Security(), None, {"00"}, "--ca is missing; give TLS and keys together"),
+        (Security(__file__, __file__, __file__), None, None, "--node_keys is missing; give TLS and keys together"),
     ],
 )
 def test_a_server_is_protected_or_on_loopback(security: Security, bind: Any, keys: Any, expected: str) -> None:
@@ -98,8 +98,8 @@ def test_a_node_that_takes_its_leave_is_missed_at_once_and_its_message_has_faile
             begun.wait(20)
             threading.Timer(1.0, go.set).start()
         assert grid.nodes() == {}
-        assert list(grid.pull([message_id])) == [Reply(message_id, b"", "its node has left")]
-        assert list(grid.pull([grid.push(found, b"x")])) == [Reply("2", b"", "it has left")]
+        assert list(grid.pull([message_id])) == [Reply(message_id, b"", "its node disconnected")]
+        assert list(grid.pull([grid.push(found, b"x")])) == [Reply("2", b"", "it disconnected")]
 
 
 def test_a_node_waits_for_its_server_and_finds_one_that_was_started_again(
@@ -114,11 +114,11 @@ def test_a_node_waits_for_its_server_and_finds_one_that_was_started_again(
                 (found,) = until(grid.nodes)
                 assert answer_of(grid, found, b"x").blob == b"x"
             until(lambda: "lost" in node.said[-1])
-    waiting = f"waiting for the server at {address}: nobody listens there; the server has ended, or is not started yet"
+    waiting = f"waiting for the server at {address}: the connection was refused; start the server, or correct --superlink"
     assert node.said[0] == f"{waiting}; trying again"
     assert node.said[1] == f"connected to the server at {address}; waiting for work"
     assert node.said[2].startswith(f"lost the server at {address}, last heard of at ")
-    assert f"the server at {address} is there again" in node.said
+    assert f"the server at {address} answers again" in node.said
 
 
 def test_a_node_with_a_key_that_the_server_has_not_is_told_what_to_do(
@@ -130,7 +130,7 @@ def test_a_node_with_a_key_that_the_server_has_not_is_told_what_to_do(
     address = free_address()
     with served(keys, address) as grid:
         line = Line(address, of_node(keys, "stranger"), print)
-        with pytest.raises(ConfigError, match=r"does not let this node in: its key is not among the server's; give"):
+        with pytest.raises(ConfigError, match=r"rejects this node: the server does not know its key; send"):
             line.connect()
         assert grid.nodes() == {}
 
@@ -143,7 +143,7 @@ def test_a_key_is_one_nodes_at_a_time(keys: Path, monkeypatch: pytest.MonkeyPatc
     with served(keys, address) as grid:
         with working(Echo(), address, of_node(keys)):
             (first,) = until(grid.nodes)
-            with pytest.raises(ConfigError, match="another node with its key is connected; end that one, or give"):
+            with pytest.raises(ConfigError, match="another node with the same key is connected; stop it, or give"):
                 Line(address, of_node(keys), print).connect()
             assert list(grid.nodes()) == [first]
         with working(Echo(), address, of_node(keys)):
@@ -163,7 +163,7 @@ def test_a_clock_that_is_wrong_is_told(keys: Path, monkeypatch: pytest.MonkeyPat
     with served(keys, address):
         line = Line(address, of_node(keys), print)
         line.signer._last = datetime.now(UTC) + timedelta(seconds=100)
-        with pytest.raises(ConfigError, match=r"its clock is \d+ s ahead of the server's, which takes a minute"):
+        with pytest.raises(ConfigError, match=r"its clock is \d+ s ahead of the server's, and at most 60 s are accepted"):
             line.connect()
 
 
@@ -225,7 +225,7 @@ def test_a_short_cut_of_the_link_delays_and_loses_nothing(keys: Path, monkeypatc
         (reply,) = until(lambda: list(grid.pull([message_id])))
         assert reply.blob == blob
         assert list(grid.nodes()) == [found]
-        assert "is there again" in node.said[-1]
+        assert "answers again" in node.said[-1]
 
 
 def test_a_long_cut_of_the_link_is_noticed_and_the_node_comes_back(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,7 +241,7 @@ def test_a_long_cut_of_the_link_is_noticed_and_the_node_comes_back(keys: Path, m
         message_id = grid.push(found, b"x")
         assert list(grid.pull([message_id])) == []
         (reply,) = until(lambda: list(grid.pull([message_id])))
-        assert reply.error == "its node has left"
+        assert reply.error == "its node disconnected"
         link.cut = False
         (again,) = until(grid.nodes)
         assert again != found
@@ -271,7 +271,7 @@ def test_an_answer_that_stops_growing_is_given_up_and_the_grid_waits_for_nobody(
         assert list(grid.pull([message_id])) == []
         assert time.monotonic() < begun + 0.5
         (reply,) = until(lambda: list(grid.pull([message_id])))
-        assert reply.error == "its node has sent nothing of its answer for 1 s"
+        assert reply.error == "the upload of its answer stalled for 1 s"
         stop.set()
 
 
@@ -282,7 +282,7 @@ def test_a_message_that_is_over_the_limit_is_refused_by_name(keys: Path, monkeyp
         (found,) = until(grid.nodes)
         assert answer_of(grid, found, bytes(2_000_000)).blob == bytes(6_000_000)
         reply = answer_of(grid, found, os.urandom(6_000_000))
-        assert reply.error == "its node's answers are over the limit of 10,000,000 bytes; raise --most_bytes"
+        assert reply.error == "its node's answers exceed the limit of 10,000,000 bytes; raise --most_bytes"
         until(lambda: len(node.said) > 1)
         assert node.said[1] == f"the server does not take this node's answer: {reply.error}"
         assert grid.sessions.by_node[found].held == 0
@@ -301,5 +301,5 @@ def test_messages_that_nobody_asks_for_any_more_are_dropped(keys: Path) -> None:
 def test_a_grid_whose_door_is_closed_says_so() -> None:
     with served(None, free_address()) as grid:
         assert grid.nodes() == {}
-    with pytest.raises(ProcessLost, match="what serves the nodes has ended; go on with --ckpt_path last"):
+    with pytest.raises(ProcessLost, match="the thread that serves the nodes ended; resume with --ckpt_path last"):
         grid.nodes()

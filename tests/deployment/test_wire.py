@@ -127,7 +127,7 @@ def test_what_nobody_wrote_is_refused_in_a_line(blob: bytes) -> None:
 
 def test_a_message_over_the_limit_is_not_even_read() -> None:
     with pytest.raises(
-        WireError, match=f"a message of {len(GOOD)} bytes is over the limit of 100 where it came; raise --most"
+        WireError, match=f"a message of {len(GOOD)} bytes exceeds the receiver's limit of 100; raise --most"
     ):
         decode(GOOD, limit=100)
 
@@ -164,13 +164,13 @@ RIGHT = {"w": torch.ones(2, 3), "n": torch.tensor(4)}
     [
         ({"w": torch.ones(2, 3)}, "lacks 'n'"),
         ({**RIGHT, "__class__": torch.ones(1)}, "holds '__class__'"),
-        ({**RIGHT, "w": torch.ones(3, 2)}, r"'w' in what client 3 sent is float32 of shape \(3, 2\), where"),
+        ({**RIGHT, "w": torch.ones(3, 2)}, r"'w' in the payload of client 3 is float32 of shape \(3, 2\); it must be"),
         ({**RIGHT, "w": torch.ones(2, 3, dtype=torch.float64)}, "is float64 of shape"),
         ({**RIGHT, "n": torch.tensor(4.0)}, "is float32 of shape"),
         ({**RIGHT, "w": torch.full((2, 3), float("nan"))}, "is not finite"),
         ({**RIGHT, "w": torch.full((2, 3), float("-inf"))}, "is not finite"),
-        ({**RIGHT, "w": torch.full((2, 3), -1e19)}, r"'w' in what client 3 sent is beyond 1e\+18"),
-        ({**RIGHT, "n": torch.tensor(-1)}, r"'n' in what client 3 sent is not from 0 to 1.09951e\+12"),
+        ({**RIGHT, "w": torch.full((2, 3), -1e19)}, r"'w' in the payload of client 3 exceeds 1e\+18"),
+        ({**RIGHT, "n": torch.tensor(-1)}, r"'n' in the payload of client 3 is not between 0 and 1.09951e\+12"),
     ],
 )  # fmt: skip
 def test_an_answer_that_was_not_asked_for_is_refused(payload: dict[str, Tensor], words: str) -> None:
@@ -186,7 +186,7 @@ def test_a_tensor_of_every_type_is_looked_at(dtype: torch.dtype) -> None:
     check_payload(payload, layout_of(payload), "client 3")
     if dtype.is_floating_point or dtype.is_complex:
         odd = {**payload, "w": torch.tensor([0, math.nan]).to(dtype)}
-        with pytest.raises(WireError, match="'w' in what client 3 sent is not finite"):
+        with pytest.raises(WireError, match="'w' in the payload of client 3 is not finite"):
             check_payload(odd, layout_of(odd), "client 3")
 
 
@@ -201,7 +201,7 @@ def test_rows_that_vary_vary_alike() -> None:
     for rows in (0, 2, 10):
         check_payload(answer(rows, rows), layout, "client 3", both)
     for odd in (answer(11, 11), answer(2, 3), answer(2, 2, w=3)):
-        with pytest.raises(WireError, match="in what client 3 sent is float32 of shape"):
+        with pytest.raises(WireError, match="in the payload of client 3 is float32 of shape"):
             check_payload(odd, layout, "client 3", both)
     with pytest.raises(WireError, match="is due"):
         check_payload({**answer(0, 0), "mean": torch.ones(())}, layout, "client 3", both)
@@ -226,7 +226,7 @@ def test_metrics_that_would_spoil_a_table_are_refused(metrics: dict[str, Any]) -
 
 @pytest.mark.parametrize("name", ["global/acc", "comm/total_bytes", "uplink_bytes", "acc"])
 def test_metrics_of_others_cannot_be_sent_as_those_of_training(name: str) -> None:
-    with pytest.raises(WireError, match=f"client 3 sent {name} as a metric of its training, which is not one"):
+    with pytest.raises(WireError, match=f"client 3 sent {name} as a metric of its training; it must begin with train/"):
         check_metrics({name: 1.0}, "client 3", trained=True)
 
 
@@ -234,9 +234,9 @@ def test_metrics_of_others_cannot_be_sent_as_those_of_training(name: str) -> Non
 def test_metrics_of_a_test_outside_of_what_the_task_says_are_refused(name: str, value: float) -> None:
     ranges = Classifier.ranges
     assert check_metrics({"acc": 1.0, "loss": math.inf}, "client 3", False, ranges) == {"acc": 1.0, "loss": math.inf}
-    with pytest.raises(WireError, match=f"client 3 sent {value:.6g} as {name}, which is from 0 to"):
+    with pytest.raises(WireError, match=f"client 3 sent {value:.6g} as {name}; it must be between 0 and"):
         check_metrics({name: value}, "client 3", False, ranges)
-    with pytest.raises(WireError, match=f"as {name}, which is from 0 to"):
+    with pytest.raises(WireError, match=f"as {name}; it must be between 0 and"):
         check_sums({name: [[3 * value], 3]}, "client 3", 3, False, ranges)
 
 
@@ -254,7 +254,7 @@ def test_weights_that_are_not_registered_are_refused(weight: Any) -> None:
 
 def test_weights_of_a_methods_own_are_bounded() -> None:
     assert check_weight(0.25, "client 3", {7}, heaviest=0.5) == 0.25
-    with pytest.raises(WireError, match=r"client 3 sent the weight 0.75, and the largest of this method is 0.5"):
+    with pytest.raises(WireError, match=r"client 3 sent the weight 0.75; it must be at most 0.5"):
         check_weight(0.75, "client 3", {7}, heaviest=0.5)
 
 
@@ -265,16 +265,16 @@ def test_weights_of_a_methods_own_are_bounded() -> None:
         (b"[" + b"[]," * 300_000 + b"[]]", "has more than 262,144 elements"),
         (b'{"word":"' + b"9" * 5000 + b'"}', "has a string of more than 4,096 bytes"),
         (b'{"word":' + b"9" * 5000 + b"}", "has a number of more than 40 digits"),
-        (b'{"a":' * 9 + b"1" + b"}" * 9, "is deeper than 8, or in parts"),
+        (b'{"a":' * 9 + b"1" + b"}" * 9, "is nested deeper than 8, or incomplete"),
         (b'"' + b'\\"' * 400_000, "has a string of more than 4,096 bytes"),
-        (b"[" * 200_000, "is deeper than 8, or in parts"),
+        (b"[" * 200_000, "is nested deeper than 8, or incomplete"),
     ],
 )
 def test_a_header_that_would_cost_much_is_not_parsed(header: bytes, words: str) -> None:
     """Of 60 MiB of ``[],`` the parser made 1.4 GiB in 16 s."""
     begun = time.process_time()
     tracemalloc.start()
-    with pytest.raises(WireError, match=f"a message cannot be read: its header {words}"):
+    with pytest.raises(WireError, match=f"the header of a received message {words}"):
         decode(blob_of(header))
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -289,7 +289,7 @@ def test_the_list_of_tensors_is_bounded_too() -> None:
 
 
 def test_a_header_that_nobody_would_take_is_not_sent() -> None:
-    with pytest.raises(WireError, match="the message 'answer' cannot be sent: its header has more than 262,144 elem"):
+    with pytest.raises(WireError, match="the header of a message 'answer' has more than 262,144 elem"):
         encode(Message("answer", {"held": [0] * 300_000}))
 
 

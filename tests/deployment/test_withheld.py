@@ -78,8 +78,8 @@ def test_means_are_the_simulations_to_the_bit_and_no_clients_metric_leaves(
     # A sum a node, round and question: training, two protocols; in each round somebody of every node is tested.
     assert sum(bool(answer.fields.get("sums")) for answer in answers if "client" in answer.fields) <= 2 * 3 * 3
     said = capsys.readouterr().out
-    assert said.count("tell their clients' metrics in sums only") == 1
-    assert "the nodes of clients 0, 1, 2, 3, 4, 5, 6, 7, … tell their clients' metrics in sums only" in said
+    assert said.count("report metrics in sums only") == 1
+    assert "the nodes of clients 0, 1, 2, 3, 4, 5, 6, 7, … report metrics in sums only" in said
 
 
 def test_nodes_that_tell_and_nodes_that_do_not_give_one_mean(tmp_path: Path) -> None:
@@ -134,20 +134,20 @@ def test_a_node_tells_no_sums_of_others_clients(tmp_path: Path) -> None:
     good = {"client": 0, "round": 0, "run": "0" * 16, "boot": node.boot, "version": None, "drop": []}
     for together in ([0, 1], [], ["0"], [1], [0, 0]):
         answer = decode(node.handle(encode(Message("train", {**good, "together": together}))))
-        assert answer.fields["cause"] == "client 0 is not among those whose sums are asked for"
+        assert answer.fields["cause"] == "client 0 is not among the clients whose sums are requested"
 
 
 @pytest.mark.parametrize(
     ("sums", "words"),
     [
-        ({"a b": [[1.0], 1]}, "a metric of the name 'a b'"),
-        ({"acc": [[1.0], 4]}, "as the sum of acc, which is none"),
-        ({"acc": [[1.0], -1]}, "as the sum of acc, which is none"),
-        ({"acc": [[1], 1]}, "as the sum of acc, which is none"),
-        ({"acc": [[1.0], 0]}, "as the sum of acc, which is none"),
-        ({"acc": [[1e300], 1]}, r"1e\+300 as the sum of acc, which cannot be"),
-        ({"acc": [[1.0] * 65, 1]}, "as the sum of acc, which is none"),
-        ({"acc": 3.0}, "as the sum of acc, which is none"),
+        ({"a b": [[1.0], 1]}, "a metric named 'a b'"),
+        ({"acc": [[1.0], 4]}, "as the sum of acc; run the same"),
+        ({"acc": [[1.0], -1]}, "as the sum of acc; run the same"),
+        ({"acc": [[1], 1]}, "as the sum of acc; run the same"),
+        ({"acc": [[1.0], 0]}, "as the sum of acc; run the same"),
+        ({"acc": [[1e300], 1]}, r"1e\+300 as the sum of acc; it must be finite"),
+        ({"acc": [[1.0] * 65, 1]}, "as the sum of acc; run the same"),
+        ({"acc": 3.0}, "as the sum of acc; run the same"),
         ({str(place): [[1.0], 1] for place in range(1001)}, "1,001 metrics"),
     ],
 )

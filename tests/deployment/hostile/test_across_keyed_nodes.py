@@ -26,13 +26,13 @@ def test_a_node_speaks_for_no_other(keys: Path) -> None:
         about = said.metadata
         # a message with another's source, and its own answer to another's message
         assert liar.pushed(liar.reply(about, source=honest.node)) == (403, b"it is the message of another node")
-        assert liar.pushed(liar.reply(about)) == (404, b"nobody waits for this answer")
+        assert liar.pushed(liar.reply(about)) == (404, b"the answer's message is unknown or expired")
         assert liar.pushed(liar.reply(about, source=honest.node), node=honest.node)[0] == 403
         for name in fleet.names(tree, 20):
             request = pb.PullObjectRequest(node=liar.me(), run_id=about.run_id, object_id=name)
-            assert liar.post("pull-object", request) == (404, b"there is no such object for this node")
+            assert liar.post("pull-object", request) == (404, b"this node has no such object to fetch")
             request.node.node_id = honest.node
-            assert liar.post("pull-object", request) == (403, b"no such node has this key")
+            assert liar.post("pull-object", request) == (403, b"the node's id does not belong to this key")
         confirm = pb.ConfirmMessageReceivedRequest(node=liar.me(), message_object_id=about.message_id)
         assert liar.post("confirm-message-received", confirm)[0] == 200  # of none of its own: nothing happens
         others = {
@@ -65,11 +65,11 @@ def test_objects_that_nobody_asked_for_are_refused(keys: Path) -> None:
         name, content = next(iter(parcel.objects.items()))
         for session_id, who in ((parcel.message_id, liar), ("", liar), ("", honest), ("x", honest)):
             request = pb.PushObjectRequest(node=who.me(), object_id=name, object_content=content, session_id=session_id)
-            assert who.post("push-object", request) == (404, b"nobody waits for this object")
+            assert who.post("push-object", request) == (404, b"the object does not belong to an open upload")
         request = pb.PushObjectRequest(
             node=honest.me(), object_id=name, object_content=content + b"x", session_id=parcel.message_id
         )
-        assert honest.post("push-object", request) == (400, b"an object is not what its name says")
+        assert honest.post("push-object", request) == (400, b"an object does not match its hash; send it again")
 
 
 def test_messages_that_make_no_sense_are_refused_and_cost_their_sender(keys: Path) -> None:
@@ -110,7 +110,7 @@ def test_messages_that_make_no_sense_are_refused_and_cost_their_sender(keys: Pat
         request = pb.PushObjectRequest(node=liar.me(), object_id=root, object_content=odd, session_id=root)
         assert liar.post("push-object", request)[0] == 200
         (reply,) = grid.pull([message_id])
-        assert reply.error == "a message's objects are none of ours; both ends must run the same lit_fed"
+        assert reply.error == "the objects of a message are malformed; run the same lit_fed on both ends"
 
 
 def test_what_a_node_has_at_the_server_is_bounded(keys: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,7 @@ def test_a_key_speaks_for_its_own_clients_only(keys: Path, tmp_path: Path) -> No
     nodes = nodes_of(small(), tmp_path, [[0], [0, 1]])
     made, *parts = small()(tmp_path)
     address, bound = free_address(), read_node_keys(keys / "node_keys.yaml")
-    words = r"for client 1 within 4 s.*refused: node \d+ claims client 0, and its key is that of client 1; correct its"
+    words = r"for client 1 within 4 s.*refused: node \d+ claims client 0, and its key is for client 1; correct its"
     with ExitStack() as stack:
         grid = stack.enter_context(served(keys, address))
         for name, node in (("node_1", nodes[1]), ("node_0", nodes[0])):
