@@ -1,4 +1,4 @@
-"""Processes of cells: started side by side, watched, and stopped with the study."""
+"""Parallel processes of cells: start, watch, and stop them with the study."""
 
 from __future__ import annotations
 
@@ -13,28 +13,29 @@ from pathlib import Path
 from typing import Any
 
 import lit_fed
+from lit_fed.checks import check_range
 from lit_fed.errors import ConfigError, LitFedError
 from lit_fed.machine import available_cores
 from lit_fed.studies.cell_process import CellProcess
 from lit_fed.studies.cells import Cell
 
 _POLL_S = 0.1
-_GRACE_S = 10.0  # how long an interrupted cell may take to say good-bye
+_GRACE_S = 10.0  # time that an interrupted cell may take to end
 _LOG = "log.txt"
 
 
 class CellFailure(LitFedError):
-    """A cell's command did not succeed."""
+    """A cell's command failed."""
 
 
 @dataclass(frozen=True)
 class Slots:
-    """How many cells run side by side, and what each may use.
+    """The number of parallel cells, and the resources of each.
 
     Args:
-        jobs: How many.
-        threads: CPU threads of each, where its configuration does not say.
-        gpus: The GPUs that are dealt out in turn; none leaves every cell what it finds.
+        jobs: The number of parallel cells.
+        threads: CPU threads per cell, unless its configuration sets them.
+        gpus: GPUs, assigned in turn; empty does not restrict the cells.
     """
 
     jobs: int
@@ -42,31 +43,30 @@ class Slots:
     gpus: tuple[str, ...] = ()
 
     def env(self, slot: int) -> dict[str, str]:
-        """What is another in the environment of the cell in a slot."""
+        """Return the changes of the environment for the cell in a slot."""
         env = {"OMP_NUM_THREADS": str(self.threads)}
         if self.gpus:
             env["CUDA_VISIBLE_DEVICES"] = self.gpus[slot % len(self.gpus)]
         root = Path(lit_fed.__file__).parents[1]
-        if root.name not in ("site-packages", "dist-packages"):  # run from a checkout, which the cell must find too
+        if root.name not in ("site-packages", "dist-packages"):  # in a checkout, which the cell must find, too
             env["PYTHONPATH"] = os.pathsep.join(part for part in (os.environ.get("PYTHONPATH"), str(root)) if part)
         return env
 
 
 def share_machine(cells: Sequence[Cell], jobs: int | None) -> Slots:
-    """Decide how many cells run side by side.
+    """Choose the number of parallel cells.
 
-    By default as many as there are cores for, each with the threads that its configuration asks for (one where it asks
-    for none), and on GPUs one a GPU.
+    The default uses all cores, with the threads that each configuration sets (by default one); on GPUs it is one cell
+    per GPU.
 
     Args:
-        cells: Those that will run.
-        jobs: What the user wants; None for the default.
+        cells: The cells that will run.
+        jobs: The user's choice; None for the default.
 
     Raises:
         ConfigError: If `jobs` is below 1.
     """
-    if jobs is not None and jobs < 1:
-        raise ConfigError(f"--jobs is {jobs}; it must be at least 1")
+    check_range("--jobs", jobs, least=1, null="for the default")
     cores = available_cores()
     trainers = [cell.config["trainer"] for cell in cells]
     gpus = _gpus() if any(trainer["accelerator"] not in ("cpu",) for trainer in trainers) else ()
@@ -91,13 +91,13 @@ def _gpus() -> tuple[str, ...]:
 
 @dataclass
 class Job:
-    """A cell under way.
+    """A running cell.
 
     Args:
         cell: The cell.
         process: Its process.
-        slot: Where it runs.
-        started: When, by this process's clock.
+        slot: Its slot.
+        started: The start on the monotonic clock, seconds.
     """
 
     cell: Cell
@@ -107,7 +107,7 @@ class Job:
 
     @property
     def seconds(self) -> float:
-        """How long it has been running."""
+        """Seconds since the start."""
         return time.monotonic() - self.started
 
 
@@ -118,14 +118,14 @@ def run_jobs(
     on_end: Callable[[Job, str], None],
     on_tick: Callable[[Sequence[Job]], Any],
 ) -> None:
-    """Run cells, several side by side, until all have ended; a failed one stops no other.
+    """Run cells in parallel until all have ended; a failed cell does not stop the others.
 
     Args:
-        cells: What to run, in this order.
-        slots: How many side by side, and what each may use.
-        locks: The descriptors of the locks on the studies' folders.
-        on_end: Called with every job that has ended and, if it failed, why.
-        on_tick: Called again and again with the jobs under way.
+        cells: The cells, in order of their start.
+        slots: The number of parallel cells and their resources.
+        locks: Descriptors of the locks on the studies' folders.
+        on_end: Called with every ended job and the reason of its failure, if any.
+        on_tick: Called repeatedly with the running jobs.
     """
     waiting, idle, running = list(reversed(cells)), list(range(slots.jobs)), list[Job]()
     try:
@@ -147,7 +147,7 @@ def run_jobs(
 
 
 def stop_all(running: Sequence[CellProcess]) -> None:
-    """End cells: as Ctrl-C does, and for good if they have not ended by then."""
+    """Interrupt cells, and kill those that have not ended after a grace period."""
     left = [process for process in running if process.poll() is None]
     for process in left:
         process.stop(signal.SIGINT)
@@ -163,13 +163,13 @@ def stop_all(running: Sequence[CellProcess]) -> None:
 
 @dataclass(frozen=True)
 class FirstRound:
-    """What a cell's first round told.
+    """Metrics and timing of a cell's first round.
 
     Args:
-        names: The metrics that it reports.
+        names: The reported metrics.
         training_s: Seconds of the round without its evaluation.
-        evaluation_s: Seconds of its evaluation.
-        rest_s: Seconds of everything else: the start, the end.
+        evaluation_s: Seconds of the evaluation.
+        rest_s: Seconds of start-up and shutdown.
     """
 
     names: list[str]
@@ -178,21 +178,21 @@ class FirstRound:
     rest_s: float
 
     def seconds_of(self, cell: Cell) -> float:
-        """How long a cell will take, if all of its rounds are like this one."""
+        """Estimate the seconds that a cell takes if all rounds take as long as this one."""
         return self.rest_s + cell.max_rounds * self.training_s + cell.evaluations * self.evaluation_s
 
 
 def one_round(cell: Cell, folder: Path, slots: Slots, locks: Sequence[int]) -> FirstRound:
-    """Run a cell's first round beside the study.
+    """Run a cell's first round in a temporary folder.
 
     Args:
         cell: The cell.
         folder: The study's folder.
-        slots: What it may use.
-        locks: The descriptors of the locks on the studies' folders.
+        slots: The resources of cells.
+        locks: Descriptors of the locks on the studies' folders.
 
     Raises:
-        CellFailure: If it fails.
+        CellFailure: If the round fails.
     """
     aside = folder / ".first_round"
     shutil.rmtree(aside, ignore_errors=True)
@@ -217,7 +217,7 @@ def one_round(cell: Cell, folder: Path, slots: Slots, locks: Sequence[int]) -> F
 
 
 def why(log: Path, code: int) -> str:
-    """Why a command failed, in a line: its last one."""
+    """Return why a command failed: the last line of its log, or the signal."""
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     told = next((line for line in reversed(lines) if line.startswith("lit-fed: error: ")), None)
     if code < 0:
@@ -227,15 +227,15 @@ def why(log: Path, code: int) -> str:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[int]:
-    """Hold a study's folder, so that two studies, or cells of a killed one, never write into it together.
+    """Lock a study's folder, so that two studies, or cells of a killed study, never write into it together.
 
     Args:
-        folder: The folder; it is made.
+        folder: The folder; created if missing.
 
     Raises:
-        ConfigError: If somebody holds it.
+        ConfigError: If another process holds the lock.
     """
-    import fcntl  # not there on Windows, which this is the only thing to need
+    import fcntl  # missing on Windows, where only studies need it
 
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "w") as file:

@@ -22,7 +22,7 @@ _GREEK = "GREEK SMALL LETTER ", "GREEK CAPITAL LETTER "
 
 
 def table_latex(results: Results) -> str:
-    """The table, best in bold, the paper's values in brackets; it needs the package booktabs."""
+    """Return the table for the package booktabs, the best in bold, the paper's values in brackets."""
     study = results.grid.study
     heads = "".join(f" & {escaped(column.label)}" for column in study.columns.values())
     lines = [f"% {study.called}: {' '.join(study.title.split())}", f"\\begin{{tabular}}{{l{'r' * len(study.columns)}}}"]
@@ -44,7 +44,7 @@ def _cell(entry: Entry) -> str:
 
 
 def escaped(text: str) -> str:
-    """A text that LaTeX prints as it is; Greek letters and some signs as mathematics, other letters as they stand."""
+    """Escape a text for LaTeX; Greek letters and some symbols become mathematics."""
     return "".join(_CHARACTERS.get(character) or _letter(character) for character in text)
 
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 
 def head(words: Sequence[object]) -> list[str]:
-    """A table's first two lines."""
+    """Return the first two lines of a table."""
     return [line(words), "|---" * len(words) + "|"]
 
 
 def line(words: Sequence[object]) -> str:
-    """A line of a table; a bar in a word stays a bar."""
+    """Return a line of a table, with bars in words escaped."""
     return "| " + " | ".join(str(word).replace("|", "\\|") for word in words) + " |"

@@ -1,8 +1,8 @@
-"""Whether a run will report a metric, found out before any cell runs.
+"""A check before any cell runs that the runs will report the study's metrics.
 
-Most names follow from the configuration, see `lit_fed.studies.promised`. What only the code of a task, a method or a
-protocol knows is asked of the code itself: one round of one cell is run in a folder of its own, and its ``metrics.csv``
-has the names. A metric that first appears in a later round cannot be asked for that way.
+Most names follow from the configuration, see `lit_fed.studies.promised`. For names that only the code of a task, a
+method or a protocol determines, one round of one cell runs in a temporary folder, and its ``metrics.csv`` lists them.
+A metric that first appears in a later round cannot be used this way.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ def check_metrics(grid: CellGrid, cells: Iterable[Cell] = (), ask: Ask | None = 
 
     Args:
         grid: The study.
-        cells: Those that are about to run.
-        ask: Runs a round of a cell and gives the names that it reports; None to go by the configurations alone.
+        cells: The cells to run.
+        ask: Runs a round of a cell and returns the reported names; None relies on the configurations alone.
 
     Raises:
-        ConfigError: If there is one, or the round that was to tell cannot be run.
+        ConfigError: For such a metric, or if the round cannot run.
     """
     about_to_run = {cell.name for cell in cells}
-    told: dict[str, list[str]] = {}  # what runs of a kind report, as far as it was asked
+    told: dict[str, list[str]] = {}  # reported names by kind of run, as far as known
     for cell, metric in _wanted(grid):
         names, complete = names_with(cell.config, metric.partition("/")[0])
         if not complete and metric not in names:
@@ -47,12 +47,14 @@ def check_metrics(grid: CellGrid, cells: Iterable[Cell] = (), ask: Ask | None = 
         if metric not in names:
             every = list(dict.fromkeys([*names, *known_names(cell.config)]))
             close = get_close_matches(metric, every, n=1)
-            hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(every)}"
-            raise ConfigError(f"{grid.study.path}: {cell.row}/{cell.column} reports no metric {metric!r}; {hint}")
+            hint = f"did you mean {close[0]}?" if close else f"choose one of {', '.join(every)}"
+            raise ConfigError(
+                f"{grid.study.path}: {cell.row}/{cell.column} does not report the metric {metric!r}; {hint}"
+            )
 
 
 def _wanted(grid: CellGrid) -> list[tuple[Cell, str]]:
-    """A cell of every place with each metric that the table or a claim reads there."""
+    """Return a cell of every place with each metric that the table or a claim reads there."""
     seed = grid.study.seeds[0]
     measures = [(place, grid.measure_of(place)) for place in grid.study.places]
     wanted = [(place, name) for place, m in measures for name in (m.metric, guide_of(m.report)) if name]

@@ -1,4 +1,4 @@
-"""Whether the data and models of cells can be made, found out before any cell runs."""
+"""Checks before any cell runs that the data and models of cells can be built."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from lit_fed.studies.cells import Cell
 
 
 def check_parts(cells: Iterable[Cell]) -> None:
-    """Make the parts of every cell once, so that missing files and impossible settings are known now.
+    """Build the parts of every cell once, to find missing files and invalid settings early.
 
-    Data that differ in the partition's seed alone are read once.
+    Data that differ only in the partition's seed are read once.
 
     Args:
-        cells: The cells that are to run.
+        cells: The cells to run.
 
     Raises:
-        ConfigError: If one cannot be made, or they do not fit.
+        ConfigError: If a part cannot be built, or parts are incompatible.
     """
     parser = Parser(exit_on_error=False)
     add_parts(parser)
@@ -48,17 +48,17 @@ def check_parts(cells: Iterable[Cell]) -> None:
 
 
 def check_data(cells: Iterable[Cell], tell: Callable[[str], object]) -> None:
-    """Refuse finished cells that were run on other data than lie in their place now.
+    """Refuse finished cells that ran on different data than the current files.
 
-    Data that differ in seeds alone are as a rule the same, and read once. Where they cannot be read, as on a machine to
-    which only results were copied, nothing is compared, and this is told.
+    Data that differ only in seeds are assumed equal and read once. If the data cannot be read, as on a machine with
+    copied results only, nothing is compared, and a line says so.
 
     Args:
-        cells: Finished.
-        tell: Takes a line.
+        cells: The finished cells.
+        tell: Prints a line.
 
     Raises:
-        ConfigError: If there is such a cell.
+        ConfigError: For such a cell.
     """
     parser = Parser(exit_on_error=False)
     add_parts(parser)
@@ -72,7 +72,7 @@ def check_data(cells: Iterable[Cell], tell: Callable[[str], object]) -> None:
         if key not in alike:
             now = alike[key] = exact[own] = _contents(parser, settings)
             if isinstance(now, str):
-                tell(f"{cell.name}: whether its data are still the same cannot be seen: {now}")
+                tell(f"{cell.name}: its data cannot be compared with those of the run: {now}")
         now = alike[key]
         if isinstance(now, Contents) and not now.is_of(before):
             if own not in exact:
@@ -80,13 +80,13 @@ def check_data(cells: Iterable[Cell], tell: Callable[[str], object]) -> None:
             now = exact[own]
         if isinstance(now, Contents) and not now.is_of(before):
             raise ConfigError(
-                f"{cell.name} was run on other data than lie in their place now; put those back, or move "
-                f"{cell.folder} away to run it on these"
+                f"{cell.name} ran on different data than the current files; restore the old files, or move "
+                f"{cell.folder} away to run it on the current ones"
             )
 
 
 def _contents(parser: ArgumentParser, settings: dict[str, Any]) -> Contents | str:
-    """The fingerprint of data as they lie there now; why not, where they cannot be read."""
+    """Return the fingerprint of the current data, or why they cannot be read."""
     try:
         parts, _ = build_parts(parser, parser.parse_object(settings))
         data, algorithm = parts.data, parts.algorithm
@@ -102,7 +102,7 @@ def _contents(parser: ArgumentParser, settings: dict[str, Any]) -> Contents | st
 
 
 def _make(parser: ArgumentParser, settings: dict[str, Any], read: set[str]) -> None:
-    """Make parts, see whether they fit, and read the data unless the like of them were read before."""
+    """Build parts, check their compatibility, and read the data unless equal data were read before."""
     parts, _ = build_parts(parser, parser.parse_object(settings))
     data, algorithm = parts.data, parts.algorithm
     data.reserve(algorithm.public_size, algorithm.calibration_fraction)
@@ -119,7 +119,7 @@ def _make(parser: ArgumentParser, settings: dict[str, Any], read: set[str]) -> N
 
 
 def _key(part: Any) -> str:
-    """What makes two parts the same but for their seed."""
+    """Return a key that is equal for parts that differ only in seeds."""
     return json.dumps(_without_seed(part), sort_keys=True, default=str)
 
 

@@ -1,7 +1,7 @@
-"""Which metrics a run's configuration promises, without the run.
+"""The metrics that follow from a run's configuration, without a run.
 
-Which protocols run stands in the configuration, and a task that declares ``metrics`` says what it logs when it is
-evaluated. What only the code of a task, a method or a protocol knows is not here.
+The configuration names the protocols, and a task that declares ``metrics`` lists what it logs in an evaluation. Metrics
+that only the code of a task, a method or a protocol determines are missing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SPREAD = ("mean", "std", "p10", "min")
 
 
 def metric_names(config: Mapping[str, Any]) -> MetricNames:
-    """What the task says about its metrics, and the one that names the best round where that is certain."""
+    """Return the task's declared metrics, and the one that selects the best round if it is certain."""
     names = MetricNames()
     names.declare(_class(config["model"]))
     if names.declared and (promised := names_with(config, "global")[0]):
@@ -35,20 +35,20 @@ def metric_names(config: Mapping[str, Any]) -> MetricNames:
 
 
 def known_names(config: Mapping[str, Any]) -> list[str]:
-    """The names that follow from a configuration alone."""
+    """Return the names that follow from a configuration."""
     protocols = [name for name in _protocols(config) if name]
     return [name for prefix in (*protocols, "train", "comm") for name in names_with(config, prefix)[0]]
 
 
 def names_with(config: Mapping[str, Any], prefix: str) -> tuple[list[str], bool]:
-    """The names with a prefix that follow from a configuration, and whether there are no others."""
+    """Return the names with a prefix that follow from a configuration, and whether the list is complete."""
     trainer = config["trainer"]
     if prefix in ("comm", "drift", "time", "participation"):
         evaluated = ["time/eval_s"] if trainer["evaluate_every"] else []
         failed = ["participation/failed"] if trainer["on_client_failure"] == "skip" else []
         return [*_ALWAYS, *evaluated, *failed], True
     if prefix == "train":
-        return ["train/loss"], False  # each term of the loss has a name of its own
+        return ["train/loss"], False  # plus a name per term of the loss
     if prefix == "server":
         return [], False
     protocols = _protocols(config)
@@ -56,7 +56,7 @@ def names_with(config: Mapping[str, Any], prefix: str) -> tuple[list[str], bool]
         return [], None not in protocols and not trainer["callbacks"]  # a callback may add metrics
     declared = _declared(_class(config["model"]))
     certain = bool(declared) and not trainer["kinds"]
-    if prefix == "global":  # nothing for methods without a global model, nor where a part of every model is personal
+    if prefix == "global":  # empty for methods without a global model, or with personal parts of every model
         method = _class(config["algorithm"])
         certain &= isinstance(method, type) and issubclass(method, FedAvg) and method.split is Algorithm.split
     ends = [""] if prefix == "global" else [f"_{word}" for word in _SPREAD]
@@ -66,7 +66,7 @@ def names_with(config: Mapping[str, Any], prefix: str) -> tuple[list[str], bool]
 
 
 def kind_of(config: Mapping[str, Any]) -> str:
-    """Runs of a kind report the same names."""
+    """Return a key that is equal for runs that report the same names."""
     trainer = config["trainer"]
     classes = [config[key]["class_path"] for key in ("model", "algorithm", "data")]
     listens = [trainer["protocols"], trainer["callbacks"], bool(trainer["evaluate_every"])]
@@ -75,7 +75,7 @@ def kind_of(config: Mapping[str, Any]) -> str:
 
 
 def _declared(task: Any) -> list[str]:
-    """What a task's class says that it logs, unless a class below it evaluates in another way."""
+    """Return the metrics that a task's class declares, unless a subclass overrides the evaluation."""
     order = getattr(task, "__mro__", ())
     said = next((cls for cls in order if "metrics" in vars(cls)), None)
     if said is None or not isinstance(said.metrics, Mapping):
@@ -86,7 +86,7 @@ def _declared(task: Any) -> list[str]:
 
 
 def _protocols(config: Mapping[str, Any]) -> list[str | None]:
-    """Prefixes of the protocols that will run; None stands for one whose names only its code knows."""
+    """Return the protocols' prefixes; None for a protocol whose names only its code determines."""
     if not config["trainer"]["evaluate_every"]:
         return []
     given = config["trainer"]["protocols"]

@@ -1,7 +1,6 @@
-"""What all studies and simulations came to, in files that outlive their runs.
+"""A register of the results of all studies and simulations, in files that outlive the runs.
 
-What ran here is entered anew and takes the place of its own lines; those of what ran on another day or machine stand as
-they are.
+A study that ran here replaces its lines; lines of studies that ran earlier or on other machines stay.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ _Line = TypeVar("_Line", Row, StudyRow)
 
 
 class Register:
-    """``claims.csv``, ``studies.csv`` and ``claims.md`` of a folder, and in ``studies/`` a page a study.
+    """``claims.csv``, ``studies.csv`` and ``claims.md`` of a folder, and a page per study in ``studies/``.
 
     Args:
-        folder: The folder; what stands there is read.
+        folder: The folder; an existing register is read.
 
     Raises:
-        ConfigError: If a file there is not such a register's.
+        ConfigError: If a file does not belong to a register.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -54,7 +53,7 @@ class Register:
             raise ConfigError(f"{folder}/claims.csv has claims of {odd[0]}, which studies.csv beside it does not list")
 
     def enter(self, finished: Finished) -> None:
-        """Write a study's page, table and picture, and put its claims in place of those that it had."""
+        """Write a study's page, table and picture, and replace its claims."""
         entry = finished.entry
         self._entries[entry.setting], self._claims[entry.setting] = entry, finished.claims
         write_text([finished.page], self._folder / f"{entry.page}.md")
@@ -64,18 +63,18 @@ class Register:
                 copyfile(finished.picture, temporary)
 
     def profiles(self, study: str) -> list[str]:
-        """Of a study, those that stand here."""
+        """Return the registered profiles of a study."""
         return [entry.profile for entry in self._entries.values() if entry.study == study]
 
     def explain(self, setting: str, causes: Mapping[str, str]) -> int:
-        """Bring the causes of a study's claims up to date, here and on its page.
+        """Update the causes of a study's claims, in the register and on its page.
 
         Args:
             setting: The study and its profile.
-            causes: Claims as ``claims.csv`` has them, and why they do not hold; those of others stand.
+            causes: Causes by claim in the format of ``claims.csv``; other claims keep their causes.
 
         Returns:
-            How many had another one, or none.
+            The number of changed causes.
         """
         rows, page = self._claims.get(setting, []), self._folder / f"{self._entries[setting].page}.md"
         told = [row._replace(cause=causes.get(row.claim, row.cause)) if row.verdict != "holds" else row for row in rows]
@@ -89,7 +88,7 @@ class Register:
         return len(changed)
 
     def write(self) -> None:
-        """Write what is there of all studies, by their names."""
+        """Write the register, sorted by study."""
         entries = [self._entries[setting] for setting in sorted(self._entries)]
         for entry in entries:
             if entry.again:
@@ -100,14 +99,14 @@ class Register:
         write_text(["\n".join(self._page(entries)) + "\n"], self._folder / "claims.md")
 
     def _replace(self, setting: str, later: Sequence[Row]) -> None:
-        """Leave out the claims that a study left undecided and that were asked again of other seeds."""
+        """Drop the undecided claims that were asked again over other seeds."""
         asked = {row.sentence for row in later}
         rows = self._claims.get(setting, [])
         self._claims[setting] = [row for row in rows if row.verdict != UNDECIDED or row.sentence not in asked]
 
     @property
     def tally(self) -> str:
-        """How many claims came out in each way, as a sentence."""
+        """The number of claims by outcome, as a sentence."""
         rows = [row for rows in self._claims.values() for row in rows]
         told = f"{len(rows)} claims of {len(self._entries)} studies and profiles: {_counted(rows)}"
         theirs = [row for row in rows if not row.is_ours]

@@ -1,6 +1,6 @@
-"""A study as one HTML file that needs nothing else, and the page that leads to the reports of all studies.
+"""A study as one self-contained HTML file, and an index of all studies' reports.
 
-What they hold is put together here, what they look like is in ``templates/``; Jinja escapes all that is put in.
+This module collects the content, ``templates/`` has the layout, and Jinja escapes all values.
 """
 
 from __future__ import annotations
@@ -50,12 +50,7 @@ def _page(template: str, **content: Any) -> str:
 
 
 def report_html(results: Results, pictures: Iterable[Path]) -> str:
-    """The report.
-
-    Args:
-        results: The study's table and claims.
-        pictures: PNG files to inline.
-    """
+    """Return a study's report with inlined PNG files."""
     grid, study = results.grid, results.grid.study
     return _page(
         "report.html",
@@ -79,18 +74,13 @@ def report_html(results: Results, pictures: Iterable[Path]) -> str:
 
 
 def index_html(several: Sequence[Summary], profile: str) -> str:
-    """A page that leads to the reports of studies, which lie beside it, and has all of their claims.
-
-    Args:
-        several: The studies.
-        profile: Their profile.
-    """
+    """Return an index of studies of one profile, with links to their reports and all claims."""
     title = "Studies" if profile == PLAIN else f"Studies, profile {profile}"
     return _page("index.html", title=title, several=several, tally=tally_text(several), outcomes=OUTCOMES)
 
 
 def _drawn(grid: CellGrid) -> list[tuple[bytes, str, Cell, str]]:
-    """What the first seed's runs drew of what the study asks for, name by name."""
+    """Return the pictures that the study selects from the first seed's runs, name by name."""
     study = grid.study
     first = [cell for cell in grid.cells if cell.seed == study.seeds[0] and cell.done]
     drawn = [(cell, pictures_of(cell)) for cell in first] if study.pictures else []
@@ -103,7 +93,7 @@ def _drawn(grid: CellGrid) -> list[tuple[bytes, str, Cell, str]]:
 
 
 def _made_with(done: Sequence[Cell]) -> dict[str, list[str]]:
-    """Versions, commit and hardware; several values where cells were run with different ones."""
+    """Return versions, commit and hardware; several values if they differ between cells."""
     found: dict[str, dict[str, int]] = {}
     for cell in done:
         for key, value in cell.record().get("made_with", {}).items():
@@ -125,7 +115,7 @@ def _state(cell: Cell) -> str:
 
 
 def _files(grid: CellGrid) -> dict[str, str]:
-    """The study file and every configuration file that a cell names."""
+    """Return the content of the study file and of every configuration file that a cell names."""
     named = [
         word for cell in grid.cells for before, word in zip(cell.args, cell.args[1:], strict=False) if before == "-c"
     ]

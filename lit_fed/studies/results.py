@@ -1,6 +1,6 @@
-"""What a study came to: the numbers of the table, the claims, and both as Markdown and CSV.
+"""The results of a study: the table's numbers and the claims, as Markdown and CSV.
 
-Nothing here depends on when, where or how often the study was started: the same runs give the same bytes.
+The output depends only on the runs: equal runs give equal bytes, whenever and wherever the study ran.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class Entry:
     """One place of the table.
 
     Args:
-        place: Where.
-        measure: What its numbers are.
-        values: One number a finished seed.
-        seeds: How many seeds there should be; 0 for a place that is skipped.
+        place: The place.
+        measure: The measure of its numbers.
+        values: One number per finished seed.
+        seeds: The number of seeds; 0 for a skipped place.
         published: The paper's mean, and its standard deviation or None.
-        best: Whether no other row of its column is better.
-        failed: How many seeds' runs have failed.
+        best: Whether no other row of the column is better.
+        failed: The number of failed seeds.
     """
 
     place: Place
@@ -55,12 +55,12 @@ class Entry:
 
     @property
     def difference(self) -> float | None:
-        """Ours less the paper's."""
+        """Our mean minus the paper's."""
         return None if self.mean is None or self.published is None else self.mean - self.published[0]
 
     @property
     def ours(self) -> str:
-        """Mean ± standard deviation, and how many seeds where some are missing or have failed."""
+        """Mean ± standard deviation, with the number of seeds if some are missing or failed."""
         if self.mean is None and self.failed < self.seeds:
             return f"{_MISSING} ({self.failed} of {self.seeds} seeds failed)" if self.failed else _MISSING
         if self.mean is None:
@@ -73,7 +73,7 @@ class Entry:
 
     @property
     def paper(self) -> str:
-        """The paper's value and how far ours is from it; empty where the paper has none."""
+        """The paper's value and our difference from it; empty without one."""
         if self.published is None:
             return ""
         mean, std = self.published
@@ -90,8 +90,8 @@ class Results:
 
     Args:
         grid: The study and its runs.
-        entries: The table, row by row, by place.
-        verdicts: The claims and how they stand.
+        entries: The entries by place, row by row.
+        verdicts: The claims with their verdicts.
     """
 
     grid: CellGrid
@@ -100,7 +100,7 @@ class Results:
 
 
 def collect(grid: CellGrid) -> Results:
-    """Read what has finished."""
+    """Collect the results of finished cells."""
     study, entries = grid.study, dict[Place, Entry]()
     for row in study.rows:
         for column in study.columns:
@@ -122,7 +122,7 @@ def collect(grid: CellGrid) -> Results:
 
 
 def _best(column: Sequence[Entry]) -> list[Place]:
-    """Who is best, all that look the same in the table included; nobody where rows have different metrics."""
+    """Return the best places of a column, ties in the table included; empty if rows have different metrics."""
     there = [entry for entry in column if entry.mean is not None and np.isfinite(entry.mean)]
     if len(there) < 2 or len({entry.measure.words for entry in there}) > 1:
         return []
@@ -135,7 +135,7 @@ def _best(column: Sequence[Entry]) -> list[Place]:
 
 
 def caption(results: Results) -> list[str]:
-    """What the numbers are: sentences for under the table."""
+    """Return the sentences below the table, which explain its numbers."""
     study, entries = results.grid.study, list(results.entries.values())
     measures = list(dict.fromkeys(entry.measure for entry in entries if entry.seeds))
     kinds = dict.fromkeys(
@@ -162,7 +162,7 @@ def caption(results: Results) -> list[str]:
 
 
 def table_markdown(results: Results) -> str:
-    """The table, best in bold, as Markdown."""
+    """Return the table as Markdown, with the best in bold, title and source."""
     study = results.grid.study
     profile = f"Profile {study.profile}." if study.profile != PLAIN else ""
     source = f"Source: {study.source}." if study.source else ""
@@ -171,7 +171,7 @@ def table_markdown(results: Results) -> str:
 
 
 def table_lines(results: Results) -> list[str]:
-    """The table alone, best in bold, as lines of Markdown."""
+    """Return the lines of the Markdown table, with the best in bold."""
     study = results.grid.study
     lines = ["| | " + " | ".join(_escaped(column.label) for column in study.columns.values()) + " |"]
     lines.append("|---" * (len(study.columns) + 1) + "|")
@@ -187,7 +187,7 @@ def _markdown(entry: Entry) -> str:
 
 
 def table_csv(results: Results) -> str:
-    """The table as CSV: a line a place, with every digit."""
+    """Return the table as CSV: a line per place, with all digits."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(
@@ -219,7 +219,7 @@ def table_csv(results: Results) -> str:
 
 
 def verdict_text(verdict: Verdict) -> str:
-    """A verdict's numbers: what is left beyond the margin, and how sure that is."""
+    """Return a verdict's margin, spread and note."""
     if verdict.margin is None:
         return verdict.note
     text = f"{verdict.margin:+.4g}" + (f" ± {verdict.spread:.2g}" if verdict.spread is not None else "")

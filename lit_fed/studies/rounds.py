@@ -1,4 +1,4 @@
-"""Which evaluated round of a run counts."""
+"""The evaluated round of a run that counts."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ Curve = Sequence[tuple[int, float]]  # round and value, in the order of rounds
 
 
 def wrong_report(report: object) -> str | None:
-    """What is wrong with a ``report``; None where nothing is."""
+    """Return what is wrong with a ``report``; None if it is valid."""
     if isinstance(report, str) and (report in REPORTS or guide_of(report)):
         return None
     return f"expected {', '.join(REPORTS)}, or 'best of' and a metric, not {report!r}"
 
 
 def guide_of(report: str) -> str:
-    """The metric whose best round counts, where that is another than the one reported; else empty."""
+    """Return the metric that selects the round of ``best of METRIC``; else empty."""
     return report.removeprefix(_GUIDE).strip() if report.startswith(_GUIDE) else ""
 
 
 def report_words(report: str) -> str:
-    """A ``report`` for under a table."""
+    """Return a ``report`` in words for a caption."""
     return _WORDS.get(report) or f"in the best evaluated round of {guide_of(report)}"
 
 
 def reported(report: str, curve: Curve, guide: Curve, lower: bool) -> float | None:
-    """The number of a run.
+    """Return the number of a run.
 
     Args:
-        report: The ``last`` evaluated round, the ``best`` one, the ``mean`` over all of them, or ``best of METRIC``:
-            the round in which that metric was best, the first of several, as ``best.ckpt`` is.
-        curve: The metric that is reported.
-        guide: The metric by which ``best`` is meant; the same where the report names none.
-        lower: Whether its smaller values are better.
+        report: The ``last`` evaluated round, the ``best`` one, the ``mean`` over all of them, or ``best of METRIC``,
+            the round in which METRIC was best, the first of several, as for ``best.ckpt``.
+        curve: The reported metric.
+        guide: The metric that selects the best round; by default the reported one.
+        lower: Whether smaller values of the guide are better.
 
     Returns:
-        The number; None where it was not evaluated, or never together with the guide.
+        The number; None if the metric was never evaluated, or never together with the guide.
     """
     if not curve:
         return None

@@ -1,4 +1,4 @@
-"""The pictures that a run wrote for TensorBoard, read back."""
+"""A run's pictures, read from its TensorBoard events."""
 
 from __future__ import annotations
 
@@ -8,11 +8,7 @@ _PREFIX = "pictures/"
 
 
 def pictures_of(cell: Cell) -> dict[str, bytes]:
-    """The last of each of a run's pictures as PNG, by its name; none where it wrote no events.
-
-    Args:
-        cell: The run.
-    """
+    """Return the last version of each picture as PNG by name; empty without events."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     if cell.run is None or not any(cell.run.glob("events.out.tfevents.*")):

@@ -1,4 +1,4 @@
-"""``python cli.py results``: all claims of what has run, as pages and one table; nothing is run."""
+"""``python cli.py results``: the claims of finished studies as pages and a table, without running anything."""
 
 from __future__ import annotations
 
@@ -21,26 +21,20 @@ from lit_fed.studies.study import PLAIN, read_study
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("-c", "--config", nargs="+", action="extend", required=True, help="study or simulation files")
-    parser.add_argument("--studies", default="studies_out", help="folder of all studies, as they were run")
-    parser.add_argument("--simulations", default="simulations", help="folder of all simulations, as they were run")
+    parser.add_argument("--studies", default="studies_out", help="folder of all studies' runs")
+    parser.add_argument("--simulations", default="simulations", help="folder of all simulations' runs")
     parser.add_argument(
         "--output",
         default="docs/results",
-        help="folder of claims.md, claims.csv and a page a study; what stands there of other studies is kept",
+        help="folder of claims.md, claims.csv and a page per study; entries of other studies are kept",
     )
 
 
 def run(call: Call) -> int:
-    """Run the command.
-
-    Args:
-        call: Its settings.
-
-    Returns:
-        The exit status, 0.
+    """Run the command, and return the exit status 0.
 
     Raises:
-        ConfigError: If nothing of these files has finished, or the output is not such a command's.
+        ConfigError: If nothing has finished, or the output folder holds other files.
     """
     options = call.settings
     paths, register = [Path(path) for path in options.config], Register(Path(options.output))
@@ -55,16 +49,16 @@ def run(call: Call) -> int:
     if not several and not explained:
         raise ConfigError(
             f"no cell of these studies has finished in {options.studies}, and no simulation in {options.simulations}; "
-            "name their folders by --studies and --simulations"
+            "name their folders with --studies and --simulations"
         )
     register.write()
-    told = f"{len(several)} entered; {explained} other causes; {register.tally}"
+    told = f"{len(several)} entered; {explained} changed causes; {register.tally}"
     print(f"{told}: {Path(options.output) / 'claims.md'}")
     return 0
 
 
 def _finished(path: Path, options: Namespace) -> Iterator[Finished]:
-    """A simulation that has run, or the profiles of a study of which a cell has finished; others are not laid out."""
+    """Yield the results of a finished simulation, or of a study's profiles with a finished cell."""
     settings, studies = read_settings(located(path), "study file"), Path(options.studies)
     if "simulate" in settings:
         from lit_fed.studies.simulations.finished import finished_simulation
@@ -80,13 +74,13 @@ def _finished(path: Path, options: Namespace) -> Iterator[Finished]:
         grid = lay_out(read_study(path, None if profile == PLAIN else profile), studies)
         done = sum(cell.done for cell in grid.cells)
         if changed := sum(cell.changed for cell in grid.cells):
-            print(f"{path.stem}, {profile}: {changed} cells were run with other settings and are left out")
+            print(f"{path.stem}, {profile}: {changed} cells ran with different settings and are skipped")
         if done:
             yield finished_study(collect(grid))
 
 
 def _causes(path: Path, profiles: Sequence[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Why claims do not hold, as a file says today, by those of its profiles that it still has."""
+    """Yield the causes in the current file, by profile."""
     settings = read_settings(located(path), "study file")
     if "simulate" in settings:
         claims = settings["simulate"]["init_args"].get("claims", ())

@@ -1,4 +1,4 @@
-"""``python cli.py study``: reads the command line and takes studies through their stages."""
+"""``python cli.py study``: the command line and the stages of studies."""
 
 from __future__ import annotations
 
@@ -41,26 +41,20 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--profile", type=str | None, help="such as pocket: embedded data, minutes; paper: full settings; see the file"
     )
     parser.add_argument(
-        "--jobs", type=int | None, help="cells side by side; by default as many as there are cores or GPUs for"
+        "--jobs", type=int | None, help="number of parallel cells; by default as many as cores or GPUs allow"
     )
     parser.add_argument(
         "--only", nargs="+", action="extend", default=[], metavar="ROW/COLUMN/SEED", help="run these cells; * for all"
     )
     parser.add_argument("--output", default="studies_out", help="folder of all studies")
-    parser.add_argument("--dry_run", action="store_true", help="list the cells and the time they will take")
+    parser.add_argument("--dry_run", action="store_true", help="list the cells and an estimate of their duration")
 
 
 def run(call: Call) -> int:
-    """Run the command.
-
-    Args:
-        call: Its settings.
-
-    Returns:
-        The exit status: 0, 1 where a cell failed, 130 after Ctrl-C.
+    """Run the command, and return the exit status: 0, 1 if a cell failed, 130 after Ctrl-C.
 
     Raises:
-        ConfigError: If something cannot work; no cell has run then.
+        ConfigError: For an invalid study, before any cell runs.
     """
     options = call.settings
     grids = [lay_out(read_study(path, options.profile), Path(options.output)) for path in options.config]
@@ -78,21 +72,21 @@ def run(call: Call) -> int:
             return _run(grids, todo, locks, options, console)
         except KeyboardInterrupt:
             done = sum(cell.done for grid in grids for cell in grid.cells)
-            say(console, f"interrupted with {done} of {sum(len(g.cells) for g in grids)} cells finished; go on with")
+            say(console, f"interrupted with {done} of {sum(len(g.cells) for g in grids)} cells finished; resume with")
             say(console, f"  {shlex.join(['python', 'cli.py', *call.words])}")
             return 130
 
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Let SIGTERM stop the cells in good order, as Ctrl-C does."""
+    """Let SIGTERM stop the cells as Ctrl-C does."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     try:
         before = signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:  # not the main thread, to which signals do not come
+    except ValueError:  # only the main thread can handle signals
         yield
         return
     try:
@@ -119,14 +113,14 @@ def _dry_run(grids: Sequence[CellGrid], todo: Sequence[tuple[CellGrid, Cell]], o
     except ConfigError as error:
         if not waiting:
             raise
-        say(console, f"{len(waiting)} cells to run; they cannot yet: {error}")
+        say(console, f"{len(waiting)} cells to run; they cannot run yet: {error}")
         return 0
     if not waiting:
         say(console, "all cells are finished")
         return 0
     slots = share_machine(waiting, options.jobs)
     seconds = estimate(waiting, [cell for grid in grids for cell in grid.cells if cell.done], None)
-    basis = "from the cells that have finished"
+    basis = "from finished cells"
     if seconds is None:
         grid, first = next(pair for pair in todo if not pair[1].done)
         say(console, f"timing one round of {first.name}…")
@@ -141,12 +135,12 @@ def _dry_run(grids: Sequence[CellGrid], todo: Sequence[tuple[CellGrid, Cell]], o
 
 def _state(cell: Cell) -> str:
     if cell.changed:
-        return "was run with other settings; will run in a fresh folder"
+        return "ran with different settings; will run in a new folder"
     if cell.done:
         return "finished"
     rounds = len(cell.rows())
     failed = f"failed: {cell.record().get('error', '')}; " if cell.record().get("status") == "failed" else ""
-    return f"{failed}will go on after {rounds} rounds" if rounds else f"{failed}to run"
+    return f"{failed}will resume after {rounds} rounds" if rounds else f"{failed}to run"
 
 
 def _run(
@@ -214,7 +208,7 @@ def _run_grid(
     )
     for cell in waiting:
         if cell.changed:
-            say(console, f"{cell.name}: {cell.change}; the run before is now {cell.set_aside()}")
+            say(console, f"{cell.name}: {cell.change}; the old run is now {cell.set_aside()}")
     if any(cell.config["trainer"]["num_threads"] is None for cell in waiting):
         say(console, "trainer.num_threads is not set: with another --jobs, numbers may differ in their last digits")
     failures: list[tuple[Cell, str]] = []
@@ -243,14 +237,14 @@ def _run_grid(
 
 
 def _lacking(grid: CellGrid, cell: Cell) -> list[str]:
-    """The metrics that the table reads from a finished cell and does not find."""
+    """Return the metrics that the table needs and a finished cell lacks."""
     mine = [(place, seed) for (place, seed), owner in grid.at.items() if owner is cell]
     lacking = [place for place, seed in mine if grid.value(place, seed) is None]
     return list(dict.fromkeys(grid.measure_of(place).metric or "a metric to show" for place in lacking))
 
 
 def _told(grid: CellGrid, cell: Cell) -> str:
-    """The numbers that a cell gives to the table."""
+    """Return the numbers that a cell contributes to the table."""
     found = []
     for (place, seed), owner in grid.at.items():
         value = grid.value(place, seed) if owner is cell else None

@@ -1,4 +1,4 @@
-"""What a study is: rows, columns, seeds, a measure, the published values and the paper's claims, read from a file."""
+"""A study: rows, columns, seeds, a measure, published values and claims, read from a file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lit_fed.studies.rounds import wrong_report
 from lit_fed.studies.sweep import unrolled
 from lit_fed.studies.where import Where, meant
 
-_MOST_SCALE = 1e12  # bytes in millions of millions; what is beyond shows zeros or noise
+_MOST_SCALE = 1e12  # bytes to terabytes; larger factors show zeros or noise
 _MEASURE = ("metric", "report", "better", "scale", "decimals")
 _LOG = "log10"
 _VARIANT = ("label", "x", "configs", "set", "grid", *_MEASURE)
@@ -29,7 +29,7 @@ _STUDY = (
 _PROFILE = (*(key for key in _STUDY if key != "profiles"), "again")
 _AGAIN = ("again", "about", "seeds", "rows", "columns", "skip", "claims")
 PLAIN = "default"
-"""The profile of a study that has none."""
+"""The profile of a study without profiles."""
 
 
 class Place(NamedTuple):
@@ -49,17 +49,17 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Measure:
-    """What is read from a run.
+    """The number that a study reads from a run.
 
     Args:
-        metric: A column of ``metrics.csv``, such as ``global/acc``; empty where the study names none and what a run
-            monitors is only known once one has finished.
+        metric: A column of ``metrics.csv``, such as ``global/acc``; empty if the study names none and the monitored
+            metric is unknown before a run has finished.
         report: The ``last`` evaluated round, the ``best`` one, the ``mean`` over all of them, or the ``best of``
             another metric, see `lit_fed.studies.rounds.reported`.
         lower: Whether smaller values are better.
-        scale: Values are multiplied by this everywhere: in tables, pictures and claims.
+        scale: Factor of the values in tables, pictures and claims.
         decimals: Digits after the point in tables.
-        log: Instead of scaling them, take their decimal logarithm, for values that span decades.
+        log: Take the decimal logarithm instead of scaling, for values that span decades.
     """
 
     metric: str
@@ -71,13 +71,13 @@ class Measure:
 
     @property
     def words(self) -> str:
-        """The metric, and what is done to its values."""
+        """The metric and its transformation."""
         if self.log:
             return f"log10 of {self.metric}"
         return self.metric + ("" if self.scale == 1 else f" × {self.scale:g}")
 
     def shown(self, value: float) -> float:
-        """A value as it stands in tables, pictures and claims; a logarithm of what is not above 0 is not a number."""
+        """Scale a value for tables, pictures and claims; the logarithm of a value that is not above 0 is NaN."""
         if self.log:
             return log10(value) if value > 0 else nan
         return self.scale * value
@@ -85,15 +85,15 @@ class Measure:
 
 @dataclass(frozen=True)
 class Variant:
-    """A row or a column: what it adds to the study's base.
+    """A row or a column, with its settings on top of the study's.
 
     Args:
         name: Its name in folders and claims.
-        label: What tables and pictures call it.
-        configs: Configuration files, merged after those before.
+        label: Its name in tables and pictures.
+        configs: Configuration files, merged after the study's.
         set: Single settings by dotted key.
-        measure: Keys of the study's measure that are another one here.
-        x: Where it stands on the axis of a picture with lines; None where it stands nowhere.
+        measure: Overrides of the study's measure.
+        x: Its position on the axis of a line plot; None without one.
     """
 
     name: str
@@ -109,24 +109,24 @@ class Study:
     """A study with one of its profiles applied.
 
     Args:
-        name: Name of the file without its ending.
+        name: Name of the file without its suffix.
         path: The file.
         profile: Name of the profile.
-        title: One line that says what is compared.
+        title: The comparison in one line.
         source: The paper, and the table or figure.
-        about: What a reader must know.
-        configs: Configuration files that every cell begins with.
+        about: Notes for readers.
+        configs: Configuration files of every cell.
         set: Single settings of every cell.
-        seeds: Seeds; each is a run of its own.
+        seeds: Seeds; each is a separate run.
         rows: Rows of the table by name, usually methods.
         columns: Columns of the table by name, usually settings or metrics.
-        skip: Places that stay empty.
+        skip: Places without runs.
         published: The paper's value by place, and its standard deviation or None.
-        claims: What the paper says.
-        measure: What is read from a run where neither row nor column says otherwise.
-        again: The profile of which this one asks some claims again, over other seeds; empty for none.
-        x_label: What the places of rows or columns on an axis (`Variant.x`) are.
-        pictures: Pictures of the runs that the report shows, by their names in TensorBoard.
+        claims: The paper's claims.
+        measure: The measure, unless a row or column overrides it.
+        again: The profile whose undecided claims this one asks again, over other seeds; empty for none.
+        x_label: The label of the axis of `Variant.x`.
+        pictures: Pictures of the runs in the report, by their names in TensorBoard.
     """
 
     name: str
@@ -150,30 +150,30 @@ class Study:
 
     @property
     def called(self) -> str:
-        """Its name, and the profile where it has profiles."""
+        """The name, with the profile if there are profiles."""
         return self.name if self.profile == PLAIN else f"{self.name}, profile {self.profile}"
 
     @property
     def places(self) -> list[Place]:
-        """The places that are filled, row by row."""
+        """The places with runs, row by row."""
         every = (Place(row, column) for row in self.rows for column in self.columns)
         return [place for place in every if place not in self.skip]
 
     def names_metric(self, place: Place) -> bool:
-        """Whether the study says which metric is read at a place."""
+        """Whether the study names the metric of a place."""
         row, column = self.rows[place.row], self.columns[place.column]
         return "metric" in {**self.measure, **row.measure, **column.measure}
 
     def measure_of(
         self, place: Place, names: MetricNames, metric: str | None = None, report: str | None = None
     ) -> Measure:
-        """What is read from the runs of a place.
+        """Return the measure of a place.
 
         Args:
             place: The place.
-            names: What is known of its runs' metrics: the monitor counts where the study names no metric.
-            metric: The metric that a claim asks for, where it does.
-            report: The round that a claim asks for, where it does.
+            names: The known metrics of its runs; the monitor is the default metric.
+            metric: A claim's metric, if any.
+            report: A claim's round, if any.
         """
         row, column = self.rows[place.row], self.columns[place.column]
         keys = {"metric": names.monitor or ""} | dict(self.measure) | dict(row.measure) | dict(column.measure)
@@ -192,19 +192,19 @@ class Study:
 
 
 def read_study(path: str | Path, profile: str | None = None) -> Study:
-    """Read a study file and apply a profile to it.
+    """Read a study file and apply a profile.
 
-    A profile is laid over the rest of the file: rows, columns, published values and mappings of settings key by key,
-    anything else as a whole. A row, a column or a published value of null is left out. A profile that says ``again`` is
-    laid over the one it names, of which it may leave out rows and columns, and has seeds and claims of its own.
+    A profile overrides the rest of the file: rows, columns, published values and mappings of settings key by key,
+    anything else as a whole. A null drops a row, a column or a published value. A profile with ``again`` overrides the
+    profile that it names; it may drop rows and columns, and brings new seeds and claims.
 
     Args:
         path: The file.
-        profile: ``paper``, ``pocket``, or another one that the file has; None for the file as it is where it has none,
-            else for ``pocket``, else for the only one.
+        profile: A profile of the file, such as ``paper`` or ``pocket``. The default is ``pocket`` or the only profile;
+            without profiles, the file itself.
 
     Raises:
-        ConfigError: If the file cannot be read, has a key or name that does not exist, or lacks the profile.
+        ConfigError: If the file cannot be read, has an unknown key or name, or lacks the profile.
     """
     path = Path(located(path))
     content = read_settings(path, "study file", "holds no study; write keys such as rows:, columns: and metric:")
@@ -228,61 +228,61 @@ def _first_asked(
     over: Mapping[str, Any],
     later: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The file with the profile of which another one asks claims again: the same runs, over other seeds.
+    """Return the file with the profile whose claims another profile asks again: the same runs over other seeds.
 
     Args:
-        where: The file's place, for errors.
-        file: What stands outside of profiles.
-        profiles: All of them.
-        name: The one that asks.
-        over: What it says.
-        later: The seeds of those that ask it again in turn, by their names.
+        where: The file, for errors.
+        file: The content outside profiles.
+        profiles: All profiles.
+        name: The asking profile.
+        over: Its content.
+        later: The seeds of profiles that ask this one again in turn, by name.
 
     Raises:
-        ConfigError: If there is nothing to ask again, or more than the seeds would differ, or a seed is the same.
+        ConfigError: If the other profile does not exist, more than the seeds differs, or a seed is shared.
     """
     here, first = where.at(f"profiles.{name}"), where.text(over, "again")
     below = where.at(f"profiles.{first}").checked(_or_none(profiles.get(first)), _PROFILE)
     asked = below.get("seeds", file.get("seeds", [0]))
     asking = {**(later or {}), name: over.get("seeds", asked)}
     if first not in profiles or first in asking:
-        raise here.at("again").error(f"there is no profile {first!r} with runs of its own")
+        raise here.at("again").error(f"the profile {first!r} does not exist or asks this one again; name another")
     here.check_keys(over, _AGAIN)
     for key in ("rows", "columns"):
         if kept := [one for one, value in where.mapping(over, key).items() if value is not None]:
-            raise here.at(key).error(f"{kept[0]!r} is to be what it is in {first!r}; it may only be left out, by null")
+            raise here.at(key).error(f"{kept[0]!r} must be the same as in {first!r}; remove it, or drop it with null")
     for one, seeds in asking.items():
         lists = isinstance(seeds, list) and isinstance(asked, list)
         if lists and (common := [seed for seed in seeds if seed in asked]):
             at = where.at(f"profiles.{one}.seeds")
-            raise at.error(f"{first!r} has seed {common[0]} too; to ask again takes other seeds")
+            raise at.error(f"{first!r} has seed {common[0]}, too; choose other seeds")
     before = _first_asked(where, file, profiles, first, below, asking) if "again" in below else dict(file)
     found: dict[str, Any] = _merge(before, below)
     return found
 
 
 def _chosen(where: Where, profiles: Mapping[Any, Any], wanted: str | None) -> str:
-    """The profile to apply."""
+    """Return the profile to apply."""
     if wanted is None:
         known = list(map(str, profiles)) or [PLAIN]
         if "pocket" not in known and len(known) > 1:
-            raise where.error(f"which profile? choose one of {', '.join(known)} with --profile")
+            raise where.error(f"the file has several profiles; choose one of {', '.join(known)} with --profile")
         wanted = "pocket" if "pocket" in known else known[0]
     if not is_file_name(wanted):
-        raise where.error(f"a profile cannot be called {wanted!r}: it names a folder; call it as you would a file")
+        raise where.error(f"the profile's name {wanted!r} cannot name a folder; rename it")
     if wanted not in profiles and (profiles or wanted != PLAIN):
-        there = ", ".join(map(str, profiles)) or "none, so leave --profile out"
-        raise where.error(f"there is no profile {wanted!r}; the file has {there}")
+        advice = f"choose one of {', '.join(map(str, profiles))}" if profiles else "omit --profile"
+        raise where.error(f"the profile {wanted!r} does not exist; {advice}")
     return wanted
 
 
 def _or_none(value: Any) -> Any:
-    """A mapping, of which nothing after the key means none."""
+    """Return a mapping; an empty value in YAML is an empty mapping."""
     return {} if value is None else value
 
 
 def _merge(below: Any, over: Any) -> Any:
-    """Mappings key by key, anything else as a whole."""
+    """Merge mappings key by key; replace anything else."""
     if not (isinstance(below, dict) and isinstance(over, dict)):
         return over
     return below | {key: _merge(below[key], value) if key in below else value for key, value in over.items()}
@@ -292,10 +292,10 @@ def _build(path: Path, profile: str, content: dict[str, Any], where: Where) -> S
     rows = _variants(where.at("rows"), where.mapping(content, "rows"))
     columns = _variants(where.at("columns"), where.mapping(content, "columns"))
     if not rows:
-        raise where.error("rows are missing; name at least one, or sweep a setting with grid")
+        raise where.error("rows is missing; name at least one row, or sweep a setting with grid")
     columns = columns or {"all": Variant("all", "all")}
     if both := [name for name in rows if name in columns]:
-        raise where.error(f"{both[0]!r} is a row and a column; claims could not tell them apart, rename one")
+        raise where.error(f"{both[0]!r} is a row and a column, which claims cannot distinguish; rename one")
     measure = _measure(where, content)
     skip = frozenset(_place(where.at("skip"), word, rows, columns) for word in where.texts(content, "skip"))
     claims = [] if content.get("claims") is None else content["claims"]
@@ -325,7 +325,7 @@ def _build(path: Path, profile: str, content: dict[str, Any], where: Where) -> S
         pictures=where.texts(content, "pictures"),
     )
     if not study.places:
-        raise where.error("every place of the table is skipped")
+        raise where.error("skip leaves no place of the table; remove an entry")
     return study
 
 
@@ -350,7 +350,7 @@ def _variants(where: Where, content: Mapping[Any, Any]) -> dict[str, Variant]:
 def _measure(where: Where, content: Mapping[str, Any]) -> dict[str, Any]:
     measure = {key: content[key] for key in _MEASURE if key in content}
     if not where.text(measure, "metric", "any"):
-        raise where.at("metric").error("expected the name of a metric, such as global/acc, or no key")
+        raise where.at("metric").error("expected the name of a metric, such as global/acc; remove the key for none")
     if wrong := wrong_report(measure.get("report", "last")):
         raise where.at("report").error(wrong)
     where.choice(measure, "better", ("higher", "lower", "auto"))
@@ -376,7 +376,7 @@ def _place(where: Where, word: str, rows: Mapping[str, Any], columns: Mapping[st
     row, _, column = word.partition("/")
     for name, known, kind in ((row, rows, "row"), (column, columns, "column")):
         if name not in known:
-            raise where.error(f"{word}: there is no {kind} {name!r}; {meant(name, list(known))}")
+            raise where.error(f"{word}: the {kind} {name!r} does not exist; {meant(name, list(known))}")
     return Place(row, column)
 
 

@@ -1,4 +1,4 @@
-"""What a study came to, in a file beside its tables: from these the pages over all studies of a folder are made."""
+"""Summaries of studies, as files next to their tables, from which the pages over all studies are made."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _FILE = "summary.json"
 
 @dataclass(frozen=True)
 class Decided:
-    """A claim and how it stands.
+    """A claim with its verdict.
 
     Args:
-        says: What the paper says, in words.
-        text: The claim as it stands in the study file.
+        says: The paper's wording.
+        text: The claim in the study file's grammar.
         outcome: ``holds``, ``equal``, ``undecided`` or ``fails``.
-        margin: What is left beyond the claimed margin, and how sure that is.
-        seeds: How many seeds have all that it needs.
+        margin: The margin beyond the claimed one, and its spread.
+        seeds: The number of seeds with all values that the claim needs.
     """
 
     says: str
@@ -36,17 +36,17 @@ class Decided:
 
 @dataclass(frozen=True)
 class Summary:
-    """A study in a line of a page, with its claims.
+    """A study's line on a page, and its claims.
 
     Args:
-        name: Its name.
-        profile: Its profile.
-        title: One line that says what is compared.
+        name: The study's name.
+        profile: The profile.
+        title: The comparison in one line.
         source: The paper, and the table or figure.
-        cells: How many there are.
-        done: How many have finished.
-        failed: How many have failed.
-        claims: Its claims.
+        cells: The number of cells.
+        done: The number of finished cells.
+        failed: The number of failed cells.
+        claims: The claims.
     """
 
     name: str
@@ -60,13 +60,13 @@ class Summary:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many claims came out in each way."""
+        """The number of claims by outcome."""
         found = [claim.outcome for claim in self.claims]
         return {outcome: found.count(outcome) for outcome in OUTCOMES}
 
 
 def summary_of(results: Results) -> Summary:
-    """What there is to say of a study."""
+    """Return the summary of a study."""
     grid, study = results.grid, results.grid.study
     claims = (Decided(c.says, c.text, v.outcome, verdict_text(v), v.seeds) for c, v in results.verdicts)
     done, failed = (sum(getattr(cell, state) for cell in grid.cells) for state in ("done", "failed"))
@@ -75,19 +75,12 @@ def summary_of(results: Results) -> Summary:
 
 
 def summary_json(summary: Summary) -> str:
-    """A summary as a file holds it."""
+    """Serialise a summary."""
     return json.dumps(asdict(summary), indent=1, ensure_ascii=False) + "\n"
 
 
 def summaries_in(output: Path, profile: str) -> list[Summary]:
-    """What studies in a folder came to under a profile, by their names, whenever they ran.
-
-    Files that no study wrote are passed over, as are studies that ended before there were such files.
-
-    Args:
-        output: Folder of all studies.
-        profile: The profile.
-    """
+    """Read the summaries of all studies in a folder for one profile, sorted by name; skip files of other origin."""
     found = [_read(path) for path in sorted(output.glob(f"*/{profile}/{_FILE}"))]
     return [summary for summary in found if summary is not None]
 
@@ -104,7 +97,7 @@ def _read(path: Path) -> Summary | None:
 
 
 def tally_text(several: Sequence[Summary]) -> str:
-    """How many claims of some studies came out in each way, as a sentence."""
+    """Return the number of claims by outcome, as a sentence."""
     counts = {outcome: sum(summary.counts[outcome] for summary in several) for outcome in OUTCOMES}
     studies = "1 study" if len(several) == 1 else f"{len(several)} studies"
     return f"{sum(counts.values())} claims of {studies}: " + ", ".join(
@@ -113,7 +106,7 @@ def tally_text(several: Sequence[Summary]) -> str:
 
 
 def claims_markdown(several: Sequence[Summary]) -> str:
-    """The claims of some studies as one Markdown table."""
+    """Return the claims of studies as one Markdown table."""
     lines = head(("study", "claim", "verdict", "margin", "seeds"))
     for summary in several:
         for claim in summary.claims:

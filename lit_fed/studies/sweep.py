@@ -1,4 +1,4 @@
-"""What ``grid`` in a study file stands for: a row, or a column, for every combination of values of some settings."""
+"""``grid`` in a study file: a row, or a column, for every combination of settings' values."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Any
 
 from lit_fed.studies.where import Where
 
-_LONGEST = 60  # of a value in a name, which becomes a folder
+_LONGEST = 60  # maximum length of a value in a folder's name
 
 
 def unrolled(content: Mapping[str, Any], where: Where) -> dict[str, Any]:
-    """A study file's content with rows and columns in the place of every ``grid``.
+    """Expand every ``grid`` of a study file into rows and columns.
 
-    Of the study's own ``grid`` the last setting makes the columns and those before it the rows, a lone one the rows;
-    where the study has rows, all settings make columns, where it has columns, rows. A ``grid`` of a row, or a column,
-    makes several of it.
+    The study's ``grid`` makes the columns from its last setting and the rows from the others; a single setting makes
+    rows. In a study with rows, all settings make columns; in a study with columns, rows. A ``grid`` of a row or a
+    column multiplies this row or column.
 
     Args:
-        content: The file's content, its profile applied.
+        content: The file's content with the profile applied.
         where: The file.
 
     Raises:
-        ConfigError: If a ``grid`` is no mapping from settings to lists of different values.
+        ConfigError: If a ``grid`` is not a mapping from settings to lists of distinct values.
     """
     found = dict(content)
     grid = _checked(found.pop("grid", None), where.at("grid"))
@@ -38,13 +38,13 @@ def unrolled(content: Mapping[str, Any], where: Where) -> dict[str, Any]:
     keys, has_rows, has_columns = list(grid), bool(found.get("rows")), bool(found.get("columns"))
     if has_rows and has_columns:
         raise where.at("grid").error(
-            "there are rows and columns already; write it into a row or a column to make several"
+            "the study already has rows and columns; move grid into a row or a column to multiply it"
         )
     if has_rows or has_columns:
         parts = {"columns" if has_rows else "rows": keys}
     else:
         parts = {"rows": keys[:-1], "columns": keys[-1:]} if len(keys) > 1 else {"rows": keys}
-    for part, chosen in sorted(parts.items()):  # columns first: what is beside the lines of a picture
+    for part, chosen in sorted(parts.items()):  # columns first, for the axis of a picture
         found[part] = dict(_combinations({key: grid[key] for key in chosen}, {}, where.at("grid")))
         if all("x" in variant for variant in found[part].values()):
             found.setdefault("x_label", _short(chosen)[chosen[0]])
@@ -52,7 +52,7 @@ def unrolled(content: Mapping[str, Any], where: Where) -> dict[str, Any]:
 
 
 def _several(variants: Mapping[Any, Any], where: Where) -> Iterator[tuple[Any, Any]]:
-    """Rows or columns, those with a ``grid`` in all of its combinations."""
+    """Yield rows or columns, with every ``grid`` expanded."""
     for name, settings in variants.items():
         if not isinstance(settings, dict) or "grid" not in settings:
             yield name, settings
@@ -70,25 +70,25 @@ def _checked(grid: Any, where: Where) -> dict[str, list[Any]]:
     kept = {key: values for key, values in grid.items() if values is not None}  # a profile may leave one out
     for key, values in kept.items():
         if not isinstance(key, str):
-            raise where.error(f"{key!r} is no setting; write it as on the command line, such as trainer.max_rounds")
+            raise where.error(f"{key!r} is not a setting; write it as on the command line, such as trainer.max_rounds")
         if not isinstance(values, list) or not values:
             raise where.at(key).error(f"expected a list of values, not {values!r}")
         texts = [_text(value) for value in values]
         if twice := next((text for text in texts if texts.count(text) > 1), None):
-            raise where.at(key).error(f"{twice} is there twice; remove one")
+            raise where.at(key).error(f"{twice} occurs twice; remove one")
     return kept
 
 
 def _combinations(
     grid: Mapping[str, list[Any]], rest: Mapping[str, Any], where: Where, name: str = ""
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """A row, or a column, for every combination of values, called by them.
+    """Yield a row, or a column, for every combination of values, named after the values.
 
     Args:
         grid: Values by setting.
-        rest: What else the row or column has.
-        where: Its place.
-        name: What it is called without the values.
+        rest: The other keys of the row or column.
+        where: Its place, for errors.
+        name: Its name without the values.
     """
     own = where.mapping(rest, "set")
     if both := [key for key in grid if key in own]:
@@ -105,18 +105,18 @@ def _combinations(
 
 
 def _short(keys: list[str]) -> dict[str, str]:
-    """Settings by their last word, or in full where two end in the same."""
+    """Shorten settings to their last word, unless two share it."""
     ends = [key.rpartition(".")[2] for key in keys]
     return {key: end if ends.count(end) == 1 else key for key, end in zip(keys, ends, strict=True)}
 
 
 def _text(value: Any) -> str:
-    """A value as a reader of the table sees it: as the command line has it."""
+    """Format a value as on the command line."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _slug(text: str) -> str:
-    """A value as a part of a name, which is a word and becomes a folder."""
+    """Convert a value to a part of a name, which is one word and a folder."""
     words = re.sub(r"[^\w.+=-]+", "_", text).strip("_.")
     if words == text and len(text) <= _LONGEST:
         return text

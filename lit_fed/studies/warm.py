@@ -1,4 +1,4 @@
-"""Imports all that cells need, for the process from which they are forked; see `lit_fed.studies.cell_process`."""
+"""Imports all modules that cells need, in the process that forks them; see `lit_fed.studies.cell_process`."""
 
 import atexit
 import gc
@@ -10,7 +10,7 @@ for _name in (
     *("matplotlib.backends.backend_agg", "sklearn.datasets", "torch.utils.tensorboard"),
 ):
     importlib.import_module(_name)
-# The process from which cells are forked has nothing to put away, and some libraries complain when they are.
+# The forking process needs no clean-up, and some libraries complain during it.
 atexit.register(os._exit, 0)
 gc.collect()
-gc.freeze()  # a cell then neither searches nor copies what is there already
+gc.freeze()  # a cell's GC then neither scans nor copies existing objects

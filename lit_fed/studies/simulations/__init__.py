@@ -1,1 +1,1 @@
-"""Simulations of papers whose task is no data set."""
+"""Simulations of papers' figures that need no data set."""

@@ -1,4 +1,4 @@
-"""A simulation that has run, as a page and as lines of ``claims.csv``; nothing is simulated."""
+"""The page and the lines of ``claims.csv`` of a finished simulation, without simulating anything."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _PROFILE = "simulation"
 
 
 def finished_simulation(path: Path, simulations: Path) -> Finished | None:
-    """What the simulation of a file came to.
+    """Return the results of a file's simulation.
 
     Args:
         path: The file.
         simulations: Folder of all simulations.
 
     Returns:
-        None where it has not run to its end, or ran with other settings than the file has now.
+        The results; None if the simulation has not finished, or ran with different settings.
 
     Raises:
-        ConfigError: If the file is not that of a simulation, or its points cannot be read.
+        ConfigError: If the file is not a simulation's, or its points cannot be read.
     """
     folder = simulations / path.stem
     record = Record.read(folder)
@@ -35,12 +35,12 @@ def finished_simulation(path: Path, simulations: Path) -> Finished | None:
         return None
     simulation, options = read_file(path)
     if not record.ran(settings_of(options)):
-        print(f"{path.stem}: was run with other settings and is left out")
+        print(f"{path.stem}: ran with different settings and is skipped")
         return None
     if options.again:
         check_again(options.again, simulation, settings_of(options))
-        if path.stem != f"{Path(options.again).stem}_again":  # its page is called so, and would be another's too
-            raise ConfigError(f"{path} asks {options.again} again; call it {Path(options.again).stem}_again.yaml")
+        if path.stem != f"{Path(options.again).stem}_again":  # the page's name, which must be unique
+            raise ConfigError(f"{path} asks {options.again} again; rename it to {Path(options.again).stem}_again.yaml")
     points = _read(folder / "points.csv")
     found = [(claim, verdict) for claim, verdict, _ in verdicts(simulation, points)]
     minutes, cpu = (f"{seconds / 60:.1f}" for seconds in (record.seconds, record.cpu_seconds))

@@ -1,4 +1,4 @@
-"""A simulation's jobs: some at a time, and those that are done kept until the whole is."""
+"""A simulation's jobs, run in parallel, with their outcomes cached until all are done."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Jobs:
     """Runs jobs.
 
     Args:
-        processes: So many at a time.
-        folder: A simulation's, in which each job's outcome is kept, so that one that was stopped goes on; None keeps
-            nothing.
-        made_with: What outcomes depend on beside their jobs, such as the commit.
-        tell: Told how many are done.
+        processes: The number of parallel processes.
+        folder: The simulation's folder, where outcomes are cached, so that a stopped simulation can resume; None turns
+            the cache off.
+        made_with: Further dependencies of outcomes, such as the commit.
+        tell: Prints the progress.
     """
 
     processes: int = 1
@@ -39,12 +39,12 @@ class Jobs:
     tell: Callable[[str], object] | None = None
 
     def run(self, work: Callable[[JobT], OutcomeT], jobs: Sequence[JobT], kinds: Sequence[type] = ()) -> list[OutcomeT]:
-        """What jobs give, in their order.
+        """Return the outcomes of jobs, in order.
 
         Args:
             work: Does a job.
-            jobs: What there is to do; their ``repr`` tells them apart.
-            kinds: The named tuples that outcomes consist of, beside lists, dictionaries, numbers and tensors.
+            jobs: The jobs, identified by their ``repr``.
+            kinds: The named tuples in outcomes, besides lists, dictionaries, numbers and tensors.
         """
         do = partial(_do, work, tuple(kinds), None if self.folder is None else self.folder / _FOLDER, self.made_with)
         if self.processes < 2 or len(jobs) < 2:
@@ -61,19 +61,19 @@ class Jobs:
         return found
 
     def forget(self) -> None:
-        """Remove what was kept."""
+        """Remove the cache."""
         if self.folder is not None:
             shutil.rmtree(self.folder / _FOLDER, ignore_errors=True)
 
 
 ALONE = Jobs()
-"""One job after the other, nothing kept."""
+"""Runs jobs sequentially, without a cache."""
 
 
 def _do(
     work: Callable[[JobT], OutcomeT], kinds: tuple[type, ...], folder: Path | None, made_with: str, job: JobT
 ) -> OutcomeT:
-    """A job's outcome: the one that was kept, or by doing it."""
+    """Return a job's outcome, from the cache if it is there."""
     if folder is None:
         return work(job)
     path = folder / f"{sha256(repr((made_with, work.__qualname__, job)).encode()).hexdigest()[:24]}.pt"

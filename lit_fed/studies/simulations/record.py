@@ -1,4 +1,4 @@
-"""With which settings, on what and for how long a simulation ran: ``simulation.json`` in its folder."""
+"""The record of a simulation's settings, environment and duration: ``simulation.json`` in its folder."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _NAME = "simulation.json"
 
 @dataclass(frozen=True)
 class Record:
-    """A simulation that has run.
+    """A finished simulation.
 
     Args:
-        settings: All that decides its points.
-        made_with: Commit, versions and hardware, as `lit_fed.studies.environment.describe` has them.
-        seconds: How long it took.
-        cpu_seconds: How long cores worked on it.
+        settings: All settings that determine the points.
+        made_with: Commit, versions and hardware, see `lit_fed.studies.environment.describe`.
+        seconds: Duration.
+        cpu_seconds: CPU time.
     """
 
     settings: dict[str, Any]
@@ -30,20 +30,20 @@ class Record:
     cpu_seconds: float
 
     def write(self, folder: Path) -> None:
-        """Write it, once all else that the simulation writes is there."""
+        """Write the record, after all other files of the simulation."""
         write_text([json.dumps(asdict(self), indent=2, ensure_ascii=False) + "\n"], folder / _NAME)
 
     @staticmethod
     def remove(folder: Path) -> None:
-        """Forget it, before anything else in the folder is replaced."""
+        """Remove the record, before any other file of the folder is replaced."""
         (folder / _NAME).unlink(missing_ok=True)
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
-        """That of a folder; None where no simulation has run to its end.
+        """Read a folder's record; None if no simulation has finished.
 
         Raises:
-            ConfigError: If the file is not such a record.
+            ConfigError: If the file is malformed.
         """
         path = folder / _NAME
         if not path.is_file():
@@ -54,5 +54,5 @@ class Record:
             raise ConfigError(f"{path} was not written by lit-fed simulate; run it again") from error
 
     def ran(self, settings: dict[str, Any]) -> bool:
-        """Whether it ran with these settings."""
-        return bool(self.settings == json.loads(json.dumps(settings)))  # where a tuple is a list
+        """Whether the simulation ran with these settings."""
+        return bool(self.settings == json.loads(json.dumps(settings)))  # turns tuples into lists

@@ -1,4 +1,4 @@
-"""``python cli.py simulate -c …``: a figure of a paper from simulations, as CSV and PNG."""
+"""``python cli.py simulate -c …``: a paper's figure from simulations, as CSV and PNG."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from jsonargparse import ArgumentParser, Namespace
 
+from lit_fed.checks import check_range
 from lit_fed.command.reading.making import instantiate
 from lit_fed.command.reading.readable import read_settings
 from lit_fed.command.reading.shipped import located
@@ -28,7 +29,7 @@ from lit_fed.studies.simulations.record import Record
 from lit_fed.studies.simulations.simulation import Point, Simulation, verdicts
 
 _WIDE = 4  # panels side by side
-_SHOWN = 12  # numbers of a line, and the last
+_SHOWN = 12  # maximum number of printed values per line, besides the last
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -36,27 +37,22 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("-c", "--config", action="config", help="a file with the key simulate")
     parser.add_argument("--source", default="", help="the paper and the figure")
     parser.add_subclass_arguments(Simulation, "simulate", required=True, help="the figure, by class")
-    parser.add_argument("--again", default="", help="the file of which it asks claims again, over other seeds")
+    parser.add_argument("--again", default="", help="the file whose claims it asks again, over other seeds")
     parser.add_argument("-o", "--output", type=Path | None, help="folder to write to; simulations/<file> if none")
-    parser.add_argument("--processes", type=int, default=2, help="jobs at a time, each on one thread")
+    parser.add_argument("--processes", type=int, default=2, help="number of parallel jobs, each on one thread")
 
 
 def run(call: Call) -> int:
-    """Run the command.
-
-    Args:
-        call: Its settings.
-    """
+    """Run the command."""
     options = call.settings
-    if options.processes < 1:
-        raise ConfigError(f"processes is {options.processes}; it must be at least 1")
+    check_range("processes", options.processes, least=1)
     simulation: Simulation = instantiate(call.parser, options).simulate
     if options.again:
         check_again(options.again, simulation, settings_of(options))
     name = name_of(options)
     folder = options.output or Path("simulations") / name
     made_with, began, worked = describe(), time.monotonic(), sum(os.times()[:4])
-    kept = None if "uncommitted" in made_with["commit"] else folder  # of changed code nobody knows what it was
+    kept = None if "uncommitted" in made_with["commit"] else folder  # uncommitted code cannot be identified
     jobs = Jobs(options.processes, kept, repr(made_with), partial(print, flush=True))
     points = simulation.points(jobs)
     taken = {"seconds": time.monotonic() - began, "cpu_seconds": sum(os.times()[:4]) - worked}
@@ -66,7 +62,7 @@ def run(call: Call) -> int:
         draw(points, temporary / f"{name}.png", simulation)
         (temporary / "claims.md").write_text(table, encoding="utf-8")
         Record(settings=settings_of(options), made_with=made_with, **taken).write(temporary)
-        Record.remove(folder)  # which would be of other files, were the program killed while these take their places
+        Record.remove(folder)  # if the process is killed while files are replaced, the record must not remain
     print(summary(points))
     jobs.forget()
     print(f"\n{table}")
@@ -75,14 +71,14 @@ def run(call: Call) -> int:
 
 
 def read_file(path: Path) -> tuple[Simulation, Namespace]:
-    """A file's simulation, and all its settings.
+    """Read a file's simulation and settings.
 
     Raises:
-        ConfigError: If it is not that of a simulation.
+        ConfigError: If the file is not a simulation's.
     """
     found = located(path)
     if "simulate" not in read_settings(found, "simulation file"):
-        raise ConfigError(f"{path} is not a simulation's: it has no key simulate")
+        raise ConfigError(f"{path} has no key simulate; name a simulation's file")
     parser = ArgumentParser(exit_on_error=False)
     add_arguments(parser)
     options = parser.parse_args(["-c", str(found)])
@@ -91,34 +87,38 @@ def read_file(path: Path) -> tuple[Simulation, Namespace]:
 
 
 def check_again(file: str, simulation: Simulation, settings: Mapping[str, Any]) -> None:
-    """Refuse to ask claims again that nobody asked, of the same seeds, or of another figure.
+    """Refuse to ask claims again that differ from the first file's, for another figure, or over the same seeds.
 
     Args:
-        file: The file that asked them first.
-        simulation: Who asks them again.
-        settings: Its settings; of a grid's values some may be left out.
+        file: The file that asked first.
+        simulation: The simulation that asks again.
+        settings: Its settings; a grid may have fewer values.
 
     Raises:
-        ConfigError: For what is not as it was.
+        ConfigError: For the first difference.
     """
     first, options = read_file(Path(file))
     if options.again:
-        raise ConfigError(f"again: {file} itself asks {options.again} again; name that one")
+        raise ConfigError(f"again: {file} itself asks {options.again} again; name {options.again}")
     before = settings_of(options)
     theirs, ours = before["init_args"], settings["init_args"]
     if before["class_path"] != settings["class_path"]:
-        raise ConfigError(f"again: {file} is of {before['class_path']}, this of {settings['class_path']}")
+        raise ConfigError(
+            f"again: {file} simulates {before['class_path']}, and this file {settings['class_path']}; use the same"
+        )
     for key in sorted({*theirs, *ours} - {"seeds", "first_seed"}):
         was, now = theirs.get(key), ours.get(key)
         grid = isinstance(was, (list, tuple)) and isinstance(now, (list, tuple))
         if was != now and not (grid and all(one in was for one in now)):
-            raise ConfigError(f"again: {key} is {now}, and {was} in {file}; only seeds may differ, and a grid be less")
+            raise ConfigError(
+                f"again: {key} is {now}, and {was} in {file}; only seeds may differ, and a grid may be smaller"
+            )
     if common := sorted({*first.every_seed} & {*simulation.every_seed}):
-        raise ConfigError(f"again: {file} has seed {common[0]} too; to ask again takes other seeds, see first_seed")
+        raise ConfigError(f"again: {file} has seed {common[0]}, too; choose other seeds with first_seed")
     known = [_sentence(content) for content in first.claims]
     for content in simulation.claims:
         if _sentence(content) not in known:
-            raise ConfigError(f"again: {file} has no claim {_sentence(content)!r}")
+            raise ConfigError(f"again: {file} has no claim {_sentence(content)!r}; copy a claim from it")
 
 
 def _sentence(content: Any) -> str:
@@ -126,20 +126,20 @@ def _sentence(content: Any) -> str:
 
 
 def name_of(options: Namespace) -> str:
-    """What a figure's folder and picture are called: as its configuration file, or else as its class."""
+    """Return the name of a figure's folder and picture: its configuration file's, or its class's."""
     named = [Path(str(path)).stem for path in options.config or ()]
     return named[-1] if named else str(options.simulate.class_path).rpartition(".")[2].lower()
 
 
 def settings_of(options: Namespace) -> dict[str, Any]:
-    """All that decides a figure's points: its settings, those by default too, without the claims about them."""
+    """Return all settings that determine a figure's points, defaults included, claims excluded."""
     settings: dict[str, Any] = options.simulate.clone().as_dict()
     settings["init_args"].pop("claims", None)
     return settings
 
 
 def write(points: Sequence[Point], folder: Path) -> None:
-    """Every seed's numbers to ``points.csv``, medians and quartiles to ``summary.csv``."""
+    """Write every seed's numbers to ``points.csv``, medians and quartiles to ``summary.csv``."""
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / "points.csv", "w", newline="", encoding="utf-8") as file:
         table = csv.writer(file, lineterminator="\n")
@@ -152,7 +152,7 @@ def write(points: Sequence[Point], folder: Path) -> None:
 
 
 def quartiles_of(points: Sequence[Point]) -> dict[tuple[str, str, float], tuple[float, float, float]]:
-    """Lower quartile, median and upper quartile over seeds; what diverged counts as infinite."""
+    """Return lower quartile, median and upper quartile over seeds; diverged values count as infinite."""
     values: dict[tuple[str, str, float], list[float]] = defaultdict(list)
     for point in points:
         values[point.panel, point.line, point.x].append(point.value if np.isfinite(point.value) else np.inf)
@@ -163,7 +163,7 @@ def quartiles_of(points: Sequence[Point]) -> dict[tuple[str, str, float], tuple[
 
 
 def quantile(numbers: Sequence[float], share: float) -> float:
-    """NumPy's ``median_unbiased`` quantile, of numbers that may be infinite, between which NumPy has NaN."""
+    """Return NumPy's ``median_unbiased`` quantile; unlike NumPy's, it is not NaN between infinite numbers."""
     ordered, count = sorted(numbers), len(numbers)
     place = round(min(max(share * (count + 1 / 3) + 1 / 3, 1), count), 9)  # from 1; Hyndman and Fan, 1996, definition 8
     below, above = ordered[int(place) - 1], ordered[min(int(place), count - 1)]
@@ -172,12 +172,12 @@ def quantile(numbers: Sequence[float], share: float) -> float:
 
 
 def summary(points: Sequence[Point]) -> str:
-    """Medians as lines of text."""
+    """Return the medians as lines of text."""
     return "\n".join(f"{panel} | {name} | {', '.join(numbers)}" for (panel, name), numbers in medians(points).items())
 
 
 def medians(points: Sequence[Point]) -> dict[tuple[str, str], list[str]]:
-    """Medians by panel and line; of a long line its first, its last and some between: ``summary.csv`` has all."""
+    """Return the medians by panel and line; a long line is thinned out, and ``summary.csv`` has all."""
     lines: dict[tuple[str, str], list[str]] = defaultdict(list)
     for (panel, name, x), (_, median, _) in quartiles_of(points).items():
         lines[panel, name].append(f"{x:g}: {median:.4g}")
@@ -185,7 +185,7 @@ def medians(points: Sequence[Point]) -> dict[tuple[str, str], list[str]]:
 
 
 def claims(simulation: Simulation, points: Sequence[Point]) -> str:
-    """What the paper says and how it stands, as a Markdown table."""
+    """Return the paper's claims and their verdicts as a Markdown table."""
     lines = head(("claim", "verdict", "margin, natural logarithm", "so for seeds"))
     for claim, verdict, seeds in verdicts(simulation, points):
         said = f"{claim.says} (`{claim.text}`)" if claim.says else f"`{claim.text}`"
@@ -194,7 +194,7 @@ def claims(simulation: Simulation, points: Sequence[Point]) -> str:
 
 
 def draw(points: Sequence[Point], path: Path, simulation: Simulation) -> None:
-    """Medians as lines with quartiles shaded, a panel each; what depends on warm-up and ρ as a heat map."""
+    """Draw medians as lines with shaded quartiles; a panel over warm-up and ρ as a heat map."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -229,7 +229,7 @@ def draw(points: Sequence[Point], path: Path, simulation: Simulation) -> None:
 
 
 def _heat_map(axes: Any, lines: dict[str, list[tuple[float, ...]]]) -> None:
-    """Medians on a log10 scale; a star on the best warm-up of each row."""
+    """Draw medians on a log10 scale, with a star on the best warm-up of each row."""
     x = [row[0] for row in sorted(next(iter(lines.values())))]
     values = np.array([[row[2] for row in sorted(rows)] for rows in lines.values()])
     with np.errstate(invalid="ignore"):

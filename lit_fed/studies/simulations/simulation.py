@@ -1,4 +1,4 @@
-"""What every simulation of a paper offers: its points by seed, and the claims about them."""
+"""The interface of simulations: points by seed, and claims about the points."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Point(NamedTuple):
 
     Args:
         panel: The panel.
-        line: The line in it.
-        x: Where on the horizontal axis.
+        line: The line in the panel.
+        x: The position on the horizontal axis.
         seed: The seed.
         value: The number.
     """
@@ -36,12 +36,12 @@ class Point(NamedTuple):
 
 
 class Simulation(ABC):
-    """A paper's figure whose task is no data set.
+    """A paper's figure that needs no data set.
 
     Attributes:
-        seeds: How many seeds.
-        first_seed: The first of them.
-        claims: What the paper says about the figure, in the sentences of `lit_fed.studies.claims`.
+        seeds: The number of seeds.
+        first_seed: The first seed.
+        claims: The paper's claims about the figure, in the grammar of `lit_fed.studies.claims`.
     """
 
     seeds: int
@@ -50,38 +50,34 @@ class Simulation(ABC):
 
     @abstractmethod
     def points(self, jobs: Jobs = ALONE) -> list[Point]:
-        """All its numbers.
-
-        Args:
-            jobs: Runs its jobs.
-        """
+        """Return all numbers of the figure; ``jobs`` runs the work."""
 
     @abstractmethod
     def readings(self, points: Sequence[Point]) -> tuple[Values, Curves]:
-        """The points as the table that claims are about: numbers, and curves over rounds, by row, column and seed."""
+        """Return the points as the table of claims: numbers, and curves over rounds, by row, column and seed."""
 
     @property
     def every_seed(self) -> range:
-        """Its seeds."""
+        """All seeds."""
         return range(self.first_seed, self.first_seed + self.seeds)
 
     def dress(self, axes: Any, panel: str) -> None:
-        """Scales and labels of a panel's axes; its title says what is drawn, and by what."""
+        """Set scales and labels of a panel's axes, from its title of the form "y by x"."""
         drawn, _, by = panel.rpartition(" by ")
         axes.set_xlabel(by)
         axes.set_ylabel(drawn)
 
 
 def logarithm(value: float) -> float:
-    """The natural logarithm; infinite for what diverged."""
+    """Return the natural logarithm; infinite for a diverged value."""
     return log(value) if 0 < value < inf else inf
 
 
 def verdicts(simulation: Simulation, points: Sequence[Point]) -> list[tuple[Claim, Verdict, int]]:
-    """How the claims of a figure stand, and for how many seeds each is so when taken alone.
+    """Return a figure's claims with their verdicts, and the number of seeds that alone fulfil each claim.
 
     Raises:
-        ConfigError: If a claim is no sentence of the grammar, or names what the figure does not have.
+        ConfigError: If a claim does not follow the grammar, or names an unknown row or column.
     """
     values, curves = simulation.readings(points)
     rows, columns = (list(dict.fromkeys(names)) for names in zip(*values, strict=True))
@@ -97,7 +93,7 @@ def verdicts(simulation: Simulation, points: Sequence[Point]) -> list[tuple[Clai
     for number, content in enumerate(simulation.claims, 1):
         claim = parse_claim(content, f"simulate.claims, {number}", rows, columns, gaps)
         if claim.metric or claim.report:
-            raise ConfigError(f"simulate.claims, {number}: a simulation has neither metric nor report")
+            raise ConfigError(f"simulate.claims, {number}: a simulation has neither metric nor report; remove the key")
         every = simulation.every_seed
         alone = [check(claim, [seed], value, curve).margin or 0.0 for seed in every]
         found.append((claim, check(claim, every, value, curve), sum(margin > 0 for margin in alone)))
