@@ -94,7 +94,7 @@ class _Options:
 )
 def test_a_profile_that_would_lead_elsewhere_is_refused(tmp_path: Path, name: str) -> None:
     path = write_study(tmp_path, profiles={"pocket": {}, name: {}})
-    with pytest.raises(ConfigError, match=r"tiny\.yaml: a profile cannot be called '") as caught:
+    with pytest.raises(ConfigError, match=r"tiny\.yaml: the profile's name '") as caught:
         read_study(path, name)
     assert "\n" not in str(caught.value)
 
@@ -102,7 +102,7 @@ def test_a_profile_that_would_lead_elsewhere_is_refused(tmp_path: Path, name: st
 @pytest.mark.parametrize("name", ["../../esc", "a/b", "a\0b", "a\x1bb", "a:b", "x" * 300])
 @pytest.mark.parametrize("part", ["rows", "columns"])
 def test_a_row_or_column_that_would_lead_elsewhere_is_refused(tmp_path: Path, part: str, name: str) -> None:
-    with pytest.raises(ConfigError, match=rf"tiny\.yaml: {part}: .* cannot be a name: it must be one word"):
+    with pytest.raises(ConfigError, match=rf"tiny\.yaml: {part}: .* is not a valid name; it must be one word"):
         read_study(write_study(tmp_path, **{part: {name: {}}}), "pocket")
 
 
@@ -115,7 +115,7 @@ def test_a_row_or_column_that_would_lead_elsewhere_is_refused(tmp_path: Path, pa
         ("round;global/acc\n0;0.5\n", "line 1 does not begin with round,"),
         ("0,0.5\n1,0.75\n", "line 1 does not begin with round,"),
         ("round,global/acc\n0,0.5,3\n", "line 2 has 3 cells and line 1 has 2"),
-        ("round,global/acc\n0,good\n", "global/acc is no number: could not convert"),
+        ("round,global/acc\n0,good\n", "a global/acc that is not a number (could not convert"),
     ],
 )
 def test_a_damaged_table_of_a_finished_cell_is_named(tmp_path: Path, content: str, why: str) -> None:

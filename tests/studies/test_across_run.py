@@ -140,7 +140,7 @@ def test_changed_cells_begin_in_a_fresh_folder(finished, tmp_path, capsys):
     changed = write_study(tmp_path, rows=TINY["rows"], set=TINY["set"] | {"trainer.local_steps": 1})
     run_here("-c", str(changed), "--only", "prox")
     out = capsys.readouterr().out
-    assert "prox/iid/0: the settings have changed; the run before is now studies_out/tiny/pocket/prox/iid/" in out
+    assert "prox/iid/0: the settings have changed; the old run is now studies_out/tiny/pocket/prox/iid/" in out
     assert Path("studies_out/tiny/pocket/prox/iid/seed_0.before_1/lightning_logs").is_dir()
     assert Path("studies_out/tiny/pocket/fedavg/iid/seed_0/lightning_logs").is_dir()
     assert "| fedavg | – |" in Path("studies_out/tiny/pocket/table.md").read_text(), "the table mixes settings"
@@ -153,7 +153,7 @@ def test_a_dry_run_lists_cells_and_tells_the_time(finished, tmp_path, capsys):
     out = capsys.readouterr().out
     assert [out.count(word) for word in ("finished", "to run")] == [3, 3], "two cells each, and the last line"
     assert "2 cells to run, 2 side by side: about " in out
-    assert "from the cells that have finished" in out
+    assert "from finished cells" in out
     assert {path: path.stat().st_mtime_ns for path in Path("studies_out").rglob("*")} == before
 
 
@@ -166,7 +166,7 @@ def test_ctrl_c_stops_the_cells_and_says_how_to_go_on(tmp_path):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (130, "")
-    assert "interrupted with 0 of 2 cells finished; go on with" in out
+    assert "interrupted with 0 of 2 cells finished; resume with" in out
     assert f"python cli.py study -c {study} --only fedavg" in out
     assert "interrupted in round" in log.read_text(), "the cell said good-bye"
 
@@ -179,9 +179,9 @@ def test_ctrl_c_stops_the_cells_and_says_how_to_go_on(tmp_path):
             [],
             "a/iid: config file configs/method/fedavgg",
         ),
-        ({"metric": "global/accuracy"}, [], "fedavg/iid reports no metric 'global/accuracy'; did you mean global/acc?"),
-        ({"claims": ["prox > fedavg at shards"]}, [], "there is no column 'shards'; there are iid"),
-        ({}, ["--profile", "paper"], "there is no profile 'paper'; the file has pocket"),
+        ({"metric": "global/accuracy"}, [], "fedavg/iid does not report the metric 'global/accuracy'; did you mean global/acc?"),
+        ({"claims": ["prox > fedavg at shards"]}, [], "the column 'shards' does not exist; choose one of iid"),
+        ({}, ["--profile", "paper"], "the profile 'paper' does not exist; choose one of pocket"),
         ({}, ["--only", "prax"], "--only prax matches no cell"),
         ({}, ["--jobs", "0"], "--jobs is 0; it must be at least 1"),
         ({}, ["--jobs", "two"], "jobs: expected a whole number, not two"),
@@ -199,7 +199,7 @@ def test_a_mistake_ends_in_one_line_before_any_cell(changes, args, expected, tmp
 
 def test_a_metric_that_no_round_reports_is_found_by_running_one(tmp_path, capsys):
     message = error_of(["-c", str(write_study(tmp_path, metric="train/lossy"))], capsys)
-    assert message.endswith("fedavg/iid reports no metric 'train/lossy'; did you mean train/loss?")
+    assert message.endswith("fedavg/iid does not report the metric 'train/lossy'; did you mean train/loss?")
 
 
 def test_two_studies_of_one_name_are_refused(tmp_path, capsys):
@@ -214,7 +214,7 @@ def test_a_dry_run_lists_cells_where_the_data_are_missing_too(tmp_path, capsys):
     run_here("-c", str(study), "--dry_run")
     out = capsys.readouterr().out
     assert "fedavg/files/0" in out
-    assert f"2 cells to run; they cannot yet: {study}: fedavg/files: no.npz does not exist" in out
+    assert f"2 cells to run; they cannot run yet: {study}: fedavg/files: no.npz does not exist" in out
     assert not Path("studies_out").exists()
 
 
@@ -278,13 +278,13 @@ def test_cells_that_were_run_on_other_data_are_refused_by_name(tmp_path, capsys)
             main(["study", "-c", str(study), *options])
         (line,) = capsys.readouterr().err.splitlines()
         assert stop.value.code == 2
-        assert "tiny.yaml: fedavg/own/0 was run on other data than lie in their place now; put those back, or" in line
+        assert "tiny.yaml: fedavg/own/0 ran on different data than the current files; restore the old files, or" in line
     assert not Path("studies_out/tiny/pocket/prox").exists(), "a cell has run"
 
     Path("numbers.npz").unlink()
     run_here("-c", str(study), "--only", "fedavg")
     said = " ".join(capsys.readouterr().out.split())
-    assert "fedavg/own/0: whether its data are still the same cannot be seen: numbers.npz does not exist" in said
+    assert "fedavg/own/0: its data cannot be compared with those of the run: numbers.npz does not exist" in said
     numbers(0)
     run_here("-c", str(study), "--only", "fedavg")
     assert "cannot be seen" not in capsys.readouterr().out

@@ -178,8 +178,8 @@ def test_jobs_share_the_cores_by_what_the_configurations_ask_for(tmp_path, monke
         ({"configs": ["nowhere.yaml"]}, "fedavg/iid: config file nowhere.yaml does not exist"),
         ({"set": {"trainer.max_round": 2}}, "unknown option --trainer.max_round; did you mean --trainer.max_rounds?"),
         ({"rows": {"a": {"set": {"model": "FedProxx"}}}}, "a/iid: model: there is no LightningModule named 'FedProxx'"),
-        ({"set": {"trainer.seed": 2}}, "set: trainer.seed is the study's own; use seeds"),
-        ({"set": {3: 2}}, "set: 3 is no key"),
+        ({"set": {"trainer.seed": 2}}, "set: trainer.seed is set by the study; use seeds"),
+        ({"set": {3: 2}}, "set: 3 is not a key"),
     ],
     ids=str,
 )
@@ -192,14 +192,14 @@ def test_a_misspelt_config_or_setting(changes, expected, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"metric": "global/accuracy"}, "reports no metric 'global/accuracy'; did you mean global/acc?"),
-        ({"report": "best of global/accuracy"}, "reports no metric 'global/accuracy'; did you mean global/acc?"),
-        ({"metric": "clients/acc"}, "reports no metric 'clients/acc'; did you mean clients/acc_"),
-        ({"metric": "personal/acc_mean"}, "reports no metric 'personal/acc_mean'; did you mean"),
-        ({"metric": "comm/bytes"}, "reports no metric 'comm/bytes'; did you mean comm/"),
-        ({"columns": {"iid": {"metric": "acc"}}}, "fedavg/iid reports no metric 'acc'"),
-        ({"set": {"trainer.evaluate_every": 0}}, "reports no metric 'global/acc'"),
-        ({"claims": [{"claim": "prox > fedavg", "metric": "drift/norm"}]}, "reports no metric 'drift/norm'; did you"),
+        ({"metric": "global/accuracy"}, "does not report the metric 'global/accuracy'; did you mean global/acc?"),
+        ({"report": "best of global/accuracy"}, "does not report the metric 'global/accuracy'; did you mean global/acc?"),
+        ({"metric": "clients/acc"}, "does not report the metric 'clients/acc'; did you mean clients/acc_"),
+        ({"metric": "personal/acc_mean"}, "does not report the metric 'personal/acc_mean'; did you mean"),
+        ({"metric": "comm/bytes"}, "does not report the metric 'comm/bytes'; did you mean comm/"),
+        ({"columns": {"iid": {"metric": "acc"}}}, "fedavg/iid does not report the metric 'acc'"),
+        ({"set": {"trainer.evaluate_every": 0}}, "does not report the metric 'global/acc'"),
+        ({"claims": [{"claim": "prox > fedavg", "metric": "drift/norm"}]}, "does not report the metric 'drift/norm'; did you"),
     ],
     ids=str,
 )
@@ -236,7 +236,7 @@ def test_views_add_metrics(tmp_path):
     told = ["round", "global/pck", "global/pck_80x60"]
     check_metrics(grid, grid.cells, lambda cell: told)
     grid = grid_of(tmp_path, configs=puppets, set={}, metric="global/pck_90x60", columns={"x": {}})
-    assert "reports no metric 'global/pck_90x60'; did you mean global/pck_80x60?" in error(
+    assert "does not report the metric 'global/pck_90x60'; did you mean global/pck_80x60?" in error(
         check_metrics, grid, grid.cells, lambda cell: told
     )
 
@@ -251,7 +251,7 @@ def test_what_only_the_code_knows_is_asked_once_for_each_kind_of_run(tmp_path):
 
     check_metrics(grid, grid.cells, ask)
     assert asked == ["fedavg/x/0", "prox/x/0"]
-    assert "reports no metric 'server/step'" in error(
+    assert "does not report the metric 'server/step'" in error(
         check_metrics, grid, grid.cells, lambda cell: ["round", "train/task"]
     )
     check_metrics(grid)  # nobody to ask, so nothing is held against it
@@ -292,6 +292,6 @@ def test_a_cell_that_an_older_release_ran_is_set_aside_and_told_why(tmp_path: Pa
     (cell.folder / "cell.json").write_text('{"fingerprint": "0123456789abcdef", "status": "done"}', encoding="utf-8")
     assert cell.changed
     assert not cell.done
-    assert cell.change == "an older lit_fed ran it, which knew classes by other paths"
+    assert cell.change == "an older lit_fed ran it, which identified classes by their paths"
     cell.write_record(fingerprint="0123456789abcdef")
     assert cell.change == "the settings have changed"

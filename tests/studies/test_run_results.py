@@ -125,7 +125,7 @@ def test_of_a_study_that_claims_nothing_the_table_is_entered(studied, tmp_path, 
     seeds = {"seeds": [0, 1], "scale": 100, "profiles": {"paper": {"set": {"trainer.max_rounds": 3}}, "pocket": {}}}
     write_study(tmp_path, claims=[], **seeds)
     results(path, studies, tmp_path / "page")
-    assert "1 entered; 0 other causes; 0 claims of 1 studies and profiles" in capsys.readouterr().out
+    assert "1 entered; 0 changed causes; 0 claims of 1 studies and profiles" in capsys.readouterr().out
     page = (tmp_path / "page/studies/tiny-pocket.md").read_text(encoding="utf-8")
     assert "| fedavg | 50.50 ± 0.71 |\n" in page
     assert "claim" not in page.partition("hardware")[2]
@@ -140,7 +140,7 @@ def test_a_cause_found_later_is_entered_without_the_runs(studied, tmp_path, caps
     text = path.read_text(encoding="utf-8")
     path.write_text(text.replace("its steps are | short", "its rounds | are few"), encoding="utf-8")
     results(path, tmp_path / "elsewhere", tmp_path / "page")
-    assert "0 entered; 1 other causes; 5 claims" in capsys.readouterr().out
+    assert "0 entered; 1 changed causes; 5 claims" in capsys.readouterr().out
     with open(tmp_path / "page" / "claims.csv", newline="", encoding="utf-8") as file:
         assert [line["cause"] for line in csv.DictReader(file)] == ["", "its rounds | are few", "", "", ""]
     page = tmp_path / "page/studies/tiny-pocket.md"

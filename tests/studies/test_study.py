@@ -101,19 +101,19 @@ def test_what_was_asked_again_can_be_asked_once_more(tmp_path):
     for seed, whose in ((7, "pocket"), (9, "more")):
         taken = profiles | {"most": AGAIN | {"again": "more", "seeds": [seed]}}
         said = error(tmp_path, "most", profiles=taken, published=None)
-        assert said.startswith(f"profiles.most.seeds: {whose!r} has seed {seed} too")
+        assert said.startswith(f"profiles.most.seeds: {whose!r} has seed {seed}, too")
     circle = {"pocket": AGAIN | {"again": "more", "seeds": [3]}, "more": AGAIN}
-    assert "there is no profile" in error(tmp_path, "more", profiles=circle, published=None)
+    assert "does not exist or asks this one again" in error(tmp_path, "more", profiles=circle, published=None)
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"again": "small"}, ".again: there is no profile 'small' with runs of its own"),
-        ({"again": "more"}, ".again: there is no profile 'more' with runs of its own"),
-        ({"seeds": [6, 7]}, ".seeds: 'pocket' has seed 7 too; to ask again takes other seeds"),
+        ({"again": "small"}, ".again: the profile 'small' does not exist or asks this one again"),
+        ({"again": "more"}, ".again: the profile 'more' does not exist or asks this one again"),
+        ({"seeds": [6, 7]}, ".seeds: 'pocket' has seed 7, too; choose other seeds"),
         ({"set": {"trainer.max_rounds": 3}}, ": unknown key 'set'"),
-        ({"rows": {"a": {"set": {"model.mu": 2}}}}, ".rows: 'a' is to be what it is in 'pocket'; it may only be left"),
+        ({"rows": {"a": {"set": {"model.mu": 2}}}}, ".rows: 'a' must be the same as in 'pocket'; remove it"),
     ],
     ids=str,
 )
@@ -131,7 +131,7 @@ def test_seeds_that_are_not_given_are_not_other_ones(tmp_path, name):
 
 def test_to_ask_again_takes_seeds(tmp_path):
     profiles = {"pocket": {}, "more": {"again": "pocket"}}
-    assert "has seed 0 too" in error(tmp_path, "more", profiles=profiles)
+    assert "has seed 0, too" in error(tmp_path, "more", profiles=profiles)
 
 
 def test_a_study_of_rows_alone_has_one_column(tmp_path):
@@ -152,14 +152,14 @@ def test_skipped_places_stay_empty(tmp_path):
         ({"rows": {"a": {"x": True}}}, "rows.a.x: expected a number, not True"),
         ({"pictures": "poses"}, "pictures: expected a list of texts, not 'poses'"),
         ({"rows": {"a": ["x.yaml"]}}, "rows.a: expected a mapping, not ['x.yaml']"),
-        ({"rows": None, "claims": [], "published": None}, "rows are missing; name at least one"),
-        ({"rows": {"a b": {}}}, "rows: 'a b' cannot be a name"),
-        ({"rows": {"10": {}}}, "rows: '10' cannot be a name: it must be one word, no number"),
-        ({"rows": {"at": {}}}, "rows: 'at' cannot be a name"),
-        ({"rows": {"../a": {}}}, "rows: '../a' cannot be a name"),
+        ({"rows": None, "claims": [], "published": None}, "rows is missing; name at least one row"),
+        ({"rows": {"a b": {}}}, "rows: 'a b' is not a valid name"),
+        ({"rows": {"10": {}}}, "rows: '10' is not a valid name; it must be one word that is not a number"),
+        ({"rows": {"at": {}}}, "rows: 'at' is not a valid name"),
+        ({"rows": {"../a": {}}}, "rows: '../a' is not a valid name"),
         ({"rows": {"x": {}}, "published": None}, "'x' is a row and a column"),
         ({"metric": None}, "metric: expected a text, not None"),
-        ({"metric": ""}, "metric: expected the name of a metric, such as global/acc, or no key"),
+        ({"metric": ""}, "metric: expected the name of a metric, such as global/acc; remove the key for none"),
         ({"report": "first"}, "report: expected last, best, mean, or 'best of' and a metric, not 'first'"),
         ({"scale": -1}, "scale: expected a positive number or log10, not -1"),
         ({"scale": 1e300}, "scale: expected a number from 1e-12 to 1e+12, not 1e+300"),
@@ -173,17 +173,17 @@ def test_skipped_places_stay_empty(tmp_path):
             "seeds: expected a list of different whole numbers, not [1, 4294967296]; 0 ≤ seed < 2³²",
         ),
         ({"configs": "base.yaml"}, "configs: expected a list of texts, not 'base.yaml'"),
-        ({"skip": ["a/z"]}, "skip: a/z: there is no column 'z'; there are x, y"),
-        ({"published": {"c": {"x": 1}}}, "published: c/x: there is no row 'c'; there are a, b"),
+        ({"skip": ["a/z"]}, "skip: a/z: the column 'z' does not exist; choose one of x, y"),
+        ({"published": {"c": {"x": 1}}}, "published: c/x: the row 'c' does not exist; choose one of a, b"),
         ({"published": {"a": {"x": "much"}}}, "published: a/x: expected a number"),
-        ({"claims": ["a > c at x"]}, "claim 1, 'a > c at x': there is no row 'c'"),
+        ({"claims": ["a > c at x"]}, "claim 1, 'a > c at x': the row 'c' does not exist"),
         ({"profiles": {"paper": {"sets": {}}}}, "profiles.paper: unknown key 'sets'; did you mean set?"),
         ({"profiles": {"paper": []}}, "profiles.paper: expected a mapping, not []"),
         ({"configs": {}}, "configs: expected a list of texts, not {}"),
         ({"claims": {}}, "claims: expected"),
         ({"skip": ""}, "skip: expected a list of texts, not ''"),
         ({"published": {"a": []}}, "published.a: expected a mapping, not []"),
-        ({"profiles": {"full": {}}}, "there is no profile 'paper'; the file has full"),
+        ({"profiles": {"full": {}}}, "the profile 'paper' does not exist; choose one of full"),
     ],
     ids=lambda value: str(value)[:40],
 )

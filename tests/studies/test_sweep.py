@@ -108,16 +108,16 @@ def test_cells_of_a_sweep_are_ordinary_runs(tmp_path: Path) -> None:
         ({"grid": [1]}, "grid: expected a mapping from settings to lists of values, not [1]"),
         ({"grid": {MU: 3}}, f"grid.{MU}: expected a list of values, not 3"),
         ({"grid": {MU: []}}, f"grid.{MU}: expected a list of values, not []"),
-        ({"grid": {MU: [1, 2, 1]}}, f"grid.{MU}: 1 is there twice; remove one"),
-        ({"grid": {3: [1]}}, "grid: 3 is no setting; write it as on the command line"),
+        ({"grid": {MU: [1, 2, 1]}}, f"grid.{MU}: 1 occurs twice; remove one"),
+        ({"grid": {3: [1]}}, "grid: 3 is not a setting; write it as on the command line"),
         (
             {"grid": {MU: [1]}, "rows": {"a": {}}, "columns": {"b": {}}},
-            "grid: there are rows and columns already",
+            "grid: the study already has rows and columns",
         ),
         ({"rows": {"a": {"grid": {MU: [1]}, "set": {MU: 2}}}}, f"rows.a: {MU} is in set and in grid; remove one"),
         ({"rows": {"a": {"grid": 3}}}, "rows.a.grid: expected a mapping from settings"),
         ({"rows": {"a": {"grid": {MU: [1]}, "lable": "x"}}}, "rows.a_mu=1: unknown key 'lable'; did you mean label?"),
-        ({}, "rows are missing; name at least one, or sweep a setting with grid"),
+        ({}, "rows is missing; name at least one row, or sweep a setting with grid"),
         ({"gird": {}}, "unknown key 'gird'; did you mean grid?"),
     ],
     ids=str,
@@ -157,7 +157,7 @@ def test_which_profile_counts(profiles: dict[str, Any], wanted: str | None, chos
 
 
 def test_a_profile_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="which profile\\? choose one of long, longer with --profile"):
+    with pytest.raises(ConfigError, match="the file has several profiles; choose one of long, longer with --profile"):
         read_study(write(tmp_path, rows={"a": {}}, profiles={"long": {}, "longer": {}}))
-    with pytest.raises(ConfigError, match="there is no profile 'pocket'; the file has none, so leave --profile out"):
+    with pytest.raises(ConfigError, match="the profile 'pocket' does not exist; omit --profile"):
         read_study(write(tmp_path, rows={"a": {}}), "pocket")

@@ -102,7 +102,7 @@ def test_a_cause_found_later_is_entered_without_the_run(figure: Path, capsys: py
     Path("simulations").rename("elsewhere")
     figure.write_text(figure.read_text().replace("it was said to fall", "it falls |"))
     main(["results", "-c", str(figure), "--output", "page"])
-    assert "0 entered; 1 other causes; 2 claims" in capsys.readouterr().out
+    assert "0 entered; 1 changed causes; 2 claims" in capsys.readouterr().out
     with open("page/claims.csv", newline="", encoding="utf-8") as file:
         assert [line["cause"] for line in csv.DictReader(file)] == ["of no use where it holds", "it falls |"]
     assert "| it falls \\| |\n" in Path("page/studies/somebody_figure1-simulation.md").read_text("utf-8")
@@ -167,18 +167,18 @@ def test_one_file_asks_a_simulation_again_and_none_asks_that_one(figure: Path, c
     assert told == "later.yaml asks somebody_figure1.yaml again; call it somebody_figure1_again.yaml"
     Path("last.yaml").write_text(AGAIN.format(**LATER | {"first": 5}).replace("somebody_figure1", "later"))
     told = error_of(["simulate", "-c", "last.yaml"], capsys)
-    assert told == "again: later.yaml itself asks somebody_figure1.yaml again; name that one"
+    assert told == "again: later.yaml itself asks somebody_figure1.yaml again; name somebody_figure1.yaml"
 
 
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"first": 1}, "somebody_figure1.yaml has seed 1 too; to ask again takes other seeds, see first_seed"),
+        ({"first": 1}, "somebody_figure1.yaml has seed 1, too; choose other seeds with first_seed"),
         ({"rounds": 6}, "rounds is 6, and 5 in somebody_figure1.yaml; only seeds may differ, and a grid be less"),
         ({"claim": "first > last at rho=0"}, "somebody_figure1.yaml has no claim 'first > last at rho=0'"),
         (
             {"figure": FIGURE.replace("1", "3")},
-            f"somebody_figure1.yaml is of {FIGURE}, this of {FIGURE.replace('1', '3')}",
+            f"somebody_figure1.yaml simulates {FIGURE}, and this file {FIGURE.replace('1', '3')}; use the same",
         ),
     ],
 )
@@ -196,7 +196,7 @@ def test_a_file_that_is_no_simulations_is_named(figure: Path, capsys: pytest.Cap
     assert error_of(["simulate", "-c", "later.yaml"], capsys) == "simulation file nowhere.yaml does not exist"
     Path("nowhere.yaml").write_text("trainer: {max_rounds: 1}\n")
     told = error_of(["simulate", "-c", "later.yaml"], capsys)
-    assert told == "nowhere.yaml is not a simulation's: it has no key simulate"
+    assert told == "nowhere.yaml has no key simulate; name a simulation's file"
 
 
 def test_what_we_ask_again_is_what_was_asked():
