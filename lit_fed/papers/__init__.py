@@ -1,1 +1,1 @@
-"""What knows a single paper: simulations, cost tables, figures; a folder a paper."""
+"""Code for single papers: simulations, cost tables, figures; one folder per paper."""

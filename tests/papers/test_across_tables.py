@@ -102,4 +102,4 @@ def test_an_unknown_architecture(tmp_path: Path, capsys: pytest.CaptureFixture[s
     path.write_text("cost: {class_path: lit_fed.papers.fedfrozen.AttentionShares, init_args: {models: {GPT: gpt}}}")
     with pytest.raises(SystemExit):
         main(["cost", "-c", str(path)])
-    assert "architecture 'gpt' is not known; choose one of vit-base-patch32" in capsys.readouterr().err
+    assert "architecture 'gpt' is unknown; choose one of vit-base-patch32" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""FedFrozen: its simulations, federated linear attention whose kernel freezes, and its table of costs."""
+"""FedFrozen: simulations of federated linear attention whose kernel freezes, and the table of costs."""
 
 from lit_fed.papers.fedfrozen.attention_shares import AttentionShares
 from lit_fed.papers.fedfrozen.freezing import Proposition1

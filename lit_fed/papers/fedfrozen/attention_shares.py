@@ -1,4 +1,4 @@
-"""Table 2 of FedFrozen: what freezing queries and keys saves, from architectures' parameter counts alone."""
+"""Table 2 of FedFrozen: the savings of freezing queries and keys, from parameter counts of architectures."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import nn
+from typing_extensions import override
 
 from lit_fed.command.commands.cost import CostTable
 from lit_fed.errors import ConfigError
@@ -15,13 +16,13 @@ from lit_fed.papers.fedfrozen.blueprints import build_blueprint
 
 @dataclass(frozen=True)
 class Groups:
-    """Parameters of a network by group.
+    """Numbers of a network's parameters by group.
 
     Args:
-        kernel: Of queries and keys, biases included.
-        values: Of values.
-        unique: All of them, each once.
-        counted: All of them, shared ones as often as modules hold them: the denominator of FedFrozen's percentages.
+        kernel: Parameters of queries and keys, biases included.
+        values: Parameters of values.
+        unique: All parameters, shared ones once.
+        counted: All parameters, shared ones once per module: the denominator of FedFrozen's percentages.
     """
 
     kernel: int
@@ -31,15 +32,15 @@ class Groups:
 
     @property
     def percentages(self) -> tuple[float, float]:
-        """Queries and keys, and those and values, per hundred parameters."""
+        """Percentages of queries and keys, and of queries, keys and values."""
         return 100 * self.kernel / self.counted, 100 * (self.kernel + self.values) / self.counted
 
 
 def count(network: nn.Module) -> Groups:
-    """Count a network's parameters by group; its fused projections are split on the way."""
+    """Count a network's parameters by group; fused projections are split in place."""
     try:
         names = separate_attention(network)
-    except ConfigError:  # no attention, or none that can be told apart: then nothing of it is counted apart
+    except ConfigError:  # without separable attention, the groups are empty
         names = None
     sizes = {name: parameter.numel() for name, parameter in network.named_parameters()}
     kernel, values = ([], []) if names is None else (names.kernel, names.value)
@@ -48,19 +49,19 @@ def count(network: nn.Module) -> Groups:
 
 
 class AttentionShares(CostTable):
-    """What a run that freezes queries and keys sends, beside one that does not, by architecture.
+    """The traffic of a run that freezes queries and keys, relative to a run that does not, by architecture.
 
     Args:
-        models: Blueprint by the name to print.
+        models: Blueprints by printed name.
         rounds: Rounds of a run.
-        warmup_rounds: Rounds in which everything travels.
+        warmup_rounds: Rounds that send all parameters.
 
     Raises:
-        ConfigError: If there are more rounds of warm-up than rounds, or an architecture is not known.
+        ConfigError: If there are more warm-up rounds than rounds, or an architecture is unknown.
 
     Note:
-        Percentages are of the parameters that modules hold, where T5's and BART's token embedding counts three
-        times; the ratio is of what is sent, where it counts once. So the paper's numbers come out.
+        The percentages refer to the modules' parameters, where the token embedding of T5 and BART counts three times;
+        the ratio refers to the traffic, where it counts once. With this reading the paper's numbers come out.
     """
 
     def __init__(self, models: Mapping[str, str], rounds: int = 10, warmup_rounds: int = 2) -> None:
@@ -69,8 +70,8 @@ class AttentionShares(CostTable):
         self.rounds, self.frozen_rounds = rounds, rounds - warmup_rounds
         self.groups = {title: count(build_blueprint(name)) for title, name in models.items()}
 
+    @override
     def text(self) -> str:
-        """A line an architecture: parameters, percentages, cost ratio."""
         lines = [f"{'model':14} {'QK':>12} {'all':>12} {'QK %':>6} {'QKV %':>6} {'unique':>12} {'cost ratio':>10}"]
         for title, groups in self.groups.items():
             kernel, attention = groups.percentages

@@ -1,7 +1,7 @@
-"""Published transformers as parameters without a forward pass, for counting them on torch's meta device.
+"""Published transformers as parameters without a forward pass, to count on torch's meta device.
 
-The shapes are those of the models' papers and of the configurations that transformers ships, so that a count needs
-neither weights nor that package.
+The shapes are from the models' papers and the configurations in the package transformers; counting needs neither
+weights nor this package.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from lit_fed.errors import ConfigError
 
 
 class Projections(nn.Module):
-    """Queries, keys, values and their output.
+    """Projections of queries, keys, values and the output.
 
     Args:
         dim: Width.
@@ -31,22 +31,22 @@ class Projections(nn.Module):
 
 
 class Blueprint(nn.Module):
-    """An encoder, or an encoder and a decoder, by the shapes of their parameters.
+    """The parameters of an encoder, or of an encoder and a decoder.
 
     Args:
         dim: Width.
         feedforward: Width between the two feed-forward layers of a block.
         encoder: Blocks with one attention.
-        decoder: Blocks with two, over themselves and over the encoder.
+        decoder: Blocks with self-attention and cross-attention.
         vocabulary: Token embeddings; 0 for none.
         positions: Learned positions of each stack.
         segments: Segment embeddings.
-        image: Channels and patch size of an image's embedding; none given for text.
+        image: Channels and patch size of an image embedding; None for text.
         bias: Whether layers and norms have biases.
         position_bias: Entries of a table of relative position biases in each stack.
         pooler: A layer on the first token.
-        tied: How many modules hold the token embedding. It is one parameter, but whoever adds up the modules of an
-            encoder-decoder of transformers counts it three times.
+        tied: The number of modules that share the token embedding. It is one parameter, but counts three times in a
+            sum over the modules of an encoder-decoder.
     """
 
     def __init__(
@@ -119,12 +119,12 @@ BLUEPRINTS: dict[str, dict[str, Any]] = {
 
 
 def build_blueprint(name: str) -> nn.Module:
-    """A published architecture on the meta device, where parameters have shapes and no memory.
+    """Build a published architecture on the meta device, without memory for parameters.
 
     Raises:
-        ConfigError: If it is not known.
+        ConfigError: For an unknown name.
     """
     if name not in BLUEPRINTS:
-        raise ConfigError(f"architecture {name!r} is not known; choose one of {', '.join(BLUEPRINTS)}")
+        raise ConfigError(f"architecture {name!r} is unknown; choose one of {', '.join(BLUEPRINTS)}")
     with torch.device("meta"):
         return Blueprint(**BLUEPRINTS[name])

@@ -1,4 +1,4 @@
-"""Rounds of FedAvg, FedProx, SCAFFOLD and FedFrozen on federated linear attention, all clients and seeds together.
+"""Rounds of FedAvg, FedProx, SCAFFOLD and FedFrozen on federated linear attention, batched over clients and seeds.
 
 Full-batch gradient descent, full participation, uniform averaging: Algorithm 1 of FedFrozen and Appendix B.1.
 """
@@ -13,12 +13,12 @@ from torch import Tensor
 
 from lit_fed.papers.fedfrozen.linear_attention import Clients, attended, gradient, loss
 
-_CHUNK = 1280  # tokens that are worked on at a time: they then stay in a core's cache
+_CHUNK = 1280  # tokens per step, which fit into a core's cache
 
 
 @dataclass(frozen=True)
 class Work:
-    """How clients work.
+    """The clients' local work.
 
     Args:
         lr: η.
@@ -37,10 +37,10 @@ class Work:
 
 @dataclass
 class Path:
-    """What rounds left behind.
+    """The trajectory of a run.
 
     Args:
-        weights: The global weights (S, d, 2·d_k + d_v) after rounds that were asked for, 0 for the first weights.
+        weights: The global weights (S, d, 2·d_k + d_v) after selected rounds; 0 stands for the initial weights.
         losses: The global loss f, without the ridge, before each round, and after the last: (S,) each.
         drifts: The mean distance of the clients from the global model after each round's local work: (S,) each.
     """
@@ -62,14 +62,14 @@ def train(
     keep: Sequence[int] = (),
     progress: Callable[[int], None] | None = None,
 ) -> Path:
-    """Rounds in which everything trains.
+    """Train all parameters.
 
     Args:
-        clients: Data and first weights.
-        work: How clients work.
-        rounds: How many rounds.
-        keep: Rounds after which the weights are kept; those after the last one always are.
-        progress: Called after each round with the number of rounds done.
+        clients: Data and initial weights.
+        work: The local work.
+        rounds: The number of rounds.
+        keep: Rounds after which the weights are kept; the final weights always are.
+        progress: Called after each round with the number of finished rounds.
     """
     task = clients.task
     num_seeds, num_clients = clients.inputs.shape[:2]
@@ -116,7 +116,7 @@ def train(
 
 
 def evaluate(clients: Clients, weights: Tensor) -> Tensor:
-    """The global loss f (S,), without the ridge, of weights (S, d, 2·d_k + d_v)."""
+    """Return the global loss f (S,), without the ridge, of weights (S, d, 2·d_k + d_v)."""
     num_seeds, num_clients = clients.inputs.shape[:2]
     every = weights.repeat_interleave(num_clients, 0)
     inputs, targets = clients.inputs.flatten(0, 1), clients.targets.flatten(0, 1)
@@ -140,18 +140,18 @@ class Quadratic:
     constant: Tensor
 
     def loss(self, values: Tensor, ridge: float = 0.0) -> Tensor:
-        """The global loss f_λ (S,) of value blocks (S, d, d_v), without a ridge f."""
+        """Return the global loss f_λ (S,) of value blocks (S, d, d_v); f without a ridge."""
         gram, cross = self.gram.mean(1), self.cross.mean(1)
         fitted = ((0.5 * gram @ values - cross) * values).sum((1, 2)) + self.constant.mean(1)
         return fitted + 0.5 * ridge * values.square().sum((1, 2))
 
     def best(self, ridge: float) -> Tensor:
-        r"""The value blocks of the least global loss (S, d, d_v), :math:`\theta^\star = (G + \lambda I)^{-1} B`."""
+        r"""Return the optimal value blocks (S, d, d_v), :math:`\theta^\star = (G + \lambda I)^{-1} B`."""
         return ridge_solution(self.gram.mean(1), self.cross.mean(1), ridge)
 
 
 def fix_kernel(clients: Clients, weights: Tensor) -> Quadratic:
-    """What is left to learn where the kernel of weights (S, d, 2·d_k + d_v) is fixed."""
+    """Return the problem in θ under the fixed kernel of weights (S, d, 2·d_k + d_v)."""
     num_seeds, num_clients = clients.inputs.shape[:2]
     grams, crosses, constants = [], [], []
     scale = 2 * clients.task.loss_scale
@@ -166,15 +166,15 @@ def fix_kernel(clients: Clients, weights: Tensor) -> Quadratic:
 
 
 def profile(clients: Clients, weights: Tensor, ridge: float) -> Tensor:
-    r"""The profile objective :math:`h_\lambda(\Phi) = \min_\theta f_\lambda(\Phi, \theta)` (S,), Eq. 7, solved exactly.
+    r"""Solve the profile objective :math:`h_\lambda(\Phi) = \min_\theta f_\lambda(\Phi, \theta)` (S,), Eq. 7, exactly.
 
     Args:
         clients: The data.
-        weights: (S, d, 2·d_k + d_v), of which the kernel counts.
-        ridge: λ; where it is 0 the least-squares solution of smallest norm.
+        weights: (S, d, 2·d_k + d_v), whose kernel counts.
+        ridge: λ; 0 gives the least-squares solution of smallest norm.
 
     Returns:
-        h, infinite where the weights are not finite.
+        h; infinite for weights that are not finite.
     """
     finite = torch.isfinite(weights).all((1, 2))
     problem = fix_kernel(clients, torch.where(finite[:, None, None], weights, 0.0))
@@ -182,7 +182,7 @@ def profile(clients: Clients, weights: Tensor, ridge: float) -> Tensor:
 
 
 def ridge_solution(gram: Tensor, cross: Tensor, ridge: float) -> Tensor:
-    """The minimiser of ½θᵀGθ − Bθ + λ/2‖θ‖², (S, d, d_v)."""
+    """Return the minimiser of ½θᵀGθ − Bθ + λ/2‖θ‖², (S, d, d_v)."""
     if ridge == 0:
         inverse: Tensor = torch.linalg.pinv(gram, hermitian=True)
         return inverse @ cross
@@ -191,9 +191,9 @@ def ridge_solution(gram: Tensor, cross: Tensor, ridge: float) -> Tensor:
 
 
 def train_values(clients: Clients, work: Work, weights: Tensor, rounds: int) -> Path:
-    r"""Rounds in which the value block trains under the kernel of the given weights: phase 2 of FedFrozen.
+    r"""Train the value block under the kernel of the given weights: phase 2 of FedFrozen.
 
-    Under a fixed kernel the clients' losses are quadratics, so E steps of length η are one affine map of θ, made once:
+    Under a fixed kernel the clients' losses are quadratic, so that E steps of size η are one affine map of θ:
 
     .. math:: \theta \leftarrow P^E \theta + \eta \sum_{j<E} P^j B, \qquad P = I - \eta (G + \lambda I) .
     """
@@ -216,6 +216,6 @@ def train_values(clients: Clients, work: Work, weights: Tensor, rounds: int) -> 
 
 
 def _chunks(inputs: Tensor) -> list[slice]:
-    """Clients that work together, of all (B, m·n, d)."""
+    """Return slices of clients (B, m·n, d) that are batched."""
     size = max(1, _CHUNK // inputs.shape[1])
     return [slice(start, start + size) for start in range(0, len(inputs), size)]

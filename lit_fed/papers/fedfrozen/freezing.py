@@ -1,4 +1,4 @@
-r"""What freezing at a round costs, and what phase 2 gives back: the two sides of FedFrozen's Proposition 1.
+r"""The cost of freezing at a round, and the gain of phase 2: the two sides of FedFrozen's Proposition 1.
 
 Du, Li, Feng, Feng: "FedFrozen: Two-Stage Federated Optimization via Attention Kernel Freezing", 2026, Theorems 1 and 2,
 Proposition 1 and Eq. 16 to 18. For a candidate freezing round τ, with :math:`h_\lambda(\Phi) = \min_\theta
@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lit_fed.papers.fedfrozen.descent import Work, fix_kernel, profile, train, train_values
 from lit_fed.papers.fedfrozen.linear_attention import Clients, draw
@@ -31,13 +32,13 @@ from lit_fed.studies.simulations.simulation import Point
 
 
 class Freezing(NamedTuple):
-    """What it means to freeze the kernel at a round, by seed (S,); infinite where the weights are not finite.
+    """The effect of freezing the kernel at a round, by seed (S,); infinite for weights that are not finite.
 
     Args:
-        profile: h_λ(Φ^τ), the best loss that the kernel allows.
-        residual: R_τ, what the value block is behind it.
-        distance: ‖e_τ‖, how far the value block is from the kernel's best.
-        left: What phase 2 leaves of the residual, f_λ(w_{τ,T}) − h_λ(Φ^τ).
+        profile: h_λ(Φ^τ), the lowest loss that the kernel allows.
+        residual: R_τ, the excess loss of the value block.
+        distance: ‖e_τ‖, the distance of the value block from the kernel's optimum.
+        left: The residual after phase 2, f_λ(w_{τ,T}) − h_λ(Φ^τ).
     """
 
     profile: Tensor
@@ -47,13 +48,13 @@ class Freezing(NamedTuple):
 
 
 def freeze(clients: Clients, work: Work, weights: Tensor, rounds: int) -> Freezing:
-    """Freeze the kernel and let phase 2 run to the end.
+    """Freeze the kernel, and run phase 2 to the end.
 
     Args:
         clients: The data.
-        work: How clients work.
+        work: The local work.
         weights: (Φ^τ, θ^τ) as (S, d, 2·d_k + d_v).
-        rounds: Rounds that are left, T − τ.
+        rounds: Remaining rounds, T − τ.
     """
     finite = torch.isfinite(weights).all((1, 2))
     weights = torch.where(finite[:, None, None], weights, 0.0)
@@ -71,7 +72,7 @@ def freeze(clients: Clients, work: Work, weights: Tensor, rounds: int) -> Freezi
 
 
 class MeasuredRounds(NamedTuple):
-    """What a federation's rounds gave, by seed (S,).
+    """The measurements of a federation, by seed (S,).
 
     Args:
         best: The estimate of f*.
@@ -84,7 +85,7 @@ class MeasuredRounds(NamedTuple):
 
 def measure(job: RoundsJob) -> MeasuredRounds:
     """Freeze at every round that a job names."""
-    torch.set_num_threads(1)  # as for the figures
+    torch.set_num_threads(1)  # as in the figures
     clients = draw(job.task, job.rho, list(job.seeds))
     path = train(clients, job.work, max(job.warmups), job.warmups)
     found = {at: freeze(clients, job.work, path.weights[at], job.rounds - at) for at in job.warmups}
@@ -92,35 +93,35 @@ def measure(job: RoundsJob) -> MeasuredRounds:
 
 
 def least_loss(clients: Clients, ridge: float, found: dict[int, Freezing]) -> Tensor:
-    r"""An estimate of :math:`f^\star_\lambda = \min_{\Phi,\theta} f_\lambda(\Phi, \theta)` (S,), from above.
+    r"""Return an upper estimate of :math:`f^\star_\lambda = \min_{\Phi,\theta} f_\lambda(\Phi, \theta)` (S,).
 
-    The least of h_λ at the kernel that made the labels and at those that the rounds went through. The minimum itself is
-    not known: the problem is not convex in Φ.
+    The estimate is the minimum of h_λ over the teacher's kernel and the kernels of the run. The exact minimum is
+    unknown, because the problem is not convex in Φ.
     """
     return torch.stack([profile(clients, clients.teacher, ridge), *(one.profile for one in found.values())]).amin(0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Proposition1(KernelFigure):
-    """Both sides of Proposition 1 by the freezing round τ, a line for each ρ.
+    """Both sides of Proposition 1 by the freezing round τ, a line per ρ.
 
-    Panels: the freezing bias B_τ, the residual R_τ and what phase 2 leaves of it, the distance ‖e_τ‖, the right side
-    B_τ + ρ_λ^(T−τ)·R_τ (``bound``) and the left side f_λ(w_{τ,T}) − f* (``excess``); by ρ the τ/T at which each side is
-    least (the oracle's warm-up, Eq. 18, and the best one), and the loss at the former over that at the latter.
+    Panels: the freezing bias B_τ, the residual R_τ and the residual after phase 2, the distance ‖e_τ‖, the right side
+    B_τ + ρ_λ^(T−τ)·R_τ (``bound``) and the left side f_λ(w_{τ,T}) − f* (``excess``); by ρ, the τ/T that minimises each
+    side (the oracle's warm-up, Eq. 18, and the best one), and the ratio of the losses at these two.
 
     Args:
         every: Rounds between two candidates τ, from 0 to below T.
 
     Note:
-        λ is the simulation's in the place of the theory's λ₀ = 6C/(7B_θ), whose constants are not given; Eq. 79 and 86
-        have the same inequality for any λ. The additive constant is left out of the bound. f* is estimated from above
-        (`least_loss`), and with it B_τ from below.
+        λ is the simulation's, not the theory's λ₀ = 6C/(7B_θ), whose constants are not given; Eq. 79 and 86 have the
+        same inequality for any λ. The bound omits the additive constant. f* is estimated from above (`least_loss`), and
+        therefore B_τ from below.
     """
 
     every: int = 10
 
+    @override
     def points(self, jobs: Jobs = ALONE) -> list[Point]:
-        """The quantities by round, and where each side is least, by ρ."""
         at = tuple(range(0, self.rounds, self.every))
         asked = [self.job(rho, warmups=at) for rho in self.rhos]
         points: list[Point] = []
@@ -151,11 +152,11 @@ class Proposition1(KernelFigure):
 
     @property
     def contraction(self) -> float:
-        """What Corollary 2 leaves of the residual after a round of phase 2, ρ_λ = 1 − ¾·λ·η·E."""
+        """Corollary 2's factor of the residual per round of phase 2, ρ_λ = 1 − ¾·λ·η·E."""
         return 1 - 0.75 * self.ridge * self.lr * self.local_steps
 
+    @override
     def dress(self, axes: Any, panel: str) -> None:
-        """Logarithmic axes but for the warm-up."""
         super().dress(axes, panel)
         if panel != "best warm-up by rho":
             axes.set_yscale("log")

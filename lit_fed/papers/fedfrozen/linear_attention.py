@@ -1,12 +1,12 @@
-r"""Federated linear attention: the task of FedFrozen's simulations, with clients and seeds as batch dimensions.
+r"""Federated linear attention, the task of FedFrozen's simulations, batched over clients and seeds.
 
 Du, Li, Feng, Feng: "FedFrozen: Two-Stage Federated Optimization via Attention Kernel Freezing", 2026, Eq. 2 and
 Appendix B.1:
 
 .. math:: O(H) = A(H)\,HW^V, \qquad A(H) = \varphi(HW^Q)\,\varphi(HW^K)^\top.
 
-The weights are kept side by side, :math:`W = [W^Q\,|\,W^K\,|\,W^V]`, (…, d, 2·d_k + d_v), so that each step needs two
-large products.
+The weights are concatenated, :math:`W = [W^Q\,|\,W^K\,|\,W^V]`, (…, d, 2·d_k + d_v), so that each step needs two large
+products.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from lit_fed.errors import ConfigError
+from lit_fed.checks import check_choice, check_range
 from lit_fed.seeding import torch_generator
 
 FeatureMap = Literal["sigmoid", "softmax"]
@@ -26,7 +26,7 @@ Reduction = Literal["tokens", "mean"]
 
 @dataclass(frozen=True)
 class TeacherTask:
-    r"""What the clients learn: the outputs of a teacher, on tokens around means of their own.
+    r"""The task: the outputs of a teacher on tokens whose means differ between clients.
 
     Client k draws :math:`\mu_k \sim \mathcal N(0, \rho^2 I_d)` and tokens :math:`H \sim \mathcal N(\mu_k, I_d)`;
     :math:`Y = O(H; W^\star) + \sigma\varepsilon`.
@@ -36,21 +36,21 @@ class TeacherTask:
         dim: d, the length of a token.
         key_dim: d_k.
         value_dim: d_v.
-        tokens: n, tokens of an example.
-        examples: m, examples of a client.
+        tokens: n, tokens per example.
+        examples: m, examples per client.
         noise: σ.
         feature_map: φ and with it A: ``sigmoid`` is :math:`A = \varphi\varphi^\top / n` with the sigmoid of each entry,
             ``softmax`` is :math:`A = \varphi\varphi^\top` with the softmax of each row.
-        reduction: How a client's squared errors become its loss: ``tokens`` sums over values and averages over tokens
-            and examples, ``mean`` averages over everything.
-        scale: Standard deviation of the first weights and of the teacher's, in units of :math:`1/\sqrt d`.
+        reduction: The reduction of squared errors to the loss: ``tokens`` sums over values and averages over tokens and
+            examples, ``mean`` averages over everything.
+        scale: Standard deviation of the initial weights and of the teacher's, in units of :math:`1/\sqrt d`.
 
     Raises:
         ConfigError: For an unknown feature map or reduction, or a size below 1.
 
     Note:
-        The paper states none of the last three, and they decide the outcome. The defaults are the reading with which
-        the most panels of Figures 1 to 3 have the published shape; ``docs/results/fedfrozen.md`` says which have not.
+        The paper does not state the last three, which decide the outcome. With the defaults, most panels of Figures 1
+        to 3 have the published shape; ``docs/results/fedfrozen.md`` lists the others.
     """
 
     num_clients: int = 10
@@ -67,21 +67,19 @@ class TeacherTask:
     def __post_init__(self) -> None:
         """Check the settings."""
         for key, known in (("feature_map", get_args(FeatureMap)), ("reduction", get_args(Reduction))):
-            if getattr(self, key) not in known:
-                raise ConfigError(f"task.{key} is {getattr(self, key)!r}; choose one of {', '.join(known)}")
+            check_choice(f"task.{key}", getattr(self, key), known)
         for key in ("num_clients", "dim", "key_dim", "value_dim", "tokens", "examples"):
-            if getattr(self, key) < 1:
-                raise ConfigError(f"task.{key} is {getattr(self, key)}; it must be at least 1")
+            check_range(f"task.{key}", getattr(self, key), least=1)
 
     @property
     def loss_scale(self) -> float:
-        """What a client's sum of squared errors is multiplied by."""
+        """The factor of a client's sum of squared errors."""
         counted = self.examples * self.tokens
         return 1.0 / (counted * self.value_dim if self.reduction == "mean" else counted)
 
     @property
     def kernel_scale(self) -> float:
-        """What the products of features are multiplied by in the kernel A."""
+        """The factor of the products of features in the kernel A."""
         return 1.0 / self.tokens if self.feature_map == "sigmoid" else 1.0
 
 
@@ -90,11 +88,11 @@ class Clients:
     """A task's data, for several seeds at once.
 
     Args:
-        task: Where they come from.
+        task: The task.
         inputs: Tokens (S, K, m·n, d).
-        targets: What the teacher makes of them, with noise, (S, K, m·n, d_v).
-        weights: The first weights, (S, d, 2·d_k + d_v).
-        teacher: The teacher's, in the same shape.
+        targets: The teacher's outputs with noise, (S, K, m·n, d_v).
+        weights: The initial weights, (S, d, 2·d_k + d_v).
+        teacher: The teacher's weights, in the same shape.
     """
 
     task: TeacherTask
@@ -105,7 +103,7 @@ class Clients:
 
 
 def draw(task: TeacherTask, rho: float, seeds: list[int], dtype: torch.dtype = torch.float32) -> Clients:
-    """Draw data and first weights; a seed gives the same standard normal numbers for every ρ."""
+    """Draw data and initial weights; a seed gives the same standard normal numbers for every ρ."""
     inputs, targets, weights, teachers = [], [], [], []
     for seed in seeds:
         generator = torch_generator(seed, "linear attention")
@@ -127,7 +125,7 @@ def draw(task: TeacherTask, rho: float, seeds: list[int], dtype: torch.dtype = t
 
 
 def _maps(task: TeacherTask, inputs: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """φ(HW^Q) and φ(HW^K) of tokens (B, m·n, d), by example: (B·m, n, d_k)."""
+    """Return φ(HW^Q) and φ(HW^K) of tokens (B, m·n, d), by example: (B·m, n, d_k)."""
     blocks = weights[..., : 2 * task.key_dim].split(task.key_dim, -1)
     query, key = (torch.bmm(inputs, block).view(-1, task.tokens, task.key_dim) for block in blocks)
     if task.feature_map == "sigmoid":
@@ -136,18 +134,18 @@ def _maps(task: TeacherTask, inputs: Tensor, weights: Tensor) -> tuple[Tensor, T
 
 
 def _kernel(task: TeacherTask, query: Tensor, key: Tensor) -> Tensor:
-    """A (B·m, n, n) of features (B·m, n, d_k)."""
+    """Return A (B·m, n, n) of features (B·m, n, d_k)."""
     return torch.bmm(query, key.mT).mul_(task.kernel_scale)
 
 
 def attended(task: TeacherTask, inputs: Tensor, weights: Tensor) -> Tensor:
-    """What the value block sees, A(H)·H: (B, m·n, d) for tokens (B, m·n, d) and weights (B, d, 2·d_k + d_v)."""
+    """Return the value block's input A(H)·H (B, m·n, d), for tokens (B, m·n, d) and weights (B, d, 2·d_k + d_v)."""
     kernel = _kernel(task, *_maps(task, inputs, weights))
     return torch.bmm(kernel, inputs.reshape(-1, task.tokens, task.dim)).view(inputs.shape)
 
 
 def gradient(task: TeacherTask, inputs: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    r"""A client's residuals and the gradient of its loss, without the ridge.
+    r"""Return a client's residuals and the gradient of its loss, without the ridge.
 
     With residuals R = AV − Y, V = HW^V: dV = AᵀR, dA = RVᵀ, dφ(Q) = dA·φ(K), dφ(K) = dAᵀφ(Q), both times the factor of
     A, through φ, and dW = Hᵀ[dQ | dK | dV].
@@ -159,7 +157,7 @@ def gradient(task: TeacherTask, inputs: Tensor, targets: Tensor, weights: Tensor
         weights: (B, d, 2·d_k + d_v).
 
     Returns:
-        Residuals (B, m·n, d_v), of which `loss` makes the loss, and gradients (B, d, 2·d_k + d_v).
+        Residuals (B, m·n, d_v), the input of `loss`, and gradients (B, d, 2·d_k + d_v).
     """
     query, key = _maps(task, inputs, weights)
     kernel = _kernel(task, query, key)
@@ -175,12 +173,12 @@ def gradient(task: TeacherTask, inputs: Tensor, targets: Tensor, weights: Tensor
 
 
 def loss(task: TeacherTask, residuals: Tensor) -> Tensor:
-    """A client's loss (B,) from its residuals (B, m·n, d_v), without the ridge."""
+    """Return a client's loss (B,) from its residuals (B, m·n, d_v), without the ridge."""
     return task.loss_scale * residuals.square().sum((1, 2))
 
 
 def _through_map(task: TeacherTask, gradient: Tensor, output: Tensor) -> Tensor:
-    """The gradient of φ's input, from that of its output: of a sigmoid φ(1 − φ)g, of a row softmax φ ⊙ (g − ⟨g, φ⟩)."""
+    """Backpropagate through φ: φ(1 − φ)g for the sigmoid, φ ⊙ (g − ⟨g, φ⟩) for the softmax of rows."""
     if task.feature_map == "sigmoid":
         return gradient * output * (1 - output)
     return torch._softmax_backward_data(gradient, output, -1, output.dtype)

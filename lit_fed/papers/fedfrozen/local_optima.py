@@ -1,12 +1,12 @@
-r"""Why a ridge does not lower the drift in Figure 3b: what it does where clients reach their own optimum.
+r"""Why a ridge does not lower the drift in Figure 3b: its effect when clients reach their local optima.
 
-Under a fixed kernel the clients' losses are quadratics (`Quadratic`), so the rounds of phase 2 come to rest at a server
-model that can be written down. With :math:`\theta_k = (G_k + \lambda I)^{-1} B_k` a client's own optimum and
+Under a fixed kernel the clients' losses are quadratic (`Quadratic`), so that phase 2 converges to a server model in
+closed form. With a client's local optimum :math:`\theta_k = (G_k + \lambda I)^{-1} B_k` and
 :math:`P_k = I - \eta (G_k + \lambda I)`,
 
 .. math:: \theta = \tfrac1K \sum_k P_k^E\,\theta + (I - P_k^E)\,\theta_k,
 
-and where E grows without end :math:`\theta = \tfrac1K \sum_k \theta_k`. Ours, not the paper's.
+and for :math:`E \to \infty`, :math:`\theta = \tfrac1K \sum_k \theta_k`. This analysis is ours, not the paper's.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lit_fed.papers.fedfrozen.descent import Quadratic, fix_kernel, ridge_solution, train
 from lit_fed.papers.fedfrozen.linear_attention import draw
@@ -25,11 +26,11 @@ from lit_fed.studies.simulations.simulation import Point
 
 
 class Rest(NamedTuple):
-    """Phase 2 at rest, by seed (S,).
+    """The limit of phase 2, by seed (S,).
 
     Args:
-        drift: The clients' mean distance from the server's values, which they began with.
-        loss: The global loss f of those values, without the ridge.
+        drift: The clients' mean distance from the server's values, with which they begin.
+        loss: The global loss f of the server's values, without the ridge.
     """
 
     drift: Tensor
@@ -37,12 +38,12 @@ class Rest(NamedTuple):
 
 
 def at_rest(problem: Quadratic, lr: float, local_steps: int | None, ridge: float) -> Rest:
-    """Where phase 2 ends.
+    """Return the limit of phase 2.
 
     Args:
         problem: The clients' losses.
         lr: η.
-        local_steps: E; None for as many as it takes to reach the clients' own optima.
+        local_steps: E; None for infinitely many, which reach the local optima.
         ridge: λ.
     """
     one = torch.eye(problem.gram.shape[-1], dtype=problem.gram.dtype)
@@ -59,11 +60,11 @@ def at_rest(problem: Quadratic, lr: float, local_steps: int | None, ridge: float
 
 
 class MeasuredAtRest(NamedTuple):
-    """Phase 2 at rest by ridge.
+    """The limits of phase 2 by ridge.
 
     Args:
-        few: After the simulation's local steps.
-        solved: At the clients' own optima.
+        few: With the simulation's local steps.
+        solved: With infinitely many local steps.
     """
 
     few: list[Rest]
@@ -72,10 +73,10 @@ class MeasuredAtRest(NamedTuple):
 
 @dataclass(frozen=True)
 class RestJob:
-    """A warm-up, and what to do with the kernel that it leaves.
+    """A warm-up, and the ridges of phase 2.
 
     Args:
-        warmup: Whose last ``warmups`` is the freezing round.
+        warmup: The warm-up, whose last ``warmups`` is the freezing round.
         ridges: λ in phase 2.
     """
 
@@ -84,8 +85,8 @@ class RestJob:
 
 
 def measure(job: RestJob) -> MeasuredAtRest:
-    """Train up to the freezing round, and see where phase 2 ends under each ridge."""
-    torch.set_num_threads(1)  # as for the figures
+    """Train up to the freezing round, and compute the limit of phase 2 for each ridge."""
+    torch.set_num_threads(1)  # as in the figures
     warmup, work, freezing = job.warmup, job.warmup.work, job.warmup.warmups[-1]
     clients = draw(warmup.task, warmup.rho, list(warmup.seeds))
     problem = fix_kernel(clients, train(clients, work, freezing).weights[freezing])
@@ -95,20 +96,20 @@ def measure(job: RestJob) -> MeasuredAtRest:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalOptima(KernelFigure):
-    """Drift and loss of phase 2 at rest by the ridge, after E local steps and at the clients' own optima.
+    """Drift and loss in the limit of phase 2 by the ridge, with E and with infinitely many local steps.
 
     Args:
         warmup: T_warm / T.
         rho: ρ.
-        ridges: λ in phase 2; the warm-up has ``ridge``.
+        ridges: λ in phase 2; the warm-up uses ``ridge``.
     """
 
     warmup: float = 0.75
     rho: float = 1.0
     ridges: tuple[float, ...] = (0.0, 0.1, 1.0, 10.0, 100.0)
 
+    @override
     def points(self, jobs: Jobs = ALONE) -> list[Point]:
-        """Drifts and losses, a line for each length of local work."""
         asked = RestJob(self.job(self.rho, warmups=(self.round_of(self.warmup),)), self.ridges)
         (measured,) = jobs.run(measure, [asked], (MeasuredAtRest, Rest))
         points: list[Point] = []

@@ -1,7 +1,7 @@
 """Figures 1 to 3 of FedFrozen from simulations.
 
-A figure is a list of jobs, each a federation's rounds for all seeds together. A run with everything trained serves
-every length of warm-up at once: its kernels are kept, and phase 2 starts from each of them.
+A figure is a list of jobs; each runs a federation for all seeds. A run that trains all parameters serves every length
+of warm-up: its kernels are kept, and phase 2 starts from each of them.
 """
 
 from __future__ import annotations
@@ -11,30 +11,31 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
+from typing_extensions import override
 
-from lit_fed.errors import ConfigError
+from lit_fed.checks import check_range
 from lit_fed.papers.fedfrozen.descent import Work, profile, train, train_values
 from lit_fed.papers.fedfrozen.linear_attention import TeacherTask, draw
 from lit_fed.papers.fedfrozen.sentences import readings
 from lit_fed.studies.simulations.jobs import ALONE, Jobs
 from lit_fed.studies.simulations.simulation import Curves, Point, Simulation, Values
 
-LAST = 50  # rounds at the end over which the drift is averaged, as in Figure 3
+LAST = 50  # the drift is averaged over this many last rounds, as in Figure 3
 
 
 @dataclass(frozen=True)
 class RoundsJob:
-    """One federation's rounds, for all seeds.
+    """The rounds of one federation, for all seeds.
 
     Args:
         task: The task.
         rho: ρ.
         seeds: The seeds.
-        work: How clients work.
+        work: The local work.
         rounds: T.
         profiles: Rounds at which h is computed.
-        warmups: Rounds from which phase 2 is run to the end.
-        whole: Whether rounds after the last of those matter.
+        warmups: Rounds from which phase 2 runs to the end.
+        whole: Whether to train beyond the last of ``profiles`` and ``warmups``.
     """
 
     task: TeacherTask
@@ -48,11 +49,11 @@ class RoundsJob:
 
 
 class Outcome(NamedTuple):
-    """What a job gave, by seed.
+    """The outcome of a job, by seed.
 
     Args:
         profiles: h by round.
-        loss: The final global loss with everything trained to the end; empty where that was not asked for.
+        loss: The final global loss of training all parameters; empty if the job did not request it.
         frozen: The final global loss by warm-up.
         drift: The clients' mean distance over the last rounds of phase 2, by warm-up.
     """
@@ -65,7 +66,7 @@ class Outcome(NamedTuple):
 
 def solve(job: RoundsJob) -> Outcome:
     """Run a job."""
-    torch.set_num_threads(1)  # jobs run side by side, and their matrices are small
+    torch.set_num_threads(1)  # jobs run in parallel, with small matrices
     clients = draw(job.task, job.rho, list(job.seeds))
     keep = sorted({*job.profiles, *job.warmups})
     rounds = job.rounds if job.whole else max(keep)
@@ -85,7 +86,7 @@ def solve(job: RoundsJob) -> Outcome:
 
 
 def solve_all(asked_for: Sequence[RoundsJob], jobs: Jobs) -> list[Outcome]:
-    """Run jobs side by side; those that differ only in what they are asked for run once."""
+    """Run jobs in parallel; jobs that differ only in the requested outputs run once."""
     asked: dict[RoundsJob, list[RoundsJob]] = {}
     for job in asked_for:
         asked.setdefault(replace(job, profiles=(), warmups=(), whole=True), []).append(job)
@@ -107,21 +108,21 @@ def solve_all(asked_for: Sequence[RoundsJob], jobs: Jobs) -> list[Outcome]:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelFigure(Simulation):
-    """What the three figures have in common.
+    """The base class of the three figures.
 
     Args:
         task: The task.
-        seeds: How many seeds.
-        first_seed: The first of them.
+        seeds: The number of seeds.
+        first_seed: The first seed.
         rounds: T.
         local_steps: E.
         lr: η.
         ridge: λ.
         rhos: Heterogeneities ρ: the panels of Figure 1, the rows of Figures 2c and 3a.
-        claims: What the paper says, see `lit_fed.papers.fedfrozen.sentences`.
+        claims: The paper's claims, see `lit_fed.papers.fedfrozen.sentences`.
 
     Raises:
-        ConfigError: For a setting that cannot work.
+        ConfigError: For an invalid setting.
     """
 
     task: TeacherTask = field(default_factory=TeacherTask)
@@ -135,37 +136,35 @@ class KernelFigure(Simulation):
     claims: list[str | dict[str, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Check what would fail late."""
+        """Check the settings."""
         for key in ("seeds", "rounds", "local_steps", "every"):
-            if getattr(self, key, 1) < 1:
-                raise ConfigError(f"simulate.{key} is {getattr(self, key)}; it must be at least 1")
+            check_range(f"simulate.{key}", getattr(self, key, 1), least=1)
         for fraction in (getattr(self, "warmup", 0), *getattr(self, "warmups", ())):
-            if not 0 <= fraction <= 1:
-                raise ConfigError(f"simulate.warmups: {fraction} is no fraction of the rounds; give 0 to 1")
+            check_range("simulate.warmups", fraction, least=0, most=1, why=", a fraction of the rounds")
 
     @property
     def work(self) -> Work:
-        """How clients work unless a panel changes it."""
+        """The local work, unless a panel changes it."""
         return Work(lr=self.lr, local_steps=self.local_steps, ridge=self.ridge)
 
     def round_of(self, fraction: float) -> int:
-        """A fraction of the rounds as a round."""
+        """Convert a fraction of the rounds to a round."""
         return round(fraction * self.rounds)
 
     def job(self, rho: float, work: Work | None = None, **asked: Any) -> RoundsJob:
-        """A job of this figure; by default with its own work."""
+        """Return a job of this figure; ``work`` defaults to the figure's."""
         return RoundsJob(self.task, rho, self.every_seed, work or self.work, self.rounds, **asked)
 
     def by_seed(self, panel: str, line: str, x: float, values: Sequence[float]) -> list[Point]:
-        """A point a seed."""
+        """Return one point per seed."""
         return [Point(panel, line, x, seed, value) for seed, value in zip(self.every_seed, values, strict=True)]
 
+    @override
     def readings(self, points: Sequence[Point]) -> tuple[Values, Curves]:
-        """Logarithms by row, column and seed."""
         return readings(points)
 
+    @override
     def dress(self, axes: Any, panel: str) -> None:
-        """Logarithmic losses, and a ridge that begins at 0."""
         super().dress(axes, panel)
         if panel.startswith("profile"):
             axes.set_xlabel("round")
@@ -179,7 +178,7 @@ class KernelFigure(Simulation):
 
 @dataclass(frozen=True, kw_only=True)
 class Figure1(KernelFigure):
-    """The profile objective h_λ(Φ_t) during the warm-up, a panel for each ρ.
+    """The profile objective h_λ(Φ_t) during the warm-up, a panel per ρ.
 
     Args:
         every: Rounds between two points.
@@ -187,8 +186,8 @@ class Figure1(KernelFigure):
 
     every: int = 5
 
+    @override
     def points(self, jobs: Jobs = ALONE) -> list[Point]:
-        """H by round and ρ."""
         at = tuple(range(0, self.rounds + 1, self.every))
         points = []
         outcomes = solve_all([self.job(rho, profiles=at) for rho in self.rhos], jobs)
@@ -216,8 +215,8 @@ class Figure2(KernelFigure):
     rho: float = 1.0
     mu: float = 200.0
 
+    @override
     def points(self, jobs: Jobs = ALONE) -> list[Point]:
-        """Losses and their ratios."""
         work, warm = self.work, self.round_of(self.warmup)
         warms = tuple(sorted({self.round_of(fraction) for fraction in self.warmups}))
         ladder = [self.job(self.rho, replace(work, local_steps=steps), warmups=(warm,)) for steps in self.steps]
@@ -256,8 +255,8 @@ class Figure3(KernelFigure):
     rho: float = 1.0
     ridges: tuple[float, ...] = (0.0, 0.1, 1.0, 10.0, 100.0)
 
+    @override
     def points(self, jobs: Jobs = ALONE) -> list[Point]:
-        """Losses and drifts."""
         warm = self.round_of(self.warmup)
         warms = tuple(sorted({self.round_of(fraction) for fraction in self.warmups}))
         grid = [self.job(rho, warmups=warms, whole=False) for rho in self.rhos]

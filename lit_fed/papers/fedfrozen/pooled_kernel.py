@@ -1,9 +1,11 @@
-"""Why the ratio of Figure 2a rises with E (ours): what local steps do for FedAvg, and what for a kernel."""
+"""Why the ratio of Figure 2a rises with E (ours): the effect of local steps on FedAvg and on the kernel."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+
+from typing_extensions import override
 
 from lit_fed.papers.fedfrozen.panels import KernelFigure, RoundsJob, solve_all
 from lit_fed.studies.simulations.jobs import ALONE, Jobs
@@ -12,10 +14,9 @@ from lit_fed.studies.simulations.simulation import Point
 
 @dataclass(frozen=True, kw_only=True)
 class PooledKernel(KernelFigure):
-    """FedAvg's final loss by E, and the least that FedFrozen could reach: h of the kernel at the freezing round.
+    """FedAvg's final loss by E, and the lowest loss that FedFrozen can reach: h of the kernel at the freezing round.
 
-    Beside it h of a kernel that as many steps of gradient descent on all clients' data at once have made, which knows
-    no drift.
+    For comparison, h of a kernel after equally many steps of gradient descent on the pooled data, without drift.
 
     Args:
         warmup: T_warm / T.
@@ -27,15 +28,15 @@ class PooledKernel(KernelFigure):
     steps: tuple[int, ...] = (10, 20, 40)
     rho: float = 1.0
 
+    @override
     def points(self, jobs: Jobs = ALONE) -> list[Point]:
-        """Losses by E."""
         return list(self._points(jobs))
 
     def _points(self, jobs: Jobs) -> Iterator[Point]:
         warm = self.round_of(self.warmup)
         local = [replace(self.work, local_steps=steps) for steps in self.steps]
         federated = [self.job(self.rho, work, profiles=(warm,)) for work in local]
-        alone = replace(self.work, local_steps=1)  # the mean of one step each is a step on all data
+        alone = replace(self.work, local_steps=1)  # the mean of single steps is a step on all data
         in_all = [warm * steps for steps in self.steps]
         pooled = [RoundsJob(self.task, self.rho, self.every_seed, alone, n, profiles=(n,), whole=False) for n in in_all]
         outcomes = solve_all([*federated, *pooled], jobs)

@@ -1,6 +1,6 @@
-"""The figures of FedFrozen as the tables that their claims are about.
+"""FedFrozen's figures as the tables of their claims.
 
-Rows and columns by panel, for the sentences of `lit_fed.studies.claims`:
+Rows and columns by panel, for the grammar of `lit_fed.studies.claims`:
 
 ====================================  =======================================  ===========================
 panel                                 rows                                     columns
@@ -24,9 +24,9 @@ best warm-up by rho                   warm_bound, warm_run (not logarithms)    r
 loss over the best by rho             regret                                   rho=0, rho=1, …
 ====================================  =======================================  ===========================
 
-Values are natural logarithms, since the losses of two seeds differ by factors: ``a > b + 0.05`` says that a is 5 %
-above b. ``step`` is the largest change between two neighbouring points of h, so that ``0 > step`` says that h falls
-throughout. The value of another curve is its last, and ``slack`` the least of bound over excess at any round.
+Values are natural logarithms, because the losses of two seeds differ by factors: ``a > b + 0.05`` means that a is 5 %
+above b. ``step`` is the largest change between two consecutive points of h, so that ``0 > step`` means that h decreases
+throughout. The value of any other curve is its last, and ``slack`` is the minimum over rounds of bound over excess.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _CURVES = {
 
 
 def readings(points: Sequence[Point]) -> tuple[Values, Curves]:
-    """Numbers and curves of a figure by row, column and seed."""
+    """Return a figure's numbers and curves by row, column and seed."""
     curves = _curves(points)
     return _values(points, curves), curves
 

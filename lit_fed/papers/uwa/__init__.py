@@ -1,4 +1,4 @@
-"""UWA's convergence theory: descent on what a mixture of clients teaches, seen as biased descent on the true loss."""
+"""UWA's convergence theory: descent on the predictions of a mixture of clients, as biased descent on the true loss."""
 
 from lit_fed.papers.uwa.exchanges import Exchanges
 from lit_fed.papers.uwa.panels import Proposition42

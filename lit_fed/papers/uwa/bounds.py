@@ -1,8 +1,8 @@
-r"""Proposition 4.2 and Corollaries 4.3 and 4.4 of UWA, from what was measured along a run.
+r"""Proposition 4.2 and Corollaries 4.3 and 4.4 of UWA, from measurements along a run.
 
 Kovalchuk et al.: "Who to Trust? Aggregating Client Predictions in Federated Distillation", 2026, arXiv:2509.15147,
-Section 4.3 and Appendices C.2, C.6 to C.8. Stage 2 descends on :math:`J_{agg}`, whose gradient is that of the true
-objective F and a bias :math:`\beta`:
+Section 4.3 and Appendices C.2, C.6 to C.8. Stage 2 descends on :math:`J_{agg}`, whose gradient is the gradient of the
+true objective F plus a bias :math:`\beta`:
 
 .. math::
     E\lVert\beta(\theta_t)\rVert^2 \le m\,E\lVert\nabla F(\theta_t)\rVert^2 + \zeta^2, \qquad
@@ -22,7 +22,7 @@ from torch import Tensor
 
 
 class Trace(NamedTuple):
-    r"""What a run of stage 2 was measured at, means over the runs at each measured step (N,).
+    r"""Measurements of stage 2, means over runs at each measured step (N,).
 
     Args:
         steps: The steps t.
@@ -58,7 +58,7 @@ class Oracle(NamedTuple):
 
 
 class Descent(NamedTuple):
-    """What the descent is on, and how long its steps are.
+    """Constants of the objective, and the step size.
 
     Args:
         smoothness: L_F.
@@ -72,7 +72,7 @@ class Descent(NamedTuple):
 
 
 def offset(trace: Trace, c: float) -> float:
-    r"""The least b² with which Assumption C.4 holds along the run, :math:`\max_t` of mismatch − c·gradient."""
+    r"""Return the least b² with which Assumption C.4 holds along the run, :math:`\max_t` of mismatch − c·gradient."""
     return max(0.0, float((trace.mismatch - c * trace.gradient).max()))
 
 
@@ -82,7 +82,7 @@ def oracle(c: float, b: float, alpha: float, scored: float, noise: float) -> Ora
     Args:
         c: c.
         b: b².
-        alpha: α above c/(1 − c), with which m is below 1.
+        alpha: α above c/(1 − c), so that m is below 1.
         scored: G²·ε_teach.
         noise: ν².
     """
@@ -91,10 +91,11 @@ def oracle(c: float, b: float, alpha: float, scored: float, noise: float) -> Ora
 
 
 def best_oracle(trace: Trace, error: float) -> Oracle:
-    r"""The constants of the least floor :math:`\zeta^2/(1 - m)` that the assumptions allow along the run.
+    r"""Return the constants with the least floor :math:`\zeta^2/(1 - m)` that the assumptions allow along the run.
 
-    G² and ν² are the largest energy and noise measured. c and α are the theory's to choose, b² follows from c
-    (`offset`): 80 values of c from 10⁻⁴ to 0.99, and for each 99 of 1 + 1/α between 1 and 1/c, where m is below 1.
+    G² and ν² are the largest measured energy and noise. The theory leaves c and α open, and b² follows from c
+    (`offset`). The search covers 80 values of c from 10⁻⁴ to 0.99, and for each, 99 values of 1 + 1/α between 1 and
+    1/c, where m is below 1.
 
     Args:
         trace: The run.
@@ -110,17 +111,17 @@ def best_oracle(trace: Trace, error: float) -> Oracle:
 
 
 def bias_bound(trace: Trace, known: Oracle) -> Tensor:
-    """The right side of Eq. 4, (N,)."""
+    """Return the right side of Eq. 4, (N,)."""
     return known.m * trace.gradient + known.zeta
 
 
 def stationarity_floor(known: Oracle, how: Descent) -> float:
-    """What the mean squared gradient is bounded by after infinitely many steps, (ζ² + L·γ·ν²)/(1 − m)."""
+    """Return the bound on the mean squared gradient after infinitely many steps, (ζ² + L·γ·ν²)/(1 − m)."""
     return (known.zeta + how.smoothness * how.lr * known.noise) / (1 - known.m)
 
 
 def stationarity_bound(steps: Tensor, excess: float, known: Oracle, how: Descent) -> Tensor:
-    r"""The bound on the mean of :math:`\lVert\nabla F\rVert^2` over T steps, Eq. 20, which Corollary 4.3 inverts.
+    r"""Return the bound on the mean of :math:`\lVert\nabla F\rVert^2` over T steps, Eq. 20; Corollary 4.3 inverts it.
 
     Args:
         steps: T (N,), from 1 on.
@@ -132,22 +133,22 @@ def stationarity_bound(steps: Tensor, excess: float, known: Oracle, how: Descent
 
 
 def stationarity_steps(excess: float, known: Oracle, how: Descent) -> int:
-    """Corollary 4.3 with its constant: the T at which Eq. 20 comes down to twice its floor."""
+    """Return the T of Corollary 4.3 with its constant, at which Eq. 20 reaches twice its floor."""
     return max(1, ceil(2 * excess / (how.lr * (1 - known.m) * stationarity_floor(known, how))))
 
 
 def linear_floor(known: Oracle, how: Descent) -> float:
-    """ε_floor of Corollary 4.4, (ζ² + L·γ·ν²)/(2·μ·(1 − m))."""
+    """Return ε_floor of Corollary 4.4, (ζ² + L·γ·ν²)/(2·μ·(1 − m))."""
     return stationarity_floor(known, how) / (2 * how.convexity)
 
 
 def linear_bound(steps: Tensor, excess: float, known: Oracle, how: Descent) -> Tensor:
-    r"""The bound on :math:`F(\theta_T) - F^\star` under the Polyak-Łojasiewicz condition, Eq. 21; as above."""
+    r"""Return the bound on :math:`F(\theta_T) - F^\star` under the Polyak-Łojasiewicz condition, Eq. 21."""
     rate = 1 - how.lr * how.convexity * (1 - known.m)
     return excess * rate**steps + linear_floor(known, how)
 
 
 def linear_steps(excess: float, known: Oracle, how: Descent) -> int:
-    """Corollary 4.4 with its constant: the T that is enough for twice its floor; 1 where the start is below that."""
+    """Return the T of Corollary 4.4 with its constant, which suffices for twice its floor; 1 if the start is below."""
     over = excess / linear_floor(known, how)
     return max(1, ceil(log(over) / (how.lr * how.convexity * (1 - known.m)))) if over > 0 else 1

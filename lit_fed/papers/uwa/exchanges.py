@@ -1,29 +1,31 @@
-"""What a client sends in whole runs, parameters or predictions: the communication figures of UWA's Section 5.4."""
+"""A client's traffic in whole runs, parameters or predictions: the communication figures of UWA's Section 5.4."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+
+from typing_extensions import override
 
 from lit_fed.command.commands.cost import CostTable
 from lit_fed.errors import ConfigError
 
 
 class Exchanges(CostTable):
-    """What a client sends in whole runs, in one direction, from their settings alone.
+    """A client's traffic in whole runs, in one direction, from settings alone.
 
     Args:
-        runs: By the name to print either ``rounds``, ``parameters`` and ``models`` (how many models' worth of them are
-            sent a round), or ``rounds``, ``public`` samples and ``classes``; every number takes 4 bytes.
+        runs: By printed name, either ``rounds``, ``parameters`` and ``models`` (models sent per round), or ``rounds``,
+            ``public`` samples and ``classes``; every number takes 4 bytes.
 
     Raises:
-        ConfigError: For other settings.
+        ConfigError: For any other settings.
     """
 
     def __init__(self, runs: Mapping[str, Mapping[str, int]]) -> None:
         self.megabytes = {title: _megabytes(title, settings) for title, settings in runs.items()}
 
+    @override
     def text(self) -> str:
-        """A line a run."""
         width = max(map(len, self.megabytes))
         return "\n".join(f"{title:{width}} {number:8.2f} MB" for title, number in self.megabytes.items())
 

@@ -1,7 +1,7 @@
 r"""Both sides of UWA's Proposition 4.2 and Corollaries 4.3 and 4.4, for several temperatures of trust.
 
 Kovalchuk et al.: "Who to Trust? Aggregating Client Predictions in Federated Distillation", 2026, arXiv:2509.15147,
-Section 4.3. Rows and columns for the sentences of `lit_fed.studies.claims`, columns ``tau=0``, ``tau=0.25``, …:
+Section 4.3. Rows for the grammar of `lit_fed.studies.claims`, with columns ``tau=0``, ``tau=0.25``, …:
 
 ===========================  ====================================================================================
 panel                        rows
@@ -10,11 +10,11 @@ bias by step                 bias, bias_bound (curves); bias_slack
 squared gradient by step     gradient, gradient_bound (means over steps so far); gradient_slack
 excess loss by step          excess, excess_bound; excess_slack
 teacher error by τ           error, ε_teach
-floor by τ                   floor_43, floor_44, what the two corollaries' bounds end at
-steps by τ                   enough_43, enough_44, the T they call enough for twice that; taken_43, taken_44, the run's
+floor by τ                   floor_43, floor_44, the limits of the two corollaries' bounds
+steps by τ                   enough_43, enough_44, their T for twice the floor; taken_43, taken_44, the run's T
 ===========================  ====================================================================================
 
-Values are natural logarithms; a curve's is its last, and ``…_slack`` the least of bound over what it bounds.
+Values are natural logarithms; a curve's value is its last, and ``…_slack`` is the minimum of bound over bounded value.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
-from lit_fed.errors import ConfigError
+from lit_fed.checks import check_range
 from lit_fed.papers.uwa.bounds import (
     Descent,
     best_oracle,
@@ -62,27 +63,27 @@ class SeedJob(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Proposition42(Simulation):
-    """The bias of what is taught, the squared gradient and the loss of stage 2, and what the theory bounds them by.
+    """The bias of the teaching, the squared gradient and the loss of stage 2, with their bounds.
 
     Args:
         task: The task.
-        seeds: How many seeds.
-        first_seed: The first of them.
-        temperatures: τ of UWA's weights, a line each: 0 is the average, 0.25 sUWA, 1 UWA.
+        seeds: The number of seeds.
+        first_seed: The first seed.
+        temperatures: τ of UWA's weights, one line each: 0 is the average, 0.25 sUWA, 1 UWA.
         private_steps: Steps of stage 1.
         steps: Steps T of stage 2.
-        step: Its step γ, in units of 1/L_F; at most 1.
-        batch: Public examples a step.
+        step: Step size γ of stage 2, in units of 1/L_F; at most 1.
+        batch: Public examples per step.
         every: Steps between two measurements.
-        claims: What the paper says, in the rows and columns above.
+        claims: The paper's claims, in the rows and columns above.
 
     Raises:
-        ConfigError: For a setting that cannot work.
+        ConfigError: For an invalid setting.
 
     Note:
-        The expectations are means over the clients, each with a start and batches of its own. The constants are those
-        that hold along the measured steps of the run, with c and α chosen for the least floor (`best_oracle`), so Eq. 4
-        holds by its proof, and what is seen is how tight it is. F_inf is F*, which is known.
+        The expectations are means over clients, which differ in their start and batches. The constants hold along the
+        measured steps of the run, with c and α chosen for the least floor (`best_oracle`); Eq. 4 therefore holds by its
+        proof, and the figure shows how tight it is. F_inf is F*, which is known.
     """
 
     task: GaussianTask = field(default_factory=GaussianTask)
@@ -97,23 +98,20 @@ class Proposition42(Simulation):
     claims: list[str | dict[str, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Check what would fail late."""
+        """Check the settings."""
         for key in ("seeds", "private_steps", "steps", "batch", "every"):
-            if getattr(self, key) < 1:
-                raise ConfigError(f"simulate.{key} is {getattr(self, key)}; it must be at least 1")
-        if not 0 < self.step <= 1:
-            raise ConfigError(f"simulate.step is {self.step:g}; the theory wants it above 0 and at most 1 (of 1/L_F)")
+            check_range(f"simulate.{key}", getattr(self, key), least=1)
+        check_range("simulate.step", self.step, above=0, most=1, why=", in units of 1/L_F")
         for temperature in self.temperatures:
-            if not temperature >= 0:
-                raise ConfigError(f"simulate.temperatures: {temperature:g} must not be negative")
+            check_range("simulate.temperatures", temperature, least=0)
 
+    @override
     def points(self, jobs: Jobs = ALONE) -> list[Point]:
-        """Curves by step, and what they come to by temperature."""
         asked = [SeedJob(self, seed) for seed in self.every_seed]
         return [point for points in jobs.run(solve, asked, (Point,)) for point in points]
 
+    @override
     def readings(self, points: Sequence[Point]) -> tuple[Values, Curves]:
-        """Logarithms by row, column and seed."""
         curves: dict[Place, dict[int, list[tuple[int, float]]]] = defaultdict(lambda: defaultdict(list))
         values: dict[Place, dict[int, float]] = defaultdict(dict)
         for point in points:
@@ -134,15 +132,15 @@ class Proposition42(Simulation):
                     values[f"{row}_slack", column][seed] = slack
         return values, curves
 
+    @override
     def dress(self, axes: Any, panel: str) -> None:
-        """Logarithmic axes."""
         super().dress(axes, panel)
         axes.set_yscale("log")
 
 
 def solve(job: SeedJob) -> list[Point]:
-    """All numbers of a seed."""
-    torch.set_num_threads(1)  # jobs run side by side, and their matrices are small
+    """Return all numbers of a seed."""
+    torch.set_num_threads(1)  # jobs run in parallel, with small matrices
     figure, seed = job
     data = draw(figure.task, seed)
     best, begin = minimiser(data), private_training(data, figure.private_steps)
@@ -159,7 +157,7 @@ def solve(job: SeedJob) -> list[Point]:
         error = float((taught - ideal).square().sum(1).mean())
         trace = refine(data, begin, taught, best, how, figure.steps, figure.batch, figure.every, seed)
         known, excess, line = best_oracle(trace, error), float(trace.excess[0]), f"tau={temperature:g}"
-        done = trace.steps + figure.every  # a measurement stands for the steps up to the next
+        done = trace.steps + figure.every  # a measurement represents the steps up to the next one
         so_far = trace.gradient.cumsum(0) / torch.arange(1, len(done) + 1)
         curve("bias by step", line, trace.steps, trace.bias)
         curve("bias by step", f"{line}, bound", trace.steps, bias_bound(trace, known))
@@ -182,5 +180,5 @@ def solve(job: SeedJob) -> list[Point]:
 
 
 def _first(steps: Tensor, reached: Tensor) -> float:
-    """The first step, from 1 on, at which something is reached; infinite where it is not."""
+    """Return the first step, at least 1, at which a condition holds; infinite if never."""
     return max(1.0, float(steps[reached][0])) if reached.any() else float("inf")

@@ -1,11 +1,11 @@
-r"""Federated distillation with softmax regression, for which every constant of UWA's theory is known.
+r"""Federated distillation with softmax regression, where every constant of UWA's theory is known.
 
 Kovalchuk et al.: "Who to Trust? Aggregating Client Predictions in Federated Distillation", 2026, arXiv:2509.15147,
-Algorithm 1, one round of it. The model is :math:`f(x, \theta) = \mathrm{softmax}(\theta^\top x)`, the true objective
+Algorithm 1, one round. The model is :math:`f(x, \theta) = \mathrm{softmax}(\theta^\top x)`, the true objective
 
 .. math:: F(\theta) = \frac1M \sum_i F_i(\theta) + \frac\mu2 \lVert\theta\rVert^2,
 
-with F_i client i's cross-entropy. The ridge makes F strongly convex, so that it has one minimiser
+with client i's cross-entropy F_i. The ridge makes F strongly convex, so that F has one minimiser
 :math:`\theta^\star`, and the Polyak-Łojasiewicz condition holds with :math:`\mu_F = \mu`;
 :math:`L_F = \mu + \tfrac12 \lambda_{\max}(E\,xx^\top)` (Böhning, "Multinomial logistic regression algorithm", 1992).
 """
@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lit_fed.errors import ConfigError
+from lit_fed.checks import check_range
 from lit_fed.methods.distillation.densities import fit_class_gaussians, log_density
 from lit_fed.methods.distillation.teacher_error import mixing_weights
 from lit_fed.papers.uwa.bounds import Descent, Trace
@@ -28,21 +28,21 @@ from lit_fed.seeding import torch_generator
 
 @dataclass(frozen=True)
 class GaussianTask:
-    """Classes as Gaussians of unit variance around means of their own, of which a client knows a few.
+    """Gaussian classes of unit variance, of which each client has a few.
 
     Args:
         num_clients: M.
         num_classes: C.
-        known: Classes of a client; they go round, so that all are known to equally many.
-        dim: Features; a constant one is added.
+        known: Classes per client, assigned in turn, so that all classes have equally many clients.
+        dim: Features; a constant feature is appended.
         spread: Standard deviation of the entries of the classes' means.
-        examples: Private examples of a client.
-        calibration: Examples of a client that densities are fitted to.
+        examples: Private examples per client.
+        calibration: Examples per client for fitting densities.
         public: Public examples, of all classes.
         ridge: μ.
 
     Raises:
-        ConfigError: For a size below 1, more known classes than there are, or no ridge.
+        ConfigError: For a size below 1, more known classes than classes, or no ridge.
     """
 
     num_clients: int = 10
@@ -57,13 +57,10 @@ class GaussianTask:
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        for key in ("num_clients", "num_classes", "known", "dim", "examples", "calibration", "public"):
-            if getattr(self, key) < 1:
-                raise ConfigError(f"task.{key} is {getattr(self, key)}; it must be at least 1")
-        if self.known > self.num_classes:
-            raise ConfigError(f"task.known is {self.known}, and there are {self.num_classes} classes")
-        if not self.ridge > 0:
-            raise ConfigError(f"task.ridge is {self.ridge:g}; it must be above 0 for F to be strongly convex")
+        for key in ("num_clients", "num_classes", "dim", "examples", "calibration", "public"):
+            check_range(f"task.{key}", getattr(self, key), least=1)
+        check_range("task.known", self.known, least=1, most=self.num_classes, why=", task.num_classes")
+        check_range("task.ridge", self.ridge, above=0, why=", so that F is strongly convex")
 
 
 @dataclass(frozen=True)
@@ -106,7 +103,7 @@ class Data:
 
 
 def draw(task: GaussianTask, seed: int) -> Data:
-    """Draw classes, who knows which, and examples."""
+    """Draw classes, their assignment to clients, and examples."""
     generator = torch_generator(seed, "biased descent")
     classes = torch.randperm(task.num_classes, generator=generator)
     means = task.spread * torch.randn(task.num_classes, task.dim, generator=generator, dtype=torch.float64)
@@ -126,19 +123,19 @@ def draw(task: GaussianTask, seed: int) -> Data:
 
 
 def taught_slope(inputs: Tensor, targets: Tensor, theta: Tensor) -> Tensor:
-    """∇J (B, d + 1, C) at θ of the mean cross-entropy to targets (n, C) on inputs (n, d + 1)."""
+    """Return ∇J (B, d + 1, C) at θ of the mean cross-entropy to targets (n, C) on inputs (n, d + 1)."""
     return inputs.T @ ((inputs @ theta).softmax(-1) - targets) / len(inputs)
 
 
 def descend(theta: Tensor, slope: Callable[[Tensor], Tensor], lr: float, steps: int) -> Tensor:
-    """So many steps of gradient descent."""
+    """Run gradient descent."""
     for _ in range(steps):
         theta = theta - lr * slope(theta)
     return theta
 
 
 def minimiser(data: Data) -> Tensor:
-    """θ* (d + 1, C), to a gradient of 10⁻⁹."""
+    """Return θ* (d + 1, C), up to a gradient of 10⁻⁹."""
     theta = torch.zeros(1, data.public.shape[1], data.task.num_classes, dtype=torch.float64, requires_grad=True)
     search = torch.optim.LBFGS(
         [theta], max_iter=2000, tolerance_grad=1e-9, tolerance_change=0, line_search_fn="strong_wolfe"
@@ -155,7 +152,7 @@ def minimiser(data: Data) -> Tensor:
 
 
 def private_training(data: Data, steps: int) -> Tensor:
-    """Stage 1: every client descends on its own examples and the ridge, from 0; θ (M, d + 1, C)."""
+    """Run stage 1: every client descends from 0 on its examples and the ridge; return θ (M, d + 1, C)."""
     targets = F.one_hot(data.labels, data.task.num_classes).double()
 
     def slope(theta: Tensor) -> Tensor:
@@ -169,7 +166,7 @@ def private_training(data: Data, steps: int) -> Tensor:
 
 
 def mixture(data: Data, theta: Tensor, temperature: float) -> Tensor:
-    """What the clients teach together, p_agg (P, C), by UWA's weights at a temperature; 0 is the average."""
+    """Return the clients' mixture p_agg (P, C) with UWA's weights at a temperature; 0 is the average."""
     scores = [
         log_density(data.public @ own, fit_class_gaussians(inputs @ own, labels))
         for own, inputs, labels in zip(theta, data.held, data.held_labels, strict=True)
@@ -181,18 +178,18 @@ def mixture(data: Data, theta: Tensor, temperature: float) -> Tensor:
 def refine(
     data: Data, theta: Tensor, taught: Tensor, best: Tensor, how: Descent, steps: int, batch: int, every: int, seed: int
 ) -> Trace:
-    """Stage 2 of all clients side by side, each on batches of its own, measured every so many steps.
+    """Run stage 2 for all clients at once, each on different batches.
 
     Args:
         data: The data.
-        theta: Where clients begin (M, d + 1, C).
+        theta: The clients' start (M, d + 1, C).
         taught: p_agg (P, C).
         best: θ*.
         how: The descent.
         steps: T.
-        batch: Public examples of a step, drawn with replacement.
+        batch: Public examples per step, drawn with replacement.
         every: Steps between two measurements.
-        seed: Of the batches.
+        seed: Seed of the batches.
     """
     generator = torch_generator(seed, "biased descent, batches")
     ideal, least = (data.public @ best).softmax(-1), data.risk(best[None])
@@ -207,11 +204,11 @@ def refine(
 
 
 def measure(data: Data, theta: Tensor, taught: Tensor, ideal: Tensor, batch: int, least: Tensor) -> list[Tensor]:
-    r"""The fields of `Trace` but the step, means over clients.
+    r"""Return the fields of `Trace` without the step, means over clients.
 
-    With f = f(x, θ) row c of the score matrix is :math:`(e_c - f) \otimes x`, so
+    With f = f(x, θ), row c of the score matrix is :math:`(e_c - f) \otimes x`, so
     :math:`\lVert S\rVert_F^2 = \lVert x\rVert^2 (C - 2 + C \lVert f\rVert^2)`; a sample's gradient is
-    :math:`(f - p_{agg}) \otimes x`, and the mean of b of them has a b-th of its variance.
+    :math:`(f - p_{agg}) \otimes x`, and the variance of the mean over b samples is 1/b of a sample's.
     """
     x, given = data.public, (data.public @ theta).softmax(-1)
     lengths = x.square().sum(-1)

@@ -281,7 +281,9 @@ def test_wrong_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         TeacherTask(reduction="max")  # type: ignore[arg-type]  # the mistake
     with pytest.raises(ConfigError, match=r"task\.feature_map is 'elu'; choose one of sigmoid, softmax"):
         TeacherTask(feature_map="elu")  # type: ignore[arg-type]  # the mistake
-    with pytest.raises(ConfigError, match=r"1\.5 is no fraction of the rounds"):
+    with pytest.raises(
+        ConfigError, match=r"simulate\.warmups is 1\.5; it must be at least 0 and at most 1, a fraction"
+    ):
         Figure2(warmups=(1.5,))
     with pytest.raises(ConfigError, match=r"simulate\.every is 0; it must be at least 1"):
         Figure1(every=0)

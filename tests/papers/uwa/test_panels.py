@@ -155,17 +155,19 @@ def test_rows_and_slacks_of_points_by_hand() -> None:
 
 
 def test_wrong_settings() -> None:
-    with pytest.raises(ConfigError, match=r"task\.known is 5, and there are 4 classes"):
+    with pytest.raises(ConfigError, match=r"task\.known is 5; it must be at least 1 and at most 4, task\.num_classes"):
         GaussianTask(num_classes=4, known=5)
     with pytest.raises(ConfigError, match=r"task\.ridge is 0; it must be above 0"):
         GaussianTask(ridge=0.0)
     with pytest.raises(ConfigError, match=r"task\.public is 0; it must be at least 1"):
         GaussianTask(public=0)
-    with pytest.raises(ConfigError, match=r"simulate\.step is 1\.5; the theory wants it above 0 and at most 1"):
+    with pytest.raises(
+        ConfigError, match=r"simulate\.step is 1\.5; it must be above 0 and at most 1, in units of 1/L_F"
+    ):
         Proposition42(step=1.5)
     with pytest.raises(ConfigError, match=r"simulate\.every is 0; it must be at least 1"):
         Proposition42(every=0)
-    with pytest.raises(ConfigError, match=r"simulate\.temperatures: -1 must not be negative"):
+    with pytest.raises(ConfigError, match=r"simulate\.temperatures is -1; it must be at least 0"):
         Proposition42(temperatures=(-1.0,))
 
 
