@@ -162,7 +162,7 @@ class Roster:
         while (missing := self._missing(range(self.num_clients))) and (now := time.monotonic()) < begun + seconds:
             if now > said + _SAY_S:
                 said = now
-                self.say(f"waiting for {named(missing)} since {now - begun:.0f} s, for at most {seconds:g} s")
+                self.say(f"waiting for {named(missing)}: {now - begun:.0f} s of at most {seconds:g} s")
             time.sleep(_PAUSE_S)
             self.refresh()
         if missing:

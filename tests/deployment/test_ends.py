@@ -35,7 +35,7 @@ def test_what_stays_on_this_machine(address: str, here: bool) -> None:
 def test_everywhere_is_no_address_of_a_server(address: str) -> None:
     with pytest.raises(ConfigError) as told:
         check_public(address)
-    assert f"and --bind {address}to listen on all interfaces" in str(told.value)
+    assert f"and --bind {address} to listen on all interfaces" in str(told.value)
     check_public("fl.example.org:9092")
 
 

@@ -65,7 +65,7 @@ def test_it_says_who_is_missing_and_since_when(gathering: Any, monkeypatch: pyte
     with pytest.raises(ConfigError, match=r"no node connected for client 0, 2 within 0.3 s"):
         roster.wait_for_all(0.3)
     assert said[0] == "node 1 connected with client 1: 1 of 3 clients are connected"
-    assert said[1] == "waiting for clients 0, 2 for 0 s, of 0.3 s at most"
+    assert said[1] == "waiting for clients 0, 2: 0 s of at most 0.3 s"
     assert len(said) in (2, 3)
 
 
