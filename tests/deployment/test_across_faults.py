@@ -249,9 +249,9 @@ def answering(node: Node, **changes: Any) -> Any:
 @pytest.mark.parametrize(
     ("clients", "words"),
     [
-        ({"7": {}}, "a node claims '7'; clients are 0 to 1"),
-        ({"../x": {}}, "a node claims '../x'; clients are 0 to 1"),
-        ({}, "a node claims no client; start it with --client"),
+        ({"7": {}}, "a node claims client '7'; clients are 0 to 1"),
+        ({"../x": {}}, "a node claims client '../x'; clients are 0 to 1"),
+        ({}, "a node has no clients; start it with --client"),
         (
             {"1": {"samples": -1, "histogram": None, "fingerprint": "0" * 64}},
             "the data report of client 1 is malformed",
@@ -284,7 +284,7 @@ def test_another_version_or_configuration_is_told_in_a_line(tmp_path: Path) -> N
     said: list[str] = []
     (node,) = nodes_of(small(), tmp_path, [[0]], say=said.append)
     node.settings = {"algorithm.class_path": '"FedAvg"', "trainer.seed": "0"}
-    assert greeted(node, version="9.9") == "the node runs lit_fed 0.1.0 and the server 9.9; install the same on both"
+    assert greeted(node, version="9.9") == "the node runs lit_fed 0.1.0 and the server 9.9; install the same version"
     assert greeted(node, settings={"algorithm.class_path": '"FedAvg"', "trainer.seed": "1"}) == (
         "trainer.seed is 0 on the node and 1 on the server; use the same configuration on both ends"
     )

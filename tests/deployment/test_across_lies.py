@@ -72,11 +72,11 @@ def failing(**changes: Any) -> Lie:
 W = "network.weight"
 ANYWHERE: dict[str, tuple[Lie, str]] = {
     "nothing": (lambda answer: b"", "0 bytes are not a message"),
-    "noise": (lambda answer: b"\xff" * 5000, "5000 bytes are not a message"),
+    "noise": (lambda answer: b"\xff" * 5000, "5000 bytes are not a whole message"),
     "half": (lambda answer: written(answer)[:-3], "cannot be read"),
     "60 MiB of lists": (
         lambda answer: blob_of(b"[]," * 20 * 2**20),
-        "is more than the 4,194,3.. that it can",
+        "and at most 4,194,3.. are expected",
     ),
     "3 MiB of lists": (lambda answer: blob_of(b"[]," * 2**20), "the header of a received message has more than 1,048,576 bytes"),
     "5,000 nines in a name": (named({NINES: 1.0}), "a string of more than 4,096 bytes"),
@@ -95,17 +95,17 @@ ANYWHERE: dict[str, tuple[Lie, str]] = {
     "1,001 metrics": (named({f"train/{place}": 1.0 for place in range(1001)}), "sent 1,00. metrics"),
     "a name that colours terminals": (named({f"train/{RED}": 1.0}), "a metric named"),
     "a name that is a formula": (named({"=1+1": 1.0}), "a metric named"),
-    "sums that were not announced": (fields(sums={"train/loss": [[1.0], 1]}), "sent sums, which are not due from it"),
+    "sums that were not announced": (fields(sums={"train/loss": [[1.0], 1]}), "sent sums that were not requested"),
     "sums that are a list": (fields(sums=[1]), "'sums' .* is of type list"),
     "another group of tensors": (
         lambda answer: replace(answer, tensors={**answer.tensors, "frozen": {}}),
-        "holds 'frozen'",
+        "has an unknown group 'frozen'",
     ),
     "a tensor more": (payload(__class__=torch.ones(1)), "holds '__class__'"),
     "a weight of no number": (fields(weight="heavy"), "the weight heavy; it must be a number"),
     "no weight": (without("weight"), "the weight NoneType; it must be a number"),
     "a negative weight": (fields(weight=-1), "the weight int; it must be a number"),
-    "a large weight": (fields(weight=2**53 - 1), "the weight 9.0072e.15, and has registered 3 samples"),
+    "a large weight": (fields(weight=2**53 - 1), "the weight 9.0072e.15, and registered 3 samples"),
     "a failure without a cause": (failing(cause=None), "'cause' .* is of type NoneType"),
     "a failure of a list": (failing(cause=["x"]), "'cause' .* is of type list"),
     "a failure that colours terminals": (failing(cause=RED + "\r\n\u202e"), r"\\x1b\[31mred\\x07 \\u202e"),
@@ -115,7 +115,7 @@ ANYWHERE: dict[str, tuple[Lie, str]] = {
 """Lies in answers to training and to tests."""
 
 IN_TRAINING: dict[str, tuple[Lie, str]] = {
-    "a weight of 0": (fields(weight=0), "the weight 0, and has registered 3 samples"),
+    "a weight of 0": (fields(weight=0), "the weight 0, and registered 3 samples"),
     "silence": (fields(silent=True), "sent no update from its training"),
     "no tensors": (lambda answer: replace(answer, tensors={}), f"lacks '{W}'"),
     "NaN": (payload(**{W: torch.full((1, 2), float("nan"))}), "is not finite"),
@@ -127,9 +127,9 @@ IN_TRAINING: dict[str, tuple[Lie, str]] = {
     "a metric that is not finite": (metrics(train__loss=float("nan")), "sent nan as train/loss"),
     "the server's metric": (metrics(global__acc=1.0), "sent global/acc as a metric of its training"),
     "the bytes that the server counts": (metrics(uplink_bytes=1.0), "sent uplink_bytes as a metric of its training"),
-    "a state of another round": (fields(version=[7, 7]), "is of round 7, in round"),
+    "a state of another round": (fields(version=[7, 7]), "is from round 7, in round"),
     "a state of a text": (fields(version="x"), "the state's version of client 1 is malformed"),
-    "a state of no checksum": (fields(version=[0, 2**70]), "the state of client 1 is of round 0"),
+    "a state of no checksum": (fields(version=[0, 2**70]), "the state of client 1 is from round 0"),
 }
 
 
@@ -242,16 +242,16 @@ GREETINGS: dict[str, tuple[Lie, str]] = {
         "node 3 claims client 0, and its key is for client 2; correct its --client",
     ),
     "a client of 5,000 digits": (fields(clients={NINES: {}}), "a string of more than 4,096 bytes"),
-    "a client in other digits": (fields(clients={"٢": {}}), r"a node claims '\\\\u0662'; clients are 0 to 2"),
-    "a client twice": (fields(clients={"02": {}}), "a node claims '02'; clients are 0 to 2"),
+    "a client in other digits": (fields(clients={"٢": {}}), r"a node claims client '\\\\u0662'; clients are 0 to 2"),
+    "a client twice": (fields(clients={"02": {}}), "a node claims client '02'; clients are 0 to 2"),
     "clients that are a list": (fields(clients=[2]), "'clients' .* is of type list"),
     "a histogram that is too long": (
         lambda answer: greeting_lie(answer, histogram=[0, 0, 1, 0, 0, 0]),
-        "client 2 reports 1 samples of 6 classes",
+        "client 2 reports 1 samples, and a histogram of 1 samples and 6 classes",
     ),
     "a histogram of other samples": (
         lambda answer: greeting_lie(answer, histogram=[0, 0, 2, 0, 0]),
-        "client 2 reports 2 samples of 5 classes, and has 1",
+        "client 2 reports 1 samples, and a histogram of 2 samples and 5 classes",
     ),
     "a histogram of texts": (lambda answer: greeting_lie(answer, histogram=["1"]), "the data report of client 2 is malformed"),
     "samples of 400 digits": (lambda answer: greeting_lie(answer, samples=10**400), "a number of more than 40 digits"),
@@ -264,7 +264,7 @@ GREETINGS: dict[str, tuple[Lie, str]] = {
     "sums of a number": (fields(sums=1), "'sums' .* is of type int"),
     "a refusal that colours terminals": (lambda answer: Message("failure", {"cause": RED}), r"\\x1b\[31mred\\x07"),
     "a refusal without a cause": (lambda answer: Message("failure", {}), "'cause' .* is missing"),
-    "noise": (lambda answer: b"\xff" * 99, "99 bytes are not a message"),
+    "noise": (lambda answer: b"\xff" * 99, "99 bytes are not a whole message"),
 }
 
 

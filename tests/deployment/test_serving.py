@@ -34,7 +34,7 @@ def test_messages_to_a_node_travel_together_but_not_too_many() -> None:
         (join([b"x", b"y"]), "", [(b"x", ""), (b"y", "")]),
         (b"", "the node was lost", [(b"", "the node was lost")] * 2),
         (join([b"x"]), "", [(b"", "it sent 1 answers to 2 messages")] * 2),
-        (b"???", "", [(b"", "3 bytes are not a messages; both ends must run the same lit_fed")] * 2),
+        (b"???", "", [(b"", "3 bytes are not messages; run the same lit_fed on both ends")] * 2),
     ],
 )
 def test_every_message_of_a_parcel_is_answered(blob: bytes, error: str, answers: list[tuple[bytes, str]]) -> None:
@@ -220,7 +220,7 @@ def test_a_short_cut_of_the_link_delays_and_loses_nothing(keys: Path, monkeypatc
         blob = os.urandom(7_000_000)
         message_id = grid.push(found, blob)
         assert list(grid.pull([message_id])) == []
-        until(lambda: "does not answer; the link may be cut" in node.said[-1])
+        until(lambda: "does not answer; check the network" in node.said[-1])
         link.cut = False
         (reply,) = until(lambda: list(grid.pull([message_id])))
         assert reply.blob == blob
@@ -284,7 +284,7 @@ def test_a_message_that_is_over_the_limit_is_refused_by_name(keys: Path, monkeyp
         reply = answer_of(grid, found, os.urandom(6_000_000))
         assert reply.error == "its node's answers exceed the limit of 10,000,000 bytes; raise --most_bytes"
         until(lambda: len(node.said) > 1)
-        assert node.said[1] == f"the server does not take this node's answer: {reply.error}"
+        assert node.said[1] == f"the server rejects this node's answer: {reply.error}"
         assert grid.sessions.by_node[found].held == 0
 
 

@@ -25,7 +25,7 @@ def test_a_node_speaks_for_no_other(keys: Path) -> None:
         said, tree = (one[0] for one in (lambda p: (p.messages_list, p.message_object_trees))(honest.pulled()))
         about = said.metadata
         # a message with another's source, and its own answer to another's message
-        assert liar.pushed(liar.reply(about, source=honest.node)) == (403, b"it is the message of another node")
+        assert liar.pushed(liar.reply(about, source=honest.node)) == (403, b"the message belongs to another node")
         assert liar.pushed(liar.reply(about)) == (404, b"the answer's message is unknown or expired")
         assert liar.pushed(liar.reply(about, source=honest.node), node=honest.node)[0] == 403
         for name in fleet.names(tree, 20):
