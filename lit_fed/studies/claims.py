@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from lit_fed.errors import ConfigError
-from lit_fed.studies.rounds import Curve, wrong_report
+from lit_fed.studies.rounds import WANTED_REPORT, Curve, is_report
 
 WORDS = (">", "<", "+", "-", "−", "at", "rises", "falls", "by", "from", "to")
 UNDECIDED = "undecided"
@@ -236,7 +236,8 @@ def parse_claim(
     entry: Mapping[str, Any] = {"claim": content} if isinstance(content, str) else content
     if not isinstance(entry, dict) or not isinstance(entry.get("claim"), str):
         raise ConfigError(
-            f"{where}: expected a text such as 'a > b at c', or a mapping with claim, says, metric and report"
+            f"{where} is {content!r}; it must be a text such as 'a > b at c', or a mapping with claim, says, metric "
+            "and report"
         )
     for key, value in entry.items():
         number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -246,8 +247,9 @@ def parse_claim(
             )
     text = " ".join(entry["claim"].split())
     reader = _Reader(text, f"{where}, {text!r}", rows, columns, skip)
-    if wrong := wrong_report(entry.get("report", "last")):
-        raise ConfigError(f"{where}: report: {wrong}")
+    report = entry.get("report", "last")
+    if not is_report(report):
+        raise ConfigError(f"{where}: report is {report!r}; it must be {WANTED_REPORT}")
     if not (equal := entry.get("equal", 1.0)) > 0:
         raise ConfigError(f"{where}: equal is {equal:g}; it must be above 0")
     says, cause = (" ".join(entry.get(key, "").split()) for key in ("says", "cause"))
@@ -281,7 +283,9 @@ class _Reader:
                 return [self.shape(word, at) for at in self.places]
         signs = {word for word in self.words if word in "<>"}
         if len(signs) != 1:
-            raise self.error("expected a > b, a < b, or a rises or falls" if not signs else "use either > or <")
+            raise self.error(
+                "the claim mixes > and <; use one of them" if signs else "write a > b, a < b, or a rises or a falls"
+            )
         parts: list[list[str]] = [[]]
         for word in self.words:
             if word in signs:
@@ -321,15 +325,15 @@ class _Reader:
     def shape(self, word: str, at: str) -> Link:
         before, after = self.words[: self.words.index(word)], self.words[self.words.index(word) + 1 :]
         if len(before) != 1:
-            raise self.error(f"expected one row or column before {word!r}")
+            raise self.error(f"write one row or column before {word!r}")
         given = {"by": 0.0, "from": 0.0, "to": None}
         while after:
             if after[0] not in given or len(after) < 2:
-                raise self.error(f"expected by, from or to with a number after {word!r}, not {' '.join(after)!r}")
+                raise self.error(f"{' '.join(after)!r} follows {word!r}; write by, from or to with a number")
             try:
                 given[after[0]] = float(after[1])
             except ValueError:
-                raise self.error(f"expected a number after {after[0]!r}, not {after[1]!r}") from None
+                raise self.error(f"{after[1]!r} follows {after[0]!r}; write a number") from None
             after = after[2:]
         first, last = int(given["from"] or 0), None if given["to"] is None else int(given["to"])
         if last is not None and last <= first:

@@ -6,17 +6,16 @@ import math
 from collections.abc import Sequence
 
 REPORTS = ("last", "best", "mean")
+WANTED_REPORT = f"{', '.join(REPORTS)}, or 'best of' and a metric"
 _GUIDE = "best of "
 _WORDS = {"last": "last round", "best": "best evaluated round", "mean": "mean over evaluated rounds"}
 
 Curve = Sequence[tuple[int, float]]  # round and value, in the order of rounds
 
 
-def wrong_report(report: object) -> str | None:
-    """Return what is wrong with a ``report``; None if it is valid."""
-    if isinstance(report, str) and (report in REPORTS or guide_of(report)):
-        return None
-    return f"expected {', '.join(REPORTS)}, or 'best of' and a metric, not {report!r}"
+def is_report(report: object) -> bool:
+    """Whether a ``report`` is valid."""
+    return isinstance(report, str) and (report in REPORTS or bool(guide_of(report)))
 
 
 def guide_of(report: str) -> str:

@@ -14,7 +14,7 @@ from lit_fed.command.reading.values import check_values
 from lit_fed.engine.lightning.metric_names import MetricNames
 from lit_fed.file_names import is_file_name
 from lit_fed.studies.claims import Claim, parse_claim
-from lit_fed.studies.rounds import wrong_report
+from lit_fed.studies.rounds import WANTED_REPORT, is_report
 from lit_fed.studies.sweep import unrolled
 from lit_fed.studies.where import Where, meant
 
@@ -300,7 +300,7 @@ def _build(path: Path, profile: str, content: dict[str, Any], where: Where) -> S
     skip = frozenset(_place(where.at("skip"), word, rows, columns) for word in where.texts(content, "skip"))
     claims = [] if content.get("claims") is None else content["claims"]
     if not isinstance(claims, list):
-        raise where.at("claims").error("expected a list")
+        raise where.at("claims").refusal(claims, "a list")
     study = Study(
         name=where.at("file name").name(path.stem),
         path=path,
@@ -350,25 +350,26 @@ def _variants(where: Where, content: Mapping[Any, Any]) -> dict[str, Variant]:
 def _measure(where: Where, content: Mapping[str, Any]) -> dict[str, Any]:
     measure = {key: content[key] for key in _MEASURE if key in content}
     if not where.text(measure, "metric", "any"):
-        raise where.at("metric").error("expected the name of a metric, such as global/acc; remove the key for none")
-    if wrong := wrong_report(measure.get("report", "last")):
-        raise where.at("report").error(wrong)
+        raise where.at("metric").refusal("", "the name of a metric, such as global/acc, or left out")
+    report = measure.get("report", "last")
+    if not is_report(report):
+        raise where.at("report").refusal(report, WANTED_REPORT)
     where.choice(measure, "better", ("higher", "lower", "auto"))
     scale, decimals = measure.get("scale", 1), measure.get("decimals", 0)
     is_number = isinstance(scale, int | float) and not isinstance(scale, bool)
     if scale != _LOG and not (is_number and scale > 0):
-        raise where.at("scale").error(f"expected a positive number or {_LOG}, not {scale!r}")
+        raise where.at("scale").refusal(scale, f"a positive number or {_LOG}")
     if is_number and not 1 / _MOST_SCALE <= scale <= _MOST_SCALE:
-        raise where.at("scale").error(f"expected a number from {1 / _MOST_SCALE:g} to {_MOST_SCALE:g}, not {scale!r}")
+        raise where.at("scale").refusal(scale, f"a number from {1 / _MOST_SCALE:g} to {_MOST_SCALE:g}")
     if isinstance(decimals, bool) or not isinstance(decimals, int) or not 0 <= decimals <= 12:
-        raise where.at("decimals").error(f"expected a whole number from 0 to 12, not {decimals!r}")
+        raise where.at("decimals").refusal(decimals, "a whole number from 0 to 12")
     return measure
 
 
 def _seeds(where: Where, seeds: Any) -> tuple[int, ...]:
     whole = isinstance(seeds, list) and all(isinstance(s, int) and not isinstance(s, bool) for s in seeds)
     if not whole or not seeds or len(set(seeds)) < len(seeds) or not all(0 <= s < 2**32 for s in seeds):
-        raise where.error(f"expected a list of different whole numbers, not {seeds!r}; 0 ≤ seed < 2³²")
+        raise where.refusal(seeds, "a list of distinct whole numbers from 0 to 2³² − 1")
     return tuple(seeds)
 
 
@@ -391,6 +392,6 @@ def _published(
             if value is None:
                 continue
             if not 1 <= len(pair) <= 2 or not all(isinstance(number, int | float) for number in pair):
-                raise where.error(f"{place}: expected a number, or [mean, standard deviation], not {value!r}")
+                raise where.at(str(place)).refusal(value, "a number, or [mean, standard deviation]")
             published[place] = (float(pair[0]), float(pair[1]) if len(pair) == 2 else None)
     return published

@@ -66,13 +66,13 @@ def _checked(grid: Any, where: Where) -> dict[str, list[Any]]:
     if grid is None:
         return {}
     if not isinstance(grid, dict) or not grid:
-        raise where.error(f"expected a mapping from settings to lists of values, not {grid!r}")
+        raise where.refusal(grid, "a mapping from settings to lists of values")
     kept = {key: values for key, values in grid.items() if values is not None}  # a profile may leave one out
     for key, values in kept.items():
         if not isinstance(key, str):
             raise where.error(f"{key!r} is not a setting; write it as on the command line, such as trainer.max_rounds")
         if not isinstance(values, list) or not values:
-            raise where.at(key).error(f"expected a list of values, not {values!r}")
+            raise where.at(key).refusal(values, "a list of values")
         texts = [_text(value) for value in values]
         if twice := next((text for text in texts if texts.count(text) > 1), None):
             raise where.at(key).error(f"{twice} occurs twice; remove one")

@@ -35,6 +35,10 @@ class Where:
         """Return an error that names this place."""
         return ConfigError(f"{self.file}: {self.key + ': ' if self.key else ''}{text}")
 
+    def refusal(self, value: Any, wanted: str) -> ConfigError:
+        """Return an error about the value at this place."""
+        return ConfigError(f"{self.file}: {self.key} is {value!r}; it must be {wanted}")
+
     def check_keys(self, content: Mapping[Any, Any], known: Sequence[str]) -> None:
         """Refuse unknown keys."""
         for key in content:
@@ -44,7 +48,7 @@ class Where:
     def checked(self, content: Any, known: Sequence[str]) -> dict[str, Any]:
         """Check that a value is a mapping without unknown keys."""
         if not isinstance(content, dict):
-            raise self.error(f"expected a mapping, not {content!r}")
+            raise self.refusal(content, "a mapping")
         self.check_keys(content, known)
         return content
 
@@ -52,7 +56,7 @@ class Where:
         """Return the mapping at a key; empty by default."""
         value = content.get(key)
         if value is not None and not isinstance(value, dict):
-            raise self.at(key).error(f"expected a mapping, not {value!r}")
+            raise self.at(key).refusal(value, "a mapping")
         return value or {}
 
     def texts(self, content: Mapping[str, Any], key: str) -> tuple[str, ...]:
@@ -60,14 +64,14 @@ class Where:
         value = content.get(key)
         value = [] if value is None else value
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise self.at(key).error(f"expected a list of texts, not {value!r}")
+            raise self.at(key).refusal(value, "a list of texts")
         return tuple(value)
 
     def text(self, content: Mapping[str, Any], key: str, default: str = "") -> str:
         """Return the text at a key, with white space normalised."""
         value = content.get(key, default)
         if not isinstance(value, str):
-            raise self.at(key).error(f"expected a text, not {value!r}")
+            raise self.at(key).refusal(value, "a text")
         return " ".join(value.split())
 
     def name(self, name: Any) -> str:
@@ -84,13 +88,13 @@ class Where:
         """Return the number at a key; None by default."""
         value = content.get(key)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise self.at(key).error(f"expected a number, not {value!r}")
+            raise self.at(key).refusal(value, "a number")
         return value
 
     def choice(self, content: Mapping[str, Any], key: str, choices: Sequence[str]) -> None:
         """Refuse a value that is not one of the choices."""
         if key in content and content[key] not in choices:
-            raise self.at(key).error(f"expected {' or '.join(choices)}, not {content[key]!r}")
+            raise self.at(key).refusal(content[key], " or ".join(choices))
 
 
 def _is_number(text: str) -> bool:

@@ -78,7 +78,10 @@ ANYWHERE: dict[str, tuple[Lie, str]] = {
         lambda answer: blob_of(b"[]," * 20 * 2**20),
         "and at most 4,194,3.. are expected",
     ),
-    "3 MiB of lists": (lambda answer: blob_of(b"[]," * 2**20), "the header of a received message has more than 1,048,576 bytes"),
+    "3 MiB of lists": (
+        lambda answer: blob_of(b"[]," * 2**20),
+        "the header of a received message has more than 1,048,576 bytes",
+    ),
     "5,000 nines in a name": (named({NINES: 1.0}), "a string of more than 4,096 bytes"),
     "a metric of 400 digits": (metrics(train__loss=10**400), "a number of more than 40 digits"),
     "a deep field": (fields(metrics=[[[[[[[[[]]]]]]]]]), "is nested deeper than 8"),
@@ -253,9 +256,15 @@ GREETINGS: dict[str, tuple[Lie, str]] = {
         lambda answer: greeting_lie(answer, histogram=[0, 0, 2, 0, 0]),
         "client 2 reports 1 samples, and a histogram of 2 samples and 5 classes",
     ),
-    "a histogram of texts": (lambda answer: greeting_lie(answer, histogram=["1"]), "the data report of client 2 is malformed"),
+    "a histogram of texts": (
+        lambda answer: greeting_lie(answer, histogram=["1"]),
+        "the data report of client 2 is malformed",
+    ),
     "samples of 400 digits": (lambda answer: greeting_lie(answer, samples=10**400), "a number of more than 40 digits"),
-    "samples of a float": (lambda answer: greeting_lie(answer, samples=1.0), "the data report of client 2 is malformed"),
+    "samples of a float": (
+        lambda answer: greeting_lie(answer, samples=1.0),
+        "the data report of client 2 is malformed",
+    ),
     "a fingerprint of a text": (
         lambda answer: greeting_lie(answer, fingerprint=RED),
         "the data report of client 2 is malformed",

@@ -281,7 +281,9 @@ def test_keys_that_were_moved_to_where_they_are_used_are_not_missed(tmp_path: Pa
     assert not changed(out, before) - {f"sites/north/{n}" for n in files(out / "sites" / "north")}
     assert "key kept (it is not in this folder)" in said["north"]
     other = {"names": ["192.0.2.7"], "port": 9092}
-    with pytest.raises(ConfigError, match=r"authority/ca\.key does not exist, and signing a certificate needs it; restore"):
+    with pytest.raises(
+        ConfigError, match=r"authority/ca\.key does not exist, and signing a certificate needs it; restore"
+    ):
         provisioned(tmp_path, server=other)
     shutil.move(tmp_path / "ca.key", out / "authority" / "ca.key")
     key = read_certificate(out / "server" / "server.crt").public_key()

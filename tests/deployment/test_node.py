@@ -170,7 +170,10 @@ def test_a_node_says_where_the_run_is_and_when_the_server_is_silent(tmp_path: Pa
     [
         ({"protocol": "global", "subset": "test"}, "trainer.protocols on the node has no 'global' that asks clients"),
         ({"protocol": "personal", "subset": "test"}, "trainer.protocols on the node has no 'personal' that asks"),
-        ({"protocol": "clients", "subset": "train"}, "trainer.evaluate_on is 'test' on the node and 'train' on the server"),
+        (
+            {"protocol": "clients", "subset": "train"},
+            "trainer.evaluate_on is 'test' on the node and 'train' on the server",
+        ),
         ({"protocol": "clients", "subset": "val"}, "trainer.evaluate_on is 'test' on the node and 'val' on the server"),
     ],
 )

@@ -61,7 +61,11 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "expected"),
-    [("none", "cannot be read: no such file"), ("small", "is not a private ECDSA key with 384 bits"), ("san", "is not")],
+    [
+        ("none", "cannot be read: no such file"),
+        ("small", "is not a private ECDSA key with 384 bits"),
+        ("san", "is not"),
+    ],
 )
 def test_a_private_key_that_cannot_be_is_told(keys: Path, name: str, expected: str) -> None:
     with pytest.raises(ConfigError, match=f"--key .*{name} {expected}"):

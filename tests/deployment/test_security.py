@@ -19,9 +19,7 @@ def test_what_others_can_hear_is_protected(tmp_path: Path) -> None:
     file.touch()
     with pytest.raises(ConfigError, match=r"--ca is missing, and 192.0.2.7:9092 is not on this machine; see docs/"):
         Security().check("192.0.2.7:9092", ("ca", "key"))
-    with pytest.raises(
-        ConfigError, match="--key is missing; give TLS and keys together, or neither on loopback"
-    ):
+    with pytest.raises(ConfigError, match="--key is missing; give TLS and keys together, or neither on loopback"):
         Security(ca=str(file)).check("127.0.0.1:9092", ("ca", "key"))
     with pytest.raises(ConfigError, match="--ca nowhere is not a file"):
         Security(ca="nowhere").check("127.0.0.1:9092", ("ca", "key"))
@@ -34,9 +32,13 @@ def test_what_others_can_hear_is_protected(tmp_path: Path) -> None:
     [
         (("ca.crt", "server.crt", "server.key"), "127.0.0.1:1", ""),
         (("ca.crt", "old.crt", "server.key"), "127.0.0.1:1", r"nodes .* reject .*old.crt \(certificate has expired"),
-        (("foreign.crt", "server.crt", "server.key"), "127.0.0.1:1", "reject .*server.crt \(.*local issuer certificate"),
+        (
+            ("foreign.crt", "server.crt", "server.key"),
+            "127.0.0.1:1",
+            r"reject .*server.crt \(.*local issuer certificate",
+        ),
         (("ca.crt", "server.crt", "server.key"), "127.0.0.2:1", "certificate is not valid for '127.0.0.2'"),
-        (("ca.crt", "server.crt", "ca.key"), "127.0.0.1:1", "ca.key do not match \(key values mismatch"),
+        (("ca.crt", "server.crt", "ca.key"), "127.0.0.1:1", r"ca.key do not match \(key values mismatch"),
         (("ca.crt", "server.crt", "locked.key"), "127.0.0.1:1", "locked.key do not match"),  # asks nobody for it
         (("ca.crt", "san", "server.key"), "127.0.0.1:1", "san and .* do not match"),
         (("server.key", "server.crt", "server.key"), "127.0.0.1:1", "--ca .*server.key is not a certificate"),
@@ -54,8 +56,8 @@ def test_a_server_finds_out_what_nodes_would_stumble_over(
     ("ca", "certificate", "expected"),
     [
         ("ca.crt", "server.crt", ""),
-        ("foreign.crt", "server.crt", "foreign.crt does not verify the server at .*\(.*local issuer certificate"),
-        ("ca.crt", "old.crt", "does not verify the server at .*\(certificate has expired"),
+        ("foreign.crt", "server.crt", r"foreign.crt does not verify the server at .*\(.*local issuer certificate"),
+        ("ca.crt", "old.crt", r"does not verify the server at .*\(certificate has expired"),
         ("ca.crt", "", "does not use TLS"),
         ("", "server.crt", "uses TLS; give --ca and --key"),
         ("", "", ""),

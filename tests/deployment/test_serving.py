@@ -114,7 +114,9 @@ def test_a_node_waits_for_its_server_and_finds_one_that_was_started_again(
                 (found,) = until(grid.nodes)
                 assert answer_of(grid, found, b"x").blob == b"x"
             until(lambda: "lost" in node.said[-1])
-    waiting = f"waiting for the server at {address}: the connection was refused; start the server, or correct --superlink"
+    waiting = (
+        f"waiting for the server at {address}: the connection was refused; start the server, or correct --superlink"
+    )
     assert node.said[0] == f"{waiting}; trying again"
     assert node.said[1] == f"connected to the server at {address}; waiting for work"
     assert node.said[2].startswith(f"lost the server at {address}, last heard of at ")
@@ -163,7 +165,9 @@ def test_a_clock_that_is_wrong_is_told(keys: Path, monkeypatch: pytest.MonkeyPat
     with served(keys, address):
         line = Line(address, of_node(keys), print)
         line.signer._last = datetime.now(UTC) + timedelta(seconds=100)
-        with pytest.raises(ConfigError, match=r"its clock is \d+ s ahead of the server's, and at most 60 s are accepted"):
+        with pytest.raises(
+            ConfigError, match=r"its clock is \d+ s ahead of the server's, and at most 60 s are accepted"
+        ):
             line.connect()
 
 

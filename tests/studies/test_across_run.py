@@ -179,7 +179,11 @@ def test_ctrl_c_stops_the_cells_and_says_how_to_go_on(tmp_path):
             [],
             "a/iid: config file configs/method/fedavgg",
         ),
-        ({"metric": "global/accuracy"}, [], "fedavg/iid does not report the metric 'global/accuracy'; did you mean global/acc?"),
+        (
+            {"metric": "global/accuracy"},
+            [],
+            "fedavg/iid does not report the metric 'global/accuracy'; did you mean global/acc?",
+        ),
         ({"claims": ["prox > fedavg at shards"]}, [], "the column 'shards' does not exist; choose one of iid"),
         ({}, ["--profile", "paper"], "the profile 'paper' does not exist; choose one of pocket"),
         ({}, ["--only", "prax"], "--only prax matches no cell"),

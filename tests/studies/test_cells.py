@@ -193,13 +193,19 @@ def test_a_misspelt_config_or_setting(changes, expected, tmp_path):
     ("changes", "expected"),
     [
         ({"metric": "global/accuracy"}, "does not report the metric 'global/accuracy'; did you mean global/acc?"),
-        ({"report": "best of global/accuracy"}, "does not report the metric 'global/accuracy'; did you mean global/acc?"),
+        (
+            {"report": "best of global/accuracy"},
+            "does not report the metric 'global/accuracy'; did you mean global/acc?",
+        ),
         ({"metric": "clients/acc"}, "does not report the metric 'clients/acc'; did you mean clients/acc_"),
         ({"metric": "personal/acc_mean"}, "does not report the metric 'personal/acc_mean'; did you mean"),
         ({"metric": "comm/bytes"}, "does not report the metric 'comm/bytes'; did you mean comm/"),
         ({"columns": {"iid": {"metric": "acc"}}}, "fedavg/iid does not report the metric 'acc'"),
         ({"set": {"trainer.evaluate_every": 0}}, "does not report the metric 'global/acc'"),
-        ({"claims": [{"claim": "prox > fedavg", "metric": "drift/norm"}]}, "does not report the metric 'drift/norm'; did you"),
+        (
+            {"claims": [{"claim": "prox > fedavg", "metric": "drift/norm"}]},
+            "does not report the metric 'drift/norm'; did you",
+        ),
     ],
     ids=str,
 )

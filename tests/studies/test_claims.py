@@ -221,7 +221,7 @@ def test_rows_columns_and_places_can_be_named():
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("fedavg", "expected a > b, a < b, or a rises or falls"),
+        ("fedavg", "write a > b, a < b, or a rises or a falls"),
         ("fedavg > prox < dr+ at s=2", "use either > or <"),
         ("fedavg > prox", "'fedavg' has several columns; end it with 'at' and one of s=2, s=10"),
         ("fedavg > prux at s=2", "the row 'prux' does not exist; did you mean prox?"),
@@ -231,17 +231,17 @@ def test_rows_columns_and_places_can_be_named():
         ("fedavg prox > 0 at s=2", "'fedavg prox' is not a sum"),
         ("1 > 0", "it names neither a row nor a column"),
         ("much*fedavg > prox at s=2", "'much' in 'much*fedavg' is not a number; write it as in 3*fedavg"),
-        ("fedavg rises by much at s=2", "expected a number after 'by', not 'much'"),
-        ("fedavg rises quickly at s=2", "expected by, from or to"),
+        ("fedavg rises by much at s=2", "'much' follows 'by'; write a number"),
+        ("fedavg rises quickly at s=2", "write by, from or to"),
         ("fedavg rises from 5 to 5 at s=2", "the curve from round 5 to 5 is empty"),
-        ("fedavg prox rises at s=2", "expected one row or column before 'rises'"),
-        ({"says": "x"}, "expected a text such as 'a > b at c'"),
+        ("fedavg prox rises at s=2", "write one row or column before 'rises'"),
+        ({"says": "x"}, "it must be a text such as 'a > b at c'"),
         ({"claim": "fedavg > 0 at s=2", "says": "x", "why": "y"}, "'why' must be one of claim, says, metric"),
         ({"claim": "fedavg > 0 at s=2", "equal": "1"}, "or a number named equal or published"),
         ({"claim": "fedavg > 0 at s=2", "equal": 0}, "equal is 0; it must be above 0"),
         (
             {"claim": "fedavg > 0 at s=2", "report": "first"},
-            "report: expected last, best, mean, or 'best of' and a metric, not 'first'",
+            "report is 'first'; it must be last, best, mean, or 'best of' and a metric",
         ),
     ],
 )

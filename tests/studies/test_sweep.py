@@ -105,9 +105,9 @@ def test_cells_of_a_sweep_are_ordinary_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"grid": [1]}, "grid: expected a mapping from settings to lists of values, not [1]"),
-        ({"grid": {MU: 3}}, f"grid.{MU}: expected a list of values, not 3"),
-        ({"grid": {MU: []}}, f"grid.{MU}: expected a list of values, not []"),
+        ({"grid": [1]}, "grid is [1]; it must be a mapping from settings to lists of values"),
+        ({"grid": {MU: 3}}, f"grid.{MU} is 3; it must be a list of values"),
+        ({"grid": {MU: []}}, f"grid.{MU} is []; it must be a list of values"),
         ({"grid": {MU: [1, 2, 1]}}, f"grid.{MU}: 1 occurs twice; remove one"),
         ({"grid": {3: [1]}}, "grid: 3 is not a setting; write it as on the command line"),
         (
@@ -115,7 +115,7 @@ def test_cells_of_a_sweep_are_ordinary_runs(tmp_path: Path) -> None:
             "grid: the study already has rows and columns",
         ),
         ({"rows": {"a": {"grid": {MU: [1]}, "set": {MU: 2}}}}, f"rows.a: {MU} is in set and in grid; remove one"),
-        ({"rows": {"a": {"grid": 3}}}, "rows.a.grid: expected a mapping from settings"),
+        ({"rows": {"a": {"grid": 3}}}, "rows.a.grid is 3; it must be a mapping from settings"),
         ({"rows": {"a": {"grid": {MU: [1]}, "lable": "x"}}}, "rows.a_mu=1: unknown key 'lable'; did you mean label?"),
         ({}, "rows is missing; name at least one row, or sweep a setting with grid"),
         ({"gird": {}}, "unknown key 'gird'; did you mean grid?"),

@@ -47,8 +47,8 @@ def test_another_user_finds_nothing_on_a_node(keys: Path, tmp_path: Path) -> Non
             second = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120, cwd=tmp_path)
             assert second.returncode == 2
             assert re.fullmatch(
-                rf"lit-fed: error: --state_dir .*state is used by process {node.pid} on .* since .*; stop that process, or "
-                r"name a folder of its own\n", second.stderr,
+                rf"lit-fed: error: --state_dir .*state is used by process {node.pid} on .* since .*; stop that "
+                r"process, or name another folder\n", second.stderr,
             )  # fmt: skip
             for path in state.rglob("*"):
                 assert not path.stat().st_mode & 0o077, path
