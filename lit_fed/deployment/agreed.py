@@ -18,11 +18,7 @@ OWN_DATA: dict[str, type] = {"root": str, "download": bool, "num_workers": int}
 
 
 def agreed(config: str) -> dict[str, str]:
-    """Return the settings on which the bits of a run depend, each as JSON.
-
-    Args:
-        config: The resolved configuration as YAML; empty for parts built in Python.
-    """
+    """Return the settings of a resolved YAML configuration on which the bits of a run depend, each as JSON."""
     content = read_yaml(config) or {}
     trainer, data = content.get("trainer") or {}, content.get("data") or {}
     own = {key: value for key, value in (data.get("init_args") or {}).items() if key not in OWN_DATA}

@@ -63,11 +63,7 @@ def public_line(key: EllipticCurvePublicKey, name: str) -> bytes:
 
 
 def read_key(path: Path) -> EllipticCurvePrivateKey:
-    """Read a private key in PEM or OpenSSH format.
-
-    Raises:
-        ConfigError: If the file is not a private key on P-384.
-    """
+    """Read a private key in PEM or OpenSSH format; raise `ConfigError` if the file is not a private key on P-384."""
     content = _content(path)
     load = load_ssh_private_key if b"OPENSSH" in content else load_pem_private_key
     try:
@@ -82,11 +78,7 @@ def read_key(path: Path) -> EllipticCurvePrivateKey:
 
 
 def read_public(path: Path) -> EllipticCurvePublicKey:
-    """Read a node's public key.
-
-    Raises:
-        ConfigError: If the file is not a public key on P-384.
-    """
+    """Read a node's public key; raise `ConfigError` if the file is not a public key on P-384."""
     content = _content(path)
     try:
         key = load_ssh_public_key(content)
@@ -137,11 +129,7 @@ def certify_server(
 
 
 def read_certificate(path: Path) -> x509.Certificate:
-    """Read a certificate.
-
-    Raises:
-        ConfigError: If the file is not a certificate.
-    """
+    """Read a certificate; raise `ConfigError` if the file is not a certificate."""
     content = _content(path)
     try:
         return x509.load_pem_x509_certificate(content)

@@ -48,13 +48,7 @@ class Dropped(Exception):
 
 
 class Line:
-    """A node's connection to its server.
-
-    Args:
-        address: The server's host and port.
-        security: The trusted authority and the node's key.
-        say: Prints a line.
-    """
+    """A node's connection to its server; ``say`` prints a line."""
 
     def __init__(self, address: str, security: Security, say: Callable[[str], object]) -> None:
         import httpx
@@ -87,11 +81,7 @@ class Line:
             self._http.close()
 
     def connect(self) -> None:
-        """Connect, and retry until the server answers.
-
-        Raises:
-            ConfigError: If the server rejects this node.
-        """
+        """Connect, and retry until the server answers; raise `ConfigError` if the server rejects this node."""
         pb, key, begun = fleet.proto(), self.signer.public, None
         while True:
             if self._http.base_url.scheme == "http":
@@ -229,11 +219,6 @@ class _Waiting:
 def serve(node: Node, address: str, security: Security) -> None:
     """Run a node until the process is stopped.
 
-    Args:
-        node: Handles messages.
-        address: The server's host and port.
-        security: The authority's certificate and the node's key.
-
     Raises:
         ConfigError: If the server's certificate does not verify, or the server rejects this node.
     """
@@ -299,11 +284,7 @@ def _handle_all(node: Node, parcel: bytes) -> bytes:
 
 
 def _fetch(line: Line, said: Any, tree: Any, most: int) -> bytes:
-    """Download a message.
-
-    Raises:
-        WireError: If the message is malformed or too large.
-    """
+    """Download a message; raise `WireError` if the message is malformed or too large."""
     pb, me = fleet.proto(), fleet.proto().Node(node_id=line.node)
     objects: dict[str, bytes] = {}
     for name in fleet.names(tree, 8 + 2 * most // fleet.CHUNK_BYTES):
@@ -331,11 +312,7 @@ def _of_reply(line: Line, said: Any) -> Any:
 
 
 def _send(line: Line, said: Any, answer: fleet.Parcel) -> None:
-    """Upload an answer, object by object.
-
-    Raises:
-        Dropped: If the server rejects the answer.
-    """
+    """Upload an answer, object by object; raise `Dropped` if the server rejects the answer."""
     pb, me = fleet.proto(), fleet.proto().Node(node_id=line.node)
     request = pb.PushMessagesRequest(
         node=me, messages_list=[answer.message], message_object_trees=[answer.tree], clientapp_runtime_list=[0.0]

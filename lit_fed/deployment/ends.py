@@ -33,11 +33,7 @@ def check_installed() -> None:
 
 
 def split_address(address: str, option: str = "--superlink") -> tuple[str, int]:
-    """Split an address into host and port.
-
-    Raises:
-        ConfigError: If it is malformed.
-    """
+    """Split an address into host and port; raise `ConfigError` if it is malformed."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise ConfigError(f"{option} is {address!r}; it must be a host and a port, such as 127.0.0.1:9092")
@@ -51,11 +47,7 @@ def is_loopback(address: str) -> bool:
 
 
 def check_public(address: str) -> None:
-    """Refuse a wildcard address, by which no node can reach the server.
-
-    Raises:
-        ConfigError: For such an address.
-    """
+    """Refuse a wildcard address, by which no node can reach the server; raise `ConfigError` for such an address."""
     if split_address(address)[0] in _ANYWHERE:
         raise ConfigError(
             f"--superlink {address} is a wildcard, which no node can reach; give the name or address by which nodes "
@@ -64,11 +56,7 @@ def check_public(address: str) -> None:
 
 
 def listen(address: str, option: str) -> socket.socket:
-    """Open a listening socket.
-
-    Args:
-        address: Host and port.
-        option: The option that gave the address.
+    """Open a listening socket at an address that ``option`` gave.
 
     Raises:
         ConfigError: If the address is in use or does not belong to this machine.
@@ -102,13 +90,9 @@ def listen(address: str, option: str) -> socket.socket:
 
 @contextmanager
 def sole_user(folder: Path, option: str) -> Iterator[None]:
-    """Lock a folder for this process, and make it readable for the user alone.
+    """Lock a folder that ``option`` gave, for this process, and make it readable for the user alone.
 
-    The operating system releases the lock when the process ends, however it ends.
-
-    Args:
-        folder: The folder; created if missing.
-        option: The option that gave the folder.
+    The folder is created if missing. The operating system releases the lock when the process ends, however it ends.
 
     Raises:
         ConfigError: If another process holds the lock, or the folder is not writable.

@@ -58,10 +58,9 @@ class Patience:
 
 
 class NodeFiles(VersionedFiles):
-    """Clients' states, which are on their nodes; only late updates are stored here.
+    """Clients' states, which are on their nodes; only late updates are stored here, in ``directory``.
 
     Args:
-        directory: The folder of late updates.
         held: Asks the nodes which versions they hold.
     """
 
@@ -103,7 +102,6 @@ class _Work:
 
     Args:
         word: ``train`` or ``ask``.
-        broadcast: The broadcast.
         fields: Further fields of the message.
         layouts: The expected layout of answers, by kind.
         queue: Clients without a message so far.
@@ -133,9 +131,6 @@ class GridExecutor(Executor):
 
     Args:
         session: The server's session, which never enters a client.
-        roster: The registered nodes.
-        channel: The codecs.
-        patience: The time-outs.
         tolerant: Continue without the answers of clients that fail an evaluation.
     """
 
@@ -178,11 +173,7 @@ class GridExecutor(Executor):
 
     @override
     def ask(self, question: Question, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[ClientUpdate]:
-        """Ask every client on its node.
-
-        Raises:
-            ClientFailure: If a client cannot answer and this is not tolerated.
-        """
+        """Ask every client on its node; raise `ClientFailure` if a client cannot answer and this is not tolerated."""
         ids = list(client_ids)
         layouts = {self.session.kinds[client_id]: question.layout for client_id in ids}
         fields = {"protocol": question.protocol, "subset": question.subset}

@@ -68,13 +68,7 @@ def proto() -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """A blob packed into Flower's objects.
-
-    Args:
-        message: The metadata.
-        tree: The names of the objects.
-        objects: The objects' content by name; children before parents.
-    """
+    """A blob packed into Flower's objects: metadata, the tree of names, and the content by name, children first."""
 
     message: Any
     tree: Any
@@ -128,15 +122,10 @@ def pack_error(reason: str, about: Any) -> Parcel:
 
 
 def unpack(message_id: str, objects: Mapping[str, bytes], most: int) -> bytes:
-    """Unpack the blob of a message.
-
-    Args:
-        message_id: The name of the outermost object.
-        objects: The objects' content by name, already checked by `check_object`.
-        most: Maximum size in bytes.
+    """Unpack the blob of a message from objects that `check_object` has checked.
 
     Raises:
-        WireError: If the message is malformed or too large.
+        WireError: If the message is malformed, or has more than ``most`` bytes.
     """
     try:
         children = [message_id]

@@ -37,13 +37,7 @@ _BLOCK = 2**16
 
 
 class _Head(NamedTuple):
-    """The head of a request.
-
-    Args:
-        word: The request, a value of `fleet.REQUESTS`.
-        key: The sender's public key.
-        length: The body's length in bytes.
-    """
+    """The head of a request: a value of `fleet.REQUESTS`, the sender's public key, and the body's length in bytes."""
 
     word: str
     key: bytes
@@ -54,7 +48,6 @@ class Gate:
     """Authenticates nodes and passes their requests on.
 
     Args:
-        sessions: Answers the requests.
         keys: The public keys of all nodes; None accepts any key, on loopback only.
     """
 

@@ -8,13 +8,7 @@ from typing import Protocol as Interface
 
 
 class Reply(NamedTuple):
-    """The reply to a message.
-
-    Args:
-        message_id: The message.
-        blob: The answer; empty after an error.
-        error: The reason why there is no answer.
-    """
+    """The reply to a message: a blob, or the reason why there is none."""
 
     message_id: str
     blob: bytes
@@ -35,11 +29,7 @@ class Grid(Interface):
 
 
 class MemoryGrid:
-    """Nodes in this process, which answer when `pull` asks for a reply.
-
-    Args:
-        handlers: The message handler of every node.
-    """
+    """Nodes in this process, by their message handlers; they answer when `pull` asks for a reply."""
 
     def __init__(self, handlers: Mapping[int, Callable[[bytes], bytes]]) -> None:
         self.handlers = dict(handlers)

@@ -64,13 +64,7 @@ def hear(blob: bytes, limit: int, most: int, read: Callable[[Message], T]) -> T:
 
 
 class Greeting(NamedTuple):
-    """A node's answer to a hello.
-
-    Args:
-        boot: The id of the node's process.
-        clients: The node's clients.
-        sums: Whether the node reports its clients' metrics in sums only.
-    """
+    """A node's answer to a hello: its process's id, its clients, and whether it reports metrics in sums only."""
 
     boot: str
     clients: Mapping[int, ClientReport]
@@ -79,11 +73,6 @@ class Greeting(NamedTuple):
 
 def greeting(message: Message, num_clients: int, num_classes: int | None) -> Greeting:
     """Validate a node's answer to a hello.
-
-    Args:
-        message: The answer.
-        num_clients: Clients of the population.
-        num_classes: The length of a histogram; None without classes.
 
     Raises:
         WireError: If the node refuses to take part, or its answer is invalid.
@@ -157,11 +146,8 @@ class Due:
     """The constraints on an answer.
 
     Args:
-        client_id: The client.
-        round_idx: The round.
         trained: Whether it answers local training; else an evaluation.
         layout: Types and shapes of the decoded tensors.
-        codec: Decodes the tensors.
         weights: The admissible weights.
         heaviest: The largest weight, for a method that chooses the weights.
         varying: See `lit_fed.engine.method.algorithm.Algorithm.varying`.
@@ -196,8 +182,6 @@ class Heard(NamedTuple):
         cause: The reason of a failure; empty without one.
         moved: The client has left this node's process.
         payload: The tensors; None without an update.
-        weight: The weight in a mean.
-        metrics: The client's metrics.
         version: The version of the state that the client wrote.
         wire_bytes: Size of the tensors as received.
         sums: Summed metrics of the node's clients.

@@ -25,8 +25,6 @@ class Kept:
     """The end of a run, as a node saves it.
 
     Args:
-        run_id: The run's id.
-        round_idx: The last round.
         versions: The versions of states by client; None for a client without state.
         payloads: The broadcast payloads by kind of network.
         frozen: The frozen parameters by kind.
@@ -51,11 +49,7 @@ class Kept:
 
 
 def read(folder: Path) -> Kept:
-    """Read the end of a run from a node's folder.
-
-    Raises:
-        CheckpointError: If the file is missing or damaged.
-    """
+    """Read the end of a run from a node's folder; raise `CheckpointError` if the file is missing or damaged."""
     path = folder / NAME
     if not path.is_file():
         raise CheckpointError(f"{path} does not exist; give the folder that the node ran with, after a run has ended")

@@ -32,9 +32,7 @@ class Keyring:
     here, as long as its public key or certificate is.
 
     Args:
-        folder: The folder.
         names: Host names and addresses of the server.
-        now: The current time.
         anew: Sites, and `SERVER`, whose keys are replaced.
     """
 
@@ -177,15 +175,9 @@ def _write_key(path: Path, content: bytes) -> None:
 
 
 def write(path: Path, content: bytes, mode: int = 0o644) -> bool:
-    """Write a file atomically, with its permissions from the first byte on.
+    """Write a file atomically, with its permissions from the first byte on; return whether the file changed.
 
-    Args:
-        path: The final path.
-        content: The content.
-        mode: The permissions, further restricted by the process's umask.
-
-    Returns:
-        Whether the file changed.
+    The process's umask further restricts the permissions.
 
     Raises:
         CheckpointError: If it cannot be written; an existing file stays intact.

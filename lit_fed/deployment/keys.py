@@ -15,11 +15,7 @@ _MAKE = "make one by ssh-keygen -t ecdsa -b 384 -N '' -f FILE"
 
 
 def read_public_key(path: Path, option: str) -> bytes:
-    """Read a public key in OpenSSH format, and convert it to Flower's wire format.
-
-    Args:
-        path: The file.
-        option: The option that gave the file.
+    """Read a public key in OpenSSH format from a file that ``option`` gave, and convert it to Flower's wire format.
 
     Raises:
         ConfigError: If the file is not a public key on P-384.
@@ -35,11 +31,7 @@ def read_public_key(path: Path, option: str) -> bytes:
 
 
 def sent(public: Any) -> bytes:
-    """Serialise a public key in Flower's wire format.
-
-    Raises:
-        ValueError: If the key is not on P-384.
-    """
+    """Serialise a public key in Flower's wire format; raise `ValueError` if the key is not on P-384."""
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -50,11 +42,7 @@ def sent(public: Any) -> bytes:
 
 
 def loaded(key: bytes) -> Any:
-    """Parse a public key in Flower's wire format.
-
-    Raises:
-        ValueError: If the key is malformed or not on P-384.
-    """
+    """Parse a public key in Flower's wire format; raise `ValueError` if the key is malformed or not on P-384."""
     from cryptography.hazmat.primitives import serialization
 
     try:

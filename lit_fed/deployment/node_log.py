@@ -11,11 +11,7 @@ _MOST_LINES = 2000  # maximum number of lines per entry
 
 
 class NodeLog:
-    """The file ``node.log``, readable for its user alone, and its predecessor ``node.log.1``.
-
-    Args:
-        folder: The folder; created with the first entry.
-    """
+    """The file ``node.log``, readable for its user alone, and its predecessor ``node.log.1``."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "node.log"

@@ -28,11 +28,7 @@ _MOST_SAID = 5  # maximum number of printed refusals per node
 
 
 class Identity(Callback):
-    """Stores a run's id and its clients' fingerprints and keys in the run's checkpoints.
-
-    Args:
-        run_id: A unique id.
-    """
+    """Stores a run's unique id and its clients' fingerprints and keys in the run's checkpoints."""
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
@@ -57,11 +53,7 @@ class Identity(Callback):
 
     @override
     def on_fit_start(self, run: Run) -> None:
-        """Refuse to resume with different clients.
-
-        Raises:
-            ConfigError: For the first such client.
-        """
+        """Refuse to resume with different clients; raise `ConfigError` for the first such client."""
         for client_id, (fingerprint, key) in sorted(self.present().items()):
             if (why := self.check(client_id, fingerprint, key)) is not None:
                 raise ConfigError(why)
@@ -80,15 +72,7 @@ class Identity(Callback):
 
 @dataclass(slots=True)
 class KnownNode:
-    """A registered node.
-
-    Args:
-        node: The node's id.
-        key: The node's public key; empty without authentication.
-        boot: The id of the node's process.
-        clients: The node's clients.
-        sums: Whether the node reports its clients' metrics in sums only.
-    """
+    """A registered node; the key is empty without authentication, and ``boot`` is the id of the node's process."""
 
     node: int
     key: str
@@ -109,11 +93,7 @@ class Roster:
     """The registered nodes.
 
     Args:
-        grid: The transport.
-        identity: The identities of the run's clients.
         settings: The settings that must match, see `lit_fed.deployment.agreed`.
-        num_clients: Clients of the population.
-        say: Prints a line.
         limit: Maximum size of a message, bytes.
         num_classes: Classes of the data; None without classes.
         node_clients: The clients that a node may claim, by the node's public key; None without keys.
@@ -212,9 +192,6 @@ class Roster:
             messages: The messages by node.
             seconds: Time-out.
             read: Converts a node and its answer; a `WireError` skips the node.
-
-        Returns:
-            The results by node, for the nodes that answered.
         """
         waiting = {self.grid.push(node, encode(message)): node for node, message in messages.items()}
         found, end = dict[int, T](), time.monotonic() + seconds

@@ -29,11 +29,7 @@ class Security:
     key: str | None = None
 
     def check(self, address: str, wanted: Sequence[str]) -> None:
-        """Refuse a missing file, and an address beyond loopback without TLS.
-
-        Args:
-            address: The server's host and port.
-            wanted: The names of the files that this end needs.
+        """Refuse a missing file among those ``wanted``, and an address beyond loopback without TLS.
 
         Raises:
             ConfigError: Naming the option.
@@ -49,21 +45,14 @@ class Security:
             raise ConfigError(f"--{absent[0]} is missing; give TLS and keys together, or neither on loopback")
 
     def authority(self) -> ssl.SSLContext:
-        """Return a TLS context that trusts ``ca``.
-
-        Raises:
-            ConfigError: If ``ca`` is not a certificate.
-        """
+        """Return a TLS context that trusts ``ca``; raise `ConfigError` if ``ca`` is not a certificate."""
         try:
             return ssl.create_default_context(cafile=self.ca)
         except (ssl.SSLError, OSError) as error:
             raise ConfigError(f"--ca {self.ca} is not a certificate ({_reason(error)}); correct the path") from error
 
     def try_out(self, address: str) -> None:
-        """Test a TLS handshake in memory, as a node will do it.
-
-        Args:
-            address: The address by which nodes reach the server.
+        """Test a TLS handshake in memory, as a node will do it at this address.
 
         Raises:
             ConfigError: If a node that trusts ``ca`` would reject the server's certificate.
@@ -90,11 +79,7 @@ class Security:
                     ) from error
 
     def server_context(self) -> ssl.SSLContext:
-        """Return the server's TLS context.
-
-        Raises:
-            ConfigError: If the certificate and the key do not match.
-        """
+        """Return the server's TLS context; raise `ConfigError` if the certificate and the key do not match."""
         server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         server.set_alpn_protocols(["http/1.1"])
         try:
@@ -107,9 +92,6 @@ class Security:
 
     def greet(self, address: str) -> None:
         """Test a TLS handshake with the running server.
-
-        Args:
-            address: The server's host and port.
 
         Raises:
             ConfigError: If ``ca`` did not sign the server's certificate, or only one end uses TLS.

@@ -30,11 +30,7 @@ _PARTING_S = 120.0
 
 
 class Parting(Callback):
-    """Sends every node the end of a run, for prediction and evaluation without a server.
-
-    Args:
-        roster: The registered nodes.
-    """
+    """Sends every node the end of a run, for prediction and evaluation without a server."""
 
     def __init__(self, roster: Roster) -> None:
         self.roster = roster

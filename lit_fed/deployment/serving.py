@@ -34,13 +34,7 @@ _OPEN_FILES = 2**16  # each connection takes one; idle strangers are closed afte
 
 
 class FleetGrid:
-    """A grid of the nodes that are connected to this process.
-
-    Args:
-        sessions: The nodes' sessions.
-        loop: The serving thread's event loop.
-        limit: Maximum size of a message, bytes.
-    """
+    """A grid of the nodes that are connected to this process; ``limit`` is the maximum size of a message, bytes."""
 
     def __init__(self, sessions: Sessions, loop: asyncio.AbstractEventLoop, limit: int) -> None:
         self.sessions, self.loop, self.limit = sessions, loop, limit

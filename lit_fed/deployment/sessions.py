@@ -24,12 +24,7 @@ _BAD, _NOT_YOURS, _GONE, _TAKEN, _TOO_LARGE = 400, 403, 404, 409, 413
 
 
 class Refused(Exception):
-    """A rejected request.
-
-    Args:
-        status: The HTTP status.
-        why: The reason, for authenticated nodes.
-    """
+    """A rejected request, with the HTTP status and, for authenticated nodes, the reason."""
 
     def __init__(self, status: int, why: str = "") -> None:
         super().__init__(why)
@@ -38,12 +33,7 @@ class Refused(Exception):
 
 @dataclass(eq=False)
 class _Outgoing:
-    """An unanswered message to a node.
-
-    Args:
-        parcel: The message; its objects are freed once the node has them.
-        end: The time at which it expires.
-    """
+    """An unanswered message to a node, until its expiry; its objects are freed once the node has them."""
 
     parcel: fleet.Parcel
     end: float
@@ -52,14 +42,7 @@ class _Outgoing:
 
 @dataclass(eq=False)
 class _Upload:
-    """An answer that is being uploaded.
-
-    Args:
-        reply_to: The message that it answers.
-        wanted: The names of its objects.
-        objects: The objects received so far.
-        grown: The time of the last received object.
-    """
+    """An answer that is being uploaded, with the objects received so far and the time of the last one."""
 
     reply_to: str
     wanted: frozenset[str]
@@ -69,13 +52,7 @@ class _Upload:
 
 @dataclass(eq=False)
 class NodeSession:
-    """A connected node.
-
-    Args:
-        node: A random id, unique to the session.
-        key: The node's public key.
-        seen: The time of the last request.
-    """
+    """A connected node, with a random id that is unique to the session, and the time of its last request."""
 
     node: int
     key: bytes
@@ -197,13 +174,7 @@ class Sessions:
             session.lines.discard(line)
 
     async def answer(self, word: str, request: Any, key: bytes, line: object) -> Any:
-        """Answer a node's request.
-
-        Args:
-            word: The request, a value of `fleet.REQUESTS`.
-            request: Flower's message.
-            key: The authenticated sender's public key.
-            line: The connection.
+        """Answer a request, a value of `fleet.REQUESTS`, of an authenticated node.
 
         Raises:
             Refused: If the request is inadmissible.

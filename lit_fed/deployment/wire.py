@@ -91,11 +91,7 @@ def shown(text: object, most: int = 300) -> str:
 
 
 def encode(message: Message) -> bytes:
-    """Serialise a message, with exact tensors.
-
-    Raises:
-        WireError: If the header exceeds a limit.
-    """
+    """Serialise a message, with exact tensors; raise `WireError` if the header exceeds a limit."""
     names = [(group, name) for group, payload in message.tensors.items() for name in payload]
     header = {"word": message.word, "groups": list(message.tensors), "names": names, "fields": dict(message.fields)}
     text = json.dumps(header, separators=(",", ":")).encode()
@@ -108,14 +104,10 @@ def encode(message: Message) -> bytes:
 
 
 def decode(blob: bytes, limit: int = MOST_BYTES) -> Message:
-    """Parse a message.
-
-    Args:
-        blob: Untrusted bytes.
-        limit: Maximum size, bytes.
+    """Parse a message from untrusted bytes.
 
     Raises:
-        WireError: If the message is malformed or too large.
+        WireError: If the message is malformed, or has more than ``limit`` bytes.
     """
     if len(blob) > limit:
         raise WireError(
@@ -172,14 +164,10 @@ def join(blobs: Sequence[bytes]) -> bytes:
 
 
 def split(blob: bytes, most: int) -> list[bytes]:
-    """Split a blob into its messages.
-
-    Args:
-        blob: Untrusted bytes.
-        most: Maximum number of messages.
+    """Split untrusted bytes into messages.
 
     Raises:
-        WireError: If the blob is malformed, or holds more messages.
+        WireError: If the blob is malformed, or holds more than ``most`` messages.
     """
     count = struct.unpack_from("<I", blob)[0] if len(blob) >= 4 else 0
     if not 0 < count <= most or len(blob) < 4 + 8 * count:

@@ -17,11 +17,7 @@ _TOLD = frozenset({"lr"})  # a setting, which is known to the server
 
 
 class Withheld:
-    """Collects the metrics of all clients of one request, until all of them are done.
-
-    Args:
-        samples: The number of training samples of the node's clients.
-    """
+    """Collects the metrics of all clients of one request, until all of them are done."""
 
     def __init__(self, samples: Mapping[int, int]) -> None:
         self.samples = samples

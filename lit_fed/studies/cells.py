@@ -106,11 +106,7 @@ class Cell:
         return max(runs, key=lambda path: int(path.name[8:]), default=None)
 
     def rows(self) -> list[dict[str, str]]:
-        """The rows of the run's ``metrics.csv`` so far.
-
-        Raises:
-            CheckpointError: If the file is malformed.
-        """
+        """The rows of the run's ``metrics.csv`` so far; raise `CheckpointError` if the file is malformed."""
         return [] if self.run is None else list(RoundTable(self.run / "metrics.csv").rows())
 
     def curve(self, metric: str) -> list[tuple[int, float]]:

@@ -40,11 +40,7 @@ class Record:
 
     @classmethod
     def read(cls, folder: Path) -> Self | None:
-        """Read a folder's record; None if no simulation has finished.
-
-        Raises:
-            ConfigError: If the file is malformed.
-        """
+        """Read a folder's record; None if no simulation has finished; raise `ConfigError` if the file is malformed."""
         path = folder / _NAME
         if not path.is_file():
             return None

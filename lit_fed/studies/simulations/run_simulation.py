@@ -71,11 +71,7 @@ def run(call: Call) -> int:
 
 
 def read_file(path: Path) -> tuple[Simulation, Namespace]:
-    """Read a file's simulation and settings.
-
-    Raises:
-        ConfigError: If the file is not a simulation's.
-    """
+    """Read a file's simulation and settings; raise `ConfigError` if the file is not a simulation's."""
     found = located(path)
     if "simulate" not in read_settings(found, "simulation file"):
         raise ConfigError(f"{path} has no key simulate; name a simulation's file")
