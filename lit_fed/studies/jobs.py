@@ -66,7 +66,8 @@ def share_machine(cells: Sequence[Cell], jobs: int | None) -> Slots:
     Raises:
         ConfigError: If `jobs` is below 1.
     """
-    check_range("--jobs", jobs, least=1, null="for the default")
+    if jobs is not None:
+        check_range("--jobs", jobs, least=1)
     cores = available_cores()
     trainers = [cell.config["trainer"] for cell in cells]
     gpus = _gpus() if any(trainer["accelerator"] not in ("cpu",) for trainer in trainers) else ()

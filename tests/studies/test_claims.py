@@ -222,7 +222,7 @@ def test_rows_columns_and_places_can_be_named():
     ("text", "expected"),
     [
         ("fedavg", "write a > b, a < b, or a rises or a falls"),
-        ("fedavg > prox < dr+ at s=2", "use either > or <"),
+        ("fedavg > prox < dr+ at s=2", "the claim mixes > and <; use one of them"),
         ("fedavg > prox", "'fedavg' has several columns; end it with 'at' and one of s=2, s=10"),
         ("fedavg > prux at s=2", "the row 'prux' does not exist; did you mean prox?"),
         ("fedavg > prox at s=3", "the column 's=3' does not exist; did you mean s=2?"),
@@ -236,7 +236,7 @@ def test_rows_columns_and_places_can_be_named():
         ("fedavg rises from 5 to 5 at s=2", "the curve from round 5 to 5 is empty"),
         ("fedavg prox rises at s=2", "write one row or column before 'rises'"),
         ({"says": "x"}, "it must be a text such as 'a > b at c'"),
-        ({"claim": "fedavg > 0 at s=2", "says": "x", "why": "y"}, "'why' must be one of claim, says, metric"),
+        ({"claim": "fedavg > 0 at s=2", "says": "x", "why": "y"}, "'why' must be a text named claim, says, metric"),
         ({"claim": "fedavg > 0 at s=2", "equal": "1"}, "or a number named equal or published"),
         ({"claim": "fedavg > 0 at s=2", "equal": 0}, "equal is 0; it must be above 0"),
         (

@@ -216,6 +216,6 @@ def test_cells_with_other_settings_and_unfinished_ones_are_left_out(studied, tmp
     message = error_of(["results", "-c", str(path), "--studies", str(studies), "--output", str(tmp_path)], capsys)
     assert message == (
         f"no cell of these studies has finished in {studies}, and no simulation in simulations; "
-        "name their folders by --studies and --simulations"
+        "name their folders with --studies and --simulations"
     )
     assert not (tmp_path / "claims.md").exists()

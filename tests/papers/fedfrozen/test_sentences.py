@@ -96,7 +96,7 @@ def test_a_loss_that_diverged_decides_nothing() -> None:
 
 def test_claims_that_the_figure_cannot_answer() -> None:
     points = curve(0, 2, 1)
-    with pytest.raises(ConfigError, match=r"simulate\.claims, 1.*there is no column 'rho=7'"):
+    with pytest.raises(ConfigError, match=r"simulate\.claims, 1.*the column 'rho=7' does not exist"):
         outcomes(Figure1, points, "last > lowest at rho=7")
     with pytest.raises(ConfigError, match="a simulation has neither metric nor report"):
         outcomes(Figure1, points, {"claim": "first > last at rho=0", "metric": "global/acc"})

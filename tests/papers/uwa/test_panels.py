@@ -157,7 +157,7 @@ def test_rows_and_slacks_of_points_by_hand() -> None:
 def test_wrong_settings() -> None:
     with pytest.raises(ConfigError, match=r"task\.known is 5; it must be at least 1 and at most 4, task\.num_classes"):
         GaussianTask(num_classes=4, known=5)
-    with pytest.raises(ConfigError, match=r"task\.ridge is 0; it must be above 0"):
+    with pytest.raises(ConfigError, match=r"task\.ridge is 0\.0; it must be above 0"):
         GaussianTask(ridge=0.0)
     with pytest.raises(ConfigError, match=r"task\.public is 0; it must be at least 1"):
         GaussianTask(public=0)

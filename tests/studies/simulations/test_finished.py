@@ -164,7 +164,7 @@ def test_one_file_asks_a_simulation_again_and_none_asks_that_one(figure: Path, c
     Path("later.yaml").write_text(AGAIN.format(**LATER))
     main(["simulate", "-c", "later.yaml", "--processes", "1"])
     told = error_of(["results", "-c", "later.yaml"], capsys)
-    assert told == "later.yaml asks somebody_figure1.yaml again; call it somebody_figure1_again.yaml"
+    assert told == "later.yaml asks somebody_figure1.yaml again; rename it to somebody_figure1_again.yaml"
     Path("last.yaml").write_text(AGAIN.format(**LATER | {"first": 5}).replace("somebody_figure1", "later"))
     told = error_of(["simulate", "-c", "last.yaml"], capsys)
     assert told == "again: later.yaml itself asks somebody_figure1.yaml again; name somebody_figure1.yaml"
@@ -174,8 +174,14 @@ def test_one_file_asks_a_simulation_again_and_none_asks_that_one(figure: Path, c
     ("change", "told"),
     [
         ({"first": 1}, "somebody_figure1.yaml has seed 1, too; choose other seeds with first_seed"),
-        ({"rounds": 6}, "rounds is 6, and 5 in somebody_figure1.yaml; only seeds may differ, and a grid be less"),
-        ({"claim": "first > last at rho=0"}, "somebody_figure1.yaml has no claim 'first > last at rho=0'"),
+        (
+            {"rounds": 6},
+            "rounds is 6, and 5 in somebody_figure1.yaml; only seeds may differ, and a grid may be smaller",
+        ),
+        (
+            {"claim": "first > last at rho=0"},
+            "somebody_figure1.yaml has no claim 'first > last at rho=0'; copy a claim from it",
+        ),
         (
             {"figure": FIGURE.replace("1", "3")},
             f"somebody_figure1.yaml simulates {FIGURE}, and this file {FIGURE.replace('1', '3')}; use the same",
