@@ -279,7 +279,7 @@ def test_quartiles_are_numpys_and_infinite_where_all_between_them_diverged() -> 
 def test_wrong_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ConfigError, match=r"task\.reduction is 'max'; it must be 'tokens' or 'mean'"):
         TeacherTask(reduction="max")  # type: ignore[arg-type]  # the mistake
-    with pytest.raises(ConfigError, match=r"task\.feature_map is 'elu'; choose one of sigmoid, softmax"):
+    with pytest.raises(ConfigError, match=r"task\.feature_map is 'elu'; it must be 'sigmoid' or 'softmax'"):
         TeacherTask(feature_map="elu")  # type: ignore[arg-type]  # the mistake
     with pytest.raises(
         ConfigError, match=r"simulate\.warmups is 1\.5; it must be at least 0 and at most 1, a fraction"
