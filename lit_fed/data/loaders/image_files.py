@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
     """
 
     def __init__(
-        self, paths: list[str], labels: list[int], side: int, grayscale: bool, augmentation: Augmentation | None
+        self, paths: Sequence[str], labels: Sequence[int], side: int, grayscale: bool, augmentation: Augmentation | None
     ) -> None:
         self._paths, self._labels, self._side, self._grayscale = paths, labels, side, grayscale
         self._augmentation = augmentation

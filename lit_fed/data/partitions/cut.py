@@ -124,15 +124,16 @@ class Cut:
     clients: frozenset[int] | None = None
     own_val: bool = False
 
-    def check(self, client_id: int) -> None:
-        """Refuse a client whose data are not here.
+    def of(self, client_id: int) -> Cut:
+        """This cut, to look up one client in.
 
         Raises:
-            ConfigError: The client is not here, or does not exist.
+            ConfigError: The client's data are not here, or it does not exist.
         """
         if self.clients is not None and client_id not in self.clients:
-            self.train.bounds(client_id)  # says so where there is no such client at all
-            raise ConfigError(f"client {client_id}'s data are not here: setup was asked for {named(self.clients)}")
+            self.train.bounds(client_id)  # refuses a client that does not exist
+            raise ConfigError(f"the data of client {client_id} are not here; setup was asked for {named(self.clients)}")
+        return self
 
     def digest(self) -> str:
         """The SHA-256 of the training, validation and calibration rows and of the public set."""

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from scipy.io import savemat
 
-from lit_fed.data import CocoKeypoints, Mpii, PoseAugmentation
+from lit_fed.data import Batches, CocoKeypoints, Mpii, PoseAugmentation
 from lit_fed.data.pose import LSP, MPII, Skeleton
 from lit_fed.data.pose.skeleton import pairs_by_name
 from lit_fed.errors import ConfigError
@@ -83,7 +83,7 @@ def test_a_box_by_hand(tmp_path):
     assert batch["image_id"].tolist() == [1, 2, 3]
     wide = ready(coco(tmp_path, [annotation(1, 2, bbox=[10.0, 8.0, 30.0, 20.0], head_size=5.0)]))
     # 30·4/3·1.25 = 50 high
-    person, truth = next(iter(wide.make_loader("train", np.array([0]), batch_size=1)))
+    person, truth = next(iter(wide.make_loader(Batches("train", np.array([0]), 1))))
     assert (float(person["extent"]), float(truth["head_size"])) == (50.0, 5.0)
 
 
@@ -142,9 +142,7 @@ def test_a_cut_out_shows_what_the_whole_image_does(tmp_path):
     root = coco(tmp_path)
     data = ready(root, batch_size=1, mean=[0.0], std=[1.0], augmentation=PoseAugmentation(half_body_joints=3))
     for epoch in range(20):
-        for person, truth in data.make_loader(
-            "train", np.arange(3), batch_size=1, generator=generator(epoch), training=True
-        ):
+        for person, truth in data.make_loader(Batches("train", np.arange(3), 1, generator(epoch), training=True)):
             whole = np.asarray(Image.open(root / "images" / f"{int(truth['image_id'])}.png"))
             # Its own joints tell where the part was cut: the nose is at (16, 10) of the image.
             origin = torch.tensor([16.0, 10.0]) - truth["keypoints"][0, 0]
@@ -241,7 +239,7 @@ def mpii(root: Path, rows: list[dict[str, Any]], **kwargs: Any) -> Mpii:
 def person_of(data: Mpii, subset: Any = "test", index: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
     """A person's box, in pixels of the image, and its truth."""
     data.setup()
-    person, truth = next(iter(data.make_loader(subset, np.array([index]), batch_size=1)))
+    person, truth = next(iter(data.make_loader(Batches(subset, np.array([index]), 1))))
     truth["keypoints"] = truth["keypoints"] + person["origin"]
     return person | {"centre": person["centre"] + person["origin"]}, truth
 

@@ -12,7 +12,7 @@ import torch
 from lightning import LightningModule
 from torch import Tensor, nn
 
-from lit_fed.data import Dirichlet, Natural, PoseAugmentation, Puppets
+from lit_fed.data import Batches, Dirichlet, Natural, PoseAugmentation, Puppets
 from lit_fed.data.pose.figures import HEIGHT, WIDTH, figure_picture
 from lit_fed.data.pose.puppets import drawn
 from lit_fed.errors import ConfigError
@@ -69,7 +69,7 @@ def test_low_resolutions_lose_what_tells_hands_from_their_surroundings():
     data = puppets(samples_per_client=67, test_resolutions=[(128, 96), (64, 48), (32, 24), (16, 12)])
     contrast = {}
     for name, view in data.views().items():
-        loader = data.make_loader("train", np.arange(200), batch_size=200)
+        loader = data.make_loader(Batches("train", np.arange(200), 200))
         seen = view(next(iter(loader)))
         zoom = HEIGHT / seen["image"].shape[2]
         wrist = seen["keypoints"][:, 6].numpy()
@@ -106,7 +106,7 @@ def test_every_client_sees_its_own_resolution_and_all_below():
 def test_pixels_are_means_and_points_lie_on_them():
     data = puppets(num_clients=1, augmentation=STILL, resolutions=[(64, 48), (32, 24)])
     pictures, joints = drawn(0, "train", 10)
-    loader = data.make_loader("train", np.arange(10), batch_size=10)
+    loader = data.make_loader(Batches("train", np.arange(10), 10))
     seen = data.view(0)(next(iter(loader)))
     means = pictures.reshape(10, 3, 64, 2, 48, 2).astype(np.float64).mean((3, 5)) / 255
     np.testing.assert_allclose(seen["image"], (means - 0.5) / 0.25, atol=1e-5)
@@ -120,7 +120,7 @@ def test_joints_off_the_canvas_are_not_visible():
     joints = drawn(0, "train", 300)[1]
     off = ((joints < -0.5) | (joints >= [WIDTH - 0.5, HEIGHT - 0.5])).any(2)
     assert off.any()
-    truth = next(iter(data.make_loader("train", np.arange(300), batch_size=300)))[1]
+    truth = next(iter(data.make_loader(Batches("train", np.arange(300), 300))))[1]
     np.testing.assert_array_equal(truth["visible"].numpy(), ~off)
 
 
