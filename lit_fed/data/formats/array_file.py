@@ -69,7 +69,7 @@ class ArrayFile(ImageDataModule):
         self._path = Path(path) if path is not None else Path(self.root) / f"{name}.npz"
         advice = f"set data.path, or data.root and data.name, to an .npz file with the keys {', '.join(_KEYS)}"
         self._archive = Archive(self._path, _KEYS, advice)
-        if partition is None and self._path.is_file() and "client_train" in self._archive.keys():
+        if partition is None and self._path.is_file() and "client_train" in self._archive.keys:
             self.partition = Natural()
         self.test_fraction = test_fraction
         self._max_value_given, self._num_classes = max_value, num_classes
@@ -114,7 +114,7 @@ class ArrayFile(ImageDataModule):
     def own_clients(self) -> int | None:
         """Clients in ``client_train``, and in ``client_test`` if `test_fraction` joins the two."""
         keys = ["client_train"] if self.test_fraction is None else ["client_train", "client_test"]
-        if not set(keys) <= set(self._archive.keys()):
+        if not set(keys) <= set(self._archive.keys):
             return None
         return len(np.unique(np.concatenate(list(self._archive.read(*keys).values()))))
 
@@ -130,7 +130,7 @@ class ArrayFile(ImageDataModule):
                 f"{self._path} holds no images (one input has shape {shape}); leave out data.crop_padding, "
                 "data.horizontal_flip and data.image_size"
             )
-        clients = [key for key in ("client_train", "client_test") if key in self._archive.keys()]
+        clients = [key for key in ("client_train", "client_test") if key in self._archive.keys]
         arrays = self._archive.read(*_KEYS, *clients)
         for key in ("x_train", "x_test"):
             check_inputs(arrays[key], f"{self._path}: {key}")

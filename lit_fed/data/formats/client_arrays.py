@@ -280,7 +280,7 @@ class ClientArrays(ImageDataModule):
         needed = [f"{axis}_{part}" for part in parts for axis in "xy"]
         advice = f"set data.root to the folder that holds {owner}, or write it with lit-fed split"
         archive = Archive(self._path(owner), needed, advice)
-        keys = set(archive.keys())
+        keys = set(archive.keys)
         named = [*parts, *(part for part in maybe if {f"x_{part}", f"y_{part}"} <= keys)]
         arrays = archive.read(*(f"{axis}_{part}" for part in named for axis in "xy"))
         samples = {part: _Samples(arrays[f"x_{part}"], arrays[f"y_{part}"]) for part in named}

@@ -32,6 +32,7 @@ class Archive:
         self._keys: list[str] | None = None
         self._headers: dict[str, Header] = {}
 
+    @property
     def keys(self) -> list[str]:
         """The keys of the file.
 
@@ -58,7 +59,7 @@ class Archive:
             ConfigError: See `keys`.
         """
         if key not in self._headers:
-            self.keys()
+            _ = self.keys
             try:
                 with zipfile.ZipFile(self.path) as archive, archive.open(f"{key}.npy") as member:
                     self._headers[key] = _npy_header(member)
@@ -72,7 +73,7 @@ class Archive:
         Raises:
             ConfigError: See `keys`.
         """
-        self.keys()
+        _ = self.keys
         try:
             with np.load(self.path, allow_pickle=False) as archive:
                 return {key: archive[key] for key in keys}
