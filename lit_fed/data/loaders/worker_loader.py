@@ -213,8 +213,8 @@ def isolated_randomness(seed: int) -> Iterator[None]:
     Args:
         seed: A non-negative integer below 2**63.
     """
-    # Other packages' transforms draw from the global generators, NumPy's legacy one (NPY002) among them; without workers
-    # they would disturb ours. torch.manual_seed would also reseed the accelerators.
+    # Other packages' transforms draw from the global generators, among them NumPy's legacy one (NPY002), and would
+    # disturb ours without workers. torch.manual_seed would also reseed the accelerators.
     python, legacy, cpu = random.getstate(), np.random.get_state(), torch.random.get_rng_state()  # noqa: NPY002
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002

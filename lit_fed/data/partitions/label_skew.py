@@ -78,7 +78,7 @@ class Shards(Partition):
         total = self.shards_per_client * num_clients
         if total % num_classes:
             raise ConfigError(
-                f"Shards: shards_per_client × num_clients = {self.shards_per_client} × {num_clients} = {total} is not a "
+                f"Shards: shards_per_client × num_clients = {self.shards_per_client} × {num_clients} = {total} must be a "
                 f"multiple of the {num_classes} classes; change partition.shards_per_client or data.num_clients"
             )
         rows = np.tile(np.arange(num_classes, dtype=np.int64), total // num_classes)

@@ -112,8 +112,8 @@ class UCIHAR(TensorDataModule):
 class PAMAP2(TensorDataModule):
     """PAMAP2: nine people with three inertial units at 100 Hz, twelve activities, cut into windows.
 
-    Files as published: ``<root>/PAMAP2_Dataset/Protocol/subject101.dat`` to ``subject109.dat``, 54 columns a line. The data
-    use 27 of them: of the units on hand, chest and ankle, in this order, acceleration (±16 g), angular velocity and
+    Files as published: ``<root>/PAMAP2_Dataset/Protocol/subject101.dat`` to ``subject109.dat``, 54 columns a line. 27
+    are used: of the units on hand, chest and ankle, in this order, acceleration (±16 g), angular velocity and
     magnetic field along x y z, which are columns 5–7, 11–16, then the same 17 and 34 columns on (from 1). They are
     divided by 9.81 m/s², 1 rad/s and 50 µT, to the order of 1. People are the data set's own clients.
 
