@@ -78,8 +78,8 @@ class Shards(Partition):
         total = self.shards_per_client * num_clients
         if total % num_classes:
             raise ConfigError(
-                f"Shards: shards_per_client × num_clients = {self.shards_per_client} × {num_clients} = {total} must be a "
-                f"multiple of the {num_classes} classes; change partition.shards_per_client or data.num_clients"
+                f"partition.shards_per_client × data.num_clients is {self.shards_per_client} × {num_clients} = {total}; "
+                f"it must be a multiple of the {num_classes} classes"
             )
         rows = np.tile(np.arange(num_classes, dtype=np.int64), total // num_classes)
         numpy_generator(seed, "partition", "shards", "rows").shuffle(rows)
@@ -200,9 +200,7 @@ class ClassesPerClient(Partition):
 
     def __init__(self, k: int = 2, samples_per_client: int | None = None) -> None:
         check_range("ClassesPerClient.k", k, least=1)
-        check_range(
-            "ClassesPerClient.samples_per_client", samples_per_client, least=k, why=", that is k", null="for all"
-        )
+        check_range("ClassesPerClient.samples_per_client", samples_per_client, least=k, why=" (k)", null="for all")
         self.k, self.samples_per_client = k, samples_per_client
 
     @override

@@ -94,9 +94,7 @@ def _read(path: Path) -> list[Any]:
     except OSError as error:
         raise ConfigError(f"partition.clients: {path} cannot be read ({error.strerror}); name a JSON file") from error
     except (ValueError, RecursionError) as error:
-        raise ConfigError(
-            f"partition.clients: {path} is not JSON ({error}); give a list of numbers per client"
-        ) from error
+        raise ConfigError(f"partition.clients: {path} is not JSON ({error}); list numbers per client") from error
     if isinstance(content, dict) and isinstance(content.get("clients"), dict):
         content = content["clients"]
     if isinstance(content, dict):
