@@ -78,8 +78,8 @@ class Shards(Partition):
         total = self.shards_per_client * num_clients
         if total % num_classes:
             raise ConfigError(
-                f"partition.shards_per_client × data.num_clients is {self.shards_per_client} × {num_clients} = {total}; "
-                f"it must be a multiple of the {num_classes} classes"
+                f"partition.shards_per_client × data.num_clients is {self.shards_per_client} × {num_clients}; it must "
+                f"be a multiple of {num_classes}, the number of classes"
             )
         rows = np.tile(np.arange(num_classes, dtype=np.int64), total // num_classes)
         numpy_generator(seed, "partition", "shards", "rows").shuffle(rows)
