@@ -18,14 +18,7 @@ def remark(line: str) -> None:
 
 
 def remark_left_out(root: Path, files: Sequence[Path], num_read: int, wanted: Sequence[str]) -> None:
-    """Count the unread files of a folder by their endings and name one; silent without such files.
-
-    Args:
-        root: The folder.
-        files: The unread files.
-        num_read: Number of files read.
-        wanted: Endings of the files that are read.
-    """
+    """Count the unread files of a folder by their endings and name one; silent without such files."""
     if not files:
         return
     endings = Counter(file.suffix.lower() or "without ending" for file in files).most_common()

@@ -128,12 +128,7 @@ class Participation(ABC):
         self._seen: NDArray[np.int64] | None = None
 
     def setup(self, num_clients: int, num_samples: Callable[[int], int], seed: int) -> None:
-        """Take in the population and check the settings against it.
-
-        Args:
-            num_clients: Size of the whole population, unseen clients included.
-            num_samples: A client's number of training samples.
-            seed: The run's seed.
+        """Take in the population, unseen clients included, and check the settings against it.
 
         Raises:
             ConfigError: The settings do not fit the population.

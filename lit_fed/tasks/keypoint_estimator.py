@@ -204,10 +204,7 @@ class KeypointEstimator(OnNetwork):
         return {"keypoints": keypoints, "score": score}
 
     def test_figures(self, batches: Mapping[str, Batch]) -> dict[str, Figure]:
-        """Pictures of a test batch in several views, such as resolutions.
-
-        Args:
-            batches: By the view's name.
+        """Pictures of a test batch in several views, such as resolutions, by the view's name.
 
         Returns:
             ``poses``: some persons' joints and heatmaps beside the truth, a row per view. ``features``: the feature

@@ -45,13 +45,7 @@ class PCK(Metric):
 
     @override
     def update(self, predicted: Tensor, keypoints: Tensor, visible: Tensor, length: Tensor) -> None:
-        """Count the joints of a batch.
-
-        Args:
-            predicted: Predicted joints, (B, K, 2) in pixels.
-            keypoints: True joints, (B, K, 2).
-            visible: Above 0 for joints that count, (B, K).
-            length: l in pixels, (B,).
+        """Count predicted and true joints (B, K, 2) in pixels, `visible` (B, K) above 0, by l (B,) in pixels.
 
         Raises:
             ConfigError: An excluded joint does not exist.
@@ -88,12 +82,5 @@ class PCKh(PCK):
 
     @override
     def update(self, predicted: Tensor, keypoints: Tensor, visible: Tensor, boxes: Tensor) -> None:
-        """Count the joints of a batch.
-
-        Args:
-            predicted: Predicted joints, (B, K, 2) in pixels.
-            keypoints: True joints, (B, K, 2).
-            visible: Above 0 for joints that count, (B, K).
-            boxes: Two opposite corners of each head's box, (B, 2, 2).
-        """
+        """Count joints by two opposite corners of each head's box, (B, 2, 2); see `PCK.update`."""
         super().update(predicted, keypoints, visible, 0.6 * (boxes[:, 1] - boxes[:, 0]).norm(dim=-1))

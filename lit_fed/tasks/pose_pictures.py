@@ -54,10 +54,7 @@ def poses_figure(
 ) -> Figure:
     """A row per resolution: each person's joints, predicted heatmaps and true heatmaps.
 
-    Args:
-        rows: The same persons at each resolution.
-        edges: Joints to connect; if empty, joints are dots.
-        flip_pairs: Mirrored joints, for the colours.
+    Without `edges` to connect, joints are dots; `flip_pairs` get the sides' colours.
     """
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -100,12 +97,9 @@ def poses_figure(
 
 
 def features_figure(features: Mapping[str, Floats]) -> Figure | None:
-    """Features of pictures by t-SNE, coloured by resolution; None for too few.
+    """Features (n, d) of pictures by t-SNE, coloured by resolution; None for too few.
 
     The title has the mean silhouette of the resolutions: 1 for clusters far apart, 0 for touching, below 0 for mixed.
-
-    Args:
-        features: By the resolution's name, shape (n, d).
     """
     from matplotlib import colormaps
     from matplotlib.figure import Figure

@@ -42,11 +42,7 @@ class Columns:
         return len(next(iter(self.cells.values()), ()))
 
     def raw(self, name: str, setting: str) -> NDArray[Any]:
-        """A column as stored.
-
-        Args:
-            name: The column.
-            setting: The setting that names it, for errors.
+        """A column as stored; errors name the `setting` that asks for it.
 
         Raises:
             ConfigError: The column is missing.
@@ -117,11 +113,7 @@ class Columns:
 
 
 def read_columns(path: Path, wanted: Sequence[str] | None = None) -> Columns:
-    """Read a file.
-
-    Args:
-        path: A CSV file (``.csv``, ``.csv.gz``) whose first row names the columns, or a Parquet file.
-        wanted: The columns to read of a Parquet file; None for all.
+    """The columns of a CSV file, whose first row names them, or the wanted ones of a Parquet file (None for all).
 
     Raises:
         ConfigError: The file is missing, damaged, or of another type.

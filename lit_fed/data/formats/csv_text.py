@@ -134,13 +134,7 @@ class CSVText(TensorDataModule):
 
 
 def hash_words(text: str, vocab_size: int, length: int) -> list[int]:
-    """Ids in 1 … vocab_size − 1 of the first words and punctuation marks: CRC-32, the same on every machine.
-
-    Args:
-        text: Any text.
-        vocab_size: One more than the largest id.
-        length: The most ids to return.
-    """
+    """Ids in 1 … vocab_size − 1 of the first `length` words and marks: CRC-32, the same on every machine."""
     words = re.findall(r"\w+|[^\w\s]", text.lower())[:length]
     return [1 + zlib.crc32(word.encode()) % (vocab_size - 1) for word in words]
 

@@ -65,12 +65,7 @@ def _augmentation(data: TensorDataModule, name: str) -> dict[str, Any]:
 
 
 def write_folders(data: TensorDataModule, folder: Path) -> None:
-    """Write ``client_<id>/data.npz`` of all clients, ``server/data.npz`` and, if there is a public set, its folder.
-
-    Args:
-        data: Set up, with all clients' samples.
-        folder: The target folder.
-    """
+    """Write a folder per client, ``client_<id>/data.npz``, ``server`` and, for a public set, ``public``."""
     cut = data._ready
     for client_id in range(data.num_clients):
         parts = {"train": data.stored("train", cut.train[client_id])}

@@ -308,11 +308,7 @@ class Table(TensorDataModule):
         return _Rows(x, y, None if owner is None else [owner] * len(columns))
 
     def read_features(self, columns: Columns, setting: str) -> NDArray[np.float32]:
-        """The stored features of a file's rows, shape (n, number of features).
-
-        Args:
-            columns: The file.
-            setting: The setting that names the features, for errors.
+        """The stored features of a file's rows, shape (n, number of features); errors name the `setting`.
 
         Raises:
             ConfigError: A column is missing, or a cell is not a number.
@@ -356,12 +352,7 @@ def _owner(file: Path) -> str:
 
 
 def check_classes(targets: NDArray[Any], classes: list[str], where: str) -> None:
-    """Refuse a target that is not a class.
-
-    Args:
-        targets: Names in a file, shape (n,).
-        classes: Names of the classes.
-        where: The file, for errors.
+    """Refuse targets (n,) of a file that are not classes.
 
     Raises:
         ConfigError: It names the first such target.

@@ -23,14 +23,14 @@ _SIGNED = 2  # as TIFF's sample format
 _DARKEST_WHITE = 2**16  # of 32 bits: a smaller maximum fits 16 bits, and the image would be black
 
 
-class ImageFiles(Dataset[tuple[Tensor, int]]):
-    """Images in files, decoded to (channels, side, side) as `read_image` does, with their labels.
+class ImageFiles(Dataset[Any]):
+    """Images in files, decoded to (channels, side, side) as `read_image` does, alone or with their labels.
 
     Args:
         paths: The files.
-        labels: Their classes.
         side: Pixels per side to resize them to.
         grayscale: Decode to one channel instead of three.
+        labels: Their classes; None for none.
         augmentation: Random transform; None for none.
 
     Raises:
@@ -38,21 +38,26 @@ class ImageFiles(Dataset[tuple[Tensor, int]]):
     """
 
     def __init__(
-        self, paths: Sequence[str], labels: Sequence[int], side: int, grayscale: bool, augmentation: Augmentation | None
+        self,
+        paths: Sequence[str | Path],
+        side: int,
+        grayscale: bool,
+        labels: Sequence[int] | None = None,
+        augmentation: Augmentation | None = None,
     ) -> None:
-        self._paths, self._labels, self._side, self._grayscale = paths, labels, side, grayscale
-        self._augmentation = augmentation
+        self._paths, self._side, self._grayscale = paths, side, grayscale
+        self._labels, self._augmentation = labels, augmentation
 
     def __len__(self) -> int:
         return len(self._paths)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+    def __getitem__(self, index: int) -> Tensor | tuple[Tensor, int]:
         image = torch.from_numpy(read_image(self._paths[index], self._grayscale)).permute(2, 0, 1)
         image = functional.resize(image, [self._side, self._side], antialias=True)
         if self._augmentation is not None:
             draws = self._augmentation.draw(1, torch.default_generator)  # seeded per sample
             image = self._augmentation.apply(image.unsqueeze(0), draws).squeeze(0)
-        return image, self._labels[index]
+        return image if self._labels is None else (image, self._labels[index])
 
 
 def collate_images(samples: list[Any]) -> Any:

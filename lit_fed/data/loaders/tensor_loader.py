@@ -53,20 +53,6 @@ class TensorLoader:
             and all batches have the same size. Needs a generator.
     """
 
-    __slots__ = (
-        "_augmentation",
-        "_fresh",
-        "_generator",
-        "_indices",
-        "_inputs",
-        "_normalize",
-        "_targets",
-        "_values_per_sample",
-        "batch_size",
-        "drop_last",
-        "num_samples",
-    )
-
     def __init__(
         self,
         inputs: Tensor,

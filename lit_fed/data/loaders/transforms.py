@@ -30,27 +30,11 @@ class RandomTransform(ABC):
 
     @abstractmethod
     def draw(self, num_images: int, generator: torch.Generator) -> Tensor:
-        """Draw the integers of some images.
-
-        Args:
-            num_images: Number of images.
-            generator: A CPU generator, which is advanced.
-
-        Returns:
-            int64 of shape (num_draws, num_images) on the CPU.
-        """
+        """Draw the integers of some images, int64 of shape (num_draws, num_images), from a CPU generator."""
 
     @abstractmethod
     def apply(self, images: Tensor, draws: Tensor) -> Tensor:
-        """Transform the images by the drawn integers.
-
-        Args:
-            images: (B, C, H, W), any dtype.
-            draws: (num_draws, B), on the images' device.
-
-        Returns:
-            (B, C, H, W).
-        """
+        """Transform images (B, C, H, W) of any dtype by the drawn integers (num_draws, B), on their device."""
 
 
 class RandomCrop(RandomTransform):
@@ -144,14 +128,7 @@ class Normalize:
         self._constants: dict[tuple[torch.device, int], tuple[Tensor, Tensor]] = {}
 
     def __call__(self, batch: Tensor) -> Tensor:
-        """Normalise a batch.
-
-        Args:
-            batch: (B, C, …), uint8 or floating point.
-
-        Returns:
-            float32 of the same shape.
-        """
+        """(B, C, …), uint8 or floating point, to float32 of the same shape."""
         if self._identity:
             return batch.float()
         key = (batch.device, batch.dim())

@@ -208,11 +208,7 @@ class WorkerLoader:
 
 @contextmanager
 def isolated_randomness(seed: int) -> Iterator[None]:
-    """Seed Python's, NumPy's and torch's CPU generators for a while, then restore them.
-
-    Args:
-        seed: A non-negative integer below 2**63.
-    """
+    """Seed Python's, NumPy's and torch's CPU generators for a while, then restore them; 0 ≤ seed < 2**63."""
     # Other packages' transforms draw from the global generators, among them NumPy's legacy one (NPY002), and would
     # disturb ours without workers. torch.manual_seed would also reseed the accelerators.
     python, legacy, cpu = random.getstate(), np.random.get_state(), torch.random.get_rng_state()  # noqa: NPY002

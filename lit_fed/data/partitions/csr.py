@@ -43,13 +43,7 @@ class CSR:
 
     @classmethod
     def from_owners(cls, indices: IntArray, owners: IntArray, num_clients: int) -> CSR:
-        """Group indices by their owner, keeping the order within each client.
-
-        Args:
-            indices: Sample indices, shape (n,).
-            owners: The client of each, shape (n,); samples of owners outside 0 … num_clients − 1 are left out.
-            num_clients: Number of rows.
-        """
+        """Group indices (n,) by their owners (n,), in order; owners outside 0 … num_clients − 1 are left out."""
         owned = (owners >= 0) & (owners < num_clients)
         if not owned.all():
             indices, owners = indices[owned], owners[owned]
@@ -138,14 +132,7 @@ class CSR:
 
 
 def held_out(owners: IntArray, count: int, fraction: float, generator: np.random.Generator) -> NDArray[np.bool_]:
-    """A mask of a random share of each owner's samples, shape (n,).
-
-    Args:
-        owners: The owner of each sample, counted from 0, shape (n,).
-        count: Number of owners.
-        fraction: The share; an owner with n samples gives ⌊fraction·n⌋ of them.
-        generator: The source of the random choice.
-    """
+    """A mask (n,) of a random share of each owner's samples: ⌊fraction·n⌋ of the n samples of one of `count` owners."""
     everything = CSR.from_owners(np.arange(len(owners)), owners, count)
     chosen, _ = everything.hold_out((fraction,), generator)
     found = np.zeros(len(owners), dtype=bool)

@@ -44,10 +44,7 @@ class Strata:
     val_clients: IntArray | None = None
 
     def checked(self, num_classes: int | None) -> Strata:
-        """A checked copy with strata in int64.
-
-        Args:
-            num_classes: Number of classes; None if strata are not classes.
+        """A checked copy with strata in int64; `num_classes` is None if strata are not classes.
 
         Raises:
             ConfigError: A stratum is out of range, or arrays differ in length.
@@ -175,11 +172,6 @@ class Cut:
 
 def cut_population(strata: Strata, partition: Partition, settings: CutSettings) -> Cut:
     """Choose the samples, set the public ones aside, and cut the rest into clients.
-
-    Args:
-        strata: The samples' strata, checked.
-        partition: Cuts the samples.
-        settings: The settings of the cut.
 
     Raises:
         ConfigError: The samples cannot be cut as the settings say.

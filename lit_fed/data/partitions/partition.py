@@ -69,15 +69,7 @@ class Partition(ABC):
     """Whether clients are the data set's own (`Samples.clients`), which other partitions would ignore."""
 
     def __call__(self, samples: Samples, num_clients: int, seed: int) -> CSR:
-        """Cut the samples.
-
-        Args:
-            samples: The training samples.
-            num_clients: Number of clients.
-            seed: The partition's seed.
-
-        Returns:
-            Positions in the samples, by client; at least one per client.
+        """Cut the samples into positions by client, at least one per client.
 
         Raises:
             ConfigError: The samples cannot be cut into these clients.
@@ -99,29 +91,16 @@ class Partition(ABC):
         """Cut the samples; the arguments are checked. See `__call__`."""
 
     def count(self, own: Callable[[], int | None]) -> int | None:
-        """The number of clients if none is set; None leaves it to the data module.
-
-        Args:
-            own: Counts the data set's own clients, maybe by reading it.
-        """
+        """Number of clients if none is set; None leaves it to the data module. `own` counts the data set's own clients."""
         del own
         return None
 
     def split_test(self, train: CSR, train_samples: Samples, test_samples: Samples, seed: int) -> ClientIndices:
-        """Give each client test samples that match its training samples.
+        """Give each client test samples, by position, that match its training samples.
 
         The default draws per stratum min(training samples of the client, test samples of the stratum) random test
         samples without repetition; clients may share test samples. It is the test split that the public code of FedDr+
         makes for its Dirichlet partition. Samples without strata are one stratum.
-
-        Args:
-            train: The return value of `__call__`.
-            train_samples: The samples that were cut.
-            test_samples: The test samples.
-            seed: The partition's seed.
-
-        Returns:
-            Positions in the test samples, by client.
         """
         train_strata, test_strata = train_samples.strata, test_samples.strata
         if train_strata is None or test_strata is None:

@@ -215,13 +215,9 @@ class FederatedDataModule(LightningDataModule, ABC):
         return None
 
     def target_values(self, indices: IntArray) -> NDArray[np.float32] | None:
-        """Numerical targets of training samples, to describe and draw them.
+        """Numerical targets (n,) or (n, k) of training samples, to describe and draw them.
 
-        Args:
-            indices: The samples, shape (n,).
-
-        Returns:
-            Shape (n,) or (n, k); None for classes, and if the targets cannot be had without reading every sample.
+        None for classes, and if the targets cannot be had without reading every sample.
         """
         del indices
         return None
@@ -256,20 +252,15 @@ class FederatedDataModule(LightningDataModule, ABC):
     def new_inputs(self, path: Path) -> NewInputs:
         """Samples of a file or a folder, to predict on; called after `setup`.
 
-        Args:
-            path: As ``lit-fed predict --inputs`` names it.
-
         Raises:
             ConfigError: The file is missing or damaged, or its samples do not fit the network.
         """
         raise ConfigError(f"{type(self).__name__} reads no inputs from files; predict on {path} in Python")
 
     def keep(self, train: IntArray, test: IntArray) -> None:
-        """Free the samples of clients who are not here; called by a `setup` of some clients only.
+        """Free all training samples but some (n,), ascending, and all test samples but the shared test set.
 
-        Args:
-            train: Training samples to keep, ascending, shape (n,).
-            test: Test samples to keep: the shared test set.
+        Called by a `setup` of some clients only.
         """
         del train, test
 
@@ -301,10 +292,6 @@ class FederatedDataModule(LightningDataModule, ABC):
 
     def seen(self, client_id: int | None, name: str | None = None) -> View | None:
         """The named view, or else a client's view after its skew, or else the shared view.
-
-        Args:
-            client_id: The client; None for shared sets.
-            name: One of `views`; None for the client's own.
 
         Raises:
             ConfigError: No view has that name.
@@ -375,11 +362,7 @@ class FederatedDataModule(LightningDataModule, ABC):
             )
 
     def make_cut(self, wanted: frozenset[int] | None) -> Cut:
-        """Read the data and cut them.
-
-        Args:
-            wanted: The clients whose data are wanted here; None for all.
-        """
+        """Read the data and cut them; `wanted` are the clients whose data are wanted here, None for all."""
         strata = self.read_strata().checked(self.num_classes)
         self._check_own_clients(strata.train_clients)
         settings = CutSettings(
@@ -401,10 +384,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         return cut
 
     def _check_own_clients(self, clients: IntArray | None) -> None:
-        """Refuse a partition that ignores the data set's own clients, and say if some of them take no part.
-
-        Args:
-            clients: The data set's own client of each training sample, shape (n,); None if it names none.
+        """Refuse a partition that ignores the data set's own clients (n,), and remark on clients that take no part.
 
         Raises:
             ConfigError: It names both.
@@ -449,22 +429,13 @@ class FederatedDataModule(LightningDataModule, ABC):
     # Loaders of the round loop. A client's own loaders refuse a client whose data are not here.
 
     def train_loader(self, client_id: int, generator: torch.Generator) -> Loader:
-        """One client's training batches (x, y), shuffled and augmented anew in every iteration.
-
-        Args:
-            client_id: The client.
-            generator: A CPU generator, advanced by every iteration.
-        """
+        """One client's training batches (x, y), shuffled and augmented anew in every iteration by a CPU generator."""
         indices = self._ready.of(client_id).train[client_id]
         loader = self.make_loader(Batches("train", indices, self.batch_size, generator, training=True))
         return viewed(loader, self.seen(client_id), generator)
 
     def val_loader(self, client_id: int | None = None, view: str | None = None) -> Loader:
-        """One client's validation batches, or the shared validation set.
-
-        Args:
-            client_id: The client; None for the shared set.
-            view: One of `views`; None for the client's own.
+        """One client's validation batches, or the shared validation set, in a named view or the client's own.
 
         Raises:
             ConfigError: Nothing is held out, or the shared set lacks clients.
@@ -479,12 +450,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         return viewed(self.make_loader(Batches("train", indices, size)), self.seen(client_id, view))
 
     def test_loader(self, client_id: int | None = None, view: str | None = None) -> Loader:
-        """Test batches that match one client's data, or the shared test set.
-
-        Args:
-            client_id: The client; None for the shared set.
-            view: One of `views`; None for the client's own.
-        """
+        """Test batches that match one client's data, or the shared test set, in a named view or the client's own."""
         indices, size = self._ready.shared_test, self.shared_batch_size
         if client_id is not None:
             indices, size = indices[self._ready.of(client_id).test[client_id]], self.test_batch_size
@@ -607,12 +573,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         return self.census.fingerprint(client_id)
 
     def report(self, client_id: int, histogram: bool = True) -> ClientReport:
-        """The facts that a server without the client's data may know.
-
-        Args:
-            client_id: The client; its data are here.
-            histogram: Whether to report the samples of every class, if there are classes.
-        """
+        """The facts that a server without the client's data may know, with or without its class `histogram`."""
         counts = tuple(self.class_counts(client_id).tolist()) if histogram and self.census.has_labels else None
         return ClientReport(
             self.num_samples(client_id), counts, self.fingerprint(client_id), self.input_scale(client_id)

@@ -30,9 +30,6 @@ class ClientReport:
     def counts(self, client_id: int) -> IntArray:
         """The histogram as an array, shape (num_classes,).
 
-        Args:
-            client_id: The client, for errors.
-
         Raises:
             ConfigError: The client withholds its histogram.
         """

@@ -49,12 +49,9 @@ class Contents:
 
 
 def contents_of(arrays: Iterable[NDArray[Any]]) -> Contents:
-    """The fingerprint of arrays with a sample per row.
+    """The fingerprint of arrays (n, …) of numbers with a sample per row, in a fixed order.
 
     Of an array above 256 MiB a random choice of rows counts, which depends on their number alone.
-
-    Args:
-        arrays: Integers and floating-point numbers, shape (n, …), in a fixed order.
     """
     digest = hashlib.sha256()
     sums, sizes = [], []

@@ -21,7 +21,7 @@ from lit_fed.data.partitions.csr import IntArray
 from lit_fed.data.partitions.cut import Strata
 from lit_fed.data.population.base import Batches, FederatedDataModule
 from lit_fed.data.population.contents import chosen_rows
-from lit_fed.data.population.new_inputs import NewInputs, Rows, image_files, is_arrays, read_x
+from lit_fed.data.population.new_inputs import NewInputs, image_files, is_arrays, read_x
 from lit_fed.errors import ConfigError
 from lit_fed.machine import most_threads
 from lit_fed.seeding import derive_seed
@@ -106,11 +106,7 @@ class DatasetModule(FederatedDataModule):
         return inputs
 
     def collate(self, training: bool) -> Callable[[list[Any]], Any] | None:
-        """The workers' collate function; None for PyTorch's default.
-
-        Args:
-            training: Whether for training batches or for all others.
-        """
+        """The workers' collate function for training or other batches; None for PyTorch's default."""
         del training
         return None
 
@@ -203,13 +199,13 @@ class DatasetModule(FederatedDataModule):
     @override
     def new_inputs(self, path: Path) -> NewInputs:
         """Arrays ``x`` like the samples' inputs, or images of any size."""
-        dataset: Dataset[Any]
+        dataset: Any
         if is_arrays(path):
             sample = self._parts["plain"][0]
             x = np.asarray(sample[0] if isinstance(sample, tuple | list) else sample)
             if x.dtype.kind not in "iuf":
                 raise ConfigError(f"{path}: an input of {type(self).__name__} is not a single array; predict in Python")
-            files, dataset = None, Rows(torch.from_numpy(read_x(path, x.shape, x.dtype)))
+            files, dataset = None, torch.from_numpy(read_x(path, x.shape, x.dtype))
         else:
             paths = image_files(path)
             found = self.decode(paths)

@@ -13,7 +13,6 @@ from lit_fed.data.loaders.image_files import ImageFiles, collate_images
 from lit_fed.data.loaders.transforms import Normalize, Step
 from lit_fed.data.population.dataset_module import DatasetModule
 from lit_fed.data.population.in_memory import image_augmentation
-from lit_fed.data.population.new_inputs import Images
 from lit_fed.errors import ConfigError
 
 
@@ -78,9 +77,9 @@ class DecodedImages(DatasetModule):
         return self.input_shape, "uint8"
 
     @override
-    def decode(self, paths: Sequence[Path]) -> Images:
-        return Images(paths, self._side, self.grayscale)
+    def decode(self, paths: Sequence[Path]) -> ImageFiles:
+        return ImageFiles(paths, self._side, self.grayscale)
 
     def images(self, paths: Sequence[str], labels: Sequence[int], augmented: bool) -> ImageFiles:
         """Images in files with their labels, as a data set."""
-        return ImageFiles(paths, labels, self._side, self.grayscale, self._augmentation if augmented else None)
+        return ImageFiles(paths, self._side, self.grayscale, labels, self._augmentation if augmented else None)

@@ -29,11 +29,7 @@ class FeatureSkew(ABC):
     def change(self, client_id: int, num_clients: int) -> Callable[[Tensor], Tensor] | None:
         """A transform of the client's inputs, shape (B, …) preserved; None for the identity.
 
-        It may draw from torch's CPU generator, which is seeded for every batch.
-
-        Args:
-            client_id: The client, counted from 0.
-            num_clients: Number of clients.
+        It may draw from torch's CPU generator, which is seeded for every batch. Clients count from 0.
         """
 
     @abstractmethod

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
-from lit_fed.data.loaders.image_files import collate_images
+from lit_fed.data.loaders.image_files import ImageFiles, collate_images
 from lit_fed.data.loaders.tensor_loader import TensorLoader
 from lit_fed.data.loaders.transforms import (
     Augmentation,
@@ -30,7 +30,7 @@ from lit_fed.data.loaders.transforms import (
 from lit_fed.data.partitions.csr import IntArray
 from lit_fed.data.partitions.cut import Strata
 from lit_fed.data.population.base import Batches, FederatedDataModule, Subset
-from lit_fed.data.population.new_inputs import Images, NewInputs, image_files, is_arrays, read_x
+from lit_fed.data.population.new_inputs import NewInputs, image_files, is_arrays, read_x
 from lit_fed.data.population.targets import check_finite, checked_targets, native
 from lit_fed.data.population.views import viewed
 from lit_fed.errors import ConfigError
@@ -140,10 +140,7 @@ class TensorDataModule(FederatedDataModule):
         return labels
 
     def hold(self, arrays: Arrays) -> None:
-        """Keep arrays as tensors.
-
-        Args:
-            arrays: With classes in int64, or numerical targets in float32.
+        """Keep arrays as tensors; classes are int64, numerical targets float32.
 
         Raises:
             ConfigError: An input is not a finite number.
@@ -155,12 +152,7 @@ class TensorDataModule(FederatedDataModule):
         self._y = {"train": _tensor(arrays.y_train, self._device), "test": _tensor(arrays.y_test, self._device)}
 
     def stored(self, subset: Subset, indices: IntArray) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Stored inputs and targets of some samples.
-
-        Args:
-            subset: The part of the data set that the indices count in.
-            indices: The samples, shape (n,).
-        """
+        """Stored inputs and targets of samples (n,) of a subset."""
         chosen = self._positions(subset, indices)
         x, y = (tensors[subset].index_select(0, chosen).cpu().numpy() for tensors in (self._x, self._y))
         return x, y
@@ -260,7 +252,7 @@ class TensorDataModule(FederatedDataModule):
         """
         found = None
         if len(shape) == 3 and shape[0] in (1, 3) and shape[1] == shape[2]:
-            images = Images(paths, shape[1], shape[0] == 1)
+            images = ImageFiles(paths, shape[1], shape[0] == 1)
             found = self.pixels(collate_images([images[index] for index in range(len(paths))]))
         if found is None:
             raise ConfigError(f"{type(self).__name__} reads no images from files; name an .npz file with --inputs")

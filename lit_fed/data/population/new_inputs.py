@@ -8,10 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.utils.data import Dataset
 
-from lit_fed.data.loaders.image_files import ImageFiles
 from lit_fed.data.loaders.tensor_loader import Loader
 from lit_fed.data.population.archive import Archive, read_npy
 from lit_fed.data.remarks import is_hidden, remark_left_out
@@ -121,39 +118,3 @@ def split_images(paths: Iterable[Path]) -> tuple[list[Path], list[Path]]:
         if not is_hidden(path) and not path.is_dir():
             (images if path.suffix.lower() in IMAGES and path.is_file() else others).append(path)
     return images, others
-
-
-class Images(Dataset[Tensor]):
-    """Images in files as bytes, (channels, side, side), without labels.
-
-    Args:
-        paths: The files.
-        side: Pixels per side to resize them to.
-        grayscale: Decode to one channel instead of three.
-    """
-
-    def __init__(self, paths: Sequence[Path], side: int, grayscale: bool) -> None:
-        self._files = ImageFiles([str(path) for path in paths], [0] * len(paths), side, grayscale, None)
-
-    def __len__(self) -> int:
-        return len(self._files)
-
-    def __getitem__(self, index: int) -> Tensor:
-        return self._files[index][0]
-
-
-class Rows(Dataset[Tensor]):
-    """The rows of a tensor as samples.
-
-    Args:
-        x: Of shape (n, …).
-    """
-
-    def __init__(self, x: Tensor) -> None:
-        self._x = x
-
-    def __len__(self) -> int:
-        return len(self._x)
-
-    def __getitem__(self, index: int) -> Tensor:
-        return self._x[index]

@@ -47,13 +47,7 @@ def even_subset(count: int, most: int) -> NDArray[np.int64]:
 def partition_picture(
     histogram: NDArray[np.int64], client_ids: NDArray[np.int64] | None = None, names: Names = NAMELESS
 ) -> Figure:
-    """Samples of each client by class.
-
-    Args:
-        histogram: Training samples per client and class, shape (num_clients, num_classes).
-        client_ids: The clients' ids, shape (num_clients,); None counts them from 0.
-        names: Names of the clients and classes.
-    """
+    """Training samples per client and class, shape (num_clients, num_classes); None counts the client ids from 0."""
     num_clients, num_classes = histogram.shape
     clients, classes = even_subset(num_clients, MOST_CLIENTS), even_subset(num_classes, MOST_CLASSES)
     figure, axes = new_figure()
@@ -103,13 +97,7 @@ def target_picture(
 
 
 def sizes_picture(sizes: NDArray[np.int64], client_ids: NDArray[np.int64], names: Names = NAMELESS) -> Figure:
-    """Samples of each client, without classes or targets.
-
-    Args:
-        sizes: Training samples of each client, shape (num_clients,).
-        client_ids: The clients' ids, shape (num_clients,).
-        names: Names of the clients.
-    """
+    """Training samples of each client, shape (num_clients,), without classes or targets."""
     clients = even_subset(len(sizes), MOST_CLIENTS)
     figure, axes = new_figure()
     axes.bar(np.arange(len(clients)), sizes[clients], width=0.9, color="#2a7fba")

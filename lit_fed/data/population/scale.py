@@ -58,13 +58,9 @@ def scale_of(
 
 
 def common_scale(scales: Mapping[str, Scale | None]) -> Scale | None:
-    """The common scale of a population's parts.
+    """The common scale of a population's parts, given by name; parts without a scale are None.
 
-    Args:
-        scales: By the part's name in errors; None for parts without a scale.
-
-    Returns:
-        ``unit`` for bytes beside floating-point numbers in [0, 1]; None if no part has a scale.
+    ``unit`` for bytes beside floating-point numbers in [0, 1]; None if no part has a scale.
 
     Raises:
         ConfigError: Some parts hold bytes, and others numbers outside [0, 1].

@@ -18,11 +18,7 @@ _MANY_CLASSES = 1000  # fewer cost nothing, even if most are empty
 
 
 def count_classes(labels: NDArray[Any], what: str) -> int:
-    """Number of classes: the largest label + 1.
-
-    Args:
-        labels: Integers, of any shape.
-        what: Names the labels in errors.
+    """Number of classes, the largest label + 1; errors call the labels `what`.
 
     Raises:
         ConfigError: Nearly all classes would be empty, so the labels hardly number classes.
@@ -39,10 +35,6 @@ def count_classes(labels: NDArray[Any], what: str) -> int:
 def native(array: NDArray[Any], what: str) -> NDArray[Any]:
     """An array of numbers in a dtype of tensors: native byte order, at most 64 bits.
 
-    Args:
-        array: Any array.
-        what: Names the array in errors.
-
     Raises:
         ConfigError: The array does not hold numbers.
     """
@@ -54,11 +46,7 @@ def native(array: NDArray[Any], what: str) -> NDArray[Any]:
 
 
 def check_finite(inputs: Tensor, what: str) -> None:
-    """Refuse inputs with NaN or infinity, which would show late in training, or never.
-
-    Args:
-        inputs: Shape (n, …).
-        what: Names the inputs in errors.
+    """Refuse inputs (n, …) with NaN or infinity, which would show late in training, or never.
 
     Raises:
         ConfigError: It names the first such sample.
@@ -72,12 +60,7 @@ def check_finite(inputs: Tensor, what: str) -> None:
 
 
 def checked_targets(targets: NDArray[Any], output_shape: tuple[int, ...], what: str) -> NDArray[np.float32]:
-    """Targets as float32.
-
-    Args:
-        targets: One per sample, shape (n, *output_shape).
-        output_shape: Shape of a model's output for one sample, () or (k,).
-        what: Names the targets in errors.
+    """Targets (n, *output_shape) as float32, for an output_shape of () or (k,).
 
     Raises:
         ConfigError: They are not finite floating-point numbers, or differ in shape.
@@ -104,16 +87,10 @@ def checked_targets(targets: NDArray[Any], output_shape: tuple[int, ...], what: 
 
 
 def quantile_strata(train: NDArray[Any], test: NDArray[Any], num_strata: int) -> tuple[IntArray, IntArray]:
-    """Strata by target, for partitions to cut by, with equally many training samples up to one.
+    """Strata of training targets (n,) and test targets (m,), for partitions to cut by; 0 has the smallest targets.
 
-    Args:
-        train: Training targets, shape (n,).
-        test: Test targets, shape (m,); their strata have the same bounds.
-        num_strata: Number of strata.
-
-    Returns:
-        The stratum of each training and test sample, 0 for the smallest targets; equal targets share a stratum, which
-        makes it larger.
+    Strata have equally many training samples up to one, except that equal targets share a stratum; test strata have the
+    same bounds.
 
     Raises:
         ConfigError: There are fewer training samples than strata.

@@ -152,11 +152,7 @@ def _person(annotation: dict[str, Any], num_joints: int, padding: float, path: P
 
 
 def read_json(path: Path, settings: str) -> Any:
-    """The content of a JSON file.
-
-    Args:
-        path: The file.
-        settings: The settings of the path, for errors.
+    """The content of a JSON file; errors name the `settings` of its path.
 
     Raises:
         ConfigError: The file is missing or not JSON.

@@ -59,16 +59,7 @@ class Figure:
 
 
 def figure_picture(seed: int, part: str, index: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """Draw one picture.
-
-    Args:
-        seed: Seed of the whole set.
-        part: The part, such as ``train``.
-        index: Number of the picture.
-
-    Returns:
-        The picture (3, 128, 96) and the figure's joints (14, 2), pixels (x, y).
-    """
+    """Draw a picture (3, 128, 96) of a set with a seed, and the figure's joints (14, 2), pixels (x, y)."""
     generator = numpy_generator(seed, "puppets", part, index)
     picture = _background(generator)
     draw = ImageDraw.Draw(picture)

@@ -198,12 +198,7 @@ class PoseDataModule(FederatedDataModule):
         return {"resolutions": sizes} | ({"interpolated": [low, *scaled]} if scaled and low in sizes else {})
 
     def view_of(self, size: Size, shown_as: Size | None = None, interpolation: Interpolation = "bilinear") -> PoseView:
-        """The view of an evaluation.
-
-        Args:
-            size: (H, W) of the pictures.
-            shown_as: (H, W) to scale them to.
-            interpolation: The scaling's interpolation.
+        """The view of an evaluation at (H, W), its pictures scaled to `shown_as` if given.
 
         Raises:
             ConfigError: The two sizes differ in aspect.
@@ -279,14 +274,7 @@ def named_size(size: Size) -> str:
 
 
 def levels_picture(sizes: IntArray, levels: IntArray, names: Sequence[str], client_ids: IntArray) -> Figure:
-    """Samples of each client, coloured by its level.
-
-    Args:
-        sizes: Samples of each client, shape (n,).
-        levels: Level of each client, shape (n,).
-        names: Names of the levels.
-        client_ids: The clients' ids, shape (n,).
-    """
+    """Samples (n,) of each client, coloured by its level (n,); `names` are the levels'."""
     from matplotlib import colormaps
 
     figure, axes = new_figure()

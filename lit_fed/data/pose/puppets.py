@@ -140,15 +140,9 @@ class Puppets(PoseDataModule):
 
 @lru_cache(maxsize=4)
 def drawn(seed: int, part: str, count: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """Draw the first figures of a part of a set; the arrays are cached and must not be changed.
+    """Draw the first figures of a part of a set: pictures (count, 3, 128, 96) and joints (count, 14, 2), pixels (x, y).
 
-    Args:
-        seed: Seed of the set.
-        part: The part, such as ``train``.
-        count: Number of figures.
-
-    Returns:
-        Pictures (count, 3, 128, 96) and joints (count, 14, 2), pixels (x, y).
+    The arrays are cached and must not be changed.
     """
     pictures = np.empty((count, 3, HEIGHT, WIDTH), dtype=np.uint8)
     joints = np.empty((count, len(LSP.joints), 2), dtype=np.float32)

@@ -62,15 +62,9 @@ class Boxes:
         return torch.stack([side * cosine, -side * sine, sine, cosine], dim=1).view(-1, 2, 2)
 
     def pictures(self, images: Tensor, size: Size, means: Means = _MIDDLE) -> Tensor:
-        """Cut the pictures out of the images, black outside of an image.
+        """Cut pictures (B, C, H, W) out of images (B, C, h, w), floating point; black outside of an image.
 
-        Args:
-            images: (B, C, h, w) floating point.
-            size: (H, W) of the pictures.
-            means: The downsampling; by default the bilinear value in a pixel's middle.
-
-        Returns:
-            (B, C, H, W).
+        `means` is the downsampling; by default a pixel is the bilinear value in its middle.
         """
         height, width = size
         if means.whole > 1:

@@ -186,6 +186,6 @@ def test_bytes_and_deeper_images_share_a_batch_and_come_to_the_same(tmp_path: Pa
 def test_a_deep_image_is_resized_as_one_of_bytes_is(tmp_path: Path) -> None:
     Image.fromarray(GREY).save(tmp_path / "8.png")
     Image.fromarray(WIDE).save(tmp_path / "16.png")
-    files = ImageFiles([str(tmp_path / name) for name in ("8.png", "16.png")], [0, 1], 1, True, None)
+    files = ImageFiles([str(tmp_path / name) for name in ("8.png", "16.png")], 1, True, [0, 1])
     # (0 + 51 + 102 + 255)/4 = 102; bytes are rounded after rows and again after columns
     assert [image.flatten().tolist() for image, _ in files] == [[pytest.approx(102, abs=1)], [pytest.approx(102)]]
