@@ -91,7 +91,7 @@ class Partition(ABC):
         """Cut the samples; the arguments are checked. See `__call__`."""
 
     def count(self, own: Callable[[], int | None]) -> int | None:
-        """Number of clients if none is set; None leaves it to the data module. `own` counts the data set's own clients."""
+        """Number of clients if none is set, maybe the data set's `own`; None leaves it to the data module."""
         del own
         return None
 
