@@ -285,8 +285,7 @@ class Wrapped(DatasetModule):
             return {}
         if self._kind() != "number":
             raise ConfigError(
-                f"data.strata is {self._strata_wanted}, and samples of {self._called} have no numerical target; leave it out"
-                "it out"
+                f"data.strata is {self._strata_wanted}, and {self._called} has no numerical target; leave it out"
             )
         numbers = {}
         for name in parts:

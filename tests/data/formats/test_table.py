@@ -130,17 +130,17 @@ KIND = {"target": "kind"}
 BY_SITE = {"target": "kind", "client": "site"}
 WRONG = {
     "column": (PLANTS, {"target": "kinds"}, "has no column 'kinds', which data.target names: did you mean kind?"),
-    "no column": (PLANTS, {"target": "x" * 9}, "names: it has site, petal, sepal, kind"),
+    "no column": (PLANTS, {"target": "x" * 9}, "names; it has site, petal, sepal, kind"),
     "client": (
         PLANTS, {"target": "kind", "client": "ward"},
-        "has no column 'ward', which data.client names: it has site",
+        "has no column 'ward', which data.client names; it has site",
     ),
     "feature": (
         PLANTS, {"target": "kind", "features": ["leaf"]},
-        "has no column 'leaf', which data.features names: it has",
+        "has no column 'leaf', which data.features names; it has",
     ),
-    "text": (PLANTS, KIND, "line 2: site is 'north', not a number: correct or remove the row"),
-    "line": (PLANTS.replace("50", "5o"), BY_SITE, "line 7: sepal is '5o', not a number: correct"),
+    "text": (PLANTS, KIND, "line 2: site is 'north', not a number; correct or remove the row"),
+    "line": (PLANTS.replace("50", "5o"), BY_SITE, "line 7: sepal is '5o', not a number; correct"),
     "empty cell": (PLANTS.replace("50", ""), BY_SITE, "line 7: sepal is empty, not a number"),
     "not finite": (PLANTS.replace("50", "inf"), BY_SITE, "line 7: sepal is 'inf', not a finite number"),
     "32 bits": (PLANTS.replace("50", "1e39"), BY_SITE, "line 7: sepal is '1e39', not a finite number of 32 bits"),
@@ -150,15 +150,15 @@ WRONG = {
     ),
     "two notations": (
         "x,y\n1,1\n2,0\n3,1.0\n4,0\n", {"target": "y"},
-        "y is '1.0' in {path}, line 4, and '1' in {path}, line 2: write all as whole numbers, or set data.kind to",
+        "y is '1.0' in {path}, line 4, and '1' in {path}, line 2; write all as whole numbers, or set data.kind to",
     ),
     "no target": (PLANTS.replace("lily", " "), BY_SITE, "line 8: kind is empty, not a name or a whole"),
     "no client": (PLANTS.replace("\nnorth,3", "\n,3"), BY_SITE, "line 4: site is empty, not a name"),
-    "short": (PLANTS.replace(",lily", ""), BY_SITE, "line 8 has 3 cells and line 1 has 4: correct the row"),
-    "nothing": ("", KIND, "has no rows: give one sample a row"),
-    "header": ("site,kind\n", KIND, "has no rows below its header: give one sample a row"),
-    "twice": (PLANTS.replace("petal", "sepal"), KIND, "has two columns named 'sepal': rename one"),
-    "quote": (PLANTS.replace("rose", '"rose', 1), KIND, "cannot be read (unexpected end of data): it must be a UTF-8"),
+    "short": (PLANTS.replace(",lily", ""), BY_SITE, "line 8 has 3 cells and line 1 has 4; correct the row"),
+    "nothing": ("", KIND, "has no rows; give one sample a row"),
+    "header": ("site,kind\n", KIND, "has no rows below its header; give one sample a row"),
+    "twice": (PLANTS.replace("petal", "sepal"), KIND, "has two columns named 'sepal'; rename one"),
+    "quote": (PLANTS.replace("rose", '"rose', 1), KIND, "cannot be read (unexpected end of data); it must be a UTF-8"),
     "alone": ("kind\nrose\n", KIND, "has no column beside the target and the client: there is nothing to learn"),
     "number": (
         HOUSES.replace("300.0", "x3"), {"target": "price", "kind": "numbers"},
@@ -173,13 +173,13 @@ WRONG = {
         PLANTS, {"target": "kind", "features": ["kind"]},
         "data.features names 'kind', which is the target or the",
     ),
-    "no features": (PLANTS, {"target": "kind", "features": []}, "data.features is empty: name one column or more"),
-    "no targets": (PLANTS, {"target": []}, "data.target is empty: name one column or more"),
+    "no features": (PLANTS, {"target": "kind", "features": []}, "data.features is empty; name one column or more"),
+    "no targets": (PLANTS, {"target": []}, "data.target is empty; name one column or more"),
     "fraction": (
         PLANTS, {"target": "kind", "test_fraction": 1.0},
-        "data.test_fraction is 1.0: it must be above 0 and below 1",
+        "data.test_fraction is 1.0; it must be above 0 and below 1",
     ),
-    "few": (PLANTS, BY_SITE, "too few rows to hold out 0.2 of every client's: raise data.test_fraction"),
+    "few": (PLANTS, BY_SITE, "too few rows to hold out 0.2 of every client's; raise data.test_fraction"),
     "strata": (
         PLANTS, {"target": "kind", "client": "site", "strata": 2, "test_fraction": 0.5},
         "data.strata sorts real targets",
@@ -187,7 +187,7 @@ WRONG = {
     "unlikely": (
         "x,y\n" + "\n".join(f"{i},{i}" for i in range(200)),
         {"target": "y"},
-        "y has 200 different values in 200 rows, which are hardly classes: set data.kind to numbers for a regression",
+        "y has 200 different values in 200 rows, which are hardly classes; set data.kind to numbers for a regression",
     ),
 }  # fmt: skip
 
@@ -233,9 +233,9 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     plants = written(tmp_path, PLANTS)
     strange = written(tmp_path, PLANTS.replace("lily", "iris"), "strange.csv")
     for path, test_path, message in (
-        (tmp_path / "gone.csv", None, "gone.csv does not exist: name a file that ends in .csv, .csv.gz, .parquet"),
-        (tmp_path / "empty", None, "holds no .csv, .csv.gz, .parquet file: set data.path to a folder of them, one a"),
-        (written(tmp_path, "", "table.xlsx"), None, "table.xlsx is no table: name a file that ends in .csv"),
+        (tmp_path / "gone.csv", None, "gone.csv does not exist; name a file that ends in .csv, .csv.gz, .parquet"),
+        (tmp_path / "empty", None, "holds no .csv, .csv.gz, .parquet file; set data.path to a folder of them, one a"),
+        (written(tmp_path, "", "table.xlsx"), None, "table.xlsx is no table; name a file that ends in .csv"),
         (tmp_path / "latin.csv", None, "latin.csv cannot be read ('utf-8' codec"),
         (plants, tmp_path / "gone.csv", "gone.csv does not exist"),
         (plants, strange, "strange.csv: target 'iris' is no class of the training rows, which have lily, rose, tulip"),

@@ -120,11 +120,11 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "d.png": (lambda: _palette(bytes([255, 254, 255, 255])), {}, "is transparent in places"),
     "e.png": (lambda: Image.fromarray(GREY).convert("RGB"), {"transparency": (51, 51, 51)}, "is transparent in places"),
     "f.png": (lambda: Image.fromarray(WIDE), {"transparency": 51 * 257}, "is transparent in places"),
-    "g.tif": (lambda: Image.fromarray(GREY.astype(np.float32)), {}, "values from 0 to 255: scale them to 0 to 1"),
+    "g.tif": (lambda: Image.fromarray(GREY.astype(np.float32)), {}, "values from 0 to 255; scale them to 0 to 1"),
     "h.tif": (lambda: Image.fromarray(GREY / np.float32(255) - 0.1), {}, "values from -0.1 to 0.9"),
     "i.tif": (lambda: Image.fromarray(np.float32([[0.5, np.nan]])), {}, "floating-point values from nan"),
-    "j.tif": (lambda: Image.fromarray(GREY.astype(np.int32)), {}, "32-bit integers up to 255 only: save it"),
-    "k.tif": (lambda: Image.fromarray(GREY.astype(np.int32) - 1), {}, "values from -1 to 254: save them from 0"),
+    "j.tif": (lambda: Image.fromarray(GREY.astype(np.int32)), {}, "32-bit integers up to 255 only; save it"),
+    "k.tif": (lambda: Image.fromarray(GREY.astype(np.int32) - 1), {}, "values from -1 to 254; save them from 0"),
     "l.gif": (
         lambda: Image.fromarray(GREY),
         {"save_all": True, "append_images": [Image.fromarray(GREY.T.copy())]},
@@ -133,7 +133,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "m.tif": (
         lambda: Image.fromarray(GREY),
         {"save_all": True, "append_images": [Image.fromarray(GREY)] * 2},
-        "holds 3 pictures: save each as a file of its own",
+        "holds 3 pictures; save each as a file of its own",
     ),
     "n.tif": (lambda: Image.fromarray(np.zeros((2, 2, 3), np.uint8), "LAB"), {}, "cannot be decoded: remove or"),
 }  # fmt: skip

@@ -246,7 +246,7 @@ def test_100_000_clients_keep_no_object_each(partition: Partition):
             lambda: Dirichlet()(Samples(50, source="a.npz"), 2, 0),
             "Dirichlet needs the class (or another stratum) of each",
         ),
-        (lambda: Shards()(Samples(50, source="a.npz"), 2, 0), "which a.npz does not tell: choose IID, Quantity or"),
+        (lambda: Shards()(Samples(50, source="a.npz"), 2, 0), "which a.npz does not tell; choose IID, Quantity or"),
         (lambda: ClassesPerClient()(Samples(50), 2, 0), "partition ClassesPerClient needs the class"),
         (lambda: Quantity(alpha=-1.0), "Quantity.alpha is -1.0"),
         (lambda: Quantity()(Samples(50), 10, 0), "Quantity cannot give 10 clients 10 samples each from 50"),

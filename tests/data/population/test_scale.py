@@ -73,15 +73,15 @@ FLAT = X.reshape(24, 64)
 @pytest.mark.parametrize(
     ("arrays", "settings", "message"),
     [
-        ({"x_test": X[:8] * 1.0}, {}, "x_test holds float64 from 0 to 255: set data.max_value"),
+        ({"x_test": X[:8] * 1.0}, {}, "x_test holds float64 from 0 to 255; set data.max_value"),
         ({"x_train": UNIT[..., None], "x_test": X[:8, ..., None] * 1.0}, {}, "x_test holds float64 from 0 to 255"),
         ({"x_train": X[..., None] * 1.0, "x_test": UNIT[:8, ..., None]}, {}, "x_train holds float64 from 0 to 255"),
-        ({"x_test": X[:8].astype(np.int64)}, {}, "x_test holds int64 from 0 to 255: set data.max_value"),
+        ({"x_test": X[:8].astype(np.int64)}, {}, "x_test holds int64 from 0 to 255; set data.max_value"),
         ({"x_test": UNIT[:8] - 0.5}, {}, "x_test holds numbers other than from 0 to 1, and .*x_train bytes"),
         ({"x_test": (X[:8] > 99).astype(np.int64)}, {}, "x_test holds numbers other than from 0 to 1"),
         ({"x_test": X[:8] * 1.0}, {"mean": [0.5], "std": [0.5]}, "x_test holds numbers other than from 0 to 1"),
         ({"x_test": UNIT[:8]}, {"max_value": 255}, "x_test holds float32 from 0 to 1, which data.max_value 255 makes"),
-        ({"x_train": FLAT, "x_test": FLAT[:8] * 1.0}, {}, "x_test holds numbers other .* bytes: store both alike, or"),
+        ({"x_train": FLAT, "x_test": FLAT[:8] * 1.0}, {}, "x_test holds numbers other .* bytes; store both alike, or"),
         ({"x_train": X[:, None, ..., None].repeat(3, 1)[..., 0], "x_test": X[:8, None].repeat(3, 1)}, {}, "store N×H"),
     ],
 )  # fmt: skip
@@ -150,7 +150,7 @@ def test_every_file_is_read_by_its_own_type(order: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("x", "message"),
     [
-        (X * 1.0, r"client_1/data\.npz: x_train holds float64 from 0 to 255: set data\.max_value"),
+        (X * 1.0, r"client_1/data\.npz: x_train holds float64 from 0 to 255; set data\.max_value"),
         (UNIT - 0.5, r"client_1/data\.npz: x_train holds numbers other than .*client_0/data\.npz: x_train bytes"),
     ],
 )

@@ -159,12 +159,12 @@ def test_a_cut_out_shows_what_the_whole_image_does(tmp_path):
     ("break_it", "message"),
     [
         ({"train": [annotation(9, 1, keypoints=[1.0] * 12)]}, "annotation 9 has 12 numbers .* but 5 joints take 15"),
-        ({"train": [annotation(9, 1, bbox=[1.0])]}, r"annotation 9 has no bbox \[x, y, width, height\]: add it"),
+        ({"train": [annotation(9, 1, bbox=[1.0])]}, r"annotation 9 has no bbox \[x, y, width, height\]; add it"),
         ({"train": [annotation(9, 77)]}, "annotation 9 is of an image that is not listed"),
         ({"train": [annotation(9, 1, keypoints=[0.0] * 15)]}, "train.json: there is no person with a visible joint"),
-        ({"flip_pairs": [[0, 5]]}, r"train.json: flip pair \[0, 5\] is out of range: give two of the 5 joints, 0 … 4"),
+        ({"flip_pairs": [[0, 5]]}, r"train.json: flip pair \[0, 5\] is out of range; give two of the 5 joints, 0 … 4"),
         ({"flip_pairs": [[0, 1], [1, 2]]}, "train.json: joint 1 is in two flip pairs"),
-        ({"skeleton": [[1, 6]]}, r"train.json: skeleton \[1, 6\] is out of range: give two of the joints 1 … 5"),
+        ({"skeleton": [[1, 6]]}, r"train.json: skeleton \[1, 6\] is out of range; give two of the joints 1 … 5"),
         ({"keypoints": []}, "train.json is no file of COCO key points: it needs images, annotations, and a category"),
     ],
 )  # fmt: skip
@@ -176,12 +176,12 @@ def test_files_that_cannot_be_used(tmp_path, break_it, message):
 def test_what_is_missing_is_named(tmp_path):
     root = coco(tmp_path)
     with pytest.raises(
-        ConfigError, match=r"nowhere.json does not exist: put it there, or set data.root, data.train_file"
+        ConfigError, match=r"nowhere.json does not exist; put it there, or set data.root, data.train_file"
     ):
         ready(root, train_file="nowhere.json")
     (root / "images" / "2.png").unlink()
     with pytest.raises(
-        ConfigError, match=r"2.png is missing, the first of 1 of the 3 images of .*train.json: put them"
+        ConfigError, match=r"2.png is missing, the first of 1 of the 3 images of .*train.json; put them"
     ):
         ready(root)
     (root / "images" / "2.png").write_bytes(b"no picture")
@@ -202,7 +202,7 @@ def test_training_and_test_files_are_of_one_data_set(tmp_path):
 
 
 def test_clients_need_their_samples(tmp_path):
-    message = r"data.samples_per_client 2 for 2 clients takes 4 persons, but .*train.json has 3: lower it"
+    message = r"data.samples_per_client 2 for 2 clients takes 4 persons, but .*train.json has 3; lower it"
     with pytest.raises(ConfigError, match=message):
         ready(coco(tmp_path), num_clients=2, samples_per_client=2)
     assert ready(tmp_path, num_clients=2, samples_per_client=1).num_samples(1) == 1

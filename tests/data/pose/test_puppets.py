@@ -247,22 +247,22 @@ def test_a_hundred_thousand_clients_cost_no_object_each():
     [
         (
             {"resolutions": [(32, 24), (64, 48)]},
-            r"data.resolutions has \[64, 48\] after \[32, 24\]: give the highest first",
+            r"data.resolutions has \[64, 48\] after \[32, 24\]; give the highest first",
         ),
-        ({"resolutions": []}, "data.resolutions is empty: give at least one"),
+        ({"resolutions": []}, "data.resolutions is empty; give at least one"),
         ({"resolutions": [(0, 24)]}, r"data.resolutions has \[0, 24\]: a resolution is \[height, width\]"),
-        ({"clients_per_level": [1, 2]}, r"data.clients_per_level is \[1, 2\]: give one number for each of the 3"),
+        ({"clients_per_level": [1, 2]}, r"data.clients_per_level is \[1, 2\]; give one number for each of the 3"),
         ({"clients_per_level": [0, 0, 0]}, r"data.clients_per_level is \[0, 0, 0\]: .* and somebody in all"),
         (
             {"clients_per_level": [1, 1, 1], "num_clients": 4},
-            "data.num_clients is 4, but data.clients_per_level has 3: leave one of them out",
+            "data.num_clients is 4, but data.clients_per_level has 3; leave one of them out",
         ),
         ({"num_clients": 0}, "data.num_clients is 0: a population needs at least 1 client"),
-        ({"samples_per_client": 0}, "data.samples_per_client is 0: it must be at least 1"),
+        ({"samples_per_client": 0}, "data.samples_per_client is 0; it must be at least 1"),
         ({"max_train_samples": 5}, "data.samples_per_client and data.max_train_samples exclude each other"),
-        ({"test_samples": 0}, "data.test_samples is 0: it must be at least 1"),
+        ({"test_samples": 0}, "data.test_samples is 0; it must be at least 1"),
         ({"test_resolutions": [(1, 0)]}, r"data.test_resolutions has \[1, 0\]"),
-        ({"interpolations": ["cubic"]}, "data.interpolations has 'cubic': it must be one of bilinear, area, bicubic"),
+        ({"interpolations": ["cubic"]}, "data.interpolations has 'cubic'; it must be one of bilinear, area, bicubic"),
         ({"partition": Natural()}, "data.partition Natural cannot be had: pose data know no clients of their own"),
     ],
 )
@@ -274,7 +274,7 @@ def test_settings_that_cannot_work(settings: dict[str, Any], message: str):
 def test_what_cannot_be_shown_or_cut():
     data = puppets(resolutions=[(64, 64), (32, 24)], interpolations=["area"], num_clients=2)
     with pytest.raises(
-        ConfigError, match="pictures of 32x24 cannot be shown as 64x64: choose a resolution of the same"
+        ConfigError, match="pictures of 32x24 cannot be shown as 64x64; choose a resolution of the same"
     ):
         data.views()
     with pytest.raises(ConfigError, match="strata"):
