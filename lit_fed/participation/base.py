@@ -133,7 +133,7 @@ class Participation(ABC):
         Raises:
             ConfigError: The settings do not fit the population.
         """
-        check_range("the number of clients", num_clients, least=1)
+        check_range("participation: the number of clients", num_clients, least=1)
         check_range("participation.unseen_fraction", self.unseen_fraction, least=0, below=1)
         check_range("participation.dropout_before", self.dropout_before, least=0, most=1)
         check_range("participation.dropout_after", self.dropout_after, least=0, most=1)

@@ -129,7 +129,7 @@ class Cut:
         """
         if self.clients is not None and client_id not in self.clients:
             self.train.bounds(client_id)  # refuses a client that does not exist
-            raise ConfigError(f"the data of client {client_id} are not here; setup was asked for {named(self.clients)}")
+            raise ConfigError(f"client {client_id}'s data are not here; setup was asked for {named(self.clients)}")
         return self
 
     def digest(self) -> str:

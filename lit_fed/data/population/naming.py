@@ -86,7 +86,7 @@ def clients_of(
             found.append(_numbered(name, keys, count))
         elif not isinstance(name, str):
             raise ConfigError(
-                f"{keys.name} {name!r} is a number, and the clients have names; write a name in quotes, or give "
+                f"{keys.name} {name!r} is a number, and these clients have names; write a name in quotes, or give "
                 f"{keys.position}"
             )
         elif len(own := places.get(name, [])) == 1:
@@ -94,7 +94,7 @@ def clients_of(
         elif own:
             raise ConfigError(f"{keys.name}: {len(own)} clients are named {name!r}; give {keys.position}")
         else:
-            raise ConfigError(f"{keys.name}: no client is named {name!r}; {_hint(name, keys, known)}")
+            raise ConfigError(f"{keys.name}: there is no client named {name!r}; {_hint(name, keys, known)}")
     for position in positions or ():
         if type(position) is not int:
             raise ConfigError(f"{keys.position} is {position!r}; it must be a whole number")
@@ -113,12 +113,14 @@ def _numbered(name: Any, keys: Keys, count: int) -> int:
     text = str(name) if type(name) is int else name
     if isinstance(text, str) and re.fullmatch(r"-?(0|[1-9][0-9]{0,17})", text):
         return _in_range(int(text), keys.name, count)
-    raise ConfigError(f"{keys.name}: no client is named {name!r}; they have no names, and are called 0 to {count - 1}")
+    raise ConfigError(
+        f"{keys.name}: there is no client named {name!r}; these have no names, and are called 0 to {count - 1}"
+    )
 
 
 def _in_range(position: int, key: str, count: int) -> int:
     if not 0 <= position < count:
-        raise ConfigError(f"{key}: client {position} does not exist; clients are 0 to {count - 1}")
+        raise ConfigError(f"{key}: there is no client {position}; clients are 0 to {count - 1}")
     return position
 
 

@@ -129,7 +129,7 @@ def test_a_table_trains_classes_and_numbers_and_names_its_clients(tmp_path: Path
 KIND = {"target": "kind"}
 BY_SITE = {"target": "kind", "client": "site"}
 WRONG = {
-    "column": (PLANTS, {"target": "kinds"}, "has no column 'kinds', which data.target names: did you mean kind?"),
+    "column": (PLANTS, {"target": "kinds"}, "has no column 'kinds', which data.target names; did you mean kind?"),
     "no column": (PLANTS, {"target": "x" * 9}, "names; it has site, petal, sepal, kind"),
     "client": (
         PLANTS, {"target": "kind", "client": "ward"},
@@ -159,7 +159,7 @@ WRONG = {
     "header": ("site,kind\n", KIND, "has no rows below its header; give one sample a row"),
     "twice": (PLANTS.replace("petal", "sepal"), KIND, "has two columns named 'sepal'; rename one"),
     "quote": (PLANTS.replace("rose", '"rose', 1), KIND, "cannot be read (unexpected end of data); it must be a UTF-8"),
-    "alone": ("kind\nrose\n", KIND, "has no column beside the target and the client: there is nothing to learn"),
+    "alone": ("kind\nrose\n", KIND, "has no column beside the target and the client; add a feature to learn from"),
     "number": (
         HOUSES.replace("300.0", "x3"), {"target": "price", "kind": "numbers"},
         "line 4: price is 'x3', not a number",
@@ -167,7 +167,7 @@ WRONG = {
     "several": (PLANTS, {"target": ["kind", "site"], "features": ["petal"]}, "line 2: kind is 'rose', not a number"),
     "kinds": (
         PLANTS, {"target": ["kind", "site"], "kind": "classes"},
-        "data.target names 2 columns, which makes a regression",
+        "data.target names 2 columns, as for a regression",
     ),
     "overlap": (
         PLANTS, {"target": "kind", "features": ["kind"]},
@@ -182,12 +182,12 @@ WRONG = {
     "few": (PLANTS, BY_SITE, "too few rows to hold out 0.2 of every client's; raise data.test_fraction"),
     "strata": (
         PLANTS, {"target": "kind", "client": "site", "strata": 2, "test_fraction": 0.5},
-        "data.strata sorts real targets",
+        "data.strata needs numerical targets",
     ),
     "unlikely": (
         "x,y\n" + "\n".join(f"{i},{i}" for i in range(200)),
         {"target": "y"},
-        "y has 200 different values in 200 rows, which are hardly classes; set data.kind to numbers for a regression",
+        "y has 200 different values in 200 rows, too many for classes; set data.kind to numbers for a regression",
     ),
 }  # fmt: skip
 
@@ -216,14 +216,16 @@ def test_a_class_and_a_client_are_the_same_however_their_number_is_written(tmp_p
 def test_files_that_write_a_class_in_two_ways_are_asked_which(tmp_path: Path) -> None:
     for name, y in (("a", "1"), ("b", "1.0")):
         written(tmp_path, "x,y\n" + "\n".join(f"{i},{y if i % 2 else 0}" for i in range(10)), f"sites/{name}.csv")
-    with pytest.raises(ConfigError, match=r"y is '1\.0' in .*b\.csv, line 3, and '0' in .*a\.csv, line 2: write all"):
+    with pytest.raises(ConfigError, match=r"y is '1\.0' in .*b\.csv, line 3, and '0' in .*a\.csv, line 2; write all"):
         ready(str(tmp_path / "sites"), "y")
     assert ready(str(tmp_path / "sites"), "y", kind="classes").class_names == ["0", "1"]
 
 
 def test_a_classifier_on_real_targets_is_told_what_to_use(tmp_path: Path) -> None:
     path = written(tmp_path, "x,y\n" + "\n".join(f"{i},{i / 2 + 0.25}" for i in range(20)))
-    with pytest.raises(ConfigError, match=r"targets are real numbers: use Regressor, or .* set data\.kind to classes"):
+    with pytest.raises(
+        ConfigError, match=r"targets are floating-point numbers; use Regressor, or .* set data\.kind to classes"
+    ):
         fit(tmp_path, Classifier("logistic", num_classes=2, input_shape=(1,)), Table(path, "y", num_clients=2))
 
 
@@ -234,8 +236,8 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     strange = written(tmp_path, PLANTS.replace("lily", "iris"), "strange.csv")
     for path, test_path, message in (
         (tmp_path / "gone.csv", None, "gone.csv does not exist; name a file that ends in .csv, .csv.gz, .parquet"),
-        (tmp_path / "empty", None, "holds no .csv, .csv.gz, .parquet file; set data.path to a folder of them, one a"),
-        (written(tmp_path, "", "table.xlsx"), None, "table.xlsx is no table; name a file that ends in .csv"),
+        (tmp_path / "empty", None, "holds no .csv, .csv.gz, .parquet file; set data.path to a folder of them, one per"),
+        (written(tmp_path, "", "table.xlsx"), None, "table.xlsx is not a table; name a file that ends in .csv"),
         (tmp_path / "latin.csv", None, "latin.csv cannot be read ('utf-8' codec"),
         (plants, tmp_path / "gone.csv", "gone.csv does not exist"),
         (plants, strange, "strange.csv: target 'iris' is no class of the training rows, which have lily, rose, tulip"),
@@ -247,7 +249,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 
 def test_parquet_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ConfigError, match=r"needs pyarrow to be read; pip install 'lit-fed\[parquet\]'"):
+    with pytest.raises(ConfigError, match=r"needs pyarrow; install it with pip install 'lit-fed\[parquet\]'"):
         ready(written(tmp_path, "", "t.parquet"), "kind")
 
 

@@ -133,9 +133,9 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "m.tif": (
         lambda: Image.fromarray(GREY),
         {"save_all": True, "append_images": [Image.fromarray(GREY)] * 2},
-        "holds 3 pictures; save each as a file of its own",
+        "holds 3 pictures; save each as a separate file",
     ),
-    "n.tif": (lambda: Image.fromarray(np.zeros((2, 2, 3), np.uint8), "LAB"), {}, "cannot be decoded: remove or"),
+    "n.tif": (lambda: Image.fromarray(np.zeros((2, 2, 3), np.uint8), "LAB"), {}, "cannot be decoded; remove or"),
 }  # fmt: skip
 
 

@@ -158,14 +158,14 @@ def test_a_cut_out_shows_what_the_whole_image_does(tmp_path):
 @pytest.mark.parametrize(
     ("break_it", "message"),
     [
-        ({"train": [annotation(9, 1, keypoints=[1.0] * 12)]}, "annotation 9 has 12 numbers .* but 5 joints take 15"),
+        ({"train": [annotation(9, 1, keypoints=[1.0] * 12)]}, "annotation 9 has 12 numbers .* and 5 joints take 15"),
         ({"train": [annotation(9, 1, bbox=[1.0])]}, r"annotation 9 has no bbox \[x, y, width, height\]; add it"),
-        ({"train": [annotation(9, 77)]}, "annotation 9 is of an image that is not listed"),
-        ({"train": [annotation(9, 1, keypoints=[0.0] * 15)]}, "train.json: there is no person with a visible joint"),
+        ({"train": [annotation(9, 77)]}, "annotation 9 names an unlisted image"),
+        ({"train": [annotation(9, 1, keypoints=[0.0] * 15)]}, "train.json has no person with a visible joint"),
         ({"flip_pairs": [[0, 5]]}, r"train.json: flip pair \[0, 5\] is out of range; give two of the 5 joints, 0 … 4"),
         ({"flip_pairs": [[0, 1], [1, 2]]}, "train.json: joint 1 is in two flip pairs"),
         ({"skeleton": [[1, 6]]}, r"train.json: skeleton \[1, 6\] is out of range; give two of the joints 1 … 5"),
-        ({"keypoints": []}, "train.json is no file of COCO key points: it needs images, annotations, and a category"),
+        ({"keypoints": []}, "train.json is not a file of COCO key points; it needs images, annotations, and a category"),
     ],
 )  # fmt: skip
 def test_files_that_cannot_be_used(tmp_path, break_it, message):
@@ -186,7 +186,7 @@ def test_what_is_missing_is_named(tmp_path):
         ready(root)
     (root / "images" / "2.png").write_bytes(b"no picture")
     data = ready(root, num_workers=1)
-    with pytest.raises(ConfigError, match=r"2.png cannot be decoded: replace it, or remove its persons"):
+    with pytest.raises(ConfigError, match=r"2.png cannot be decoded; replace it, or remove its persons"):
         list(data.test_loader())
     (root / "test.json").write_text("[")
     with pytest.raises(ConfigError, match=r"test.json cannot be read as JSON"):
@@ -202,7 +202,7 @@ def test_training_and_test_files_are_of_one_data_set(tmp_path):
 
 
 def test_clients_need_their_samples(tmp_path):
-    message = r"data.samples_per_client 2 for 2 clients takes 4 persons, but .*train.json has 3; lower it"
+    message = r"data.samples_per_client 2 for 2 clients takes 4 persons, and .*train.json has 3; lower it"
     with pytest.raises(ConfigError, match=message):
         ready(coco(tmp_path), num_clients=2, samples_per_client=2)
     assert ready(tmp_path, num_clients=2, samples_per_client=1).num_samples(1) == 1
@@ -222,7 +222,7 @@ def test_the_skeletons_that_are_built_in():
     assert MPII.joints[6:8] == ("pelvis", "thorax")
     assert MPII.unscored == (6, 7)
     assert [name for name, upper in zip(MPII.joints, MPII.upper, strict=True) if not upper] == list(MPII.joints[:7])
-    with pytest.raises(ConfigError, match=r"there are no joints"):
+    with pytest.raises(ConfigError, match=r"has no joints"):
         Skeleton(())
     with pytest.raises(ConfigError, match=r"unscored \[3\] is out of range"):
         Skeleton(("a", "b"), unscored=(3,))
@@ -302,10 +302,10 @@ def test_mpiis_own_file_says_the_same(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"joints": POINTS[:15].tolist()}, r"person 0 has joints of shape \(15, 2\) and .*but MPII has 16 joints"),
+        ({"joints": POINTS[:15].tolist()}, r"person 0 has joints of shape \(15, 2\) and .*and MPII has 16 joints"),
         ({"scale": None}, "train.json: person 0 needs image, center, scale, joints and joints_vis"),
         ({"scale": -1.0}, "train.json: person 0 has a box without size"),
-        ({"joints_vis": [0] * 16}, "train.json: there is no person with a visible joint"),
+        ({"joints_vis": [0] * 16}, "train.json has no person with a visible joint"),
         ({"image": "b.png"}, r"b.png is missing, the first of 1 of the 1 images"),
     ],
 )  # fmt: skip
@@ -316,7 +316,7 @@ def test_mpii_that_cannot_be_used(tmp_path, changes, message):
 
 def test_a_file_that_is_not_mpiis(tmp_path):
     savemat(tmp_path / "other.mat", {"x": 1})
-    with pytest.raises(ConfigError, match=r"other.mat is not MPII's file: it needs RELEASE"):
+    with pytest.raises(ConfigError, match=r"other.mat is not MPII's file; it needs RELEASE"):
         mpii(tmp_path, [mpii_row()], train_file="other.mat").setup()
     with pytest.raises(ConfigError, match=r"none.mat does not exist: put it there"):
         mpii(tmp_path, [mpii_row()], train_file="none.mat").setup()

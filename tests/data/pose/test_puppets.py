@@ -191,7 +191,7 @@ def test_an_evaluation_asks_for_any_resolution_by_its_name():
     enlarged = torch.nn.functional.interpolate(small["image"], (80, 60), mode="bilinear")
     assert torch.equal(shown["image"], enlarged)
     torch.testing.assert_close(shown["keypoints"], native["keypoints"])
-    with pytest.raises(ConfigError, match="Puppets has no view named '64x48': it has 32x24, 80x60"):
+    with pytest.raises(ConfigError, match="Puppets has no view named '64x48'; it has 32x24, 80x60"):
         data.test_loader(view="64x48")
 
 
@@ -250,20 +250,20 @@ def test_a_hundred_thousand_clients_cost_no_object_each():
             r"data.resolutions has \[64, 48\] after \[32, 24\]; give the highest first",
         ),
         ({"resolutions": []}, "data.resolutions is empty; give at least one"),
-        ({"resolutions": [(0, 24)]}, r"data.resolutions has \[0, 24\]: a resolution is \[height, width\]"),
-        ({"clients_per_level": [1, 2]}, r"data.clients_per_level is \[1, 2\]; give one number for each of the 3"),
-        ({"clients_per_level": [0, 0, 0]}, r"data.clients_per_level is \[0, 0, 0\]: .* and somebody in all"),
+        ({"resolutions": [(0, 24)]}, r"data.resolutions has \[0, 24\]; it must be \[height, width\]"),
+        ({"clients_per_level": [1, 2]}, r"data.clients_per_level is \[1, 2\]; it must be one number for each of the 3"),
+        ({"clients_per_level": [0, 0, 0]}, r"data.clients_per_level is \[0, 0, 0\]; .* with a sum of at least 1"),
         (
             {"clients_per_level": [1, 1, 1], "num_clients": 4},
-            "data.num_clients is 4, but data.clients_per_level has 3; leave one of them out",
+            "data.num_clients is 4, and data.clients_per_level has 3; leave out one of them",
         ),
-        ({"num_clients": 0}, "data.num_clients is 0: a population needs at least 1 client"),
+        ({"num_clients": 0}, "data.num_clients is 0; it must be at least 1"),
         ({"samples_per_client": 0}, "data.samples_per_client is 0; it must be at least 1"),
         ({"max_train_samples": 5}, "data.samples_per_client and data.max_train_samples exclude each other"),
         ({"test_samples": 0}, "data.test_samples is 0; it must be at least 1"),
         ({"test_resolutions": [(1, 0)]}, r"data.test_resolutions has \[1, 0\]"),
-        ({"interpolations": ["cubic"]}, "data.interpolations has 'cubic'; it must be one of bilinear, area, bicubic"),
-        ({"partition": Natural()}, "data.partition Natural cannot be had: pose data know no clients of their own"),
+        ({"interpolations": ["cubic"]}, "data.interpolations is 'cubic'; it must be 'bilinear', 'area' or 'bicubic'"),
+        ({"partition": Natural()}, "data.partition is Natural, and pose data name no clients"),
     ],
 )
 def test_settings_that_cannot_work(settings: dict[str, Any], message: str):
