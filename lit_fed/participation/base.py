@@ -231,7 +231,7 @@ class Participation(ABC):
         return [Participant(client_id, self._fate(round_idx, client_id)) for client_id in self.select(round_idx)]
 
     def late(self, round_idx: int) -> list[int]:
-        """The clients whose late update of the previous round arrives in this one."""
+        """The clients whose late update of the previous round arrives in this one; after the last round none does."""
         if round_idx < 1 or self.stragglers is None or self.stragglers.late == "lost":
             return []
         return [one.client_id for one in self.plan(round_idx - 1) if one.fate is Fate.LATE]

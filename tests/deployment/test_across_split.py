@@ -217,7 +217,7 @@ def test_a_client_is_known_by_its_values(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [
-        ({"x_train": np.zeros((10, 3), np.float32)}, r"one input of x_train has shape \(3,\); it must be data.stored_shape"),
+        ({"x_train": np.zeros((10, 3), np.float32)}, r"one input of x_train has shape \(3,\); it must be data"),
         ({"x_train": np.zeros((9, 4), np.float32)}, "x_train and y_train differ in length"),
         ({"x_train": np.zeros((10, 4), np.uint16)}, "x_train holds uint16; it must be"),
         ({"y_train": np.full(10, 2)}, "label 2 of sample 0 is not in 0 … 1"),

@@ -14,6 +14,7 @@ from lit_fed.data.partitions.csr import held_out
 from lit_fed.data.partitions.partition import Natural, Partition
 from lit_fed.data.population.archive import Archive, check_inputs
 from lit_fed.data.population.in_memory import Arrays, ImageDataModule, channels_first
+from lit_fed.data.population.naming import client_ranks
 from lit_fed.data.population.scale import BYTES, common_scale, on_scale, scale_of
 from lit_fed.data.population.targets import count_classes
 from lit_fed.errors import ConfigError
@@ -151,7 +152,7 @@ class ArrayFile(ImageDataModule):
         arrays |= {key: on_scale(arrays[key], common_scale(scales)) for key in ("x_train", "x_test")}
         if self.test_fraction is not None:
             arrays = self._split_anew(arrays)
-        ranks = _ranks(arrays.get("client_train"), arrays.get("client_test"))
+        ranks = client_ranks(arrays.get("client_train"), arrays.get("client_test"))
         x_train, x_test = (
             channels_first(arrays[key]) if len(shape) == 3 else arrays[key] for key in ("x_train", "x_test")
         )
@@ -184,16 +185,3 @@ class ArrayFile(ImageDataModule):
         """The dtypes of training and test inputs that are not empty."""
         headers = [self._archive.header(key) for key in ("x_train", "x_test")]
         return {dtype for shape, dtype in headers if shape and shape[0]}
-
-
-def _ranks(
-    train: NDArray[Any] | None, test: NDArray[Any] | None
-) -> tuple[NDArray[np.int64] | None, NDArray[np.int64] | None]:
-    """Number the clients from 0 in the order of their ids; test samples of other clients get −1."""
-    if train is None:
-        return None, None
-    ids, ranks = np.unique(train, return_inverse=True)
-    if test is None:
-        return ranks.astype(np.int64), None
-    found = np.searchsorted(ids, test).clip(max=len(ids) - 1)
-    return ranks.astype(np.int64), np.where(ids[found] == test, found, -1).astype(np.int64)

@@ -160,7 +160,7 @@ def _csv(path: Path) -> Columns:
         lines.append(line)
     _check_names(path, names)
     if not rows:
-        raise ConfigError(f"{path} has no rows{' below its header' if names else ''}; give one sample a row")
+        raise ConfigError(f"{path} has no rows{' below its header' if names else ''}; give one sample per row")
     table = np.array(rows, dtype=object)
     return Columns(
         path, {name: table[:, column] for column, name in enumerate(names)}, lambda row: f"line {lines[row]}"
@@ -180,7 +180,7 @@ def _parquet(path: Path, wanted: Sequence[str] | None) -> Columns:
     except (OSError, ArrowException) as error:
         raise ConfigError(f"{path} cannot be read ({' '.join(str(error).split())[:200]}); write it anew") from error
     if not table.num_rows:
-        raise ConfigError(f"{path} has no rows; give one sample a row")
+        raise ConfigError(f"{path} has no rows; give one sample per row")
     return Columns(path, cells, lambda row: f"row {row}")
 
 

@@ -50,7 +50,7 @@ class Shards(Partition):
         """Refuse settings that do not fit the samples.
 
         Raises:
-            ConfigError: s·N is no multiple of C, or a class has fewer samples than shards.
+            ConfigError: s·N is not a multiple of C, or a class has fewer samples than shards.
         """
         labels = samples.strata_for(self)
         num_classes = 1 + int(labels.max())

@@ -181,6 +181,11 @@ class UnequalSizes(Partition):
 
     @override
     def assign(self, samples: Samples, num_clients: int, seed: int) -> CSR:
+        """Draw shares until every client has enough.
+
+        Raises:
+            ConfigError: No draw gave every client `min_samples`.
+        """
         name = type(self).__name__
         check_enough(name, self.min_samples, num_clients, samples.size)
         generator = numpy_generator(seed, "partition", name.lower())

@@ -13,7 +13,7 @@ from lit_fed.errors import ConfigError
 
 
 class Census:
-    """What a data module has to count its clients' samples.
+    """The counts of a population's clients.
 
     Args:
         cut: The samples of the clients here.
@@ -42,7 +42,7 @@ class Census:
         return self._cut.clients is None or bool(self.reports)
 
     def learn(self, reports: Mapping[int, ClientReport]) -> None:
-        """Add the reports of clients on other machines."""
+        """Add the reports of clients elsewhere."""
         self.reports |= reports
 
     def num_samples(self, client_id: int) -> int:
@@ -52,22 +52,14 @@ class Census:
         return self._cut.of(client_id).train.size(client_id)
 
     def class_counts(self, client_id: int) -> IntArray:
-        """Training samples of one client in each class, shape (num_classes,).
-
-        Raises:
-            ConfigError: The data have no classes, or the client does not report its counts.
-        """
+        """Training samples of one client in each class, shape (num_classes,)."""
         if client_id in self.reports:
             return self.reports[client_id].counts(client_id)
         labels, num_classes = self._labels()
         return np.bincount(labels[self._cut.of(client_id).train[client_id]], minlength=num_classes)
 
     def class_histogram(self) -> IntArray:
-        """Training samples per client and class, of the clients that have reported or else of those here.
-
-        Raises:
-            ConfigError: The data have no classes, or a client does not report its counts.
-        """
+        """Training samples per client and class, of the clients that have reported or else of those here."""
         if self.reports:
             return np.stack([self.class_counts(client_id) for client_id in sorted(self.reports)])
         labels, num_classes = self._labels()
@@ -75,11 +67,7 @@ class Census:
         return histogram if self._cut.clients is None else histogram[list(self.clients)]
 
     def public_accuracy(self, classes: IntArray) -> float:
-        """The share of public samples whose label is the given class, shape (public_size,).
-
-        Raises:
-            ConfigError: The data have no classes.
-        """
+        """The share of public samples whose label is the given class, shape (public_size,)."""
         labels, _ = self._labels()
         return float((labels[self._cut.public] == classes).mean())
 
@@ -90,6 +78,11 @@ class Census:
         return self._cut.of(client_id).fingerprint(client_id)
 
     def _labels(self) -> tuple[IntArray, int]:
+        """The class of each training sample, and the number of classes.
+
+        Raises:
+            ConfigError: The data have none.
+        """
         labels, num_classes = self._cut.strata, self._num_classes
         if num_classes is None or labels is None:
             what = "has no classes" if num_classes is None else "does not tell the class of each sample"

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from typing import Protocol as Interface
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lit_fed.data.partitions.csr import IntArray
 from lit_fed.errors import ConfigError
@@ -29,6 +30,17 @@ def numbered(values: Sequence[Any], names: Sequence[str]) -> IntArray:
     """The number of each value's name, shape (n,); −1 for an unknown name."""
     number = {name: position for position, name in enumerate(names)}
     return np.fromiter((number.get(str(value), -1) for value in values), dtype=np.int64, count=len(values))
+
+
+def client_ranks(train: NDArray[Any] | None, test: NDArray[Any] | None) -> tuple[IntArray | None, IntArray | None]:
+    """Clients numbered from 0 in the order of their ids in training samples; test samples of other clients get −1."""
+    if train is None:
+        return None, None
+    ids, ranks = np.unique(train, return_inverse=True)
+    if test is None:
+        return ranks.astype(np.int64), None
+    found = np.searchsorted(ids, test).clip(max=len(ids) - 1)
+    return ranks.astype(np.int64), np.where(ids[found] == test, found, -1).astype(np.int64)
 
 
 class NamedClients(Interface):

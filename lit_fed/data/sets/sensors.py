@@ -17,6 +17,7 @@ from lit_fed.data.loaders.transforms import Normalize
 from lit_fed.data.partitions.csr import IntArray, held_out
 from lit_fed.data.partitions.partition import Partition
 from lit_fed.data.population.in_memory import Arrays, TensorDataModule
+from lit_fed.data.population.naming import client_ranks
 from lit_fed.errors import ConfigError, reason
 from lit_fed.seeding import numpy_generator
 
@@ -75,11 +76,7 @@ class UCIHAR(TensorDataModule):
         (x, y, people), (x_test, y_test, other_people) = (self._read(split) for split in ("train", "test"))
         source = str(self.folder)
         if self.test_fraction is None:
-            ids, clients = np.unique(people, return_inverse=True)
-            found = np.searchsorted(ids, other_people).clip(max=len(ids) - 1)
-            tested = np.where(ids[found] == other_people, found, -1)
-            people_of = clients.astype(np.int64), tested.astype(np.int64)
-            return _of_people(Arrays(x, y, x_test, y_test, *people_of, source), self.partition)
+            return _of_people(Arrays(x, y, x_test, y_test, *client_ranks(people, other_people), source), self.partition)
         x, y = np.concatenate([x, x_test]), np.concatenate([y, y_test])
         ids, clients = np.unique(np.concatenate([people, other_people]), return_inverse=True)
         test = held_out(clients, len(ids), self.test_fraction, numpy_generator(self.seed, "uci-har", "test"))

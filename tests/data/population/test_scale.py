@@ -81,7 +81,7 @@ FLAT = X.reshape(24, 64)
         ({"x_test": (X[:8] > 99).astype(np.int64)}, {}, "x_test holds numbers outside 0 to 1"),
         ({"x_test": X[:8] * 1.0}, {"mean": [0.5], "std": [0.5]}, "x_test holds numbers outside 0 to 1"),
         ({"x_test": UNIT[:8]}, {"max_value": 255}, "x_test holds float32 from 0 to 1, which data.max_value 255 makes"),
-        ({"x_train": FLAT, "x_test": FLAT[:8] * 1.0}, {}, "x_test holds numbers outside .* bytes; store both alike, or"),
+        ({"x_train": FLAT, "x_test": FLAT[:8] * 1.0}, {}, "x_test holds numbers outside .* bytes; store both alike"),
         ({"x_train": X[:, None, ..., None].repeat(3, 1)[..., 0], "x_test": X[:8, None].repeat(3, 1)}, {}, "store N×H"),
     ],
 )  # fmt: skip

