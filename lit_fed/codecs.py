@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lit_fed.engine.wire.payload import Codec, Payload
+from lit_fed.engine.wire.channel import Codec
+from lit_fed.engine.wire.payload import Payload
 from lit_fed.errors import ConfigError
 from lit_fed.face import live_here
 

@@ -38,7 +38,7 @@ from lit_fed.engine.method.kinds import ONLY, Kinds, assign
 from lit_fed.engine.method.model import BufferPolicy
 from lit_fed.engine.storage.packs import PackedFiles
 from lit_fed.engine.storage.store import ClientStore
-from lit_fed.engine.wire.payload import Channel, Codec
+from lit_fed.engine.wire.channel import Channel, Codec
 from lit_fed.engine.wire.workers import build_fabric, launch, leave_processes, on_first_process, raise_if_lost
 from lit_fed.errors import ConfigError, LitFedError, ProcessLost
 from lit_fed.machine import most_threads

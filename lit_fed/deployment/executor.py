@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
+from typing_extensions import override
+
 from lit_fed.deployment.grid import Reply
 from lit_fed.deployment.heard import Due, Heard, answer, hear, held
 from lit_fed.deployment.roster import KnownNode, Roster
@@ -19,7 +21,8 @@ from lit_fed.engine.clients.session import Session
 from lit_fed.engine.method.client import Client
 from lit_fed.engine.storage.files import Version, VersionedFiles
 from lit_fed.engine.wire.broadcast import Broadcast
-from lit_fed.engine.wire.payload import Channel, ClientUpdate, Layout, layout_of
+from lit_fed.engine.wire.channel import Channel
+from lit_fed.engine.wire.payload import ClientUpdate, Layout, layout_of
 from lit_fed.engine.wire.totals import Totals
 from lit_fed.errors import ClientFailure, ConfigError, NobodyLeft, WireError
 
@@ -54,6 +57,14 @@ class Patience:
                 f"a round of {self.round_s:g} s with {self.return_s:g} s to come back and a smallest cohort of "
                 f"{self.smallest_cohort} cannot be; give a time above 0, one from 0, and a number from 0"
             )
+
+
+class ServerEnd(Channel):
+    """The server's end of a wire whose other end is a node: an executor yields updates that have crossed it."""
+
+    @override
+    def receive(self, update: ClientUpdate) -> ClientUpdate:
+        return update
 
 
 class NodeFiles(VersionedFiles):

@@ -25,7 +25,8 @@ from lit_fed.deployment.wire import (
     shown,
 )
 from lit_fed.engine.storage.files import Version
-from lit_fed.engine.wire.payload import Codec, Layout, Payload, decoded, num_bytes
+from lit_fed.engine.wire.channel import Link
+from lit_fed.engine.wire.payload import Layout, Payload
 from lit_fed.engine.wire.totals import Totals
 from lit_fed.errors import WireError
 
@@ -170,7 +171,7 @@ class Due:
         round_idx: Of which round.
         trained: Of local work; else of a test.
         layout: What its tensors must look like, once they are decoded.
-        codec: Decodes them.
+        uplink: Unpacks them.
         weights: The weights that it can have.
         heaviest: The largest, where the method has weights of its own.
         varying: See `lit_fed.engine.method.algorithm.Algorithm.varying`.
@@ -183,7 +184,7 @@ class Due:
     round_idx: int
     trained: bool
     layout: Layout
-    codec: Codec | None
+    uplink: Link
     weights: Collection[float]
     heaviest: float | None
     varying: Collection[str]
@@ -246,12 +247,11 @@ def answer(message: Message, due: Due) -> Heard:
         raise WireError(f"what {who} sent holds {shown(min(odd), 40)!r}; both ends must run the same lit_fed")
     weight = check_weight(message.fields.get("weight"), who, due.weights, due.heaviest)
     metrics = check_metrics(message.get("metrics", dict), who, due.trained, due.ranges)
-    wire = message.tensors.get("payload", {})
-    payload = decoded(wire, due.codec)
-    check_payload(payload, due.layout, who, due.varying, due.nonnegative)
+    arrived = due.uplink.arrive(message.tensors.get("payload", {}))
+    check_payload(arrived.payload, due.layout, who, due.varying, due.nonnegative)
     version = _version(message.fields.get("version"), due.round_idx, who) if due.trained else None
-    ordered = {name: payload[name] for name in due.layout}
-    return Heard("", False, ordered, weight, metrics, version, num_bytes(wire), totals)
+    ordered = {name: arrived.payload[name] for name in due.layout}
+    return Heard("", False, ordered, weight, metrics, version, arrived.num_bytes, totals)
 
 
 def _version(version: Any, round_idx: int, who: str) -> Version | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from lit_fed.callbacks import Callback
 from lit_fed.data.partitions.cut import named
 from lit_fed.deployment.agreed import agreed
-from lit_fed.deployment.executor import GridExecutor, Patience
+from lit_fed.deployment.executor import GridExecutor, Patience, ServerEnd
 from lit_fed.deployment.grid import Grid
 from lit_fed.deployment.heard import kept
 from lit_fed.deployment.roster import Identity, Roster
@@ -104,7 +104,6 @@ def federate(
     tolerant = trainer.settings.on_client_failure == "skip"
     trainer.callbacks.insert(0, identity)
     trainer.callbacks.append(Parting(roster))
-    trainer.make_executor = lambda session: GridExecutor(
-        session, roster, trainer.channel, patience or Patience(), tolerant
-    )
+    channel = trainer.channel = ServerEnd(trainer.channel.uplink.codec, trainer.channel.downlink.codec)
+    trainer.make_executor = lambda session: GridExecutor(session, roster, channel, patience or Patience(), tolerant)
     trainer.fit(model, data, algorithm, ckpt_path)

@@ -17,8 +17,8 @@ from lit_fed.engine.method.client import Stage
 from lit_fed.engine.method.kinds import Kinds
 from lit_fed.engine.storage.store import ClientStore
 from lit_fed.engine.wire.broadcast import Broadcast
+from lit_fed.engine.wire.channel import Channel
 from lit_fed.engine.wire.finite import not_finite
-from lit_fed.engine.wire.payload import Channel, decoded, encoded, num_bytes
 from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import NonFiniteServer
 from lit_fed.participation import Participation
@@ -72,12 +72,11 @@ class Federation:
     def broadcast(self, round_idx: int, stage: Stage = "train") -> Broadcast:
         """What clients receive in a round, after the wire."""
         self.session.divide(round_idx)
-        payloads, sizes, wire, codec = {}, {}, {}, self.channel.downlink
+        downlink, arrived = self.channel.downlink, {}
         for kind in self.kinds.names:
             sent = self.algorithm.broadcast(self.server, round_idx, kind, stage)
-            wire[kind] = encoded(sent, codec)
-            payloads[kind], sizes[kind] = decoded(wire[kind], codec), num_bytes(wire[kind])
-            if codec is not None and (odd := not_finite(payloads[kind], not_finite(sent))):
+            arrived[kind] = downlink.cross(sent)
+            if downlink.codec is not None and (odd := not_finite(arrived[kind].payload, not_finite(sent))):
                 raise NonFiniteServer(
                     f"{odd[0]} of what the server sends in round {round_idx} is no longer finite after "
                     "trainer.downlink_codec; choose one with a wider range"
@@ -87,7 +86,13 @@ class Federation:
             names = loop.model.split.frozen
             held = self.global_model(round_idx, kind) if names else {}
             frozen[kind] = {name: held[name] for name in names if name in held}
-        return Broadcast(round_idx, payloads, frozen, sizes, wire)
+        return Broadcast(
+            round_idx,
+            {kind: one.payload for kind, one in arrived.items()},
+            frozen,
+            {kind: one.num_bytes for kind, one in arrived.items()},
+            {kind: one.wire for kind, one in arrived.items()},
+        )
 
     def not_finite(self, round_idx: int) -> list[str]:
         """Names of what the server holds, its global models included, that is NaN or infinite.

@@ -32,7 +32,7 @@ from lit_fed.engine.method.kinds import Kinds
 from lit_fed.engine.method.model import BufferPolicy, Model
 from lit_fed.engine.method.population import Population
 from lit_fed.engine.storage.store import ClientStore
-from lit_fed.engine.wire.payload import Channel
+from lit_fed.engine.wire.channel import Channel
 from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import ConfigError
 from lit_fed.machine import keep_freed_memory

@@ -165,15 +165,15 @@ def _add_late_updates(run: Run, current: Round) -> None:
 
 def _deliver(run: Run, current: Round, update: ClientUpdate) -> None:
     channel = run.federation.channel
-    update, uplink_bytes = channel.receive(update)
-    if channel.uplink is not None and not is_finite(update.payload):
+    update = channel.receive(update)
+    if channel.uplink.codec is not None and not is_finite(update.payload):
         cause = "its update is no longer finite after trainer.uplink_codec; choose one with a wider range"
         current.ledger.failed(ClientFailure(update.client_id, current.round_idx, cause))
         return
     if "probability" in current.needs:  # an estimate takes seconds in a large population
         update.probability = run.federation.participation.probability(update.client_id)
     current.reducer.add(update)
-    current.ledger.arrived(update.client_id, uplink_bytes)
+    current.ledger.arrived(update.client_id, update.uplink_bytes)
 
 
 def _end(run: Run, current: Round, metrics: dict[str, float]) -> None:

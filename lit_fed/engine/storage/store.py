@@ -118,7 +118,7 @@ class ClientStore:
         """Keep a late update until `pop_update` in a later round."""
         weight = torch.tensor(float(update.weight), dtype=torch.float64)
         kept = {"weight": weight} | {f"/{n}": t for n, t in update.payload.items()}
-        if update.uplink_bytes is not None:
+        if update.uplink_bytes:
             kept["bytes"] = torch.tensor(update.uplink_bytes)
         self.put(f"late-{update.client_id}", kept)
 
@@ -147,7 +147,7 @@ class ClientStore:
             and layout_of({name: sent[name] for name in alike}) == layout_of({name: payload[name] for name in alike})
         ):
             raise CheckpointError(f"what client {client_id} sent too late for its round is no update of this model")
-        uplink_bytes = int(state["bytes"]) if "bytes" in state else None
+        uplink_bytes = int(state["bytes"]) if "bytes" in state else 0
         return ClientUpdate(client_id, payload, weight, kind=kind, uplink_bytes=uplink_bytes)
 
     def commit(self, workers: Workers, next_round: int) -> None:

@@ -7,7 +7,6 @@ generators are all payloads; the round loop never looks inside.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -144,7 +143,7 @@ class ClientUpdate:
         probability: The probability with which an update of the client comes out of a round, see
             `lit_fed.participation.Participation.probability`; set by the round loop.
         flat: The payload as one vector, where whoever trained the client had it so; it stays what it is.
-        uplink_bytes: What it cost on the wire, where it has crossed it already and its tensors are those that arrived.
+        uplink_bytes: Bytes on the wire, counted where the update arrived; 0 before.
     """
 
     client_id: int
@@ -154,7 +153,7 @@ class ClientUpdate:
     kind: str = "model"
     probability: float | None = None
     flat: Flat | None = None
-    uplink_bytes: int | None = None
+    uplink_bytes: int = 0
 
     def with_payload(self, payload: Payload, flat: Flat | None = None) -> ClientUpdate:
         """The same update with other tensors, also as one vector where they are at hand so."""
@@ -172,63 +171,3 @@ class ClientUpdate:
     def to(self, device: torch.device | str) -> ClientUpdate:
         """The same update with its tensors on another device."""
         return self.with_payload({name: tensor.to(device) for name, tensor in self.payload.items()})
-
-
-class Codec(ABC):
-    """What is done to a payload on its way through the wire, such as rounding or compression.
-
-    The two ends are different machines: all that `decode` knows is the payload itself.
-    """
-
-    @abstractmethod
-    def encode(self, payload: Payload) -> Payload:
-        """The tensors as sent; their bytes are what is counted."""
-
-    @abstractmethod
-    def decode(self, payload: Payload) -> Payload:
-        """The tensors as the receiver uses them."""
-
-
-@dataclass(slots=True)
-class Channel:
-    """The wire in one process: payloads cross it through the codecs, and their bytes are counted after them.
-
-    Args:
-        uplink: Codec from a client to the server.
-        downlink: Codec from the server to a client.
-    """
-
-    uplink: Codec | None = None
-    downlink: Codec | None = None
-
-    def down(self, payload: Payload) -> tuple[Payload, int]:
-        """Send a broadcast; returns what each client receives and the bytes that one client downloads."""
-        return _cross(payload, self.downlink)
-
-    def up(self, payload: Payload) -> tuple[Payload, int]:
-        """Send a client's payload; returns what the server receives and its bytes."""
-        return _cross(payload, self.uplink)
-
-    def receive(self, update: ClientUpdate) -> tuple[ClientUpdate, int]:
-        """Take in a client's update, across the wire unless it has come that way; returns it and its bytes."""
-        if update.uplink_bytes is not None:
-            return update, update.uplink_bytes
-        if update.flat is not None and self.uplink is None:
-            return update, update.flat.values.nbytes
-        payload, uplink_bytes = self.up(update.payload)
-        return update.with_payload(payload), uplink_bytes
-
-
-def encoded(payload: Payload, codec: Codec | None) -> Payload:
-    """A payload as it travels."""
-    return payload if codec is None else codec.encode(payload)
-
-
-def decoded(wire: Payload, codec: Codec | None) -> Payload:
-    """A payload as it is used, of what travelled."""
-    return wire if codec is None else codec.decode(wire)
-
-
-def _cross(payload: Payload, codec: Codec | None) -> tuple[Payload, int]:
-    wire = encoded(payload, codec)
-    return decoded(wire, codec), num_bytes(wire)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lit_fed.codecs import CastCodec
-from lit_fed.engine.wire.payload import Channel, ClientUpdate, Flat, FlatPayload, is_finite, num_bytes
+from lit_fed.engine.wire.payload import ClientUpdate, Flat, FlatPayload, is_finite, num_bytes
 from lit_fed.errors import ConfigError
 from tests.support import assert_same
 
@@ -31,17 +31,6 @@ def test_bytes_by_hand() -> None:
     assert num_bytes({}) == 0
     # A view counts what it shows, not the memory behind it.
     assert num_bytes({"view": torch.zeros(10, 10)[:, 0], "same": torch.zeros(1).expand(8)}) == 40 + 32
-
-
-def test_channel_counts_after_the_codec_each_way() -> None:
-    # Cast to 2 bytes: 6·2 + 8 + 5·2 + 3 + 2·2 = 37; uncast 61.
-    channel = Channel(uplink=CastCodec("bfloat16"))
-    received, sent = channel.up(PAYLOAD)
-    assert sent == 37
-    assert {name: tensor.dtype for name, tensor in received.items()} == {n: t.dtype for n, t in PAYLOAD.items()}
-    assert channel.down(PAYLOAD) == (PAYLOAD, 61)
-    one_codec = CastCodec("float16")
-    assert Channel(one_codec, one_codec).down(PAYLOAD)[1] == 37
 
 
 def test_codec_leaves_integers_and_exact_values_alone() -> None:
@@ -156,8 +145,6 @@ def test_a_vector_splits_into_the_tensors_that_it_is_of(sizes: list[list[int]], 
     assert list(lazy) == list(payload)
     assert len(lazy) == len(payload)
     assert "another" not in lazy
-    update = ClientUpdate(0, payload, flat=flat)
-    assert Channel().receive(update) == (update, num_bytes(payload))
 
 
 def test_a_vector_is_a_copy_of_its_own() -> None:
