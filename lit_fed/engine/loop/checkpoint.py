@@ -20,9 +20,10 @@ from lightning import Callback as LightningCallback
 
 from lit_fed.data.population.contents import Contents
 from lit_fed.engine.lightning.objective import task_name
-from lit_fed.engine.storage.files import shown, unreadable_named, write_atomically
+from lit_fed.engine.storage.files import unreadable_named, write_atomically
 from lit_fed.engine.wire.workers import on_first_process
 from lit_fed.errors import CheckpointError
+from lit_fed.file_names import shown
 
 if TYPE_CHECKING:
     from lit_fed.engine.loop.run import Listener, Run

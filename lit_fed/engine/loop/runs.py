@@ -11,11 +11,12 @@ from lightning import Fabric
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
 from lit_fed.engine.loop.checkpoint import find_checkpoint, restore, run_folder, runs_in, version_of
-from lit_fed.engine.storage.files import remove_half_written, shown
+from lit_fed.engine.storage.files import remove_half_written
 from lit_fed.engine.storage.run_lock import sole_writer
 from lit_fed.engine.wire.finite import not_finite
 from lit_fed.engine.wire.workers import on_first_process
 from lit_fed.errors import CheckpointError, ConfigError
+from lit_fed.file_names import shown
 
 if TYPE_CHECKING:
     from lit_fed.engine.loop.run import Run

@@ -19,13 +19,6 @@ from lit_fed.errors import CheckpointError, ConfigError, UnreadableFile
 from lit_fed.file_names import is_file_name
 from lit_fed.tensors import map_tensors
 
-
-def shown(path: Path) -> str:
-    """A path as it can be typed here: relative where it lies below the working directory."""
-    here, there = Path.cwd(), path.resolve()
-    return str(there.relative_to(here)) if there.is_relative_to(here) else str(path)
-
-
 Version = tuple[int, int]
 """The round in which a state was written, and the CRC-32 of its bytes: that tells an accident, not an attack."""
 Packs = dict[int, dict[str, dict[str, tuple[int, int]]]]
