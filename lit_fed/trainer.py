@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import atexit
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-import torch
 from lightning import Callback as LightningCallback
 from lightning import LightningModule
 from lightning.fabric.strategies.strategy import Strategy
@@ -18,20 +16,20 @@ from lightning.pytorch.loggers.logger import DummyLogger
 
 from lit_fed.callbacks import Callback, default_callbacks, lightning_watchers
 from lit_fed.callbacks.progress import print_evaluation
-from lit_fed.engine.clients.executor import Executor
+from lit_fed.checks import check_choice
 from lit_fed.engine.clients.guard import Guard
 from lit_fed.engine.clients.local import TaskStage
-from lit_fed.engine.clients.session import Session
 from lit_fed.engine.evaluation.prediction import check_output, one_client
-from lit_fed.engine.evaluation.protocols import EvalSubset, Protocol, check_names, check_protocols
+from lit_fed.engine.evaluation.protocols import EvalSubset, Protocol, check_protocols
 from lit_fed.engine.lightning.options import GradientOptions, NetworkOptions
 from lit_fed.engine.loop.assemble import assemble
 from lit_fed.engine.loop.checkpoint import save_checkpoint
 from lit_fed.engine.loop.executors import EXECUTORS, ExecutorName
 from lit_fed.engine.loop.inference import evaluate, predict
 from lit_fed.engine.loop.rounds import run_rounds
-from lit_fed.engine.loop.run import Run, RunSettings
-from lit_fed.engine.loop.runs import check_loggers, check_server, open_run
+from lit_fed.engine.loop.run import Run
+from lit_fed.engine.loop.runs import check_server, open_run
+from lit_fed.engine.loop.settings import LocalSettings, OnFailure, RunParts, RunSettings
 from lit_fed.engine.method.algorithm import Algorithm
 from lit_fed.engine.method.client import local_work
 from lit_fed.engine.method.kinds import ONLY, Kinds, assign
@@ -39,9 +37,9 @@ from lit_fed.engine.method.model import BufferPolicy
 from lit_fed.engine.storage.packs import PackedFiles
 from lit_fed.engine.storage.store import ClientStore
 from lit_fed.engine.wire.channel import Channel, Codec
-from lit_fed.engine.wire.workers import build_fabric, launch, leave_processes, on_first_process, raise_if_lost
+from lit_fed.engine.wire.devices import Devices
+from lit_fed.engine.wire.workers import launch, leave_processes, on_first_process, raise_if_lost
 from lit_fed.errors import ConfigError, LitFedError, ProcessLost
-from lit_fed.machine import most_threads
 from lit_fed.participation import FullParticipation, Participation
 from lit_fed.printing import unfailing
 from lit_fed.protocols import ClientTest, GlobalTest
@@ -121,10 +119,10 @@ class FederatedTrainer:
         logger: bool | Logger | list[Logger] = True,
         default_root_dir: str | None = None,
         evaluate_every: int = 1,
-        evaluate_on: Literal["test", "val"] = "test",
+        evaluate_on: EvalSubset = "test",
         protocols: list[Protocol] | None = None,
         buffers: BufferPolicy = "average",
-        on_client_failure: Literal["raise", "skip"] = "raise",
+        on_client_failure: OnFailure = "raise",
         client_timeout: float | None = None,
         compile: bool = False,
         channels_last: bool = False,
@@ -139,49 +137,34 @@ class FederatedTrainer:
         num_threads: int | None = None,
         deterministic: bool | Literal["warn"] = False,
     ) -> None:
-        for key, value, least in (
-            ("max_rounds", max_rounds, 1),
-            ("evaluate_every", evaluate_every, 0),
-            ("accumulate_grad_batches", accumulate_grad_batches, 1),
-            ("num_threads", num_threads, 1),
-            ("local_steps", local_steps, 1),
-        ):
-            if value is not None and value < least:
-                raise ConfigError(f"trainer.{key} is {value}; it must be at least {least}")
-        if num_threads is not None and num_threads > most_threads():
-            raise ConfigError(f"trainer.num_threads is {num_threads}; this machine can have at most {most_threads()}")
-        if gradient_clip_val is not None and gradient_clip_val <= 0:
-            raise ConfigError(
-                f"trainer.gradient_clip_val is {gradient_clip_val}; it must be positive, or null for none"
-            )
-        logs = Path(default_root_dir or ".") / "lightning_logs"
-        check_loggers(logger, logs)
-        protocols = [GlobalTest(), ClientTest()] if protocols is None else protocols
-        check_names(protocols)
-        self.fabric = build_fabric(accelerator, devices, num_nodes, strategy, precision)
-        given, self.watchers = lightning_watchers(callbacks or [])
-        self.callbacks = default_callbacks(given, enable_progress_bar, enable_checkpointing)
-        self.settings = RunSettings(
-            max_rounds=max_rounds,
-            seed=seed,
-            evaluate_every=evaluate_every,
-            evaluate_on=evaluate_on,
-            protocols=protocols,
-            on_client_failure=on_client_failure,
-            logs=logs,
-            logger=logger,
+        given, watchers = lightning_watchers(callbacks or [])
+        self.devices = Devices(accelerator, devices, num_nodes, strategy, precision, num_threads, deterministic)
+        check_choice("trainer.executor", executor, list(EXECUTORS))
+        self.local = LocalSettings(
+            local_work(local_epochs, local_steps),
+            GradientOptions(gradient_clip_val, gradient_clip_algorithm, accumulate_grad_batches),
+            NetworkOptions(compile, channels_last),
+            buffers,
+            watchers,
+            EXECUTORS[executor],
+            Guard(client_timeout),
         )
-        self.guard = Guard(client_timeout)
-        self.work = local_work(local_epochs, local_steps)
-        self.gradients = GradientOptions(gradient_clip_val, gradient_clip_algorithm, accumulate_grad_batches)
+        self.settings = RunSettings(
+            max_rounds,
+            seed,
+            evaluate_every,
+            evaluate_on,
+            [GlobalTest(), ClientTest()] if protocols is None else protocols,
+            on_client_failure,
+            Path(default_root_dir or ".") / "lightning_logs",
+            logger,
+        )
         self.channel = Channel(uplink_codec, downlink_codec)
         self.participation = participation or FullParticipation()
-        self.kinds = kinds
-        self.make_executor: Callable[[Session], Executor] = EXECUTORS[executor]
-        self.buffers: BufferPolicy = buffers
-        self.networks = NetworkOptions(compile, channels_last)
-        self.client_store: Literal["memory", "disk"] = client_store
-        self.num_threads, self.deterministic = num_threads, deterministic
+        self.kinds, self.client_store = kinds, client_store
+        check_choice("trainer.client_store", client_store, ("disk", "memory"))
+        self.callbacks = default_callbacks(given, enable_progress_bar, enable_checkpointing)
+        self.fabric = self.devices.fabric()
         self._run: Run | None = None
         self._parts: tuple[Any, Any, Any] | None = None
         self._launched = False
@@ -291,8 +274,6 @@ class FederatedTrainer:
 
     @max_rounds.setter
     def max_rounds(self, rounds: int) -> None:
-        if rounds < 1:
-            raise ConfigError(f"trainer.max_rounds is {rounds}; it must be at least 1")
         self.settings = replace(self.settings, max_rounds=rounds)
 
     @property
@@ -333,7 +314,7 @@ class FederatedTrainer:
         run = self.assemble(model, data, algorithm, "fit")
         if run.settings.evaluate_every:
             check_protocols(run.settings.protocols, run.federation, run.settings.evaluate_on)
-        with self.guard.on_duty(run.workers.data_parallel), open_run(run, ckpt_path):
+        with self.local.guard.on_duty(run.workers.data_parallel), open_run(run, ckpt_path):
             if run.start_round >= run.max_rounds:
                 self.fabric.print(f"all {run.start_round} rounds are done already; raise trainer.max_rounds to go on")
             with run.federation.session.at_work("fit"):
@@ -369,35 +350,14 @@ class FederatedTrainer:
             for loop in self._run.federation.loops.values():
                 loop.trainer.max_epochs = self.settings.max_rounds
             return self._run
-        if self.num_threads is not None:
-            torch.set_num_threads(self.num_threads)
-        if self.deterministic:
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS is refused altogether
-            torch.use_deterministic_algorithms(True, warn_only=self.deterministic == "warn")
+        self.devices.settle_arithmetic()
         tasks = dict(model) if isinstance(model, Mapping) else {ONLY: model}
         for name, task in tasks.items():
             if not isinstance(task, LightningModule):
                 raise ConfigError(f"model {name} is a {type(task).__name__}; it must be a LightningModule")
-        federation = assemble(
-            self.fabric,
-            tasks,
-            self.kinds_of(tasks),
-            data,
-            algorithm,
-            participation=self.participation,
-            work=self.work,
-            gradients=self.gradients,
-            channel=self.channel,
-            store=ClientStore(self.client_store, PackedFiles),
-            executor=self.make_executor,
-            buffers=self.buffers,
-            networks=self.networks,
-            watchers=self.watchers,
-            max_rounds=self.settings.max_rounds,
-            seed=self.settings.seed,
-            guard=self.guard,
-            stage=stage,
-        )
+        parts = RunParts(tasks, self.kinds_of(tasks), data, algorithm, self.participation)
+        store = ClientStore(self.client_store, PackedFiles)
+        federation = assemble(self.fabric, parts, self.local, self.settings, self.channel, store, stage)
         for loop in federation.loops.values():
             loop.trainer.loggers = [DummyLogger()] if self.settings.logger else []  # until the run opens its own
         self._run = Run(federation, self.settings, self.callbacks)

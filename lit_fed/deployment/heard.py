@@ -25,7 +25,7 @@ from lit_fed.deployment.wire import (
     shown,
 )
 from lit_fed.engine.storage.files import Version
-from lit_fed.engine.wire.channel import Link
+from lit_fed.engine.wire.channel import Direction
 from lit_fed.engine.wire.payload import Layout, Payload
 from lit_fed.engine.wire.totals import Totals
 from lit_fed.errors import WireError
@@ -184,7 +184,7 @@ class Due:
     round_idx: int
     trained: bool
     layout: Layout
-    uplink: Link
+    uplink: Direction
     weights: Collection[float]
     heaviest: float | None
     varying: Collection[str]

@@ -106,7 +106,7 @@ class Node:
         """Be ready to handle messages."""
         with ExitStack() as stack:
             stack.enter_context(for_nobody_else(self.folder))
-            stack.enter_context(self.trainer.guard.on_duty(False))
+            stack.enter_context(self.trainer.local.guard.on_duty(False))
             stack.enter_context(self.federation.session.at_work("fit"))
             yield self
 

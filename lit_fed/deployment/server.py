@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from lit_fed.callbacks import Callback
@@ -14,6 +15,7 @@ from lit_fed.deployment.grid import Grid
 from lit_fed.deployment.heard import kept
 from lit_fed.deployment.roster import Identity, Roster
 from lit_fed.deployment.wire import MOST_BYTES, Message
+from lit_fed.engine.clients.session import Session
 from lit_fed.engine.loop.run import Run
 from lit_fed.engine.wire.payload import Payload
 from lit_fed.errors import ConfigError
@@ -105,5 +107,9 @@ def federate(
     trainer.callbacks.insert(0, identity)
     trainer.callbacks.append(Parting(roster))
     channel = trainer.channel = ServerEnd(trainer.channel.uplink.codec, trainer.channel.downlink.codec)
-    trainer.make_executor = lambda session: GridExecutor(session, roster, channel, patience or Patience(), tolerant)
+
+    def executor(session: Session) -> GridExecutor:
+        return GridExecutor(session, roster, channel, patience or Patience(), tolerant)
+
+    trainer.local = replace(trainer.local, executor=executor)
     trainer.fit(model, data, algorithm, ckpt_path)

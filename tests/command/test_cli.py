@@ -47,7 +47,7 @@ from tests.support import ROOT, rows
         (["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.patience", "0"], "EarlyStopping.patience is 0"),
         (["--trainer.max_rounds", "0"], "trainer.max_rounds is 0"),
         (["--trainer.seed", "-1"], "trainer.seed is -1; it must be at least 0"),
-        (["--trainer.strategy", "fsdp"], "trainer.strategy is 'fsdp'; it must be one of auto, clients, ddp"),
+        (["--trainer.strategy", "fsdp"], "trainer.strategy is 'fsdp'; it must be 'auto', 'clients' or 'ddp'"),
         (["--trainer.accelerator", "gpuu"], "gpuu"),
         (["--trainer.protocols+=UnseenTest"], "UnseenTest needs unseen clients; set participation.unseen_fraction"),
         (

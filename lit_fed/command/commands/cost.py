@@ -159,7 +159,7 @@ def foresee(trainer: FederatedTrainer, tasks: Tasks, data: Any, algorithm: Algor
             mine = [one for one in plan if kinds[one.client_id] == kind]
             sent = channel.downlink.cross(algorithm.forecast(server, round_idx, kind))
             example = next((one.client_id for one in mine), next(i for i in itertools.count() if kinds[i] == kind))
-            client = Client(example, round_idx, "train", trainer.settings.seed, model, data, trainer.work)
+            client = Client(example, round_idx, "train", trainer.settings.seed, model, data, trainer.local.work)
             client.received = sent.payload
             up = channel.uplink.cross(untrained_answer(client, algorithm)).num_bytes
             arrived = sum(one.fate not in (Fate.LOST_BEFORE, Fate.LOST_AFTER, Fate.LATE) for one in mine)
@@ -178,7 +178,7 @@ def _model(task: LightningModule, algorithm: Algorithm[Any], data: Any, trainer:
     algorithm.adapt(task)
     check_task(task, algorithm)
     check_data(task, algorithm, data)
-    model = Model(task, trainer.buffers)
+    model = Model(task, trainer.local.buffers)
     model.divide(algorithm.split(model, 0))
     model.remember()
     return model

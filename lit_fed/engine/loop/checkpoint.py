@@ -26,7 +26,7 @@ from lit_fed.errors import CheckpointError
 from lit_fed.file_names import shown
 
 if TYPE_CHECKING:
-    from lit_fed.engine.loop.run import Listener, Run
+    from lit_fed.engine.loop.run import Callback, Run
     from lit_fed.engine.method.model import Model
 
 FORMAT = 4
@@ -265,7 +265,7 @@ def _made_of(method: str, tasks: Mapping[str, str]) -> str:
     return f"{method} on {', '.join(dict.fromkeys(tasks.values()))}"
 
 
-def _named(run: Run) -> Iterator[tuple[str, Listener | LightningCallback]]:
+def _named(run: Run) -> Iterator[tuple[str, Callback | LightningCallback]]:
     """The callbacks by the name of their class, the second of a class as ``<name>.2`` and so on.
 
     Of Lightning's, which watch each process's own clients, the first process's are kept, as Lightning does.

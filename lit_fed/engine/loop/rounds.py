@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from lit_fed.engine.evaluation.protocols import Evaluation, run_protocols
-from lit_fed.engine.loop.callback import RoundRecord
 from lit_fed.engine.loop.ledger import DriftMeter, RoundLedger
-from lit_fed.engine.loop.run import Run
+from lit_fed.engine.loop.run import RoundRecord, Run
 from lit_fed.engine.method.algorithm import Cohort
 from lit_fed.engine.method.reducers import Reducer
 from lit_fed.engine.wire.broadcast import Broadcast

@@ -162,7 +162,7 @@ def claim_run_folder(
     if resumed is not None:
         return resumed
     given = choice if isinstance(choice, list) else [choice]
-    named = [lg for lg in given if isinstance(lg, Logger) and not isinstance(lg, CSVLogger)]  # see `check_loggers`
+    named = [lg for lg in given if isinstance(lg, Logger) and not isinstance(lg, CSVLogger)]  # see `RunSettings`
     own = next((lg.log_dir for lg in named if getattr(lg, "log_dir", None)), None)
 
     def claim() -> Path:
@@ -185,27 +185,6 @@ def _next_version(logs: Path) -> Path:
             return logs / f"version_{version}"
         except FileExistsError:
             version += 1
-
-
-def check_loggers(choice: bool | Logger | list[Logger], logs: Path) -> None:
-    """Refuse a ``CSVLogger`` that would write its ``metrics.csv`` over a run's own.
-
-    Args:
-        choice: True for TensorBoard, False for none, or Lightning loggers.
-        logs: The folder of all runs.
-
-    Raises:
-        ConfigError: If it writes among the runs, or where another logger does, which is the run's folder then.
-    """
-    given = [logger for logger in (choice if isinstance(choice, list) else [choice]) if isinstance(logger, Logger)]
-    for logger in given:
-        if isinstance(logger, CSVLogger):
-            others = [other.log_dir for other in given if other is not logger and other.log_dir]
-            if Path(logger.root_dir).resolve() == logs.resolve() or logger.log_dir in others:
-                raise ConfigError(
-                    f"trainer.logger CSVLogger would write its metrics.csv over a run's own in {logger.log_dir}; give "
-                    "it a name of its own, or leave it out: every run has metrics.csv without it"
-                )
 
 
 def make_loggers(choice: bool | Logger | list[Logger], log_dir: Path) -> list[Logger]:

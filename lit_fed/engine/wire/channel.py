@@ -39,7 +39,7 @@ class Arrival(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class Direction:
     """One direction of the wire.
 
     Args:
@@ -70,7 +70,7 @@ class Channel:
     """
 
     def __init__(self, uplink: Codec | None = None, downlink: Codec | None = None) -> None:
-        self.uplink, self.downlink = Link(uplink), Link(downlink)
+        self.uplink, self.downlink = Direction(uplink), Direction(downlink)
 
     def receive(self, update: ClientUpdate) -> ClientUpdate:
         """Take an update across the uplink; its bytes are in ``uplink_bytes``."""

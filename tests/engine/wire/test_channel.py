@@ -9,7 +9,7 @@ import torch
 import lit_fed
 from lit_fed.codecs import CastCodec
 from lit_fed.deployment.executor import ServerEnd
-from lit_fed.engine.wire.channel import Channel, Link
+from lit_fed.engine.wire.channel import Channel, Direction
 from lit_fed.engine.wire.payload import ClientUpdate, Flat
 from tests.support import assert_same
 
@@ -34,8 +34,8 @@ def test_bytes_are_counted_after_the_codec_each_way() -> None:
 
 
 def test_two_machines_come_to_what_one_process_does() -> None:
-    link = Link(CastCodec("float16"))
-    arrived, here = Link(CastCodec("float16")).arrive(link.pack(PAYLOAD)), link.cross(PAYLOAD)
+    link = Direction(CastCodec("float16"))
+    arrived, here = Direction(CastCodec("float16")).arrive(link.pack(PAYLOAD)), link.cross(PAYLOAD)
     assert_same(dict(arrived.payload), dict(here.payload))
     assert arrived.num_bytes == here.num_bytes == CAST
 
