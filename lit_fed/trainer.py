@@ -162,7 +162,6 @@ class FederatedTrainer:
         self.channel = Channel(uplink_codec, downlink_codec)
         self.participation = participation or FullParticipation()
         self.kinds, self.client_store = kinds, client_store
-        check_choice("trainer.client_store", client_store, ("disk", "memory"))
         self.callbacks = default_callbacks(given, enable_progress_bar, enable_checkpointing)
         self.fabric = self.devices.fabric()
         self._run: Run | None = None

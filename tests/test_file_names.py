@@ -60,9 +60,7 @@ def test_a_name_stays_in_its_folder(name: str) -> None:
 def test_a_client_with_such_a_name_is_refused_where_its_path_is_made(tmp_path: Path, name: str) -> None:
     files = VersionedFiles(tmp_path)
     for use in (lambda: files.read(name, (0, 0)), lambda: files.write(name, 0, {}), lambda: files.delete(name, 0)):
-        with pytest.raises(
-            CheckpointError, match=r"a client cannot be called '.*': its state would lie outside of the run"
-        ):
+        with pytest.raises(CheckpointError, match=r"client name '.*' would place its state outside of the run"):
             use()
 
 

@@ -161,7 +161,7 @@ def test_onnx_without_its_packages(run: Path, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(export, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"needs onnx and onnxscript; install with pip install 'lit-fed\[onnx\]'"):
         export_network(run, tmp_path, onnx=True, overwrite=True)
-    with pytest.raises(ConfigError, match=r"model\.onnx is there already; name another with --output, or replace it"):
+    with pytest.raises(ConfigError, match=r"model\.onnx exists; name another file with --output, or replace it"):
         export_network(run, tmp_path)
     assert (tmp_path / "model.onnx").read_text() == "of an export before"
     (tmp_path / "mine.txt").write_text("mine")

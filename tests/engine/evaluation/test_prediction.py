@@ -175,7 +175,7 @@ def test_a_file_is_replaced_only_where_that_is_asked_for(tmp_path: Path) -> None
     (tmp_path / "nowhere.csv").symlink_to("gone")
     (tmp_path / "folder.csv").mkdir()
     for name in ("mine.csv", "link.csv", "nowhere.csv"):
-        with pytest.raises(ConfigError, match=rf"{name} is there already; name another with --output, or replace it"):
+        with pytest.raises(ConfigError, match=rf"{name} exists; name another file with --output, or replace it"):
             made.predict(*parts, output=str(tmp_path / name))
     for overwrite in (False, True):
         with pytest.raises(ConfigError, match=r"folder\.csv is a folder; name another file with --output"):

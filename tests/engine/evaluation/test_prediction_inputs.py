@@ -159,7 +159,7 @@ def test_from_the_command_line_by_a_clients_name(tmp_path: Path, capsys: Any) ->
         assert len(rows(tmp_path / "p.csv")) == 1
     before = (tmp_path / "p.csv").read_bytes()
     assert error_of([*again, "--client_id", "berlin"], capsys) == (
-        f"{tmp_path / 'p.csv'} is there already; name another with --output, or replace it with --overwrite"
+        f"{tmp_path / 'p.csv'} exists; name another file with --output, or replace it with --overwrite"
     )
     assert (tmp_path / "p.csv").read_bytes() == before
     again.append("--overwrite")

@@ -266,7 +266,7 @@ def test_a_checkpoint_that_cannot_be_read_is_not_called_damaged(tmp_path: Path) 
     path = tmp_path / "last.ckpt"
     path.symlink_to("/proc/self/mem")
     with pytest.raises(
-        UnreadableFile, match=r"last\.ckpt cannot be read: Input/output error; it may be whole"
+        UnreadableFile, match=r"last\.ckpt cannot be read: Input/output error; it may be intact"
     ) as caught:
         read_checkpoint(path)
     assert "corrupt" not in str(caught.value)
@@ -276,11 +276,11 @@ def test_a_checkpoint_that_cannot_be_read_is_not_called_damaged(tmp_path: Path) 
 def test_a_checkpoint_that_may_not_be_read_is_not_called_damaged(tmp_path: Path) -> None:
     path = write(tmp_path / "x.ckpt")
     path.chmod(0)
-    with pytest.raises(UnreadableFile, match=r"x\.ckpt cannot be read: Permission denied; it may be whole"):
+    with pytest.raises(UnreadableFile, match=r"x\.ckpt cannot be read: Permission denied; it may be intact"):
         read_checkpoint(path)
     tmp_path.chmod(0)
     try:
-        with pytest.raises(UnreadableFile, match=r"x\.ckpt cannot be read: Permission denied; it may be whole"):
+        with pytest.raises(UnreadableFile, match=r"x\.ckpt cannot be read: Permission denied; it may be intact"):
             read_checkpoint(path)
     finally:
         tmp_path.chmod(0o700)
