@@ -58,7 +58,7 @@ from tests.support import ROOT, rows
         (["--data", "ArrayFile", "--data.init_args.path", "none.npz"], "none.npz does not exist: set data.path"),
         (["--data", "FashionMNIST"], "FashionMNIST reads train-images-idx3-ubyte"),
         (["--data", "ClientFolders", "--data.init_args.root", "none"], "none is no folder: set data.root"),
-        (["--trainer.default_root_dir", str(QUICKSTART)], "the run's folder cannot be made under"),
+        (["--trainer.default_root_dir", str(QUICKSTART)], "the run's folder cannot be created under"),
         (["--ckpt_path", "no.ckpt"], "there is no checkpoint at no.ckpt"),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
@@ -93,8 +93,8 @@ def test_a_damaged_array_file_is_named(capsys):
 @pytest.mark.parametrize(
     ("args", "expected"),
     [
-        (["test"], "there is no trained model yet; give --ckpt_path last, best, or a checkpoint file"),
-        (["test", "--ckpt_path", "last"], "no run under lightning_logs has a checkpoint named last.ckpt"),
+        (["test"], "this trainer has not trained a model; give --ckpt_path last, best, or a checkpoint file"),
+        (["test", "--ckpt_path", "last"], "no run under lightning_logs has a last.ckpt"),
         (["test", "--ckpt_path", "."], "there is no checkpoint at checkpoints/last.ckpt"),
         (["validate", "--data.init_args.val_fraction", "0"], "there is no validation data"),
     ],
@@ -109,7 +109,7 @@ def test_evaluation_without_a_model_says_what_to_give(args, expected, capsys):
         (["--client_id", "20"], "there is no client 20; clients are 0 to 19"),
         (["--client_id", "-1"], "there is no client -1; clients are 0 to 19"),
         (["--client_id", "bob"], "there is no client named 'bob'"),
-        (["--output", "p.txt"], "predictions go to a .csv or .npz file, not 'p.txt'; change --output"),
+        (["--output", "p.txt"], "--output is 'p.txt'; it must be a .csv or .npz file"),
         (["--output", str(QUICKSTART / "p.csv")], "quickstart.yaml"),
     ],
 )

@@ -92,7 +92,7 @@ def test_a_checkpoint_outside_of_its_run_lacks_the_clients_states(tmp_path: Path
     shutil.copy(run / "checkpoints" / "last.ckpt", loose)
     refused(
         tmp_path,
-        "lies outside of its run, whose clients keep states",
+        "lies outside of its run's folder, which holds the clients' states",
         lambda: federation(tmp_path, 2, ckpt_path=str(loose)),
     )
     plain = fit(tmp_path / "plain", max_rounds=1).log_dir
@@ -165,7 +165,7 @@ def swapped(array: Any) -> Any:
 def test_replaced_data_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replace: Any) -> None:
     fit(tmp_path, data=Stored(4), max_rounds=1)
     monkeypatch.setattr(Stored, "replace", staticmethod(replace))
-    message = r"last\.ckpt comes from a run on other data: labels or inputs of the data set have changed since"
+    message = r"last\.ckpt comes from a run on other data, of which labels or inputs have changed"
     refused(tmp_path, message, lambda: fit(tmp_path, data=Stored(4), max_rounds=2, ckpt_path="last"))
 
 

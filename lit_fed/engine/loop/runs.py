@@ -1,4 +1,4 @@
-"""Where a run leaves its files: the run folder and the loggers that write into it."""
+"""The folder of a run and the loggers that write into it."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 @contextmanager
 def open_run(run: Run, ckpt_path: str | None) -> Iterator[None]:
-    """Find the checkpoint to resume from, claim the run's folder, open its loggers; within, nobody else writes there.
+    """Restore a checkpoint, claim and lock the run's folder, open its loggers.
 
     ``last.ckpt`` continues in its own folder; any other checkpoint starts a new one, so that the rounds after it are
-    not lost. So does a run that writes no checkpoints, which would leave the old folder ahead of its ``last.ckpt``.
+    not lost. So does a run without checkpoints, which would leave the old folder ahead of its ``last.ckpt``.
 
     Args:
         run: Assembled.
-        ckpt_path: What the user gave; None starts anew, or goes on where this process has trained before.
+        ckpt_path: As the user gave it; None starts anew, or goes on where this process stopped.
 
     Raises:
-        CheckpointError: If there is no such checkpoint, or it is not this run's.
-        ConfigError: If the folder cannot be made, or somebody else is writing into it.
+        CheckpointError: If the checkpoint does not exist, or is another run's.
+        ConfigError: If the folder cannot be created, or another process writes into it.
     """
     fabric, store, settings = run.fabric, run.federation.store, run.settings
     checkpoint = checkpoint_to_continue(fabric, ckpt_path, settings.logs) if ckpt_path is not None else None
@@ -46,7 +46,7 @@ def open_run(run: Run, ckpt_path: str | None) -> Iterator[None]:
     continues = checkpoint is None or (checkpoint.name == "last.ckpt" and run.keeps_checkpoints)
     resumed = source if continues else None
     with ExitStack() as held:
-        if resumed is not None:  # before its checkpoint is read, which its writer may be about to replace
+        if resumed is not None:  # before reading its checkpoint, which a writer may replace
             held.enter_context(sole_writer(fabric, resumed))
         if checkpoint is not None:
             restore(run, checkpoint)
@@ -76,30 +76,19 @@ def open_run(run: Run, ckpt_path: str | None) -> Iterator[None]:
 
 
 def check_server(run: Run, holder: str) -> None:
-    """Refuse a server that is not finite, before anything is done with it.
-
-    Args:
-        run: Assembled, and maybe restored.
-        holder: Who has the server.
-
-    Raises:
-        CheckpointError: If it is not.
-    """
+    """Refuse a server that is not finite with a `CheckpointError` that names its holder."""
     if odd := not_finite(run.federation.server, run.federation.begun_infinite):
-        raise CheckpointError(
-            f"{holder} holds NaN or infinity in {odd[0]} of the server, with which nothing can be done; take an "
-            "earlier checkpoint"
-        )
+        raise CheckpointError(f"{holder} holds NaN or infinity in {odd[0]} of the server; take an earlier checkpoint")
 
 
 def _check_clients(run: Run, checkpoint: Path) -> None:
-    """Refuse client states that the run cannot go on with, while nothing has been written."""
+    """Refuse client states that do not fit, before anything is written."""
     federation = run.federation
     if not any(True for _ in federation.store.clients()) or run.start_round >= run.max_rounds:
         return
     if run.resumed_from is None:
         raise CheckpointError(
-            f"{checkpoint} lies outside of its run, whose clients keep states; name it where it was written, in the "
+            f"{checkpoint} lies outside of its run's folder, which holds the clients' states; name the file in the "
             "run's folder checkpoints"
         )
     federation.store.open(run.resumed_from / "checkpoints" / "clients")
@@ -108,21 +97,12 @@ def _check_clients(run: Run, checkpoint: Path) -> None:
 
 
 def checkpoint_to_continue(fabric: Fabric, ckpt_path: str | Path, logs: Path) -> Path | None:
-    """The checkpoint that training goes on from.
+    """The checkpoint to go on from; None if no run has one yet.
 
-    Where the newest run has no such checkpoint and an older one does, this is said: a run that was killed before its
-    first checkpoint is passed over.
-
-    Args:
-        fabric: Prints.
-        ckpt_path: What the user gave.
-        logs: The folder of all runs.
-
-    Returns:
-        The file; None where no run has a checkpoint yet.
+    Runs without any checkpoint are passed over, with a printed line.
 
     Raises:
-        CheckpointError: If there is no such file, or ``last`` would pass over a run that has other checkpoints.
+        CheckpointError: If the file does not exist, or ``last`` would pass over a run that has other checkpoints.
     """
     name = f"{ckpt_path}.ckpt"
     if str(ckpt_path) not in ("last", "best"):
@@ -152,12 +132,12 @@ def checkpoint_to_continue(fabric: Fabric, ckpt_path: str | Path, logs: Path) ->
 def claim_run_folder(
     fabric: Fabric, logs: Path, choice: bool | Logger | list[Logger], resumed: Path | None = None
 ) -> Path:
-    """The run's folder: the resumed one, a given logger's own, or the next free ``version_N``.
+    """The run's folder: the resumed one, a given logger's, or the next free ``version_N``.
 
-    Making the folder claims it, so that runs started at the same moment get different ones.
+    Creating the folder claims it: runs started at the same moment get different ones.
 
     Raises:
-        ConfigError: If it cannot be made.
+        ConfigError: If it cannot be created.
     """
     if resumed is not None:
         return resumed
@@ -170,7 +150,9 @@ def claim_run_folder(
             folder = Path(own) if own is not None else _next_version(logs)
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"the run's folder cannot be made under {logs}: {error.strerror}") from error
+            raise ConfigError(
+                f"the run's folder cannot be created under {logs} ({error.strerror}); set trainer.default_root_dir"
+            ) from error
         return folder
 
     return on_first_process(fabric, claim)

@@ -137,9 +137,9 @@ def test_mistakes(tmp_path: Path) -> None:
             )  # fmt: skip
 
     parts = (Network(), NoTest(3), Personal())
-    with pytest.raises(ConfigError, match="there is no trained model yet; give --ckpt_path"):
+    with pytest.raises(ConfigError, match="this trainer has not trained a model; give --ckpt_path"):
         trainer(tmp_path).predict(*parts)
-    with pytest.raises(CheckpointError, match=r"has a checkpoint named best\.ckpt"):
+    with pytest.raises(CheckpointError, match=r"has a best\.ckpt; name a checkpoint file"):
         trainer(tmp_path).predict(*parts, "best")
     made = trainer(tmp_path, max_rounds=1)
     made.fit(*parts)
@@ -150,7 +150,7 @@ def test_mistakes(tmp_path: Path) -> None:
             made.predict(*parts, client_position=client_id)
     with pytest.raises(ConfigError, match="there is no test data to predict on for client 0"):
         made.predict(*parts, client_position=0)
-    with pytest.raises(ConfigError, match="predict_step must return a tensor or a dict of tensors, not list"):
+    with pytest.raises(ConfigError, match="predict_step returned a list; it must return a tensor"):
         trainer(tmp_path).predict(Odd(), NoTest(3), Personal(), "last")
 
 

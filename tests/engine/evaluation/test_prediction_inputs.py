@@ -244,7 +244,7 @@ def test_predictions_that_are_nan_are_refused(tmp_path: Path) -> None:
     x[6, 7, 7] = 0
     np.savez(tmp_path / "new.npz", x=x)
     before = (tmp_path / "p.csv").read_bytes()
-    with pytest.raises(ConfigError, match=r"output is NaN for sample 6: the inputs are too large"):
+    with pytest.raises(ConfigError, match=r"output is NaN for sample 6; the inputs are too large"):
         made.predict(*parts, output=str(tmp_path / "p.csv"), inputs=str(tmp_path / "new.npz"), overwrite=True)
     assert (tmp_path / "p.csv").read_bytes() == before
 
