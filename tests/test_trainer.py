@@ -239,7 +239,7 @@ def test_settings_that_cannot_work(tmp_path: Path, settings: dict[str, Any], mes
 
 
 def test_parts_that_do_not_fit(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="model model is a Linear; it must be a LightningModule"):
+    with pytest.raises(ConfigError, match="model 'model' is a Linear; it must be a LightningModule"):
         fit(tmp_path, torch.nn.Linear(2, 1))
     with pytest.raises(ConfigError, match="give --ckpt_path last"):
         trainer(tmp_path).test(LeastSquares(), Points(), FedAvg())
@@ -325,7 +325,7 @@ def test_the_state_of_a_run_is_one_object(tmp_path: Path) -> None:
 def test_nothing_has_been_run_yet(tmp_path: Path) -> None:
     made = trainer(tmp_path)
     for name in ("run", "metrics", "log_dir"):
-        with pytest.raises(ConfigError, match="has not run anything yet; call fit, validate, test or predict"):
+        with pytest.raises(ConfigError, match="has not run yet; call fit, validate, test or predict"):
             getattr(made, name)
 
 

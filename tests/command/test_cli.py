@@ -198,8 +198,7 @@ def test_what_clients_keep_is_not_looked_for_outside_their_run(capsys):
     shutil.copy("lightning_logs/version_0/checkpoints/last.ckpt", "moved.ckpt")
     line = error_of(command("predict", *fedper, "--ckpt_path", "moved.ckpt", "--client_id", "3"), capsys)
     assert line == (
-        "what clients keep lies in the folder of their run, and this checkpoint lies in none; use it where the run "
-        "left it"
+        "the checkpoint lies outside of its run's folder, which holds the clients' states; use it where the run left it"
     )
 
 
@@ -279,7 +278,7 @@ def test_help_names_commands_and_settings(capsys):
     for name, line in COMMANDS.items():
         assert f" {name} {line.help}" in general
     fit = output_of(["fit", "--help"], capsys)
-    assert "Rounds in all, those before a resume counted in." in fit
+    assert "Total number of rounds" in fit
     assert "``" not in fit
     assert len(fit.splitlines()) < 300  # the classes of torch would be thousands
     model = output_of(["fit", "--algorithm.help", "FedProx"], capsys)

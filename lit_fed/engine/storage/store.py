@@ -16,7 +16,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lit_fed.checks import check_choice
 from lit_fed.engine.storage.files import Packs, Version, VersionedFiles, remove_half_written
 from lit_fed.engine.storage.state_bytes import State
 from lit_fed.engine.wire.payload import ClientUpdate, Payload, is_finite, layout_of
@@ -33,9 +32,6 @@ class ClientStore:
         mode: ``disk`` keeps files only, ``memory`` also this process's current states in RAM.
         keeper: Makes a folder's files.
 
-    Raises:
-        ConfigError: For another mode.
-
     Note:
         Several processes must all see the folder, as with Lightning's checkpoints: a client may run on another process
         next time.
@@ -44,7 +40,6 @@ class ClientStore:
     def __init__(
         self, mode: Literal["memory", "disk"] = "disk", keeper: Callable[[Path], VersionedFiles] = VersionedFiles
     ) -> None:
-        check_choice("trainer.client_store", mode, ("disk", "memory"))
         self.mode = mode
         self.keeper = keeper
         self.files = VersionedFiles()

@@ -143,7 +143,7 @@ def test_mistakes(tmp_path: Path) -> None:
         trainer(tmp_path).predict(*parts, "best")
     made = trainer(tmp_path, max_rounds=1)
     made.fit(*parts)
-    with pytest.raises(ConfigError, match=r"go to a \.csv or \.npz file, not 'p\.json'; change --output"):
+    with pytest.raises(ConfigError, match=r"output is 'p\.json'; it must be a \.csv or \.npz file"):
         made.predict(*parts, output="p.json")
     for client_id in (3, -1):
         with pytest.raises(ConfigError, match=rf"client_position: there is no client {client_id}; clients are 0 to 2"):

@@ -230,7 +230,7 @@ def test_missing_foreign_newer_and_older_files(tmp_path: Path) -> None:
             for name in ("../../outside", "late-", "a", "1/2", "", 1)
         ),
         *(
-            ("clients", {"1": version}, "'1' in 'clients' has no version")
+            ("clients", {"1": version}, "'1' in 'clients' is")
             for version in (0, None, (0,), (0, -1), (-1, 0), ("0", 0), (0, 0.5), (True, 0), [0, 0])
         ),
         *(("data", data, "'data' is not a fingerprint") for data in ({}, {"sha256": 3}, {"sha256": "", "size": 1})),

@@ -85,7 +85,7 @@ def test_round_trip_error_bound_is_sharp() -> None:
 
 
 def test_codec_type_is_checked() -> None:
-    with pytest.raises(ConfigError, match=r"CastCodec\.dtype is 'int8'; it must be float16 or bfloat16"):
+    with pytest.raises(ConfigError, match=r"CastCodec\.dtype is 'int8'; it must be 'float16' or 'bfloat16'"):
         CastCodec("int8")
 
 
