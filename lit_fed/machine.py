@@ -61,7 +61,7 @@ _YOUNG = 10_000  # allocations between GC passes
 
 @contextmanager
 def settled() -> Iterator[None]:
-    """Freeze existing objects so that the GC scans only those of the rounds.
+    """Freeze existing objects so that the GC scans only the rounds' objects.
 
     A cohort has many small objects that live as long as their group: Python's threshold of 700 allocations would scan
     them, and all modules, again and again.

@@ -30,7 +30,7 @@ class _Forgiving(io.FileIO):
 def open_standard() -> None:
     """Open closed standard streams, as by ``2>&-``, on the null device.
 
-    The next opened file would get their number otherwise, and the prints of C code.
+    The next opened file would get their number, and the prints of C code.
     """
     for number in range(3):
         try:

@@ -85,7 +85,7 @@ class Run:
             listener(self, *args)
 
     def is_due(self, done: int) -> bool:
-        """Whether the protocols run after so many rounds."""
+        """Whether the protocols run after ``done`` rounds."""
         every = self.settings.evaluate_every
         return bool(every) and (done == self.max_rounds or done % every == 0)
 

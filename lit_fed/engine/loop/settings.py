@@ -51,19 +51,16 @@ class RunParts:
 
 @dataclass(frozen=True, slots=True)
 class LocalSettings:
-    """How clients train.
+    """Settings of the local work.
 
     Args:
         work: Length of a client's work in a round.
         gradients: Clipping and accumulation.
-        networks: How networks are run.
+        networks: Compilation and memory format.
         buffers: Policy for buffers such as batch-norm statistics.
         watchers: Lightning callbacks on the local work.
-        executor: Trains a cohort, given a session.
+        executor: Makes a session's executor.
         guard: Limits a client's time.
-
-    Raises:
-        ConfigError: For an unknown buffer policy.
     """
 
     work: LocalWork
@@ -80,18 +77,11 @@ class LocalSettings:
 
 @dataclass(frozen=True, slots=True)
 class RunSettings:
-    """Rounds, evaluation and output of a run.
+    """The trainer's settings of rounds, evaluation and output, under its names.
 
     Args:
-        max_rounds: Total number of rounds, including those before a resume.
-        seed: Determines all randomness of the run.
-        evaluate_every: Rounds between evaluations, which also follow the last round; 0 for never.
-        evaluate_on: Data of the evaluations.
-        protocols: The evaluations.
-        on_client_failure: ``raise`` stops the run with the client's id, ``skip`` goes on without its update.
         logs: Folder of all runs.
-        logger: True for TensorBoard, False for none, or Lightning loggers.
-        config: The resolved configuration as YAML, where the command line started the run; else empty.
+        config: The resolved configuration as YAML, if the command line started the run; else empty.
         told: Configuration keys that the user set, without ``init_args``, most recent first.
 
     Raises:

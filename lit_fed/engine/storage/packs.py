@@ -27,7 +27,7 @@ _MOST_BYTES = 2**23  # buffered in memory
 
 
 class PackedFiles(VersionedFiles):
-    """Versioned states, those of a round packed together; see `VersionedFiles`."""
+    """Versioned states, packed by round; see `VersionedFiles`."""
 
     def __init__(self, directory: Path | None = None) -> None:
         super().__init__(directory)

@@ -27,7 +27,7 @@ class Devices:
     """The trainer's settings of hardware and arithmetic, under its names.
 
     Raises:
-        ConfigError: If torch or this machine cannot have so many threads.
+        ConfigError: For a number of threads out of range.
     """
 
     accelerator: str = "auto"

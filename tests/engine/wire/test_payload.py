@@ -40,7 +40,7 @@ def test_codec_leaves_integers_and_exact_values_alone() -> None:
         assert wire["n|int64"] is PAYLOAD["n"]
         assert wire["mask|bool"] is PAYLOAD["mask"]
         assert wire["w|float32"].dtype == getattr(torch, dtype)
-        assert_same(codec.decode(wire), PAYLOAD)  # small integers are exact in either type
+        assert_same(dict(codec.decode(wire)), PAYLOAD)  # small integers are exact in either type
 
 
 def test_the_other_end_of_the_wire_knows_only_the_payload() -> None:
