@@ -1,7 +1,7 @@
 """Federated learning for PyTorch Lightning.
 
-What it offers is in `lit_fed.api`. That takes seconds to import, so it waits until a name is asked for: the command
-line then has something to say at once, and Ctrl-C ends it at any moment.
+Names are in `lit_fed.api`, which takes seconds to import and so waits for the first use: the command line responds at
+once, and Ctrl-C ends it at any moment.
 """
 
 from __future__ import annotations

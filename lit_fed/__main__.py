@@ -1,4 +1,4 @@
-"""``python -m lit_fed …`` is the installed script ``lit-fed …``."""
+"""Run ``python -m lit_fed …`` as the installed script ``lit-fed …``."""
 
 from lit_fed.command.start import main
 

@@ -1,7 +1,4 @@
-"""All that a method is written with: its hooks, what they are handed, and what they answer with.
-
-The classes live in rooms of the engine, which nobody but the engine needs to know.
-"""
+"""Everything needed to write a method: hooks, their arguments and answers; the engine's rooms stay private."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``from lit_fed import …`` gives; the package itself imports it only when something is asked for."""
+"""The names of ``from lit_fed import …``, which the package imports on first use."""
 
 from lit_fed.algorithm import (
     Algorithm,

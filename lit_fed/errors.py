@@ -1,4 +1,4 @@
-"""Errors a user can act on: one line that says what is wrong, where, and what to do."""
+"""Errors for users: one line with what is wrong, where, and what to do."""
 
 from __future__ import annotations
 
@@ -9,95 +9,97 @@ import traceback
 from pathlib import Path
 from traceback import StackSummary
 
+from typing_extensions import override
+
 
 class LitFedError(Exception):
-    """Base of the errors that the command line prints as a single line, without a traceback.
+    """Base class; the command line prints the error as one line, without a traceback.
 
     Attributes:
-        details: The traceback, where the cause lies in code that is neither ours nor installed; else empty.
-        status: What the command line exits with: 2 for what a user gave, 1 for a run that failed.
+        details: The traceback of a cause in the user's own code; else empty.
+        status: Exit status of the command line: 2 for a user's input, 1 for a failed run.
     """
 
     details: str = ""
     status: int = 2
 
     def told(self) -> str:
-        """What another machine may be told of it: nothing of the data, and no path. Empty for its type alone."""
+        """The text for other machines, without data or paths; empty to send the type alone."""
         return ""
 
 
 class ConfigError(LitFedError, ValueError):
-    """A setting, file or data set that cannot work; raised before any training."""
+    """A setting, file or data set that cannot work, found before any training."""
 
 
 class CheckpointError(LitFedError):
-    """A checkpoint that cannot be written or read; whatever was saved before is still there."""
+    """A checkpoint that cannot be written or read; older checkpoints survive."""
 
 
 class UnreadableFile(CheckpointError):
-    """A file that the system does not let us read now: nothing is known of what it holds."""
+    """A file that the system refuses to read; its content is unknown."""
 
 
 class NonFiniteUpdate(LitFedError, ArithmeticError):
-    """A client's loss or update holds NaN or infinity; such an update is never aggregated."""
+    """NaN or infinity in a client's loss or update, which is never aggregated."""
 
+    @override
     def told(self) -> str:
-        """All of it: the names of metrics."""
-        return str(self)
+        return str(self)  # names of metrics
 
 
 class NonFiniteServer(LitFedError, ArithmeticError):
-    """A method's step left NaN or infinity in what the server holds, or would send it; nothing of it is kept."""
+    """NaN or infinity in the server's state or payload, which is not kept."""
 
     status = 1
 
 
 class ClientTimeout(LitFedError):
-    """A client was not done in time.
+    """A client exceeded its time.
 
     Args:
-        limit: The time, in words.
-        place: Where it was.
+        limit: The time limit, in words.
+        place: The code that was running.
     """
 
     def __init__(self, limit: str, place: str) -> None:
         super().__init__(f"{limit}; it was at {place}")
         self.limit = limit
 
+    @override
     def told(self) -> str:
-        """The time."""
         return self.limit
 
 
 class NothingToAverage(LitFedError, ValueError):
-    """All updates of a round have the weight 0."""
+    """All updates of a round have weight 0."""
 
 
 class NobodyLeft(LitFedError):
-    """So many clients failed one after the other that there is nothing to wait for."""
+    """Too many consecutive clients failed."""
 
 
 class WireError(LitFedError):
-    """A message from another machine that is not what it should be; nothing of it is used."""
+    """An invalid message from another machine, of which nothing is used."""
 
+    @override
     def told(self) -> str:
-        """All of it: it is about what the other machine has said."""
-        return str(self)
+        return str(self)  # about the other machine's own message
 
 
 class ProcessLost(LitFedError):
-    """Another process of the run has ended; nothing can be shared with it any more."""
+    """Another process of the run has ended, so that collectives fail."""
 
 
 class ClientFailure(LitFedError):
-    """A client could not finish its local work.
+    """A client's local work failed.
 
     Args:
-        client_id: The client that failed.
-        round_idx: The round in which it failed, counted from 0.
-        cause: What went wrong, in one line.
-        details: The traceback, where the cause is an unexpected error; empty otherwise.
-        outline: What another machine may be told of the cause, see `outline`.
+        client_id: The client.
+        round_idx: The round, counted from 0.
+        cause: The cause, in one line.
+        details: The traceback of an unexpected error; else empty.
+        outline: The cause for other machines, see `outline`.
     """
 
     status = 1
@@ -112,7 +114,7 @@ class ClientFailure(LitFedError):
 
 
 def place_of(stack: StackSummary) -> str:
-    """Where a program stood, as ``file.py, line 7``: the innermost place that belongs to no installed package."""
+    """The innermost frame outside of installed packages, as ``file.py, line 7``."""
     own = [entry for entry in stack if not entry.filename.startswith((sys.prefix, sys.base_prefix, "<"))]
     entry = (own or list(stack))[-1]
     path = Path(entry.filename)
@@ -120,14 +122,13 @@ def place_of(stack: StackSummary) -> str:
 
 
 def outline(error: BaseException) -> str:
-    """What another machine may be told of an error, which may quote anybody's data.
+    """Describe an error, which may quote data, for another machine.
 
-    Errors of ours that hold none say so, and are told as they are. Of all others it is the type, and the place in
-    lit_fed that they came through.
+    Our errors without data are told in full (`LitFedError.told`), others by type and place in lit_fed.
     """
     if isinstance(error, LitFedError) and (told := error.told()):
         return told
-    package, place = Path(__file__).parent, "code that is not of lit_fed"
+    package, place = Path(__file__).parent, "code outside of lit_fed"
     for frame in traceback.extract_tb(error.__traceback__):
         if (path := Path(frame.filename)).is_relative_to(package):
             place = f"{path.relative_to(package.parent).as_posix()}, line {frame.lineno}"
@@ -142,7 +143,7 @@ _OURS = (
 
 
 def reason(error: BaseException) -> str:
-    """What an error of another package says, in a line."""
+    """An error of another package in one line."""
     text = " ".join(str(error).split())
     if isinstance(error, ImportError) and (
         missing := re.search(r"Requirement '([^']+)' not met|named '([^']+)'", text)
@@ -157,7 +158,7 @@ def reason(error: BaseException) -> str:
 
 
 def own_traceback(error: BaseException) -> str:
-    """The traceback of an error that passed through code which is neither ours nor installed; else empty."""
+    """The traceback of an error that passed through the user's own code; else empty."""
     frames = traceback.extract_tb(error.__traceback__)
     if all(frame.filename.startswith(_OURS) for frame in frames):
         return ""

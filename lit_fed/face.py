@@ -1,4 +1,4 @@
-"""Faces: modules under whose names classes are known that live in rooms of the engine."""
+"""Public modules that re-export the engine's classes under stable names."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import Any
 
 
 def live_here(names: Mapping[str, Any]) -> None:
-    """Let a module's exported classes of the engine say that they live in it.
+    """Set ``__module__`` of the engine's classes that a module exports to that module.
 
-    What is printed, pickled and written into configurations then has the path that users import from, whichever room a
-    class moves to.
+    Reprs, pickles and configurations then have the public path, wherever a class moves.
 
     Args:
         names: The module's globals.

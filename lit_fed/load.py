@@ -1,4 +1,4 @@
-"""Turn a checkpoint back into a network, for use without a federation."""
+"""Load a checkpoint as a network, for use without a federation."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from lit_fed.yaml_text import read_yaml
 _LIKE_A_FILE = re.compile(
     r"/|^~|^[A-Za-z]:\\|\.(pth?|pt2|ckpt|bin|pkl|pickle|npz|npy|safetensors|onnx|h5|tar|zip|ya?ml|json|csv|txt)$", re.I
 )
-_LOADED = re.compile(r"(.*_)?(path|file|filename|url|checkpoint|ckpt|folder|dir|hub_id)")  # settings that name a file
-_MODULES = ("lit_fed", "torch.nn", "torch.optim", "torchmetrics")  # what a checkpoint may name unasked
+_LOADED = re.compile(r"(.*_)?(path|file|filename|url|checkpoint|ckpt|folder|dir|hub_id)")  # settings with a file name
+_MODULES = ("lit_fed", "torch.nn", "torch.optim", "torchmetrics")  # allowed by default
 
 
 class DeployedNetwork(nn.Module):
-    """A trained network behind what was done to its inputs: it takes what the data set stores, such as bytes.
+    """A trained network with its preprocessing; inputs are as the data set stores them, such as bytes.
 
-    A plain module that ``torch.export`` takes.
+    A plain module that ``torch.export`` accepts.
 
     Args:
-        preprocessing: What the data module did to stored inputs; does nothing where there was nothing to do.
-        network: What was trained.
-        class_names: What its outputs are called, in their order; None where the data's classes have no names.
+        preprocessing: The data module's, an identity if it has none.
+        network: The trained network.
+        class_names: Names of its outputs, in order; None if the data lack names.
     """
 
     def __init__(self, preprocessing: nn.Module, network: nn.Module, class_names: tuple[str, ...] | None) -> None:
@@ -45,7 +45,7 @@ class DeployedNetwork(nn.Module):
         self.class_names = class_names
 
     def forward(self, stored: Tensor) -> Any:
-        """What the network puts out for a batch of stored inputs, (B, …)."""
+        """Outputs for a batch of stored inputs, (B, …)."""
         return self.network(self.preprocessing(stored))
 
 
@@ -56,19 +56,17 @@ def load_network(
 
     Args:
         ckpt_path: A checkpoint file, or a run folder (its ``best.ckpt``, else its ``last.ckpt``).
-        network: What to load the weights into; None rebuilds it from the configuration in the checkpoint.
-        modules: Modules or packages, beside lit_fed's, torch's and torchmetrics' own, from which that configuration may
-            take classes. Importing a module runs its code: name those that you trust. Only they are given paths that
-            the configuration names.
+        network: Receives the weights; None rebuilds it from the configuration in the checkpoint.
+        modules: Modules or packages, besides lit_fed, torch and torchmetrics, whose classes that configuration may use.
+            Importing runs their code, and they receive the file paths of the configuration: name only trusted ones.
 
     Returns:
-        The data's preprocessing and, as ``network``, the given one; else the task's ``network`` where it has one, else
-        the task itself. Where the data module prepares its inputs by code of its own, inputs go to the network as they
-        are, and a warning says so.
+        The preprocessing and ``network``: the given one, else the task's ``network``, else the task. If a data module
+        prepares inputs by custom code, a warning says so, and inputs reach the network unchanged.
 
     Raises:
-        CheckpointError: If there is no configuration to rebuild from, it names a file, or a class that is not there or
-            not allowed, or the weights do not fit.
+        CheckpointError: If the configuration is missing, names a file, or an unknown or forbidden class, or if the
+            weights do not fit.
     """
     path = checkpoint_file(ckpt_path)
     content = read_checkpoint(path)
@@ -87,7 +85,7 @@ def load_network(
 
 
 def checkpoint_file(ckpt_path: str | Path) -> Path:
-    """A checkpoint, or that of a run folder: its ``best.ckpt``, else its ``last.ckpt``."""
+    """A checkpoint file, or a run folder's ``best.ckpt``, else ``last.ckpt``."""
     path = Path(ckpt_path)
     if not path.is_dir():
         return path
@@ -96,12 +94,12 @@ def checkpoint_file(ckpt_path: str | Path) -> Path:
 
 
 def _deployed(network: nn.Module, inputs: Mapping[str, Any], path: Path) -> DeployedNetwork:
-    """The network behind the preprocessing that a checkpoint holds."""
+    """The network with the checkpoint's preprocessing."""
     steps, names = inputs.get("steps"), inputs.get("class_names")
     if steps is None:
         warnings.warn(
-            f"{path} does not hold how {inputs.get('source')} prepares its inputs, which is code of its own: the "
-            "network expects them as that data module's loaders yield them",
+            f"{path} lacks the preprocessing of {inputs.get('source')}, which is custom code; pass inputs as that data "
+            "module's loaders yield them",
             stacklevel=3,
         )
     try:
@@ -112,23 +110,23 @@ def _deployed(network: nn.Module, inputs: Mapping[str, Any], path: Path) -> Depl
 
 
 def _rebuilt(config: str, path: Path, modules: Sequence[str]) -> tuple[LightningModule, Algorithm[Any]]:
-    """The task and the method of a checkpoint's configuration.
+    """Build the task and the method of a checkpoint's configuration.
 
     Raises:
-        CheckpointError: If they cannot be made.
-        ConfigError: If `modules` are none.
+        CheckpointError: If they cannot be built.
+        ConfigError: If ``modules`` are not module names.
     """
     with _importing_only(modules):
         try:
             return _build(read_yaml(config), path, modules)
         except CheckpointError:
             raise
-        except Exception as error:  # whatever the classes' constructors raise, beside what the parser does
+        except Exception as error:  # of the parser, or of any constructor
             text = " ".join(str(error).split())
             if denied := re.search(r"Importing '([^']+)' is not allowed", text):
                 owner = denied[1].rpartition(".")[0]
                 raise CheckpointError(
-                    f"{path} names {denied[1]}, which is not of lit_fed; if you trust it, allow it: "
+                    f"{path} names {denied[1]}, which lit_fed does not import by default; if you trust it, allow it: "
                     f"load_network(…, modules=[{owner!r}]), or pass the network to load its weights into"
                 ) from error
             why = re.sub(r".*Errors: - (.*?) - Expected a .*", r"\1", text)[:200] or type(error).__name__
@@ -139,10 +137,10 @@ def _rebuilt(config: str, path: Path, modules: Sequence[str]) -> tuple[Lightning
 
 @contextmanager
 def _importing_only(modules: Sequence[str]) -> Iterator[None]:
-    """Let the parser import what lies in our modules and these, under whatever name it is asked for, and nothing else.
+    """Restrict the parser's imports to objects defined in our modules and these.
 
     Raises:
-        ConfigError: If these are no names of modules.
+        ConfigError: If these are not module names.
     """
     from jsonargparse import set_parsing_settings
     from jsonargparse._common import parsing_settings  # there is no public way back
@@ -153,15 +151,15 @@ def _importing_only(modules: Sequence[str]) -> Iterator[None]:
         try:
             set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=[*_MODULES, *named])
         except ValueError as error:
-            raise ConfigError(f"load_network: modules are {named}: {error}") from error
+            raise ConfigError(f"load_network's modules are {named}; {error}") from error
         yield
     finally:
         parsing_settings.update(before)
 
 
 def _build(config: dict[str, Any], path: Path, modules: Sequence[str]) -> tuple[LightningModule, Algorithm[Any]]:
-    """The task and the method that a run's resolved configuration describes, with untrained weights."""
-    from lit_fed.parsing import Parser  # what importing the package need not load
+    """Build the task and the method of a run's resolved configuration, with untrained weights."""
+    from lit_fed.parsing import Parser  # not needed to import the package
 
     parser = Parser(exit_on_error=False)
     parser.add_subclass_arguments(LightningModule, "model", required=True)
@@ -175,16 +173,15 @@ def _build(config: dict[str, Any], path: Path, modules: Sequence[str]) -> tuple[
         for key, part in (("model", model), ("algorithm", config["algorithm"]))
     }
     if odd := [key for key, part in parts.items() if not isinstance(part, Mapping)]:
-        raise ValueError(f"{odd[0]} is {parts[odd[0]]!r}, no class with its settings")
+        raise ValueError(f"{odd[0]} is {parts[odd[0]]!r}, not a class with settings")
     made = parser.instantiate(parser.parse_object(parts))
     return made.model, made.algorithm
 
 
 def _without_files(value: Any, where: str, path: Path, trusted: tuple[str, ...]) -> Any:
-    """Settings by which no file is read: a checkpoint may come from anybody, and files from anywhere.
+    """Strip settings that read files, because a checkpoint may be untrusted.
 
-    Weights that a network began with are left out, because the checkpoint's own come in their place. Classes of modules
-    that the caller trusts are given what they ask for.
+    Initial weights are dropped, as the checkpoint's replace them. Classes of trusted modules keep all settings.
 
     Args:
         value: A part of the configuration.
@@ -193,11 +190,11 @@ def _without_files(value: Any, where: str, path: Path, trusted: tuple[str, ...])
         trusted: Modules.
 
     Raises:
-        CheckpointError: If a setting names a file, or what might be one.
-        ValueError: If a text stands for more than anybody writes.
+        CheckpointError: If a setting may name a file.
+        ValueError: If a text's aliases expand to too many values.
     """
     if isinstance(value, str):
-        inner = _as_parsed(value)  # a text may stand for a mapping
+        inner = _as_parsed(value)  # a text may encode a mapping
         if isinstance(inner, Mapping | list):
             return _without_files(inner, where, path, trusted)
         if value == "-" or _LIKE_A_FILE.search(value) or _is_file(value):
@@ -224,23 +221,23 @@ def _without_files(value: Any, where: str, path: Path, trusted: tuple[str, ...])
 
 def _names_a_file(value: str, where: str, path: Path) -> CheckpointError:
     return CheckpointError(
-        f"{path} names a file in its configuration, {where}: {value[:80]!r}, which none but a class that you trust is "
-        "given; pass the network to load its weights into"
+        f"{path} names a file in its configuration, {where}: {value[:80]!r}, which only classes of trusted modules "
+        "receive; pass the network to load its weights into"
     )
 
 
 def _as_parsed(text: str) -> Any:
     try:
         return read_yaml(text)
-    except yaml.MarkedYAMLError:  # a text that is one
+    except yaml.MarkedYAMLError:  # a plain text
         return text
 
 
 def _is_file(text: str) -> bool:
-    """Whether a text names a file here."""
+    """Whether a text names an existing file."""
     try:
         return Path(text).is_file()
-    except (OSError, ValueError):  # too long, or with a zero byte
+    except (OSError, ValueError):  # too long, or a NUL byte
         return False
 
 
@@ -249,7 +246,7 @@ def _load(module: nn.Module, state: dict[str, torch.Tensor], path: Path) -> None
         missing, unexpected = module.load_state_dict(state, strict=False)
     except RuntimeError as error:
         raise CheckpointError(f"{path} does not fit this network: {' '.join(str(error).split())[:160]}") from error
-    # A checkpoint names a tensor once; a network that uses it in two places (tied weights) knows it by two names.
+    # A checkpoint names a tensor once; a network with tied weights has several names for it.
     own = module.state_dict(keep_vars=True)
     loaded = {id(own[name]) for name in state if name in own}
     absent = [name for name in missing if id(own[name]) not in loaded]

@@ -1,4 +1,4 @@
-"""What this machine has for this process: cores and memory."""
+"""Cores, memory and garbage collection of this process."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from pathlib import Path
 
 import torch
 
-_KEPT = 31 * 2**20  # bytes; 32 MiB is the most that glibc learns
+_KEPT = 31 * 2**20  # bytes; glibc adapts up to 32 MiB
 
-_LIMITS = (  # of a container: what it may have, and what it uses
+_LIMITS = (  # of a container: its limit, and its use
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
     (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
 )
 
 
 def available_cores() -> int:
-    """The CPU cores that this process may use."""
+    """CPU cores available to this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def most_processes() -> int:
-    """How many processes make sense here: two a core, and four to try things out."""
+    """Largest sensible number of processes: two per core, and at least four for experiments."""
     return max(4, 2 * available_cores())
 
 
 def most_threads() -> int:
-    """How many threads a process can have here: more than cores, to repeat what a larger machine computed."""
+    """Largest number of threads: more than cores, to reproduce a larger machine's results."""
     return max(64, 4 * available_cores())
 
 
 def free_memory() -> int | None:
-    """The bytes that can still be had, of the machine and of the container; None where nobody says."""
+    """Free memory of the machine and of the container, in bytes; None if unknown."""
     found = []
     meminfo = Path("/proc/meminfo")
     if meminfo.is_file():
@@ -47,24 +47,24 @@ def free_memory() -> int | None:
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep blocks of up to 31 MiB that it frees, for the next step to use.
+    """Make glibc reuse freed blocks of up to 31 MiB in the next step.
 
-    glibc hands a larger block than its threshold back to the kernel, and the next step's activations then cost a page
-    fault for every 4 KiB. The threshold rises to the size of the largest block that was ever freed, which is all that
-    happens here: mallopt(3), M_MMAP_THRESHOLD. Under another allocator nothing changes.
+    glibc returns blocks above its threshold to the kernel, and the next step's activations then cost a page fault per
+    4 KiB. The threshold adapts to the largest block freed so far, here this one: mallopt(3), M_MMAP_THRESHOLD. Other
+    allocators are not affected.
     """
     torch.empty(_KEPT, dtype=torch.uint8)
 
 
-_YOUNG = 10_000  # so many new objects are searched at a time
+_YOUNG = 10_000  # allocations between GC passes
 
 
 @contextmanager
 def settled() -> Iterator[None]:
-    """Take what is there already for lasting: the collector of cycles then searches only what rounds make.
+    """Freeze existing objects so that the GC scans only the rounds' objects.
 
-    A cohort's clients are many small objects that live as long as their group: every 700 of them, which is Python's
-    threshold, would have them searched, and every few thousand all modules too.
+    A cohort has many small objects that live as long as their group: Python's threshold of 700 allocations would scan
+    them, and all modules, again and again.
     """
     thresholds = gc.get_threshold()
     gc.freeze()

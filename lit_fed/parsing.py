@@ -1,4 +1,4 @@
-"""The parser of configurations, for the command line and for whatever reads its files."""
+"""The parser of configurations."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import yaml
 from jsonargparse import DefaultHelpFormatter, get_loader, set_loader
 from lightning.pytorch.cli import LightningArgumentParser
 from torch.optim.lr_scheduler import LRScheduler
+from typing_extensions import override
 
 from lit_fed.yaml_text import read_yaml
 
 ROUNDS = ("T_max", "total_steps", "total_iters")
-"""How torch's schedules call their length; null stands for all rounds."""
+"""Names of a schedule's length in torch; null stands for all rounds."""
 
 PARSER_MODE = "strict_yaml"
 """The mode of parsers that read with `load`."""
@@ -24,10 +25,10 @@ _MERGE = "tag:yaml.org,2002:merge"
 
 
 def load(text: str) -> Any:
-    """What a YAML text says, to a parser.
+    """Parse a YAML text for a parser.
 
     Raises:
-        yaml.YAMLError: If it says nothing, a mapping in it names a key twice, or its aliases stand for too much.
+        yaml.YAMLError: If it is not YAML, repeats a key, or has aliases that expand to too much.
     """
     if "*" in text and "&" in text:
         read_yaml(text)
@@ -40,10 +41,10 @@ set_loader(PARSER_MODE, load, (yaml.YAMLError,))
 
 
 def compose(text: str) -> yaml.Node | None:
-    """A YAML text as nodes that know their lines; None where it is empty.
+    """A YAML text as nodes with line numbers; None for an empty text.
 
     Raises:
-        yaml.YAMLError: If it is none, or a mapping in it names a key twice: YAML's readers keep the last.
+        yaml.YAMLError: If it is not YAML, or a mapping repeats a key, of which YAML's readers keep the last.
     """
     root: yaml.Node | None = yaml.compose(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     for path, mapping in _mappings(root, (), set()):
@@ -63,7 +64,7 @@ def compose(text: str) -> yaml.Node | None:
 def _mappings(
     node: yaml.Node | None, path: tuple[str, ...], seen: set[int]
 ) -> Iterator[tuple[tuple[str, ...], yaml.MappingNode]]:
-    """Every mapping of a tree once, however often it is referred to, and the keys that lead to it."""
+    """Each mapping of a tree, once, with its path of keys."""
     if id(node) in seen:
         return
     seen.add(id(node))
@@ -77,7 +78,7 @@ def _mappings(
 
 
 class HelpFormatter(DefaultHelpFormatter):
-    """Help without a list of every class of torch, and without the marks of docstrings."""
+    """Help without long lists of torch's classes, and without the marks of docstrings."""
 
     def _expand_help(self, action: argparse.Action) -> str:
         text, known, classes = super()._expand_help(action).partition(", known subclasses: ")
@@ -86,14 +87,15 @@ class HelpFormatter(DefaultHelpFormatter):
 
 
 class Parser(LightningArgumentParser):
-    """A parser that passes on its help format, and how it reads, to those it makes; schedules may be open-ended."""
+    """A parser that passes its help format and YAML reader to subparsers, and allows open-ended schedules."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         ours: dict[str, Any] = {"formatter_class": HelpFormatter, "parser_mode": PARSER_MODE}
         super().__init__(*args, **(ours | kwargs))
 
+    @override
     def parse_args(self, args: Any = None, *rest: Any, **kwargs: Any) -> Any:
-        """Read arguments; a null for a setting of a class within a class arrives here as the text None."""
+        """Parse arguments; jsonargparse passes a nested class's null as the text None."""
         if args is not None:
             args = [word.removesuffix("None") + "null" if word.endswith("=None") else word for word in args]
         return super().parse_args(args, *rest, **kwargs)
@@ -101,7 +103,7 @@ class Parser(LightningArgumentParser):
     def _add_signature_parameter(
         self, container: Any, nested_key: str | None, param: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        """Take null for a schedule's length, which torch declares as a number."""
+        """Allow null for a schedule's length, which torch declares as a number."""
         if param.name in ROUNDS and isinstance(param.parent, type) and issubclass(param.parent, LRScheduler):
             param = replace(param, annotation=int | None)
         return super()._add_signature_parameter(container, nested_key, param, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""Standard output and error on which printing cannot fail, so that nothing ends because nobody reads what it says."""
+"""Standard streams on which printing cannot fail, so that a run outlives its reader."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import IO, Any
 
+from typing_extensions import override
+
 
 class _Forgiving(io.FileIO):
-    """The end of a stream: what cannot be written is dropped, and the first reason kept."""
+    """A raw stream that drops failed writes, and keeps the first error."""
 
     lost: OSError | None = None
 
+    @override
     def write(self, data: Any) -> int:
-        """Write, or do as if."""
         try:
             written = super().write(data)
         except OSError as error:
@@ -26,26 +28,25 @@ class _Forgiving(io.FileIO):
 
 
 def open_standard() -> None:
-    """Give standard input, output and error a place where they are closed, as by ``2>&-``.
+    """Open closed standard streams, as by ``2>&-``, on the null device.
 
-    The next file to be opened would get their number, and what C code prints.
+    The next opened file would get their number, and the prints of C code.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # which has the lowest free number: this one
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest free number: this one
 
 
 @contextmanager
 def unfailing() -> Iterator[list[OSError]]:
-    """Let nothing that is printed raise: not a closed pipe, a full disk, a closed stream or a missing character.
+    """Suppress printing errors: closed pipes and streams, full disks, unencodable characters.
 
-    Characters that the encoding lacks are written as their numbers. Streams that lead to no file, such as a notebook's,
-    stay as they are.
+    Unencodable characters are written as escapes. Streams without a file, such as a notebook's, are unchanged.
 
     Yields:
-        Why something got lost on the standard output, filled at the end; nothing where its reader has left.
+        The first error on standard output, filled in at the end; empty if only its reader has left.
     """
     before, lost = (sys.stdout, sys.stderr), list[OSError]()
     made = [_unfailing(stream) for stream in before]
@@ -68,7 +69,7 @@ def _unfailing(stream: IO[str] | None) -> Any:
     raw = _raw(stream)
     if not isinstance(stream, io.TextIOWrapper) or not isinstance(raw, io.FileIO) or isinstance(raw, _Forgiving):
         return stream
-    with suppress(OSError):  # its reader has left before
+    with suppress(OSError):  # its reader has left already
         stream.flush()
     forgiving = _Forgiving(raw.fileno(), "w", closefd=False)
     return io.TextIOWrapper(
@@ -81,6 +82,6 @@ def _unfailing(stream: IO[str] | None) -> Any:
 
 
 def _raw(stream: Any) -> Any:
-    """What a stream writes to in the end."""
+    """The raw stream below a text stream."""
     buffer = getattr(stream, "buffer", None)
     return getattr(buffer, "raw", buffer)

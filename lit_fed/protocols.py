@@ -1,7 +1,6 @@
-"""Evaluation protocols by name, so that nobody needs to ask "which accuracy?".
+"""Evaluation protocols: each tests a certain model on certain data, and prefixes its metrics with its name.
 
-Every protocol says whose model is tested on whose data, and names its metrics after itself. Yours derives from
-`Protocol`.
+Subclass `Protocol` for your own.
 """
 
 from __future__ import annotations
@@ -12,7 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
+from lit_fed.checks import check_range
 from lit_fed.engine.clients.executor import Question
 from lit_fed.engine.evaluation.federation import Federation
 from lit_fed.engine.evaluation.protocols import EvalSubset, Evaluation, Protocol
@@ -48,20 +49,18 @@ if TYPE_CHECKING:
 class GlobalTest(Protocol):
     """The global model on the shared test set: ``global/loss``, ``global/acc``.
 
-    Where the data have views (`lit_fed.data.FederatedDataModule.views`), such as resolutions, also through each of
-    them: ``global/acc_<view>``.
-
-    Nothing for methods without one, nor where a part of every model is personal: what the server holds of that part
-    was never trained.
+    Also through each view of the data (`lit_fed.data.FederatedDataModule.views`), such as a resolution:
+    ``global/acc_<view>``. Methods without a global model have no such metrics, nor have those with personal parts,
+    which the server never trains.
     """
 
     name = "global"
 
+    @override
     def run(self, federation: Federation, round_idx: int, subset: EvalSubset) -> Evaluation:
-        """Test the global model of every kind once; processes share the batches."""
         data, found = federation.data, Evaluation()
         for name, loop in global_loops(self.name, federation, round_idx, found):
-            for view in (None, *data.views()):
+            for view in (None, *data.views()):  # processes share the batches
                 loader = data.test_loader(view=view) if subset == "test" else data.val_loader(view=view)
                 values = loop.evaluate(loader, subset, spread=True)
                 end = "" if view is None else f"_{view}"
@@ -72,13 +71,13 @@ class GlobalTest(Protocol):
 def global_loops(
     protocol: str, federation: Federation, round_idx: int, found: Evaluation
 ) -> Iterator[tuple[str, LocalLoop]]:
-    """What tests the global model of every kind, which is loaded, and the name that its metrics carry.
+    """The loop of each kind, with the global model loaded, and the prefix of its metrics.
 
     Args:
-        protocol: Its name; metrics carry it alone where there is one kind of network.
-        federation: Whose models.
-        round_idx: After which round.
-        found: Is told where there is no global model, or a part of every model is personal.
+        protocol: Its name, which is the prefix for a single kind.
+        federation: Has the models.
+        round_idx: The last round.
+        found: Receives the reason for a missing global model, or one with personal parts.
     """
     models, method = federation.global_models(round_idx), type(federation.algorithm).__name__
     if not models:
@@ -86,34 +85,33 @@ def global_loops(
     for kind, state in models.items():
         loop = federation.loops[kind]
         if loop.model.split.personal:
-            found.absent[protocol] = f"under {method} a part of every model is its client's own"
+            found.absent[protocol] = f"under {method} a part of every model is personal"
             continue
         loop.model.load(state)
         yield protocol if len(federation.kinds.names) == 1 else f"{protocol}_{kind}", loop
 
 
 class ClientTest(Protocol):
-    """What each client would use, on that client's own test data, before any fine-tuning.
+    """Each client's model on the client's own test data, before fine-tuning.
 
-    Gives ``clients/<metric>_mean``, ``_std``, ``_p10`` and ``_min`` over clients. That is the global model for methods
-    that have nothing else; a personal part, where a method has one, is the client's own.
+    Gives ``clients/<metric>_mean``, ``_std``, ``_p10`` and ``_min`` over clients. A client's model is the global one
+    with the client's personal parts, if the method has any.
 
     Args:
-        max_clients: Test a fixed random choice of this many clients; None for all of them.
+        max_clients: Test a fixed random choice of this many clients; None for all.
     """
 
     name = "clients"
     stage = "test"
-    entered: Stage = "test"  # as what a client is entered
+    entered: Stage = "test"  # stage of the session
     fine_tuning: FineTuning | None = None
 
     def __init__(self, max_clients: int | None = None) -> None:
-        if max_clients is not None and max_clients < 1:
-            raise ConfigError(f"{type(self).__name__}.max_clients is {max_clients}; it must be at least 1")
+        check_range(f"{type(self).__name__}.max_clients", max_clients, least=1, null="for all")
         self.max_clients = max_clients
 
+    @override
     def run(self, federation: Federation, round_idx: int, subset: EvalSubset) -> Evaluation:
-        """Test every client."""
         clients = _choose(self.clients(federation), self.max_clients, federation.seed)
         broadcast, workers = federation.broadcast(round_idx, "test"), federation.workers
         rows = []
@@ -125,11 +123,12 @@ class ClientTest(Protocol):
         return Evaluation(spread(self.name, rows, totals), rows)
 
     def clients(self, federation: Federation) -> NDArray[np.int64]:
-        """Whom to test: all that may be sampled."""
+        """The clients to test: all that may be sampled."""
         return federation.participation.seen_clients
 
+    @override
     def question(self, federation: Federation, subset: EvalSubset) -> Question:
-        """See `Protocol.question`; with the data, and with what a client does before they are looked at."""
+        """The question with its data and fine-tuning, which groups of clients can answer together."""
         question = super().question(federation, subset)
         own = (type(self).answer, type(self).test_client, type(self).enter)
         if own != (ClientTest.answer, ClientTest.test_client, ClientTest.enter):
@@ -143,41 +142,41 @@ class ClientTest(Protocol):
         of_all = self.max_clients is None
         return replace(question, loader=loader, stage=self.entered, fine_tuning=self.fine_tuning, of_all=of_all)
 
+    @override
     def answer(self, federation: Federation, client_id: int, broadcast: Broadcast, subset: EvalSubset) -> ClientUpdate:
-        """One client's metrics."""
         metrics = self.test_client(federation, client_id, broadcast, subset)
         return ClientUpdate(client_id, {}, metrics=metrics, kind=federation.kinds[client_id])
 
     def test_client(
         self, federation: Federation, client_id: int, broadcast: Broadcast, subset: EvalSubset
     ) -> dict[str, float]:
-        """Metrics of one client."""
+        """Metrics of a client."""
         client = self.enter(federation, client_id, broadcast)
         with federation.session.prepared(client):
             return federation.session.evaluate(client, self.loader(federation, client_id, subset), subset)
 
     def enter(self, federation: Federation, client_id: int, broadcast: Broadcast) -> Client:
-        """Become the client, as it is to be tested."""
+        """Enter the client for the test."""
         return federation.session.enter(client_id, broadcast, self.entered, self.fine_tuning)
 
     def loader(self, federation: Federation, client_id: int, subset: EvalSubset) -> Iterable[object]:
-        """What to test on: the client's own data."""
+        """The data to test on: the client's own."""
         return _client_loader(federation, client_id, subset)
 
 
 class UnseenTest(ClientTest):
-    """As `ClientTest`, on the clients that are never sampled (``participation.unseen_fraction``): ``unseen/…``."""
+    """As `ClientTest`, for clients that are never sampled (``participation.unseen_fraction``): ``unseen/…``."""
 
     name = "unseen"
     stage = "unseen"
 
+    @override
     def check(self, federation: Federation) -> None:
-        """Refuse a federation without unseen clients."""
         if not len(federation.participation.unseen_clients):
             raise ConfigError("protocol UnseenTest needs unseen clients; set participation.unseen_fraction above 0")
 
+    @override
     def clients(self, federation: Federation) -> NDArray[np.int64]:
-        """Whom to test: those that are never sampled."""
         return federation.participation.unseen_clients
 
 
@@ -186,8 +185,8 @@ class PersonalTest(ClientTest):
 
     Args:
         epochs: Passes over the client's training data.
-        lr: Learning rate of the fine-tuning; None keeps the round's own.
-        max_clients: Test a fixed random choice of this many clients; None for all of them.
+        lr: Learning rate of the fine-tuning; None keeps the round's.
+        max_clients: Test a fixed random choice of this many clients; None for all.
     """
 
     name = "personal"
@@ -195,41 +194,40 @@ class PersonalTest(ClientTest):
 
     def __init__(self, epochs: int = 1, lr: float | None = None, max_clients: int | None = None) -> None:
         super().__init__(max_clients)
-        if epochs < 1:
-            raise ConfigError(f"PersonalTest.epochs is {epochs}; it must be at least 1")
-        if lr is not None and lr <= 0:
-            raise ConfigError(f"PersonalTest.lr is {lr}; it must be positive")
+        check_range("PersonalTest.epochs", epochs, least=1)
+        check_range("PersonalTest.lr", lr, above=0, null="for the round's")
         self.fine_tuning = FineTuning(epochs, lr)
 
 
 class ClientGlobalTest(ClientTest):
     """As `ClientTest`, on the shared test set, which has all classes: ``clients_global/…``.
 
-    The accuracy that tables of federated distillation show. It costs the clients' number times the shared test set.
+    Tables of federated distillation show this accuracy. It costs a pass over the shared test set per client.
     """
 
     name = "clients_global"
     stage = "global"
 
+    @override
     def loader(self, federation: Federation, client_id: int, subset: EvalSubset) -> Iterable[object]:
-        """What to test on: the shared data."""
         return federation.data.test_loader() if subset == "test" else federation.data.val_loader()
 
 
 class LocalTest(ClientTest):
-    """As `ClientTest`, with each client's model as its own work left it, before the newest broadcast: ``local/…``.
+    """As `ClientTest`, with each client's model after its local work, before the newest broadcast: ``local/…``.
 
-    Says something of its own for methods that refine what a client keeps by what the server sends
-    (`lit_fed.engine.method.algorithm.Algorithm.phases` of the stage ``test``); elsewhere it equals `ClientTest`.
+    Differs from `ClientTest` for methods that refine a client's model by the broadcast
+    (`lit_fed.algorithm.Algorithm.phases` of the stage ``test``).
     """
 
     name = "local"
     stage = "local"
 
+    @override
     def test_client(
         self, federation: Federation, client_id: int, broadcast: Broadcast, subset: EvalSubset
     ) -> dict[str, float]:
-        """Metrics of one client, without the work that a test otherwise begins with."""
+        """Metrics of a client, without the phases before a test."""
         client = self.enter(federation, client_id, broadcast)
         return federation.session.evaluate(client, self.loader(federation, client_id, subset), subset)
 
@@ -241,7 +239,7 @@ def _client_loader(federation: Federation, client_id: int, subset: EvalSubset) -
 
 def _choose(clients: NDArray[np.int64], max_clients: int | None, seed: int) -> list[int]:
     if max_clients is not None and max_clients < len(clients):
-        # shuffle=False makes it of the order of the choice, not of the population
+        # shuffle=False costs the size of the choice, not of the population
         picks = numpy_generator(seed, "evaluation").choice(len(clients), max_clients, replace=False, shuffle=False)
         clients = clients[np.sort(picks)]
     chosen: list[int] = clients.tolist()

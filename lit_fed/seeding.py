@@ -1,8 +1,7 @@
 """Randomness as a function of (seed, round, client, purpose).
 
-No generator state is ever stored in a checkpoint: whatever needs random numbers derives a seed of its own from the
-run's seed and from what the numbers are for. Results therefore do not depend on the number of processes or workers,
-on the order of the clients, or on whether a run was interrupted.
+Checkpoints hold no generator state: each use of random numbers derives a seed from the run's seed and its purpose.
+Results do not depend on the number of processes or workers, the order of clients, or interruptions.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ def derive_seed(seed: int, *keys: int | str) -> int:
 
     Args:
         seed: The seed of the run.
-        keys: What the numbers are for, such as ``("cohort", round_idx)``.
+        keys: The purpose, such as ``("cohort", round_idx)``.
 
     Returns:
         A non-negative integer below 2**63, the same on every platform.
     """
-    # `index`, because NumPy writes its own integers in another way, and in another one from version to version.
+    # `index`, because the repr of NumPy's integers differs between versions.
     plain = (seed, *keys)
     if not _PLAIN.issuperset(map(type, plain)):
         plain = tuple(key if isinstance(key, str) else index(key) for key in plain)
@@ -47,8 +46,7 @@ def torch_generator(seed: int, *keys: int | str) -> torch.Generator:
 def seed_device(seed: int, device: torch.device) -> None:
     """Seed the generators that dropout and random layers draw from.
 
-    ``torch.manual_seed`` does this for every backend and costs about 200 µs, which a client of five samples would
-    notice.
+    ``torch.manual_seed`` seeds every backend in about 200 µs, which is noticeable for a client of five samples.
     """
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":

@@ -1,4 +1,4 @@
-"""Tensors of any nesting."""
+"""Nested tensors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """A function of every tensor in a batch of any nesting."""
+    """Apply a function to every tensor of a nested value."""
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, dict):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lit_fed.engine.storage.files import VersionedFiles
 from lit_fed.errors import CheckpointError
-from lit_fed.file_names import is_file_name
+from lit_fed.file_names import is_file_name, shown
 
 
 @pytest.mark.parametrize("name", ["0", "late-3", "fedavg", "größe_2", "a b", "v1.2", "x" * 100, "日本"])
@@ -60,7 +60,12 @@ def test_a_name_stays_in_its_folder(name: str) -> None:
 def test_a_client_with_such_a_name_is_refused_where_its_path_is_made(tmp_path: Path, name: str) -> None:
     files = VersionedFiles(tmp_path)
     for use in (lambda: files.read(name, (0, 0)), lambda: files.write(name, 0, {}), lambda: files.delete(name, 0)):
-        with pytest.raises(
-            CheckpointError, match=r"a client cannot be called '.*': its state would lie outside of the run"
-        ):
+        with pytest.raises(CheckpointError, match=r"client name '.*' would place its state outside of the run"):
             use()
+
+
+def test_a_path_is_shown_from_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert shown(Path.cwd() / "lightning_logs" / "version_0") == str(Path("lightning_logs", "version_0"))
+    assert shown("a/b") == str(Path("a/b"))
+    assert shown(Path.cwd().parent / "other") == str(Path.cwd().parent / "other")

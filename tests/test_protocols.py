@@ -62,7 +62,7 @@ class Mute(LeastSquares):
         (
             Wanderer,
             Wandering,
-            ["there are no metrics global/…: under Wandering a part of every model is its client's own"],
+            ["there are no metrics global/…: under Wandering a part of every model is personal"],
         ),
         (Promising, FedAvg, ["the model declares a metric acc, and no evaluation reports it"]),
         (
@@ -239,7 +239,7 @@ def test_max_clients_of_seen_clients_only(tmp_path: Path) -> None:
         (lambda: ClientTest(max_clients=0), r"ClientTest\.max_clients is 0; it must be at least 1"),
         (lambda: UnseenTest(max_clients=-1), r"UnseenTest\.max_clients is -1"),
         (lambda: PersonalTest(epochs=0), r"PersonalTest\.epochs is 0"),
-        (lambda: PersonalTest(lr=0.0), r"PersonalTest\.lr is 0\.0; it must be positive"),
+        (lambda: PersonalTest(lr=0.0), r"PersonalTest\.lr is 0\.0; it must be above 0"),
     ],
 )
 def test_settings_are_checked(make: Any, message: str) -> None:

@@ -218,7 +218,15 @@ def test_a_phase_needs_one_length() -> None:
         ({"max_rounds": 0}, r"trainer\.max_rounds is 0; it must be at least 1"),
         ({"evaluate_every": -1}, r"trainer\.evaluate_every is -1"),
         ({"gradient_clip_val": -1.0}, r"trainer\.gradient_clip_val is -1"),
-        ({"strategy": "fsdp"}, r"trainer\.strategy is 'fsdp'; it must be one of auto, clients, ddp"),
+        ({"strategy": "fsdp"}, r"trainer\.strategy is 'fsdp'; it must be 'auto', 'clients' or 'ddp'"),
+        ({"executor": "fast"}, r"trainer\.executor is 'fast'; it must be 'sequential', 'vectorized' or 'auto'"),
+        ({"buffers": "mean"}, r"trainer\.buffers is 'mean'; it must be 'average', 'local' or 'server'"),
+        ({"on_client_failure": "ignore"}, r"trainer\.on_client_failure is 'ignore'; it must be 'raise' or 'skip'"),
+        ({"client_store": "cloud"}, r"trainer\.client_store is 'cloud'; it must be 'disk' or 'memory'"),
+        ({"evaluate_on": "train"}, r"trainer\.evaluate_on is 'train'; it must be 'val' or 'test'"),
+        ({"gradient_clip_algorithm": "l1"}, r"trainer\.gradient_clip_algorithm is 'l1'; it must be 'norm' or 'value'"),
+        ({"deterministic": "yes"}, r"trainer\.deterministic is 'yes'; it must be False, True or 'warn'"),
+        ({"accumulate_grad_batches": 0}, r"trainer\.accumulate_grad_batches is 0; it must be at least 1"),
         ({"precision": "8"}, "trainer: Precision '8' is invalid"),
         ({"accelerator": "gpu"}, "trainer: No supported gpu backend found"),
     ],
@@ -231,7 +239,7 @@ def test_settings_that_cannot_work(tmp_path: Path, settings: dict[str, Any], mes
 
 
 def test_parts_that_do_not_fit(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="model model is a Linear; it must be a LightningModule"):
+    with pytest.raises(ConfigError, match="model 'model' is a Linear; it must be a LightningModule"):
         fit(tmp_path, torch.nn.Linear(2, 1))
     with pytest.raises(ConfigError, match="give --ckpt_path last"):
         trainer(tmp_path).test(LeastSquares(), Points(), FedAvg())
@@ -317,7 +325,7 @@ def test_the_state_of_a_run_is_one_object(tmp_path: Path) -> None:
 def test_nothing_has_been_run_yet(tmp_path: Path) -> None:
     made = trainer(tmp_path)
     for name in ("run", "metrics", "log_dir"):
-        with pytest.raises(ConfigError, match="has not run anything yet; call fit, validate, test or predict"):
+        with pytest.raises(ConfigError, match="has not run yet; call fit, validate, test or predict"):
             getattr(made, name)
 
 

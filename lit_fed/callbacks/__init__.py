@@ -8,8 +8,7 @@ from lit_fed.callbacks.early_stopping import EarlyStopping
 from lit_fed.callbacks.lightning_callbacks import lightning_watchers
 from lit_fed.callbacks.progress import Progress
 from lit_fed.callbacks.recorder import Recorder
-from lit_fed.engine.loop.callback import Callback, RoundRecord
-from lit_fed.engine.loop.run import Run
+from lit_fed.engine.loop.run import Callback, RoundRecord, Run
 from lit_fed.engine.storage.files import in_place_of
 from lit_fed.face import live_here
 

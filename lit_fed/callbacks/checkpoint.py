@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from lit_fed.callbacks.early_stopping import Mode, check_reported, direction_of, improves
 from lit_fed.engine.lightning.metric_names import Direction
-from lit_fed.engine.loop.callback import Callback, RoundRecord
 from lit_fed.engine.loop.checkpoint import read_checkpoint, save_checkpoint
+from lit_fed.engine.loop.run import Callback, RoundRecord
 from lit_fed.engine.storage.files import Version, remove_half_written
 from lit_fed.engine.wire.workers import on_first_process
 from lit_fed.errors import CheckpointError, ConfigError, UnreadableFile

@@ -17,7 +17,7 @@ from lit_fed.callbacks.pictures import participation_map, predictions_picture, v
 from lit_fed.data.population.pictures import even_subset, render
 from lit_fed.engine.evaluation.rows import ClientRow
 from lit_fed.engine.lightning.compatibility import overrides
-from lit_fed.engine.loop.callback import Callback, RoundRecord
+from lit_fed.engine.loop.run import Callback, RoundRecord
 from lit_fed.errors import CheckpointError, ConfigError
 from lit_fed.yaml_text import read_yaml
 

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any, Literal
 
 from lit_fed.engine.lightning.metric_names import Direction
-from lit_fed.engine.loop.callback import Callback, RoundRecord
+from lit_fed.engine.loop.run import Callback, RoundRecord
 from lit_fed.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from lightning import Callback as LightningCallback
 
-from lit_fed.engine.loop.callback import Callback
+from lit_fed.engine.loop.run import Callback
 from lit_fed.errors import ConfigError
 
 _WATCHED = {

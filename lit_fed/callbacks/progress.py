@@ -19,9 +19,9 @@ from rich.table import Table
 from rich.text import Text
 
 from lit_fed.engine.lightning.metric_names import base_name
-from lit_fed.engine.loop.callback import Callback, RoundRecord
-from lit_fed.engine.storage.files import shown
+from lit_fed.engine.loop.run import Callback, RoundRecord
 from lit_fed.engine.wire.payload import ClientUpdate
+from lit_fed.file_names import shown
 from lit_fed.participation import Fate, Participant
 
 if TYPE_CHECKING:

@@ -168,7 +168,7 @@ class FederatedCLI(LightningCLI):
         with ExitStack() as stack:
             stack.enter_context(ending_told())
             if _rank() == 0:
-                self.trainer.guard.tell = stack.enter_context(
+                self.trainer.local.guard.tell = stack.enter_context(
                     witness("go on with --ckpt_path last" if subcommand == "fit" else "")
                 )
             super()._run_subcommand(subcommand)

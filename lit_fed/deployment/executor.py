@@ -22,7 +22,8 @@ from lit_fed.engine.clients.session import Session
 from lit_fed.engine.method.client import Client
 from lit_fed.engine.storage.files import Version, VersionedFiles
 from lit_fed.engine.wire.broadcast import Broadcast
-from lit_fed.engine.wire.payload import Channel, ClientUpdate, Layout, layout_of
+from lit_fed.engine.wire.channel import Channel
+from lit_fed.engine.wire.payload import ClientUpdate, Layout, layout_of
 from lit_fed.engine.wire.totals import Totals
 from lit_fed.errors import ClientFailure, NobodyLeft, WireError
 
@@ -55,6 +56,14 @@ class Patience:
         check_range("--patience.round_s", self.round_s, above=0, why=" s")
         check_range("--patience.return_s", self.return_s, least=0, why=" s")
         check_range("--patience.smallest_cohort", self.smallest_cohort, least=0)
+
+
+class ServerEnd(Channel):
+    """The server's end of a wire whose other end is a node: an executor yields updates that have crossed it."""
+
+    @override
+    def receive(self, update: ClientUpdate) -> ClientUpdate:
+        return update
 
 
 class NodeFiles(VersionedFiles):

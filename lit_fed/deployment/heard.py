@@ -25,7 +25,8 @@ from lit_fed.deployment.wire import (
     shown,
 )
 from lit_fed.engine.storage.files import Version
-from lit_fed.engine.wire.payload import Codec, Layout, Payload, decoded, num_bytes
+from lit_fed.engine.wire.channel import Direction
+from lit_fed.engine.wire.payload import Layout, Payload
 from lit_fed.engine.wire.totals import Totals
 from lit_fed.errors import WireError
 
@@ -148,6 +149,7 @@ class Due:
     Args:
         trained: Whether it answers local training; else an evaluation.
         layout: Types and shapes of the decoded tensors.
+        uplink: Decodes and counts the payload.
         weights: The admissible weights.
         heaviest: The largest weight, for a method that chooses the weights.
         varying: See `lit_fed.engine.method.algorithm.Algorithm.varying`.
@@ -160,7 +162,7 @@ class Due:
     round_idx: int
     trained: bool
     layout: Layout
-    codec: Codec | None
+    uplink: Direction
     weights: Collection[float]
     heaviest: float | None
     varying: Collection[str]
@@ -223,12 +225,11 @@ def answer(message: Message, due: Due) -> Heard:
         )
     weight = check_weight(message.fields.get("weight"), who, due.weights, due.heaviest)
     metrics = check_metrics(message.get("metrics", dict), who, due.trained, due.ranges)
-    wire = message.tensors.get("payload", {})
-    payload = decoded(wire, due.codec)
-    check_payload(payload, due.layout, who, due.varying, due.nonnegative)
+    arrived = due.uplink.arrive(message.tensors.get("payload", {}))
+    check_payload(arrived.payload, due.layout, who, due.varying, due.nonnegative)
     version = _version(message.fields.get("version"), due.round_idx, who) if due.trained else None
-    ordered = {name: payload[name] for name in due.layout}
-    return Heard("", False, ordered, weight, metrics, version, num_bytes(wire), totals)
+    ordered = {name: arrived.payload[name] for name in due.layout}
+    return Heard("", False, ordered, weight, metrics, version, arrived.num_bytes, totals)
 
 
 def _version(version: Any, round_idx: int, who: str) -> Version | None:

@@ -28,7 +28,7 @@ from lit_fed.engine.loop.run import Run
 from lit_fed.engine.method.client import Stage
 from lit_fed.engine.storage.files import Version, VersionedFiles
 from lit_fed.engine.wire.broadcast import Broadcast
-from lit_fed.engine.wire.payload import ClientUpdate, Payload, decoded, encoded, layout_of
+from lit_fed.engine.wire.payload import ClientUpdate, Payload, layout_of
 from lit_fed.errors import ClientFailure, ConfigError, WireError
 from lit_fed.participation import FullParticipation
 from lit_fed.trainer import FederatedTrainer, Tasks
@@ -106,7 +106,7 @@ class Node:
         """Prepare to handle messages."""
         with ExitStack() as stack:
             stack.enter_context(for_nobody_else(self.folder))
-            stack.enter_context(self.trainer.guard.on_duty(False))
+            stack.enter_context(self.trainer.local.guard.on_duty(False))
             stack.enter_context(self.federation.session.at_work("fit"))
             yield self
 
@@ -195,7 +195,7 @@ class Node:
         self._count("keep")
         payloads, frozen = dict[str, Payload](), dict[str, Payload]()
         for kind in {self.federation.kinds[one] for one in self.clients}:
-            payloads[kind] = decoded(message.tensors.get(f"payload/{kind}", {}), self.federation.channel.downlink)
+            payloads[kind] = self.federation.channel.downlink.arrive(message.tensors.get(f"payload/{kind}", {})).payload
             frozen[kind] = message.tensors.get(f"frozen/{kind}", {})
             self._check(payloads[kind], round_idx, kind, "predict")
         found = {int(one): read_version(version) for one, version in versions.items()}
@@ -241,7 +241,7 @@ class Node:
             group: {name: tensor.to(device) for name, tensor in message.tensors.get(group, {}).items()}
             for group in ("payload", "frozen")
         }
-        payload: Payload = decoded(received["payload"], federation.channel.downlink)
+        payload = federation.channel.downlink.arrive(received["payload"]).payload
         self._check(payload, round_idx, kind, "train" if message.word == "train" else "test")
         return Broadcast(round_idx, {kind: payload}, {kind: received["frozen"]})
 
@@ -293,7 +293,7 @@ class Node:
             return Message("answer", fields)
         fields |= {"weight": update.weight, "metrics": update.metrics}
         fields["version"] = self.federation.store.written(client_id)
-        return Message("answer", fields, {"payload": encoded(update.payload, self.federation.channel.uplink)})
+        return Message("answer", fields, {"payload": self.federation.channel.uplink.pack(update.payload)})
 
     def _failed(
         self, client_id: int, round_idx: int, cause: str, moved: bool = False, sums: Mapping[str, Any] | None = None

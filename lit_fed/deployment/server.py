@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
@@ -11,11 +12,12 @@ from typing_extensions import override
 from lit_fed.callbacks import Callback
 from lit_fed.data.partitions.cut import named
 from lit_fed.deployment.agreed import agreed
-from lit_fed.deployment.executor import GridExecutor, Patience
+from lit_fed.deployment.executor import GridExecutor, Patience, ServerEnd
 from lit_fed.deployment.grid import Grid
 from lit_fed.deployment.heard import kept
 from lit_fed.deployment.roster import Identity, Roster
 from lit_fed.deployment.wire import MOST_BYTES, Message
+from lit_fed.engine.clients.session import Session
 from lit_fed.engine.loop.run import Run
 from lit_fed.engine.wire.payload import Payload
 from lit_fed.errors import ConfigError
@@ -101,7 +103,10 @@ def federate(
     tolerant = trainer.settings.on_client_failure == "skip"
     trainer.callbacks.insert(0, identity)
     trainer.callbacks.append(Parting(roster))
-    trainer.make_executor = lambda session: GridExecutor(
-        session, roster, trainer.channel, patience or Patience(), tolerant
-    )
+    channel = trainer.channel = ServerEnd(trainer.channel.uplink.codec, trainer.channel.downlink.codec)
+
+    def executor(session: Session) -> GridExecutor:
+        return GridExecutor(session, roster, channel, patience or Patience(), tolerant)
+
+    trainer.local = replace(trainer.local, executor=executor)
     trainer.fit(model, data, algorithm, ckpt_path)

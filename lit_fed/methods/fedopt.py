@@ -97,11 +97,27 @@ class FedAdam(FedOpt):
         torch._foreach_addcmul_(v, delta, delta, value=1 - self.beta2)
 
 
-class FedYogi(FedAdam):
+class FedYogi(FedOpt):
     r"""Yogi on the server: :math:`v \leftarrow v - (1-\beta_2)\Delta_t^2\,\mathrm{sign}(v - \Delta_t^2)`.
 
-    v grows as Adam's does but shrinks no faster than the movement is large. The settings are those of `FedAdam`.
+    v grows as Adam's does but shrinks no faster than the movement is large.
+
+    Args:
+        server_lr: Learning rate η of the server. It is about how far one weight moves in a round.
+        beta1: Decay β₁ of the first moment.
+        beta2: Decay β₂ of the second moment.
+        tau: Degree of adaptivity τ: the smaller, the more alike all weights move.
+        kwargs: The settings of `lit_fed.methods.fedavg.FedAvg`.
+
+    Raises:
+        ConfigError: If a decay is not in [0, 1), or η or τ is not positive.
     """
+
+    def __init__(
+        self, server_lr: float = 0.03, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3, **kwargs: Any
+    ) -> None:
+        super().__init__(server_lr, beta1, tau, **kwargs)
+        self.beta2 = decay("beta2", beta2)
 
     def accumulate(self, v: list[Tensor], delta: list[Tensor]) -> None:
         """V − (1 − β₂) Δ² sign(v − Δ²)."""

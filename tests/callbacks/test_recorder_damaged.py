@@ -136,7 +136,7 @@ def test_a_record_that_cannot_be_read_is_no_damaged_one(tmp_path: Path) -> None:
         folder = run(tmp_path / name, 2)
         (folder / name).unlink()
         (folder / name).symlink_to("/proc/self/mem")
-        with pytest.raises(CheckpointError, match=rf"{name} cannot be read: Input/output error; it may be whole"):
+        with pytest.raises(CheckpointError, match=rf"{name} cannot be read: Input/output error; it may be intact"):
             run(tmp_path / name, 3, "a: 2\n", "last")
         assert (folder / name).is_symlink()
 

@@ -170,7 +170,7 @@ class OwnCode(Threes):
 def test_preprocessing_that_a_checkpoint_cannot_hold_is_said(tmp_path: Path) -> None:
     made = fit(tmp_path, LeastSquares(), OwnCode(2), max_rounds=1)
     told = (
-        r"best\.ckpt does not hold how OwnCode prepares its inputs, which is code of its own: the network expects them "
+        r"best\.ckpt lacks the preprocessing of OwnCode, which is custom code; pass inputs "
         "as that data module's loaders yield them"
     )
     with pytest.warns(UserWarning, match=told) as caught:
@@ -260,7 +260,7 @@ def test_a_module_that_a_checkpoint_names_is_not_imported_unasked(
     named: Callable[..., Any], tmp_path: Path, config: str, name: str
 ) -> None:
     with pytest.raises(
-        CheckpointError, match=rf"last\.ckpt names {name}, which is not of lit_fed; if you trust"
+        CheckpointError, match=rf"last\.ckpt names {name}, which lit_fed does not import by default; if you trust"
     ) as caught:
         named(config)
     assert f"load_network(…, modules=['{name.rpartition('.')[0]}'])" in str(caught.value)
@@ -290,7 +290,7 @@ def test_what_is_allowed_once_is_not_allowed_again(named: Callable[..., Any], tm
 
 @pytest.mark.parametrize("modules", [["jsonargparse"], ["*"], ["a b"], [3], "../x"])
 def test_modules_that_are_none(named: Callable[..., Any], modules: Any) -> None:
-    with pytest.raises(ConfigError, match="load_network: modules are "):
+    with pytest.raises(ConfigError, match="load_network's modules are "):
         named(CLASSIFIER % "" + FEDAVG, modules=modules)
 
 

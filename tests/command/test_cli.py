@@ -47,7 +47,7 @@ from tests.support import ROOT, rows
         (["--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.patience", "0"], "EarlyStopping.patience is 0"),
         (["--trainer.max_rounds", "0"], "trainer.max_rounds is 0"),
         (["--trainer.seed", "-1"], "trainer.seed is -1; it must be at least 0"),
-        (["--trainer.strategy", "fsdp"], "trainer.strategy is 'fsdp'; it must be one of auto, clients, ddp"),
+        (["--trainer.strategy", "fsdp"], "trainer.strategy is 'fsdp'; it must be 'auto', 'clients' or 'ddp'"),
         (["--trainer.accelerator", "gpuu"], "gpuu"),
         (["--trainer.protocols+=UnseenTest"], "UnseenTest needs unseen clients; set participation.unseen_fraction"),
         (
@@ -58,7 +58,7 @@ from tests.support import ROOT, rows
         (["--data", "ArrayFile", "--data.init_args.path", "none.npz"], "none.npz does not exist; set data.path"),
         (["--data", "FashionMNIST"], "FashionMNIST reads train-images-idx3-ubyte"),
         (["--data", "ClientFolders", "--data.init_args.root", "none"], "none is not a folder; set data.root"),
-        (["--trainer.default_root_dir", str(QUICKSTART)], "the run's folder cannot be made under"),
+        (["--trainer.default_root_dir", str(QUICKSTART)], "the run's folder cannot be created under"),
         (["--ckpt_path", "no.ckpt"], "there is no checkpoint at no.ckpt"),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, list) else "",
@@ -93,8 +93,8 @@ def test_a_damaged_array_file_is_named(capsys):
 @pytest.mark.parametrize(
     ("args", "expected"),
     [
-        (["test"], "there is no trained model yet; give --ckpt_path last, best, or a checkpoint file"),
-        (["test", "--ckpt_path", "last"], "no run under lightning_logs has a checkpoint named last.ckpt"),
+        (["test"], "this trainer has not trained a model; give --ckpt_path last, best, or a checkpoint file"),
+        (["test", "--ckpt_path", "last"], "no run under lightning_logs has a last.ckpt"),
         (["test", "--ckpt_path", "."], "there is no checkpoint at checkpoints/last.ckpt"),
         (["validate", "--data.init_args.val_fraction", "0"], "there is no validation data"),
     ],
@@ -109,7 +109,7 @@ def test_evaluation_without_a_model_says_what_to_give(args, expected, capsys):
         (["--client_id", "20"], "there is no client 20; clients are 0 to 19"),
         (["--client_id", "-1"], "there is no client -1; clients are 0 to 19"),
         (["--client_id", "bob"], "there is no client named 'bob'"),
-        (["--output", "p.txt"], "predictions go to a .csv or .npz file, not 'p.txt'; change --output"),
+        (["--output", "p.txt"], "--output is 'p.txt'; it must be a .csv or .npz file"),
         (["--output", str(QUICKSTART / "p.csv")], "quickstart.yaml"),
     ],
 )
@@ -198,8 +198,7 @@ def test_what_clients_keep_is_not_looked_for_outside_their_run(capsys):
     shutil.copy("lightning_logs/version_0/checkpoints/last.ckpt", "moved.ckpt")
     line = error_of(command("predict", *fedper, "--ckpt_path", "moved.ckpt", "--client_id", "3"), capsys)
     assert line == (
-        "what clients keep lies in the folder of their run, and this checkpoint lies in none; use it where the run "
-        "left it"
+        "the checkpoint lies outside of its run's folder, which holds the clients' states; use it where the run left it"
     )
 
 
@@ -279,7 +278,7 @@ def test_help_names_commands_and_settings(capsys):
     for name, line in COMMANDS.items():
         assert f" {name} {line.help}" in general
     fit = output_of(["fit", "--help"], capsys)
-    assert "Rounds in all, those before a resume counted in." in fit
+    assert "Total number of rounds" in fit
     assert "``" not in fit
     assert len(fit.splitlines()) < 300  # the classes of torch would be thousands
     model = output_of(["fit", "--algorithm.help", "FedProx"], capsys)

@@ -83,7 +83,7 @@ def test_what_holds_no_data_is_told_as_it_is() -> None:
     )
     late = ClientTimeout("it was not done after trainer.client_timeout of 2 s", f"/home/{SECRET}/task.py, line 3")
     assert outline(late) == "it was not done after trainer.client_timeout of 2 s"
-    assert outline(ValueError(SECRET)) == "ValueError in code that is not of lit_fed"
+    assert outline(ValueError(SECRET)) == "ValueError in code outside of lit_fed"
 
 
 def test_data_that_cannot_be_read_are_not_quoted_to_the_server(

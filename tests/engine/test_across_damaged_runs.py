@@ -92,7 +92,7 @@ def test_a_checkpoint_outside_of_its_run_lacks_the_clients_states(tmp_path: Path
     shutil.copy(run / "checkpoints" / "last.ckpt", loose)
     refused(
         tmp_path,
-        "lies outside of its run, whose clients keep states",
+        "lies outside of its run's folder, which holds the clients' states",
         lambda: federation(tmp_path, 2, ckpt_path=str(loose)),
     )
     plain = fit(tmp_path / "plain", max_rounds=1).log_dir
@@ -165,7 +165,7 @@ def swapped(array: Any) -> Any:
 def test_replaced_data_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replace: Any) -> None:
     fit(tmp_path, data=Stored(4), max_rounds=1)
     monkeypatch.setattr(Stored, "replace", staticmethod(replace))
-    message = r"last\.ckpt comes from a run on other data: labels or inputs of the data set have changed since"
+    message = r"last\.ckpt comes from a run on other data, of which labels or inputs have changed"
     refused(tmp_path, message, lambda: fit(tmp_path, data=Stored(4), max_rounds=2, ckpt_path="last"))
 
 
@@ -191,10 +191,10 @@ def test_a_damaged_state_is_found_before_anything_is_written(tmp_path: Path) -> 
     state = unpacked(blobs[0])
     name = next(iter(state))
     for blob, why in (
-        (packed("0", {}), r"/0\.r0\.states: it is not what the run wrote there"),
-        (packed("0", state | {name: state[name].flatten()[:1]}), r"/0\.r0\.states: it is not what the run wrote there"),
+        (packed("0", {}), r"/0\.r0\.states: it differs from what the run wrote"),
+        (packed("0", state | {name: state[name].flatten()[:1]}), r"/0\.r0\.states: it differs from what the run wrote"),
         (packed("1", state), r"/clients: 0\.r0\.states of round 0 holds none"),
-        (blobs[0][:-10], r"/0\.r0\.states: it is not what the run wrote there"),
+        (blobs[0][:-10], r"/0\.r0\.states: it differs from what the run wrote"),
         (blobs[0][:-50], r"/0\.r0\.states: it is damaged from byte 0 on"),
     ):
         path.write_bytes(b"".join([blob, *blobs[1:]]))
@@ -213,7 +213,7 @@ def test_a_damaged_state_of_a_later_client_stops_the_run_with_its_id(tmp_path: P
     path.write_bytes(b"".join([blobs[0], packed("1", unpacked(blobs[2])), *blobs[2:]]))
     with pytest.raises(
         ClientFailure,
-        match=r"client 1 failed in round 1: the state of client 1 .* it is not what the run wrote there$",
+        match=r"client 1 failed in round 1: the state of client 1 .* it differs from what the run wrote$",
     ):
         federation(tmp_path, 2, ckpt_path="last")
 

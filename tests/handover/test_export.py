@@ -161,7 +161,7 @@ def test_onnx_without_its_packages(run: Path, tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(export, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"needs onnx and onnxscript; install with pip install 'lit-fed\[onnx\]'"):
         export_network(run, tmp_path, onnx=True, overwrite=True)
-    with pytest.raises(ConfigError, match=r"model\.onnx is there already; name another with --output, or replace it"):
+    with pytest.raises(ConfigError, match=r"model\.onnx exists; name another file with --output, or replace it"):
         export_network(run, tmp_path)
     assert (tmp_path / "model.onnx").read_text() == "of an export before"
     (tmp_path / "mine.txt").write_text("mine")
@@ -179,7 +179,7 @@ def test_a_full_disk_leaves_the_export_before_whole(run: Path, tmp_path: Path, m
     # The weights take 6,090 · 4 = 24,360 bytes, model.pt2 holds them and the program: each step meets a full disk once.
     assert len(before["model.safetensors"]) > 10_000
     assert len(before["model.safetensors"]) < 30_000 < len(before["model.pt2"])
-    assert "model.safetensors is there already" in error_of(words, capsys)
+    assert "model.safetensors exists" in error_of(words, capsys)
     with small_disk(most):
         told = error_of([*words, "--overwrite"], capsys)
     assert told.startswith(f"cannot write {out}: [Errno 27] File too large")

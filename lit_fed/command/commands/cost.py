@@ -29,7 +29,8 @@ from lit_fed.engine.method.client import Client
 from lit_fed.engine.method.kinds import ONLY
 from lit_fed.engine.method.model import Model, Split
 from lit_fed.engine.method.population import Population
-from lit_fed.engine.wire.payload import Channel, num_bytes
+from lit_fed.engine.wire.channel import Channel
+from lit_fed.engine.wire.payload import num_bytes
 from lit_fed.errors import ConfigError
 from lit_fed.participation import Fate
 from lit_fed.trainer import FederatedTrainer, Tasks
@@ -156,14 +157,14 @@ def foresee(trainer: FederatedTrainer, tasks: Tasks, data: Any, algorithm: Algor
             if round_idx:  # what never trained is every client's from the start
                 frozen[kind] += num_bytes(model.tensors(set(model.split.frozen) - before))
             mine = [one for one in plan if kinds[one.client_id] == kind]
-            broadcast, down = channel.down(algorithm.forecast(server, round_idx, kind))
+            sent = channel.downlink.cross(algorithm.forecast(server, round_idx, kind))
             example = next((one.client_id for one in mine), next(i for i in itertools.count() if kinds[i] == kind))
-            client = Client(example, round_idx, "train", trainer.settings.seed, model, data, trainer.work)
-            client.received = broadcast
-            up = channel.up(untrained_answer(client, algorithm))[1]
+            client = Client(example, round_idx, "train", trainer.settings.seed, model, data, trainer.local.work)
+            client.received = sent.payload
+            up = channel.uplink.cross(untrained_answer(client, algorithm)).num_bytes
             arrived = sum(one.fate not in (Fate.LOST_BEFORE, Fate.LOST_AFTER, Fate.LATE) for one in mine)
             older = late.count(kind) * rounds[-1][kind].up if rounds else 0
-            found[kind] = Traffic(len(mine), arrived, down, up, older)
+            found[kind] = Traffic(len(mine), arrived, sent.num_bytes, up, older)
             its_down, its_up = whole[kind]
             fedavg += len(mine) * its_down + (arrived + late.count(kind)) * its_up
         rounds.append(found)
@@ -177,7 +178,7 @@ def _model(task: LightningModule, algorithm: Algorithm[Any], data: Any, trainer:
     algorithm.adapt(task)
     check_task(task, algorithm)
     check_data(task, algorithm, data)
-    model = Model(task, trainer.buffers)
+    model = Model(task, trainer.local.buffers)
     model.divide(algorithm.split(model, 0))
     model.remember()
     return model
@@ -192,8 +193,8 @@ def _fedavg(model: Model, channel: Channel, held: Collection[nn.Parameter]) -> t
     still = [name for name in model.fixed if id(model.parameters[name]) not in own]
     before = model.split
     model.divide(Split(tuple(model.parameters)))
-    down = channel.down(model.tensors([*model.shared_names("down"), *still]))[1]
-    up = channel.up(model.tensors([*model.shared_names("up"), *still]))[1]
+    down = channel.downlink.cross(model.tensors([*model.shared_names("down"), *still])).num_bytes
+    up = channel.uplink.cross(model.tensors([*model.shared_names("up"), *still])).num_bytes
     model.divide(before)
     return down, up
 

@@ -12,6 +12,7 @@ import yaml
 
 from lit_fed.command.reading.shipped import close_name, is_file, located
 from lit_fed.errors import ConfigError
+from lit_fed.file_names import shown
 from lit_fed.parsing import compose
 from lit_fed.yaml_text import TooManyValues, read_yaml
 
@@ -66,7 +67,7 @@ def read_settings(path: str | Path, kind: str = "config file", empty: str = _EMP
     Raises:
         ConfigError: If it cannot be read, is no UTF-8 text, no YAML, or no mapping from names.
     """
-    where = f"{kind} {shown(path)}"
+    where = f"{kind} {_brief(path)}"
     try:
         found = Path(path).stat()
         is_file = stat.S_ISREG(found.st_mode)  # others, such as pipes, can be read but once
@@ -114,11 +115,9 @@ def is_name(value: str) -> bool:
     return not any(mark in value for mark in "{}\n") and ": " not in value
 
 
-def shown(path: str | Path) -> str:
-    """A path for a message, below the working directory from there, and not longer than a line."""
-    here, text = Path.cwd(), str(path)
-    if Path(text).is_relative_to(here):
-        text = str(Path(text).relative_to(here))
+def _brief(path: str | Path) -> str:
+    """A path for a message: printable, and no longer than a line."""
+    text = shown(path) if str(path) else ""
     if not text or not text.isprintable():
         text = repr(text)
     return text if len(text) <= 120 else f"{text[:60]}…{text[-50:]}"

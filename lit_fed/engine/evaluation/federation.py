@@ -1,4 +1,4 @@
-"""A running federation: its parts, and what follows from them."""
+"""A running federation: its parts, broadcasts and global models."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from lit_fed.engine.method.client import Stage
 from lit_fed.engine.method.kinds import Kinds
 from lit_fed.engine.storage.store import ClientStore
 from lit_fed.engine.wire.broadcast import Broadcast
+from lit_fed.engine.wire.channel import Channel
 from lit_fed.engine.wire.finite import not_finite
-from lit_fed.engine.wire.payload import Channel, decoded, encoded, num_bytes
 from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import NonFiniteServer
 from lit_fed.participation import Participation
@@ -39,15 +39,15 @@ class Federation:
         workers: The processes over which clients are spread.
         algorithm: The method.
         server: The server's state.
-        data: The population's data.
-        participation: Who takes part.
-        kinds: Which client has which network.
+        data: The population.
+        participation: Draws the cohorts.
+        kinds: The kind of network of each client.
         channel: The wire.
         store: The clients' states.
         session: Enters clients.
         executor: Trains cohorts.
         seed: The seed of the run.
-        begun_infinite: Names of what of the server was not finite before the first round.
+        begun_infinite: Names of the server's entries that were not finite before the first round.
     """
 
     fabric: Fabric
@@ -66,20 +66,23 @@ class Federation:
 
     @property
     def loops(self) -> Mapping[str, LocalLoop]:
-        """What trains and evaluates the task of each kind."""
+        """The local loop of each kind."""
         return self.session.loops
 
     def broadcast(self, round_idx: int, stage: Stage = "train") -> Broadcast:
-        """What clients receive in a round, after the wire."""
+        """Send a round's payloads across the downlink.
+
+        Raises:
+            NonFiniteServer: If the downlink's codec turns a finite value into NaN or infinity.
+        """
         self.session.divide(round_idx)
-        payloads, sizes, wire, codec = {}, {}, {}, self.channel.downlink
+        downlink, arrived = self.channel.downlink, {}
         for kind in self.kinds.names:
             sent = self.algorithm.broadcast(self.server, round_idx, kind, stage)
-            wire[kind] = encoded(sent, codec)
-            payloads[kind], sizes[kind] = decoded(wire[kind], codec), num_bytes(wire[kind])
-            if codec is not None and (odd := not_finite(payloads[kind], not_finite(sent))):
+            arrived[kind] = downlink.cross(sent)
+            if downlink.codec is not None and (odd := not_finite(arrived[kind].payload, not_finite(sent))):
                 raise NonFiniteServer(
-                    f"{odd[0]} of what the server sends in round {round_idx} is no longer finite after "
+                    f"{odd[0]} of the server's payload in round {round_idx} is no longer finite after "
                     "trainer.downlink_codec; choose one with a wider range"
                 )
         frozen = {}
@@ -87,21 +90,24 @@ class Federation:
             names = loop.model.split.frozen
             held = self.global_model(round_idx, kind) if names else {}
             frozen[kind] = {name: held[name] for name in names if name in held}
-        return Broadcast(round_idx, payloads, frozen, sizes, wire)
+        return Broadcast(
+            round_idx,
+            {kind: one.payload for kind, one in arrived.items()},
+            frozen,
+            {kind: one.num_bytes for kind, one in arrived.items()},
+            {kind: one.wire for kind, one in arrived.items()},
+        )
 
     def not_finite(self, round_idx: int) -> list[str]:
-        """Names of what the server holds, its global models included, that is NaN or infinite.
+        """Names of NaN or infinite entries of the server's state and global models after a round.
 
-        What the method itself began as such, like the best loss so far or a mask of attention, is its own business.
-
-        Args:
-            round_idx: The round that was run last.
+        Entries that the method began with as such, like a best loss or an attention mask, are skipped.
         """
         held = {**self.server, _GLOBAL: self.global_models(round_idx)}
         return not_finite(held, self.begun_infinite)
 
     def global_model(self, round_idx: int, kind: str | None = None) -> dict[str, Tensor]:
-        """The global model of a kind, or of the first one; empty for methods without one."""
+        """The global model of a kind, by default the first; empty for methods without one."""
         return global_model(self.algorithm, self.server, round_idx, kind or self.kinds.names[0])
 
     def global_models(self, round_idx: int) -> dict[str, dict[str, Tensor]]:

@@ -1,4 +1,4 @@
-"""Write what the global model, or one client's, predicts to a file."""
+"""Write predictions of the global model, or of a client, to a file."""
 
 from __future__ import annotations
 
@@ -28,25 +28,21 @@ KEYS = Keys("--client_id", "--client_position")
 
 
 def check_output(output: Path, overwrite: bool) -> None:
-    """Refuse a file that predictions cannot go to, before there are any.
-
-    Raises:
-        ConfigError: For another file type, or a file of the user's that would be lost.
-    """
+    """Refuse, before any prediction, another file type, or an existing file without ``overwrite``."""
     if output.suffix not in (".csv", ".npz"):
-        raise ConfigError(f"predictions go to a .csv or .npz file, not {output.name!r}; change --output")
+        raise ConfigError(f"--output is {output.name!r}; it must be a .csv or .npz file")
     refuse_overwriting([output], overwrite)
 
 
 def one_client(data: FederatedDataModule, name: str | None, position: int | None) -> int | None:
-    """The position of the client that is named, or stands at a position; None for nobody.
+    """The position of the client given by name or position; None without either.
 
     Raises:
-        ConfigError: There is no such client, or both are given.
+        ConfigError: For an unknown client, or if both are given.
     """
     if name is not None and position is not None:
         raise ConfigError(f"{KEYS.name} and {KEYS.position} are both given; give one of them")
-    if name is not None and not isinstance(name, str):  # from Python: is it a name or a position?
+    if name is not None and not isinstance(name, str):  # from Python: a name or a position
         raise ConfigError(f"client_id is {name!r}; give a client's name as a text, or its position as client_position")
     found = clients_of(data, KEYS, None if name is None else [name], None if position is None else [position])
     return None if found is None else found[0]
@@ -64,22 +60,21 @@ def write_predictions(
 
     Args:
         federation: With a trained state loaded.
-        output: As `check_output` takes it, replaced when all is written: ``.csv`` (a row a sample; a tensor of several
-            values takes several columns) or ``.npz``. Where the data have labels, ``label`` is the last number; where
-            classes have names, columns of them follow, and of scores each is called by its class; where every sample is
-            a file, ``file`` is the first.
+        output: A file accepted by `check_output`, replaced when all is written: ``.csv`` (a row per sample; a tensor of
+            several values takes several columns) or ``.npz``. Labels come last as ``label``; class names follow in
+            columns of their own, and name the columns of scores; the file of each sample comes first as ``file``.
         client_id: Predict as the client at this position on its own test data; None for the global model on the shared
             test set.
         round_idx: The last finished round.
-        broadcast: What the client has received; what the server here sends, where it is not given.
-        inputs: Predict on these and not on test data, as `FederatedDataModule.new_inputs` reads them.
+        broadcast: The client's last broadcast; None for this server's.
+        inputs: Predict on these instead of test data, see `FederatedDataModule.new_inputs`.
 
     Returns:
-        The file written.
+        The output file.
 
     Raises:
-        ConfigError: For inputs that the data module cannot read, a method without a global model, predictions that are
-            NaN, or a file that cannot be written; what was there before is then still there.
+        ConfigError: For unreadable inputs, a method without a global model, NaN predictions, or an output that cannot
+            be written; an existing file then survives.
     """
     data = federation.data
     new = None if inputs is None else data.new_inputs(inputs)
@@ -98,7 +93,7 @@ def write_predictions(
     files = None if new is None else new.files
     if federation.fabric.is_global_zero:
         try:
-            with in_place_of(output.resolve()) as temporary:  # of a link, what it leads to
+            with in_place_of(output.resolve()) as temporary:  # the target of a link
                 if output.suffix == ".npz":
                     texts = {"file": files, "class_names": names}
                     columns |= {name: np.array(text) for name, text in texts.items() if text is not None}
@@ -113,15 +108,11 @@ def write_predictions(
 
 
 def _check(columns: Mapping[str, np.ndarray]) -> None:
-    """Refuse predictions that are NaN: the class of such scores would be the first one.
-
-    Raises:
-        ConfigError: For the first of them.
-    """
+    """Refuse NaN predictions: their class would be the first one."""
     for name, values in columns.items():
         if values.dtype.kind == "f" and len(odd := np.isnan(values.reshape(len(values), -1)).any(axis=1).nonzero()[0]):
             raise ConfigError(
-                f"{name} is NaN for sample {odd[0]}: the inputs are too large for the network, or its weights are not "
+                f"{name} is NaN for sample {odd[0]}; the inputs are too large for the network, or its weights are not "
                 "finite"
             )
 
@@ -133,7 +124,7 @@ def _predictions(
     broadcast: Broadcast | None,
     new: NewInputs | None,
 ) -> Iterator[tuple[Any, Any]]:
-    """Batches with what the global model, or a client, predicts for them."""
+    """Batches with the predictions of the global model, or of a client."""
     data = federation.data
     if client_id is None:
         models = federation.global_models(round_idx)
@@ -158,11 +149,7 @@ def _predictions(
 def _seen_through(
     new: NewInputs, view: View | None, predict: Callable[[Loader], Iterator[tuple[Any, Any]]]
 ) -> Iterator[tuple[Any, Any]]:
-    """Predictions on inputs that may come without targets.
-
-    Raises:
-        ConfigError: The task cannot do without.
-    """
+    """Predictions on inputs through a view; a `ConfigError` if the task needs targets that they lack."""
     try:
         yield from predict(viewed(new.loader, view))
     except LitFedError:
@@ -176,7 +163,7 @@ def _seen_through(
 
 
 def _telling(names: list[str] | None) -> list[str] | None:
-    """Names of classes, but for those that only count them."""
+    """Names of classes; None if they only count."""
     return None if names is None or names == [str(number) for number in range(len(names))] else names
 
 
@@ -196,7 +183,7 @@ def _named(result: Any) -> dict[str, Tensor]:
         return dict(result)
     if isinstance(result, Tensor):
         return {"output": result}
-    raise ConfigError(f"predict_step must return a tensor or a dict of tensors, not {type(result).__name__}")
+    raise ConfigError(f"predict_step returned a {type(result).__name__}; it must return a tensor or a dict of tensors")
 
 
 def _write_csv(
@@ -223,6 +210,6 @@ def _write_csv(
 
 
 def _are_classes(values: np.ndarray, count: int) -> bool:
-    """Whether an output is a class for each sample."""
+    """Whether an output is a class per sample."""
     is_whole = values.ndim == 1 and values.dtype.kind in "iu" and len(values) > 0
     return bool(is_whole and values.min() >= 0 and values.max() < count)

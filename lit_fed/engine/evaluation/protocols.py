@@ -1,4 +1,4 @@
-"""The interface of evaluation protocols, how they are checked and run; those that there are: `lit_fed.protocols`."""
+"""The interface of evaluation protocols, and running them; `lit_fed.protocols` has the protocols."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ EvalSubset = Literal["val", "test"]
 
 @dataclass(slots=True)
 class Evaluation:
-    """What protocols found.
+    """Results of protocols.
 
     Args:
         metrics: Values by full name, such as ``global/acc``.
         rows: Values of single clients.
-        absent: By the name of a protocol that has nothing to report, why.
+        absent: Reasons of protocols without results, by name.
     """
 
     metrics: dict[str, float] = field(default_factory=dict)
@@ -40,14 +40,14 @@ class Protocol(ABC):
     name: str
 
     def check(self, federation: Federation) -> None:  # noqa: B027  # most protocols always apply
-        """Refuse, before any training, a federation the protocol cannot be applied to."""
+        """Refuse, before any training, a federation that the protocol does not apply to."""
 
     @abstractmethod
     def run(self, federation: Federation, round_idx: int, subset: EvalSubset) -> Evaluation:
-        """Evaluate after a round; called on every process, the same result on all."""
+        """Evaluate after a round; called on every process, with the same result on all."""
 
     def question(self, federation: Federation, subset: EvalSubset) -> Question:
-        """What it asks of clients, for `lit_fed.engine.clients.executor.Executor.ask`."""
+        """The question to clients, for `lit_fed.engine.clients.executor.Executor.ask`."""
 
         def answer(client_id: int, broadcast: Broadcast) -> ClientUpdate | None:
             return self.answer(federation, client_id, broadcast, subset)
@@ -57,32 +57,24 @@ class Protocol(ABC):
     def answer(
         self, federation: Federation, client_id: int, broadcast: Broadcast, subset: EvalSubset
     ) -> ClientUpdate | None:
-        """A client's part, done wherever its data are; None where it has nothing to say."""
+        """A client's part, computed where its data are; None without an answer."""
         raise NotImplementedError(f"{type(self).__name__} asks nothing of clients")
 
     def layout(self, federation: Federation) -> Layout:
-        """The tensors that an answer holds; by default none, only metrics."""
+        """Layout of an answer's tensors; by default empty, for metrics alone."""
         del federation
         return {}
 
 
 def check_names(protocols: Sequence[Protocol]) -> None:
-    """Refuse protocols that would write into the same columns.
-
-    Raises:
-        ConfigError: If two have one name.
-    """
+    """Refuse two protocols of one name, which would share columns."""
     names = [protocol.name for protocol in protocols]
     if twice := [name for position, name in enumerate(names) if name in names[:position]]:
-        raise ConfigError(f"trainer.protocols has two of the name {twice[0]!r}, whose numbers would mix; leave one out")
+        raise ConfigError(f"trainer.protocols has two named {twice[0]!r}, whose numbers would mix; leave one out")
 
 
 def check_protocols(protocols: Sequence[Protocol], federation: Federation, subset: EvalSubset) -> None:
-    """Refuse, before any training, protocols that cannot be applied.
-
-    Raises:
-        ConfigError: If one cannot, or there is no validation data to run them on.
-    """
+    """Refuse, before any training, protocols that do not apply, or lack validation data."""
     if subset == "val" and not federation.data.has_val:
         least = f"{federation.data.val_fraction:g}"
         raise ConfigError(
@@ -95,7 +87,7 @@ def check_protocols(protocols: Sequence[Protocol], federation: Federation, subse
 def run_protocols(
     protocols: Sequence[Protocol], federation: Federation, round_idx: int, subset: EvalSubset
 ) -> Evaluation:
-    """Run every protocol in turn; called on every process."""
+    """Run every protocol; called on every process."""
     evaluation = Evaluation()
     for protocol in protocols:
         found = protocol.run(federation, round_idx, subset)

@@ -1,4 +1,4 @@
-"""Values of single clients, and what they come to over all of them."""
+"""Values of single clients, and their statistics over clients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lit_fed.engine.wire.totals import Totals, exact_sum
 
 
 class ClientRow(NamedTuple):
-    """One value of one client: a line of ``clients.csv`` without its round.
+    """A value of a client: a line of ``clients.csv`` without its round.
 
     Args:
         client_id: The client.
@@ -31,12 +31,12 @@ def spread(prefix: str, rows: list[ClientRow], totals: Sequence[Totals] = ()) ->
 
     Args:
         prefix: Name of the protocol, such as ``clients``.
-        rows: One row a client and metric.
-        totals: What clients without rows come to together, a client's weight being 1.
+        rows: One row per client and metric.
+        totals: Sums over clients without rows, each of weight 1.
 
     Returns:
-        Values named ``<prefix>/<metric>_mean``, ``_std`` (population), ``_p10`` and ``_min``; of metrics of clients
-        without rows the mean only.
+        Values named ``<prefix>/<metric>_mean``, ``_std`` (population), ``_p10`` and ``_min``; only the mean for metrics
+        with totals.
     """
     values: dict[str, list[float]] = {}
     for row in sorted(rows, key=lambda row: row.client_id):

@@ -1,1 +1,1 @@
-"""The rounds: put together, run, recorded, resumed."""
+"""The rounds: assembled, run, recorded, resumed."""

@@ -1,17 +1,14 @@
-"""Everything that takes part in a run, put together once before the first round."""
+"""Joins the parts of a run, once, before the first round."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 import torch.distributed
-from lightning import Callback as LightningCallback
 from lightning import Fabric, LightningModule
 
-from lit_fed.engine.clients.executor import Executor
-from lit_fed.engine.clients.guard import Guard
 from lit_fed.engine.clients.local import LocalLoop
 from lit_fed.engine.clients.server_training import ServerLoop
 from lit_fed.engine.clients.session import Session
@@ -24,109 +21,69 @@ from lit_fed.engine.lightning.compatibility import (
     check_task,
     probe,
 )
-from lit_fed.engine.lightning.options import GradientOptions, NetworkOptions
 from lit_fed.engine.lightning.task_trainer import TaskTrainer
+from lit_fed.engine.loop.settings import LocalSettings, RunParts, RunSettings
 from lit_fed.engine.method.algorithm import Algorithm
-from lit_fed.engine.method.client import LocalWork, Phase
-from lit_fed.engine.method.kinds import Kinds
+from lit_fed.engine.method.client import Phase
 from lit_fed.engine.method.model import BufferPolicy, Model
 from lit_fed.engine.method.population import Population
 from lit_fed.engine.storage.store import ClientStore
-from lit_fed.engine.wire.payload import Channel
+from lit_fed.engine.wire.channel import Channel
 from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import ConfigError
 from lit_fed.machine import keep_freed_memory
-from lit_fed.participation import Participation
 from lit_fed.tensors import map_tensors
-
-if TYPE_CHECKING:
-    from lit_fed.data import FederatedDataModule
 
 
 def assemble(
     fabric: Fabric,
-    tasks: Mapping[str, LightningModule],
-    kinds: Kinds,
-    data: FederatedDataModule,
-    algorithm: Algorithm[Any],
-    *,
-    participation: Participation,
-    work: LocalWork,
-    gradients: GradientOptions,
+    parts: RunParts,
+    local: LocalSettings,
+    settings: RunSettings,
     channel: Channel,
     store: ClientStore,
-    executor: Callable[[Session], Executor],
-    buffers: BufferPolicy,
-    networks: NetworkOptions,
-    watchers: Iterable[LightningCallback],
-    max_rounds: int,
-    seed: int,
-    guard: Guard,
     stage: str = "fit",
 ) -> Federation:
     """Check that the parts fit, set them up in order, and join them.
 
-    The task is set up for a stage: ``fit``, ``validate``, ``test`` or ``predict``.
+    Args:
+        fabric: Launched.
+        parts: To be joined.
+        local: How clients train.
+        settings: Rounds and seed count here.
+        channel: The wire.
+        store: Keeps the clients' states.
+        stage: ``fit``, ``validate``, ``test`` or ``predict``; the tasks are set up for it.
 
     Raises:
         ConfigError: For parts that cannot work together; nothing has been trained yet.
     """
     keep_freed_memory()
-    workers = Workers(fabric)
-    if not hasattr(data, "reserve"):
-        name = type(data).__name__
-        raise ConfigError(f"datamodule is a {name}, which knows no clients; wrap it: lit_fed.data.Wrapped({name}(…))")
-    data.reserve(algorithm.public_size, algorithm.calibration_fraction)
-    with fabric.rank_zero_first():
-        data.prepare_data()
-    data.setup("fit")
-    data.move_to(fabric.device)
-    kinds.check(data)
-    participation.setup(data.num_clients, data.num_samples, seed)
-    check_participation(algorithm, participation)
-    if participation.nominal_cohort_size < workers.world_size:
-        raise ConfigError(
-            f"a cohort of {participation.nominal_cohort_size} clients cannot keep {workers.world_size} processes busy;"
-            " use fewer devices, a larger cohort, or strategy=ddp"
-        )
+    workers, algorithm, data, kinds, max_rounds = (
+        Workers(fabric), parts.algorithm, parts.data, parts.kinds, settings.max_rounds
+    )  # fmt: skip
+    _set_up_population(fabric, workers, parts, settings.seed)
     models = {}
-    for kind, task in tasks.items():
-        _set_up(task, TaskTrainer(fabric, max_rounds, data, gradients, workers.data_parallel), stage)
-        own = {id(parameter) for parameter in task.parameters() if not parameter.requires_grad}
-        check_data(task, algorithm, data)
-        algorithm.adapt(task)
-        check_task(task, algorithm)
-        model = models[kind] = Model(task, buffers)
-        model.frozen_by_method = frozenset(name for name in model.fixed if id(model.parameters[name]) not in own)
-    population = Population(data, participation, kinds, seed)
+    for kind, task in parts.tasks.items():
+        _set_up(task, TaskTrainer(fabric, max_rounds, data, local.gradients, workers.data_parallel), stage)
+        models[kind] = _adapted(task, parts, local.buffers)
+    population = Population(data, parts.participation, kinds, settings.seed)
     loops = {
         kind: LocalLoop(
-            fabric, model, algorithm, workers, gradients, watchers, max_rounds, data, networks.channels_last
+            fabric, model, algorithm, workers, local.gradients, local.watchers, max_rounds, data,
+            local.networks.channels_last,
         )
         for kind, model in models.items()
-    }
+    }  # fmt: skip
     population.server_loop = ServerLoop(fabric, loops)
-    session = Session(loops, kinds, algorithm, store, data, work, seed, guard)
+    session = Session(loops, kinds, algorithm, store, data, local.work, settings.seed, local.guard)
     with session.at_work():
-        for kind, model in models.items():
-            model.divide(algorithm.split(model, 0))
-            _same_start_everywhere(model, fabric)
-            model.staying = _staying(model, algorithm, max_rounds)
-            model.remember(_first_tensors(model, algorithm))
-            loop, loader = loops[kind], _some_batches(data, kinds, kind)
-            loop.expect(Phase("train", loader, work.epochs, work.steps))
-            check_optimization(loop.objective, algorithm, workers.data_parallel, gradients)
-            probe(loop.objective, algorithm, loop.batches(loader))
-            if stage == "fit" and (found := extremes(data, kinds, kind, work)) is not None:
-                try_out(loop, data, found, work, max_rounds)
-            if networks.compile:
-                for child in model.task.children():
-                    if any(True for _ in child.parameters()):
-                        child.compile()
+        for kind in models:
+            _prepare_kind(kind, loops[kind], parts, local, max_rounds, stage)
         server = map_tensors(algorithm.setup(models, population), lambda tensor: tensor.to(fabric.device))
     federation = Federation(
-        fabric, workers, algorithm, server, data, participation, kinds, channel, store, session,
-        executor(session), seed,
+        fabric, workers, algorithm, server, data, parts.participation, kinds, channel, store, session,
+        local.executor(session), settings.seed,
     )  # fmt: skip
     with session.at_work():
         federation.begun_infinite = frozenset(federation.not_finite(0))
@@ -135,23 +92,29 @@ def assemble(
     return federation
 
 
-def _staying(model: Model, algorithm: Algorithm[Any], max_rounds: int) -> frozenset[str]:
-    """Names of tensors that do not travel in every round: a client that is new begins with the first model's."""
-    shared = [set(algorithm.split(model, round_idx).shared) for round_idx in range(max(1, max_rounds))]
-    travels = set.intersection(*shared).difference(model.fixed)
-    if all(shared) and model.buffer_policy != "local":
-        travels.update(model.buffers)
-    return frozenset(model.names) - travels
-
-
-def _first_tensors(model: Model, algorithm: Algorithm[Any]) -> list[str]:
-    """Names of the tensors of the first model that somebody may ask for; a large one is not kept for nothing."""
-    every = type(algorithm).initial_state is not Algorithm.initial_state
-    return [name for name in model.names if every or name in model.staying]
+def _set_up_population(fabric: Fabric, workers: Workers, parts: RunParts, seed: int) -> None:
+    """Prepare the data and the participation, and check that the cohort keeps all processes busy."""
+    data, algorithm, participation = parts.data, parts.algorithm, parts.participation
+    if not hasattr(data, "reserve"):
+        name = type(data).__name__
+        raise ConfigError(f"datamodule is a {name}, which knows no clients; wrap it: lit_fed.data.Wrapped({name}(…))")
+    data.reserve(algorithm.public_size, algorithm.calibration_fraction)
+    with fabric.rank_zero_first():
+        data.prepare_data()
+    data.setup("fit")
+    data.move_to(fabric.device)
+    parts.kinds.check(data)
+    participation.setup(data.num_clients, data.num_samples, seed)
+    check_participation(algorithm, participation)
+    if participation.nominal_cohort_size < workers.world_size:
+        raise ConfigError(
+            f"a cohort of {participation.nominal_cohort_size} clients cannot keep {workers.world_size} processes busy;"
+            " use fewer devices, a larger cohort, or strategy=ddp"
+        )
 
 
 def _set_up(task: LightningModule, trainer: TaskTrainer, stage: str) -> None:
-    """Let a task prepare itself, in Lightning's order; ``self.trainer`` is there."""
+    """Call a task's set-up hooks in Lightning's order, with ``self.trainer`` in place."""
     task.trainer = trainer  # type: ignore[assignment]  # a Trainer in what it offers
     try:
         with trainer.fabric.rank_zero_first(local=True):
@@ -163,16 +126,63 @@ def _set_up(task: LightningModule, trainer: TaskTrainer, stage: str) -> None:
         task.trainer = None
 
 
-def _some_batches(data: FederatedDataModule, kinds: Kinds, kind: str) -> Iterable[Any]:
+def _adapted(task: LightningModule, parts: RunParts, buffers: BufferPolicy) -> Model:
+    """The model of a task that the method has adapted; parameters frozen by the method are told from the author's."""
+    own = {id(parameter) for parameter in task.parameters() if not parameter.requires_grad}
+    check_data(task, parts.algorithm, parts.data)
+    parts.algorithm.adapt(task)
+    check_task(task, parts.algorithm)
+    model = Model(task, buffers)
+    model.frozen_by_method = frozenset(name for name in model.fixed if id(model.parameters[name]) not in own)
+    return model
+
+
+def _prepare_kind(
+    kind: str, loop: LocalLoop, parts: RunParts, local: LocalSettings, max_rounds: int, stage: str
+) -> None:
+    """Give every process the same start of one kind, check its optimization, try it out, compile it."""
+    model, algorithm, work = loop.model, parts.algorithm, local.work
+    model.divide(algorithm.split(model, 0))
+    _same_start_everywhere(model, loop.fabric)
+    model.staying = _staying(model, algorithm, max_rounds)
+    model.remember(_first_tensors(model, algorithm))
+    loader = _some_batches(parts, kind)
+    loop.expect(Phase("train", loader, work.epochs, work.steps))
+    check_optimization(loop.objective, algorithm, loop.workers.data_parallel, local.gradients)
+    probe(loop.objective, algorithm, loop.batches(loader))
+    if stage == "fit" and (found := extremes(parts.data, parts.kinds, kind, work)) is not None:
+        try_out(loop, parts.data, found, work, max_rounds)
+    if local.networks.compile:
+        for child in model.task.children():
+            if any(True for _ in child.parameters()):
+                child.compile()
+
+
+def _staying(model: Model, algorithm: Algorithm[Any], max_rounds: int) -> frozenset[str]:
+    """Names of tensors that do not travel in every round: a new client begins with the first model's."""
+    shared = [set(algorithm.split(model, round_idx).shared) for round_idx in range(max(1, max_rounds))]
+    travels = set.intersection(*shared).difference(model.fixed)
+    if all(shared) and model.buffer_policy != "local":
+        travels.update(model.buffers)
+    return frozenset(model.names) - travels
+
+
+def _first_tensors(model: Model, algorithm: Algorithm[Any]) -> list[str]:
+    """Names of the first model's tensors that may be needed later; a large model is not kept for nothing."""
+    every = type(algorithm).initial_state is not Algorithm.initial_state
+    return [name for name in model.names if every or name in model.staying]
+
+
+def _some_batches(parts: RunParts, kind: str) -> Iterable[Any]:
     """Batches of the first client of a kind that has data."""
-    for client_id in data.clients:
-        if kinds[client_id] == kind and data.num_samples(client_id):
-            return data.train_loader(client_id, torch.Generator().manual_seed(0))
+    for client_id in parts.data.clients:
+        if parts.kinds[client_id] == kind and parts.data.num_samples(client_id):
+            return parts.data.train_loader(client_id, torch.Generator().manual_seed(0))
     return []
 
 
 def _same_start_everywhere(model: Model, fabric: Fabric) -> None:
-    """Every process starts from the first one's weights, whatever it drew itself."""
+    """Overwrite every process's weights with the first one's."""
     if fabric.world_size > 1:
         for tensor in model.tensors().values():
             torch.distributed.broadcast(tensor, src=0)

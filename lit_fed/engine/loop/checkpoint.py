@@ -1,4 +1,4 @@
-"""The checkpoint file: what it holds, how it is found, read and turned back into a network.
+"""Checkpoint files: content, search, reading and restoring.
 
 A checkpoint holds tensors and primitives only, is written to a temporary file and renamed, and loads with
 ``weights_only=True``.
@@ -20,12 +20,13 @@ from lightning import Callback as LightningCallback
 
 from lit_fed.data.population.contents import Contents
 from lit_fed.engine.lightning.objective import task_name
-from lit_fed.engine.storage.files import shown, unreadable_named, write_atomically
+from lit_fed.engine.storage.files import unreadable_named, write_atomically
 from lit_fed.engine.wire.workers import on_first_process
 from lit_fed.errors import CheckpointError
+from lit_fed.file_names import shown
 
 if TYPE_CHECKING:
-    from lit_fed.engine.loop.run import Listener, Run
+    from lit_fed.engine.loop.run import Callback, Run
     from lit_fed.engine.method.model import Model
 
 FORMAT = 4
@@ -48,22 +49,22 @@ _CONTENT: dict[str, type | tuple[type, ...]] = {
     "inputs": dict,
 }
 _PRIMITIVES = (str, bytes, bool, int, float, type(None))
-_KEPT = re.compile(r"(late-)?[0-9]+")  # what a client's state is called, which becomes part of a file's name
+_KEPT = re.compile(r"(late-)?[0-9]+")  # names of clients' states, which become part of file names
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """Load and check a checkpoint.
 
     Raises:
-        UnreadableFile: If the system does not let us read it.
-        CheckpointError: If the file is missing, corrupt, or not lit_fed's.
+        UnreadableFile: If the system refuses to read it.
+        CheckpointError: If the file is missing, corrupt, or foreign.
     """
     path = Path(path)
     with unreadable_named(path):
         if not path.is_file():
             raise CheckpointError(f"there is no checkpoint at {path}")
     try:
-        with warnings.catch_warnings():  # of formats that we do not write
+        with warnings.catch_warnings():  # about formats of others
             warnings.simplefilter("ignore")
             content = torch.load(path, weights_only=True, map_location="cpu")
     except pickle.UnpicklingError as error:
@@ -85,18 +86,14 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 
 
 def _read_through(path: Path) -> None:
-    """Read a file of which something could not be read, so that the system says whether it was the cause.
-
-    Raises:
-        UnreadableFile: If it was.
-    """
+    """Read a whole file that failed to load; an `UnreadableFile` if the system is the cause."""
     with unreadable_named(path), open(path, "rb", buffering=0) as file:
         while file.read(2**20):
             pass
 
 
 def _malformed(content: Mapping[str, Any]) -> str | None:
-    """What of a file's content no run has written, None where all is well."""
+    """The first flaw of a file's content; None if a run may have written it."""
     for key, kinds in _CONTENT.items():
         if key not in content:
             return f"{key!r} is missing"
@@ -104,15 +101,15 @@ def _malformed(content: Mapping[str, Any]) -> str | None:
             return f"{key!r} is of type {type(content[key]).__name__}"
     for name, version in content["clients"].items():
         if not isinstance(name, str) or not _KEPT.fullmatch(name):
-            return f"{name!r} in 'clients' is no client"
+            return f"{name!r} in 'clients' is not a client"
         if not isinstance(version, tuple) or [type(part) for part in version] != [int, int] or min(version) < 0:
-            return f"{name!r} in 'clients' has no version, but {version!r}"
+            return f"{name!r} in 'clients' is {version!r}, not a version"
     if content["round_idx"] < 0:
         return f"'round_idx' is {content['round_idx']}"
     try:
         Contents(**content["data"])
     except TypeError:
-        return "'data' is no fingerprint"
+        return "'data' is not a fingerprint"
     for key, kind in (("initial", Mapping), ("callbacks", Mapping), ("tasks", str), ("metrics", int | float)):
         if odd := next((name for name, entry in content[key].items() if not isinstance(entry, kind)), None):
             return f"{odd!r} in {key!r} is of type {type(content[key][odd]).__name__}"
@@ -120,10 +117,10 @@ def _malformed(content: Mapping[str, Any]) -> str | None:
 
 
 def snapshot(run: Run) -> dict[str, Any]:
-    """Everything a run needs to go on after its last finished round.
+    """Everything needed to go on after the last finished round.
 
     Raises:
-        CheckpointError: If a method or a callback keeps what is neither tensor nor primitive.
+        CheckpointError: If a method or a callback keeps anything but tensors and primitives.
     """
     federation, last_round = run.federation, max(run.next_round - 1, 0)
     models = federation.global_models(last_round)
@@ -157,22 +154,18 @@ def save_checkpoint(run: Run, path: Path) -> None:
     """Write the state after the last finished round; called on every process, written by the first.
 
     Raises:
-        CheckpointError: If it cannot be written; an older file of that name is then still there.
+        CheckpointError: If it cannot be written; an older file of that name survives.
     """
     on_first_process(run.fabric, lambda: write_atomically(snapshot(run), path))
 
 
 def _initial(model: Model) -> dict[str, torch.Tensor]:
-    """What a client's personal part starts from, which must not depend on when the client first appears."""
+    """The first tensors of clients' personal parts, which must not depend on when a client first appears."""
     return {name: tensor for name, tensor in model.initial.items() if name in model.staying}
 
 
 def restore(run: Run, path: Path) -> None:
-    """Put a run where a checkpoint left it; nothing is taken from a file before all of it is known to fit.
-
-    Args:
-        run: Assembled.
-        path: The file.
+    """Restore an assembled run from a checkpoint; nothing is taken before all of it fits.
 
     Raises:
         CheckpointError: If it is corrupt, foreign, or from a run with another model, method, seed or partition.
@@ -195,14 +188,14 @@ def restore(run: Run, path: Path) -> None:
         raise CheckpointError(f"{path} comes from a run whose clients had other data; use it with that run's config")
     if not federation.data.contents().is_of(Contents(**content["data"])):
         raise CheckpointError(
-            f"{path} comes from a run on other data: labels or inputs of the data set have changed since; use it with "
-            "the data that it was trained on"
+            f"{path} comes from a run on other data, of which labels or inputs have changed; use it with the data that "
+            "it was trained on"
         )
     server = _placed(content["server"], federation.server, run.fabric.device)
     federation.server.clear()
     federation.server.update(server)
     for kind, model in models.items():
-        for name in saved[kind].keys() & model.initial.keys():  # others, this run's rounds begin nobody with
+        for name in saved[kind].keys() & model.initial.keys():  # nobody begins with the others
             model.initial[name].copy_(saved[kind][name])
     federation.store.load_state_dict(content["clients"], content["round_idx"])
     _load_callbacks(run, content["callbacks"], path)
@@ -218,13 +211,15 @@ def _load_callbacks(run: Run, states: Mapping[str, dict[str, Any]], path: Path) 
             try:
                 callback.load_state_dict(state)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
-                raise CheckpointError(f"{path}: callback {name} cannot go on with its state: {error!r}") from error
+                raise CheckpointError(
+                    f"{path} has a state that callback {name} cannot load: {error!r}; leave the callback out"
+                ) from error
 
 
 def _difference(own: Any, saved: Any, where: tuple[str, ...] = ()) -> str | None:
-    """What keeps a saved part of the server's state from taking the place of the present one; None where nothing does.
+    """The first difference between the present state and a saved one; None if they fit.
 
-    A state may grow while it is trained: only its first entries, and those of models, are the same from the beginning.
+    A state may grow in training: only its top level, and models, have fixed entries.
     """
     name = ".".join(where) or "the server's state"
     if isinstance(own, Mapping):
@@ -245,7 +240,7 @@ def _difference(own: Any, saved: Any, where: tuple[str, ...] = ()) -> str | None
 
 
 def _placed(saved: Any, own: Any, device: torch.device) -> Any:
-    """A saved state in memory of its own on the device, in the types of the present one."""
+    """Copy a saved state to the device, in the dtypes of the present one."""
     if isinstance(saved, Mapping):
         held = own if isinstance(own, Mapping) else {}
         return {key: _placed(entry, held.get(key), device) for key, entry in saved.items()}
@@ -264,10 +259,10 @@ def _made_of(method: str, tasks: Mapping[str, str]) -> str:
     return f"{method} on {', '.join(dict.fromkeys(tasks.values()))}"
 
 
-def _named(run: Run) -> Iterator[tuple[str, Listener | LightningCallback]]:
-    """The callbacks by the name of their class, the second of a class as ``<name>.2`` and so on.
+def _named(run: Run) -> Iterator[tuple[str, Callback | LightningCallback]]:
+    """The callbacks by class name, the second of a class as ``<name>.2`` and so on.
 
-    Of Lightning's, which watch each process's own clients, the first process's are kept, as Lightning does.
+    States of Lightning's callbacks, which watch each process's clients, are the first process's, as in Lightning.
     """
     count: Counter[str] = Counter()
     watchers = next(iter(run.federation.loops.values())).trainer.callbacks
@@ -278,7 +273,7 @@ def _named(run: Run) -> Iterator[tuple[str, Listener | LightningCallback]]:
 
 
 def _plain(value: Any, where: str) -> Any:
-    """A state as a checkpoint may hold it: NumPy's numbers as Python's, and nothing that could not be read back."""
+    """Convert NumPy's numbers to Python's, and refuse values that could not be read back."""
     if isinstance(value, torch.Tensor) or type(value) in _PRIMITIVES:
         return value
     if isinstance(value, np.generic):
@@ -288,18 +283,13 @@ def _plain(value: Any, where: str) -> Any:
     if isinstance(value, list | tuple):
         entries = [_plain(entry, f"{where}.{position}") for position, entry in enumerate(value)]
         return tuple(entries) if isinstance(value, tuple) else entries
-    raise CheckpointError(f"{where} is a {type(value).__name__}; a checkpoint holds tensors and primitives only")
+    raise CheckpointError(f"{where} is a {type(value).__name__}; keep tensors and primitives only")
 
 
 def find_checkpoint(ckpt_path: str | Path, logs: Path) -> Path | None:
-    """Turn ``last``, ``best``, a run folder or a file into a file.
+    """Resolve ``last``, ``best``, a run folder or a file to a file.
 
-    Args:
-        ckpt_path: What the user gave.
-        logs: The ``lightning_logs`` folder in which ``last`` and ``best`` mean the newest run that has one.
-
-    Returns:
-        The file; None where ``last`` or ``best`` names nothing yet.
+    ``last`` and ``best`` mean the newest run in ``logs`` that has one; None if none has.
     """
     if str(ckpt_path) in ("last", "best"):
         files = [run / "checkpoints" / f"{ckpt_path}.ckpt" for run in runs_in(logs)]
@@ -309,17 +299,17 @@ def find_checkpoint(ckpt_path: str | Path, logs: Path) -> Path | None:
 
 
 def run_folder(checkpoint: Path) -> Path | None:
-    """The run that a checkpoint belongs to, None where it lies somewhere else."""
+    """The folder of a checkpoint's run; None if the file lies elsewhere."""
     folder = checkpoint.resolve().parent
     return folder.parent if folder.name == "checkpoints" else None
 
 
 def runs_in(logs: Path) -> list[Path]:
-    """The runs of a ``lightning_logs`` folder, the newest first."""
+    """The runs of a ``lightning_logs`` folder, newest first."""
     return sorted(logs.glob("version_*"), key=version_of, reverse=True)
 
 
 def version_of(run: Path) -> int:
-    """The number of a run's folder; −1 where it has none."""
+    """The number of a run's folder; −1 without one."""
     suffix = run.name.removeprefix("version_")
     return int(suffix) if suffix.isdecimal() else -1

@@ -1,4 +1,4 @@
-"""How a cohort can be trained, by the names of ``trainer.executor``."""
+"""Executors by the names of ``trainer.executor``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trained federation is good for: evaluate it by every protocol, predict with it."""
+"""Evaluate a trained federation, and predict with it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lit_fed.errors import CheckpointError, ConfigError
 
 
 def evaluate(run: Run, ckpt_path: str | None, subset: EvalSubset) -> dict[str, float]:
-    """Run the protocols on a checkpoint, or on what was just trained."""
+    """Run the protocols on a checkpoint, or on the model just trained."""
     check_protocols(run.settings.protocols, run.federation, subset)
     last_round = _load_trained(run, ckpt_path)
     with run.federation.session.at_work("validate" if subset == "val" else "test"):
@@ -24,7 +24,7 @@ def evaluate(run: Run, ckpt_path: str | None, subset: EvalSubset) -> dict[str, f
 
 
 def predict(run: Run, ckpt_path: str | None, client_id: int | None, output: Path, inputs: Path | None = None) -> Path:
-    """Write what a checkpoint, or what was just trained, predicts on test data, or on inputs of another file."""
+    """Predict with a checkpoint, or the model just trained, on test data or inputs of another file."""
     last_round = _load_trained(run, ckpt_path)
     with run.federation.session.at_work("predict"):
         write_predictions(run.federation, output, client_id, last_round, inputs=inputs)
@@ -33,16 +33,16 @@ def predict(run: Run, ckpt_path: str | None, client_id: int | None, output: Path
 
 
 def _load_trained(run: Run, ckpt_path: str | None) -> int:
-    """Load the trained state; returns the last round that was trained."""
+    """Load the trained state, and return its last round."""
     if ckpt_path is not None:
         path = find_checkpoint(ckpt_path, run.settings.logs)
         if path is None:
-            raise CheckpointError(f"no run under {run.settings.logs} has a checkpoint named {ckpt_path}.ckpt")
+            raise CheckpointError(f"no run under {run.settings.logs} has a {ckpt_path}.ckpt; name a checkpoint file")
         restore(run, path)
         check_server(run, str(path))
         folder = run_folder(path)
         if folder is not None:
             run.federation.store.open(folder / "checkpoints" / "clients")
     elif not run.next_round:
-        raise ConfigError("there is no trained model yet; give --ckpt_path last, best, or a checkpoint file")
+        raise ConfigError("this trainer has not trained a model; give --ckpt_path last, best, or a checkpoint file")
     return max(run.next_round - 1, 0)

@@ -1,4 +1,4 @@
-"""What a round gave and what it cost: metrics over clients, bytes, drift and time."""
+"""Results and costs of a round: metrics over clients, bytes, drift and time."""
 
 from __future__ import annotations
 
@@ -20,20 +20,19 @@ from lit_fed.errors import ClientFailure
 
 _row = partial(tuple.__new__, ClientRow)  # `ClientRow._make` without a call in Python: a round has thousands
 
-_BLOCK_VALUES = 2**18  # movements measured at once hold about this many values
+_BLOCK_VALUES = 2**18  # in movements that are measured at once
 _SAMPLED_VALUES = 2**20  # of a large model's movement
 
 
 class DriftMeter:
-    r"""How far and how differently clients move, in memory of one model.
+    r"""Mean norm and mean pairwise cosine of the clients' movements, in the memory of one model.
 
-    For the clients' movements :math:`d_k` (update minus broadcast, over the tensors both hold) it gives the mean norm
-    and the mean cosine over pairs, :math:`(\|\sum_k u_k\|^2 - K) / (K(K-1))` with :math:`u_k = d_k / \|d_k\|`.
-    Small models wait for each other, so that many movements are measured by one operation.
+    The movement :math:`d_k` is update minus broadcast over their common tensors; the mean cosine is
+    :math:`(\|\sum_k u_k\|^2 - K) / (K(K-1))` with :math:`u_k = d_k / \|d_k\|`. Movements of small models are batched.
 
     Note:
-        Of a model of more than 2²² values every fifth, sixth, … of each tensor, some 2²⁰ in all, stands for the others:
-        a copy of a large model would cost more than these numbers are worth.
+        A model over 2²² values is sampled, every fifth, sixth, … value of each tensor, about 2²⁰ in all: a copy of it
+        would cost more than these numbers are worth.
     """
 
     def __init__(self) -> None:
@@ -41,12 +40,12 @@ class DriftMeter:
         self._units: Tensor | None = None
         self._origin: Tensor | None = None
         self._waiting: list[Tensor] = []
-        self._most = 0  # as many wait
+        self._most = 0  # batch size
         self._alike: Mapping[str, torch.Size] | None = None
-        self._every, self._share = 1, 1.0  # which values of a tensor are looked at, and how many of all these are
+        self._every, self._share = 1, 1.0  # stride of the sampled values, and their share
 
     def add(self, update: ClientUpdate, broadcast: Payload) -> None:
-        """Take in one client's movement; nothing is synchronised."""
+        """Add a client's movement, without synchronising the device."""
         flat = update.flat
         if flat is not None and flat.layout is self._alike:
             self._waiting.append(flat.values)
@@ -65,7 +64,7 @@ class DriftMeter:
             self._origin = _thinned(self._every, [broadcast[name] for name in names])
             self._share = self._origin.numel() / max(total, 1)
             self._most = -(-_BLOCK_VALUES // max(self._origin.numel(), 1))
-        # What is not the server's own, such as control variates, stands behind it in a payload.
+        # Tensors beyond the server's own, such as control variates, come last in a payload.
         whole = flat is not None and self._every == 1 and names == list(flat.layout)[: len(names)]
         self._alike = flat.layout if flat is not None and whole else None
         if flat is not None and self._alike is not None:
@@ -108,22 +107,23 @@ class DriftMeter:
 
 
 def _thinned(step: int, tensors: Iterable[Tensor]) -> Tensor:
-    """Every so many values of tensors, as one vector."""
+    """Every ``step``-th value of each tensor, as one vector."""
     return torch.cat([tensor.flatten()[::step] for tensor in tensors])
 
 
 @dataclass(slots=True)
 class RoundLedger:
-    """Collects, on every process, what its clients report; `merge` brings the processes together.
+    """The reports of a process's clients; `merge` combines the processes.
 
     Args:
-        drift: How far clients move; None where they have different networks, between which there is no angle.
-        downloads: The bytes that each client downloaded.
-        logged: What each client logged in its local work.
-        uploads: Clients and the bytes that reached the server from them; a client whose late update arrives beside its
-            new one is there twice.
-        rates: By kind of network, the client with the lowest id and the learning rate that it began with.
-        totals: What clients that tell nothing of themselves logged together.
+        drift: Movements of clients; None for different networks, between which angles are undefined.
+        downloads: Bytes downloaded, by client.
+        logged: Metrics of the local work, by client.
+        uploads: Clients and the bytes that arrived from them; a client occurs twice if a late update arrives beside its
+            new one.
+        failures: Clients that could not finish.
+        rates: The client with the lowest id and its first learning rate, by kind of network.
+        totals: Summed metrics of clients that do not report individually.
     """
 
     drift: DriftMeter | None = field(default_factory=DriftMeter)
@@ -136,11 +136,11 @@ class RoundLedger:
     local_s: float = 0.0
 
     def sent(self, client_id: int, downlink_bytes: int) -> None:
-        """A client downloaded the broadcast."""
+        """Record a download of the broadcast."""
         self.downloads[client_id] = downlink_bytes
 
     def trained(self, update: ClientUpdate, broadcast: Payload) -> None:
-        """A client finished its local work."""
+        """Record a client's finished local work."""
         if (rate := update.metrics.pop("lr", None)) is not None:
             self._begun(update.kind, (update.client_id, rate))
         self.logged[update.client_id] = dict(update.metrics)
@@ -151,18 +151,16 @@ class RoundLedger:
         self.rates[kind] = min(self.rates.get(kind, found), found)
 
     def arrived(self, client_id: int, uplink_bytes: int) -> None:
-        """A client's update reached the server."""
+        """Record an update's arrival."""
         self.uploads.append((client_id, uplink_bytes))
 
     def failed(self, failure: ClientFailure) -> None:
-        """A client could not finish."""
+        """Record a client's failure."""
         self.failures.append(failure)
 
     def merge(self, workers: Workers) -> None:
-        """Bring what every process took down to all of them, in an order that knows no processes."""
-        failures = [
-            (f.client_id, f.round_idx, f.cause, f.details) for f in self.failures
-        ]  # the error cannot be pickled
+        """Combine the reports of all processes on each, in an order independent of their number."""
+        failures = [(f.client_id, f.round_idx, f.cause, f.details) for f in self.failures]  # errors are not picklable
         own = (self.downloads, self.logged, self.uploads, failures, self.local_s, self.rates, self.totals)
         downloads, logged, uploads, every_failure, seconds, rates, totals = zip(*workers.gather(own), strict=True)
         self.downloads = dict(sorted(item for part in downloads for item in part.items()))
@@ -176,15 +174,12 @@ class RoundLedger:
 
     @property
     def delivered(self) -> list[int]:
-        """Whose updates reached the server."""
+        """Clients whose updates arrived."""
         return [client_id for client_id, _ in self.uploads]
 
     @property
     def rows(self) -> list[ClientRow]:
-        """By client: its download, what it logged, and its uploads.
-
-        A client's may come from several processes: who takes in a late update need not train the client now.
-        """
+        """Downloads, metrics and uploads by client; a late update may arrive on another process than the training."""
         rows = [_row((client_id, "train", "downlink_bytes", count)) for client_id, count in self.downloads.items()]
         rows += [
             _row((client_id, "train", metric, value))
@@ -192,10 +187,10 @@ class RoundLedger:
             for metric, value in metrics.items()
         ]
         rows += [_row((client_id, "train", "uplink_bytes", count)) for client_id, count in self.uploads]
-        return sorted(rows, key=itemgetter(0))  # a client's stay in this order
+        return sorted(rows, key=itemgetter(0))  # stable: a client's rows keep this order
 
     def metrics(self, num_samples: Callable[[int], int], workers: Workers) -> dict[str, float]:
-        """Round metrics: sample-weighted means of what clients logged, learning rates, bytes, drift, counts."""
+        """Round metrics: sample-weighted means over clients, learning rates, bytes, drift, counts."""
         down, up = sum(self.downloads.values()), sum(num_bytes for _, num_bytes in self.uploads)
         metrics = {"train/lr" if kind == ONLY else f"train/lr_{kind}": rate for kind, (_, rate) in self.rates.items()}
         metrics |= self._training_means(num_samples)
@@ -211,7 +206,7 @@ class RoundLedger:
         for client_id in sorted(self.logged):
             count = num_samples(client_id)
             for name, value in self.logged[client_id].items():
-                if "/" in name:  # what the module logged; seconds have no slash
+                if "/" in name:  # logged by the module; seconds have no slash
                     sums.setdefault(name, []).append(value * count)
                     counts[name] = counts.get(name, 0) + count
         for name, total in (entry for totals in self.totals for entry in totals.items()):

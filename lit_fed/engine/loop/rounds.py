@@ -1,7 +1,7 @@
-"""The round loop.
+"""The round loop, which reads like a paper's pseudo-code and does not know any.
 
-It reads like the pseudo-code of a paper, and knows no paper: what a method does is behind the hooks of
-`lit_fed.engine.method.algorithm.Algorithm`, how a cohort is trained behind `lit_fed.engine.clients.executor.Executor`.
+Methods act by the hooks of `lit_fed.engine.method.algorithm.Algorithm`; a
+`lit_fed.engine.clients.executor.Executor` trains the cohort.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from lit_fed.engine.evaluation.protocols import Evaluation, run_protocols
-from lit_fed.engine.loop.callback import RoundRecord
 from lit_fed.engine.loop.ledger import DriftMeter, RoundLedger
-from lit_fed.engine.loop.run import Run
+from lit_fed.engine.loop.run import RoundRecord, Run
 from lit_fed.engine.method.algorithm import Cohort
 from lit_fed.engine.method.reducers import Reducer
 from lit_fed.engine.wire.broadcast import Broadcast
@@ -26,16 +25,16 @@ from lit_fed.participation import Fate, Participant
 
 @dataclass(slots=True)
 class Round:
-    """One round under way on this process.
+    """A round under way on this process.
 
     Args:
         round_idx: The round, counted from 0.
-        plan: Who was selected, and what becomes of their work.
-        broadcast: What the clients receive.
-        reducer: Takes in what arrives.
-        ledger: Takes down what happens.
-        needs: What the method needs, by `lit_fed.engine.method.algorithm.Algorithm.all_needs`.
-        started: When, by the process's clock.
+        plan: The selected clients, and the fate of their work.
+        broadcast: The message to the clients.
+        reducer: Aggregates arriving updates.
+        ledger: Records results and costs.
+        needs: The method's, `lit_fed.engine.method.algorithm.Algorithm.all_needs`.
+        started: Start on the process's clock, in seconds.
     """
 
     round_idx: int
@@ -48,7 +47,7 @@ class Round:
 
 
 def run_rounds(run: Run) -> None:
-    """Run what is left of a run's rounds."""
+    """Run a run's remaining rounds."""
     run.call("on_fit_start")
     try:
         with settled():
@@ -66,7 +65,7 @@ def run_rounds(run: Run) -> None:
 
 
 def run_round(run: Run, round_idx: int) -> None:
-    """One round: broadcast, local work, aggregation, the server's step, evaluation."""
+    """Run a round: broadcast, local work, aggregation, server's step, evaluation."""
     federation = run.federation
     current = _begin(run, round_idx)
     _add_late_updates(run, current)
@@ -93,7 +92,7 @@ def run_round(run: Run, round_idx: int) -> None:
 
 
 def _check_server(run: Run, round_idx: int) -> None:
-    """Refuse what a step has made of the server before anything of the round is kept."""
+    """Refuse a server that is not finite after its step, before anything of the round is kept."""
     if odd := run.federation.not_finite(round_idx):
         saved = "; the last checkpoint is that of the round before" if run.keeps_checkpoints else ""
         raise NonFiniteServer(
@@ -104,11 +103,7 @@ def _check_server(run: Run, round_idx: int) -> None:
 
 
 def _reduced(run: Run, current: Round) -> Any:
-    """What the updates come to; None where none arrived, or, where failures are tolerated, none counts.
-
-    Raises:
-        NothingToAverage: If all of them have the weight 0.
-    """
+    """The aggregate; None if no update arrived, or, with tolerated failures, if all have weight 0."""
     try:
         return current.reducer.result(run.workers)
     except NothingToAverage as error:
@@ -136,7 +131,7 @@ def _train_cohort(run: Run, current: Round) -> None:
     working = [client_id for client_id, fate in fates.items() if fate is not Fate.LOST_BEFORE]
     num_samples = federation.data.num_samples
     for client_id in run.workers.share(list(fates), num_samples):
-        ledger.sent(client_id, broadcast.num_bytes[federation.kinds[client_id]])  # also to whoever drops out
+        ledger.sent(client_id, broadcast.num_bytes[federation.kinds[client_id]])  # also to dropouts
     for update in federation.executor.run(run.workers.share(working, num_samples), broadcast):
         if isinstance(update, ClientFailure):
             ledger.failed(update)
@@ -165,15 +160,15 @@ def _add_late_updates(run: Run, current: Round) -> None:
 
 def _deliver(run: Run, current: Round, update: ClientUpdate) -> None:
     channel = run.federation.channel
-    update, uplink_bytes = channel.receive(update)
-    if channel.uplink is not None and not is_finite(update.payload):
+    update = channel.receive(update)
+    if channel.uplink.codec is not None and not is_finite(update.payload):
         cause = "its update is no longer finite after trainer.uplink_codec; choose one with a wider range"
         current.ledger.failed(ClientFailure(update.client_id, current.round_idx, cause))
         return
     if "probability" in current.needs:  # an estimate takes seconds in a large population
         update.probability = run.federation.participation.probability(update.client_id)
     current.reducer.add(update)
-    current.ledger.arrived(update.client_id, uplink_bytes)
+    current.ledger.arrived(update.client_id, update.uplink_bytes)
 
 
 def _end(run: Run, current: Round, metrics: dict[str, float]) -> None:

@@ -1,90 +1,49 @@
-"""What a run knows, and what callbacks and checkpoints are handed: its parts, how far it is, where its files lie."""
+"""The state of a run and its listeners: parts, progress, place of its files, callbacks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
-from typing import Protocol as Interface
+from typing import Any
 
 from lightning import Fabric
 from lightning.pytorch.loggers import Logger
 
 from lit_fed.engine.clients.failures import Failures
 from lit_fed.engine.evaluation.federation import Federation
-from lit_fed.engine.evaluation.protocols import EvalSubset, Evaluation, Protocol
+from lit_fed.engine.evaluation.protocols import Evaluation
+from lit_fed.engine.evaluation.rows import ClientRow
 from lit_fed.engine.lightning.metric_names import MetricNames, base_name
+from lit_fed.engine.loop.settings import RunSettings
+from lit_fed.engine.wire.payload import ClientUpdate
 from lit_fed.engine.wire.workers import Workers
-
-
-class Listener(Interface):
-    """What a run asks of a callback: `lit_fed.engine.loop.callback.Callback`."""
-
-    keeps_checkpoints: bool
-
-    def listens(self, hook: str) -> bool:
-        """Whether it has a hook of its own."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Tensors and primitives to keep in checkpoints."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunSettings:
-    """What a run is told.
-
-    Args:
-        max_rounds: Rounds in all, those before a resume counted in.
-        seed: All randomness of the run follows from it.
-        evaluate_every: Run the protocols every so many rounds and after the last; 0 for never.
-        evaluate_on: Which data they run on.
-        protocols: What to evaluate.
-        on_client_failure: ``raise`` stops the run with the client's id, ``skip`` goes on without its update.
-        logs: The folder of all runs.
-        logger: True for TensorBoard, False for none, or Lightning loggers.
-        config: The resolved configuration as YAML, where the command line started the run; else empty.
-        told: The keys of it that somebody asked for, without ``init_args``, what was said last first.
-    """
-
-    max_rounds: int
-    seed: int
-    evaluate_every: int
-    evaluate_on: EvalSubset
-    protocols: Sequence[Protocol]
-    on_client_failure: Literal["raise", "skip"]
-    logs: Path
-    logger: bool | Logger | list[Logger]
-    config: str = ""
-    told: tuple[str, ...] = ()
+from lit_fed.participation import Participant
 
 
 @dataclass(slots=True)
 class Run:
-    """One run under way.
+    """A run under way.
 
     Args:
         federation: Its parts.
-        settings: What it was told.
-        callbacks: Who listens, in order.
-        start_round: The round it started from, after a resume the first one of this process.
-        next_round: The round that comes next, which is the number of rounds that are over.
-        metrics: What the last round gave.
+        settings: Rounds, evaluation and output.
+        callbacks: Listeners, in order.
+        start_round: First round of this process; above 0 after a resume.
+        next_round: The coming round, which equals the number of finished rounds.
+        metrics: Metrics of the last round.
         should_stop: Set it to end the run after this round.
         log_dir: The run's folder.
-        resumed_from: The folder of the run it continues, where it is another's.
-        origin: Where the state that it holds comes from, in words.
+        resumed_from: Folder of the run that this one continues, where it is another.
+        origin: Source of the current state, in words.
         loggers: The run's loggers, on the first process.
-        names: Which metric is better which way, and which one names the best round.
-        failures: What was tolerated.
+        names: Directions of metrics, and the metric that decides the best round.
+        failures: Tolerated failures.
     """
 
     federation: Federation
     settings: RunSettings
-    callbacks: Sequence[Listener]
+    callbacks: Sequence[Callback]
     start_round: int = 0
     next_round: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
@@ -100,7 +59,7 @@ class Run:
 
     @property
     def fabric(self) -> Fabric:
-        """Gives devices and processes."""
+        """Devices and processes."""
         return self.federation.fabric
 
     @property
@@ -115,29 +74,29 @@ class Run:
 
     @property
     def max_rounds(self) -> int:
-        """Rounds in all."""
+        """Total number of rounds."""
         return self.settings.max_rounds
 
     def call(self, hook: str, *args: Any) -> None:
-        """Call a hook of every callback that has it."""
-        if hook not in self._listeners:  # a hook may run for every client: leave out callbacks that do not use it
+        """Call a hook of every callback that overrides it."""
+        if hook not in self._listeners:  # a hook may run for every client: skip callbacks without it
             self._listeners[hook] = [getattr(one, hook) for one in self.callbacks if one.listens(hook)]
         for listener in self._listeners[hook]:
             listener(self, *args)
 
     def is_due(self, done: int) -> bool:
-        """Whether the protocols run after so many rounds."""
+        """Whether the protocols run after ``done`` rounds."""
         every = self.settings.evaluate_every
         return bool(every) and (done == self.max_rounds or done % every == 0)
 
     def learn_names(self, metrics: Mapping[str, float]) -> None:
-        """Take in which metrics there are, and what the task says about them."""
+        """Record the names of metrics, and their directions as the task declares them."""
         for loop in self.federation.session.loops.values():
             self.names.observe(loop.directions)
         self.names.see(metrics)
 
     def tell_absent(self, evaluation: Evaluation) -> None:
-        """Say once what somebody may wait for in vain: protocols and declared metrics of which there is nothing."""
+        """Print once which protocols and declared metrics report nothing."""
         for name, why in evaluation.absent.items():
             self._tell(f"there are no metrics {name}/…: {why}")
         reported = {base_name(name) for name in evaluation.metrics}
@@ -148,3 +107,62 @@ class Run:
         if line not in self._told:
             self._told.add(line)
             self.fabric.print(line)
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRecord:
+    """A finished round; the same on every process.
+
+    Args:
+        round_idx: The round, counted from 0.
+        metrics: Values by name, such as ``global/acc``.
+        rows: Values of single clients.
+        plan: The selected clients, and the fate of their work.
+    """
+
+    round_idx: int
+    metrics: dict[str, float]
+    rows: list[ClientRow]
+    plan: Sequence[Participant]
+
+
+class Callback:
+    """Base class of listeners: override the hooks you need.
+
+    Hooks run on every process, in the order of ``trainer.callbacks``.
+    """
+
+    keeps_checkpoints = False
+    """Whether it writes checkpoints, and so decides which client states are still needed."""
+
+    def listens(self, hook: str) -> bool:
+        """Whether it overrides a hook."""
+        return getattr(type(self), hook) is not getattr(Callback, hook)
+
+    def on_fit_start(self, run: Run) -> None:
+        """Called after set-up, with any checkpoint loaded; ``run.start_round`` is known."""
+
+    def on_round_start(self, run: Run, round_idx: int, plan: Sequence[Participant]) -> None:
+        """Called when the cohort is drawn, before any training."""
+
+    def on_client_end(self, run: Run, update: ClientUpdate) -> None:
+        """Called for each client of this process; the update's tensors are valid until the next client runs."""
+
+    def on_evaluation_start(self, run: Run, round_idx: int) -> None:
+        """Called after the server's step, before the protocols run."""
+
+    def on_round_end(self, run: Run, record: RoundRecord) -> None:
+        """Called after evaluation. The last callback, `Checkpoint`, writes the round's checkpoint."""
+
+    def on_fit_end(self, run: Run) -> None:
+        """Called after the last round."""
+
+    def on_exception(self, run: Run, error: BaseException) -> None:
+        """Called when the run ends early; the error is raised again afterwards."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and primitives to keep in checkpoints."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the result of `state_dict`."""

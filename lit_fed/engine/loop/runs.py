@@ -1,4 +1,4 @@
-"""Where a run leaves its files: the run folder and the loggers that write into it."""
+"""The folder of a run and the loggers that write into it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from lightning import Fabric
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 
 from lit_fed.engine.loop.checkpoint import find_checkpoint, restore, run_folder, runs_in, version_of
-from lit_fed.engine.storage.files import remove_half_written, shown
+from lit_fed.engine.storage.files import remove_half_written
 from lit_fed.engine.storage.run_lock import sole_writer
 from lit_fed.engine.wire.finite import not_finite
 from lit_fed.engine.wire.workers import on_first_process
 from lit_fed.errors import CheckpointError, ConfigError
+from lit_fed.file_names import shown
 
 if TYPE_CHECKING:
     from lit_fed.engine.loop.run import Run
@@ -23,18 +24,18 @@ if TYPE_CHECKING:
 
 @contextmanager
 def open_run(run: Run, ckpt_path: str | None) -> Iterator[None]:
-    """Find the checkpoint to resume from, claim the run's folder, open its loggers; within, nobody else writes there.
+    """Restore a checkpoint, claim and lock the run's folder, open its loggers.
 
     ``last.ckpt`` continues in its own folder; any other checkpoint starts a new one, so that the rounds after it are
-    not lost. So does a run that writes no checkpoints, which would leave the old folder ahead of its ``last.ckpt``.
+    not lost. So does a run without checkpoints, which would leave the old folder ahead of its ``last.ckpt``.
 
     Args:
         run: Assembled.
-        ckpt_path: What the user gave; None starts anew, or goes on where this process has trained before.
+        ckpt_path: As the user gave it; None starts anew, or goes on where this process stopped.
 
     Raises:
-        CheckpointError: If there is no such checkpoint, or it is not this run's.
-        ConfigError: If the folder cannot be made, or somebody else is writing into it.
+        CheckpointError: If the checkpoint does not exist, or is another run's.
+        ConfigError: If the folder cannot be created, or another process writes into it.
     """
     fabric, store, settings = run.fabric, run.federation.store, run.settings
     checkpoint = checkpoint_to_continue(fabric, ckpt_path, settings.logs) if ckpt_path is not None else None
@@ -45,7 +46,7 @@ def open_run(run: Run, ckpt_path: str | None) -> Iterator[None]:
     continues = checkpoint is None or (checkpoint.name == "last.ckpt" and run.keeps_checkpoints)
     resumed = source if continues else None
     with ExitStack() as held:
-        if resumed is not None:  # before its checkpoint is read, which its writer may be about to replace
+        if resumed is not None:  # before reading its checkpoint, which a writer may replace
             held.enter_context(sole_writer(fabric, resumed))
         if checkpoint is not None:
             restore(run, checkpoint)
@@ -75,30 +76,19 @@ def open_run(run: Run, ckpt_path: str | None) -> Iterator[None]:
 
 
 def check_server(run: Run, holder: str) -> None:
-    """Refuse a server that is not finite, before anything is done with it.
-
-    Args:
-        run: Assembled, and maybe restored.
-        holder: Who has the server.
-
-    Raises:
-        CheckpointError: If it is not.
-    """
+    """Refuse a server that is not finite with a `CheckpointError` that names its holder."""
     if odd := not_finite(run.federation.server, run.federation.begun_infinite):
-        raise CheckpointError(
-            f"{holder} holds NaN or infinity in {odd[0]} of the server, with which nothing can be done; take an "
-            "earlier checkpoint"
-        )
+        raise CheckpointError(f"{holder} holds NaN or infinity in {odd[0]} of the server; take an earlier checkpoint")
 
 
 def _check_clients(run: Run, checkpoint: Path) -> None:
-    """Refuse client states that the run cannot go on with, while nothing has been written."""
+    """Refuse client states that do not fit, before anything is written."""
     federation = run.federation
     if not any(True for _ in federation.store.clients()) or run.start_round >= run.max_rounds:
         return
     if run.resumed_from is None:
         raise CheckpointError(
-            f"{checkpoint} lies outside of its run, whose clients keep states; name it where it was written, in the "
+            f"{checkpoint} lies outside of its run's folder, which holds the clients' states; name the file in the "
             "run's folder checkpoints"
         )
     federation.store.open(run.resumed_from / "checkpoints" / "clients")
@@ -107,21 +97,12 @@ def _check_clients(run: Run, checkpoint: Path) -> None:
 
 
 def checkpoint_to_continue(fabric: Fabric, ckpt_path: str | Path, logs: Path) -> Path | None:
-    """The checkpoint that training goes on from.
+    """The checkpoint to go on from; None if no run has one yet.
 
-    Where the newest run has no such checkpoint and an older one does, this is said: a run that was killed before its
-    first checkpoint is passed over.
-
-    Args:
-        fabric: Prints.
-        ckpt_path: What the user gave.
-        logs: The folder of all runs.
-
-    Returns:
-        The file; None where no run has a checkpoint yet.
+    Runs without any checkpoint are passed over, with a printed line.
 
     Raises:
-        CheckpointError: If there is no such file, or ``last`` would pass over a run that has other checkpoints.
+        CheckpointError: If the file does not exist, or ``last`` would pass over a run that has other checkpoints.
     """
     name = f"{ckpt_path}.ckpt"
     if str(ckpt_path) not in ("last", "best"):
@@ -151,17 +132,17 @@ def checkpoint_to_continue(fabric: Fabric, ckpt_path: str | Path, logs: Path) ->
 def claim_run_folder(
     fabric: Fabric, logs: Path, choice: bool | Logger | list[Logger], resumed: Path | None = None
 ) -> Path:
-    """The run's folder: the resumed one, a given logger's own, or the next free ``version_N``.
+    """The run's folder: the resumed one, a given logger's, or the next free ``version_N``.
 
-    Making the folder claims it, so that runs started at the same moment get different ones.
+    Creating the folder claims it: runs started at the same moment get different ones.
 
     Raises:
-        ConfigError: If it cannot be made.
+        ConfigError: If it cannot be created.
     """
     if resumed is not None:
         return resumed
     given = choice if isinstance(choice, list) else [choice]
-    named = [lg for lg in given if isinstance(lg, Logger) and not isinstance(lg, CSVLogger)]  # see `check_loggers`
+    named = [lg for lg in given if isinstance(lg, Logger) and not isinstance(lg, CSVLogger)]  # see `RunSettings`
     own = next((lg.log_dir for lg in named if getattr(lg, "log_dir", None)), None)
 
     def claim() -> Path:
@@ -169,7 +150,9 @@ def claim_run_folder(
             folder = Path(own) if own is not None else _next_version(logs)
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"the run's folder cannot be made under {logs}: {error.strerror}") from error
+            raise ConfigError(
+                f"the run's folder cannot be created under {logs} ({error.strerror}); set trainer.default_root_dir"
+            ) from error
         return folder
 
     return on_first_process(fabric, claim)
@@ -184,27 +167,6 @@ def _next_version(logs: Path) -> Path:
             return logs / f"version_{version}"
         except FileExistsError:
             version += 1
-
-
-def check_loggers(choice: bool | Logger | list[Logger], logs: Path) -> None:
-    """Refuse a ``CSVLogger`` that would write its ``metrics.csv`` over a run's own.
-
-    Args:
-        choice: True for TensorBoard, False for none, or Lightning loggers.
-        logs: The folder of all runs.
-
-    Raises:
-        ConfigError: If it writes among the runs, or where another logger does, which is the run's folder then.
-    """
-    given = [logger for logger in (choice if isinstance(choice, list) else [choice]) if isinstance(logger, Logger)]
-    for logger in given:
-        if isinstance(logger, CSVLogger):
-            others = [other.log_dir for other in given if other is not logger and other.log_dir]
-            if Path(logger.root_dir).resolve() == logs.resolve() or logger.log_dir in others:
-                raise ConfigError(
-                    f"trainer.logger CSVLogger would write its metrics.csv over a run's own in {logger.log_dir}; give "
-                    "it a name of its own, or leave it out: every run has metrics.csv without it"
-                )
 
 
 def make_loggers(choice: bool | Logger | list[Logger], log_dir: Path) -> list[Logger]:

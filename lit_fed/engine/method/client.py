@@ -5,7 +5,6 @@ What a client keeps and what it received are mappings of tensors; nothing of a c
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import Protocol as Interface
 import torch
 from torch import Tensor
 
+from lit_fed.checks import check_range
 from lit_fed.engine.method.model import Model
 from lit_fed.engine.method.steps import EffectiveSteps
 from lit_fed.engine.wire.payload import Payload
@@ -92,10 +92,10 @@ def local_work(epochs: float | None, steps: int | None) -> LocalWork:
     """
     if steps is not None and epochs is not None:
         raise ConfigError(f"trainer.local_epochs is {epochs} and local_steps is {steps}; set one of them to null")
+    check_range("trainer.local_steps", steps, least=1, null="to count epochs")
     if steps is not None:
         return LocalWork(None, steps)
-    if epochs is not None and not (epochs > 0 and math.isfinite(epochs)):
-        raise ConfigError(f"trainer.local_epochs is {epochs}; it must be above 0, such as 5 or 0.5")
+    check_range("trainer.local_epochs", epochs, above=0, why=", such as 5 or 0.5", null="for one")
     return LocalWork(1 if epochs is None else epochs, None)
 
 

@@ -1,1 +1,1 @@
-"""What clients keep between rounds, on disk."""
+"""Clients' states between rounds, and files that are written whole."""

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and tensors kept in versions."""
+"""Files written whole or not at all, and versioned files of tensors."""
 
 from __future__ import annotations
 
@@ -19,24 +19,17 @@ from lit_fed.errors import CheckpointError, ConfigError, UnreadableFile
 from lit_fed.file_names import is_file_name
 from lit_fed.tensors import map_tensors
 
-
-def shown(path: Path) -> str:
-    """A path as it can be typed here: relative where it lies below the working directory."""
-    here, there = Path.cwd(), path.resolve()
-    return str(there.relative_to(here)) if there.is_relative_to(here) else str(path)
-
-
 Version = tuple[int, int]
-"""The round in which a state was written, and the CRC-32 of its bytes: that tells an accident, not an attack."""
+"""A state's round and the CRC-32 of its bytes, which detects accidents, not attacks."""
 Packs = dict[int, dict[str, dict[str, tuple[int, int]]]]
-"""By round and by the name of a file: where each state in it begins, and its length."""
+"""Offset and length of each state, by round and file name."""
 
 
 class VersionedFiles:
-    """Tensors in files of their own, ``<name>.r<round>.safetensors``, each of which says whose they are.
+    """Clients' states, a file ``<name>.r<round>.safetensors`` each, with the client's name inside.
 
     Args:
-        directory: Their folder; it is made with the first file. None refuses to write.
+        directory: Their folder, created with the first file. None refuses to write.
     """
 
     def __init__(self, directory: Path | None = None) -> None:
@@ -44,10 +37,10 @@ class VersionedFiles:
         self.bytes = StateBytes()
 
     def read(self, name: str, version: Version) -> State:
-        """One version.
+        """Read a version.
 
         Raises:
-            CheckpointError: If its file is missing, damaged, another client's, or not what was written.
+            CheckpointError: If its file is missing, damaged, another client's, or differs from what was written.
         """
         path = self.path(name, version[0])
         try:
@@ -59,30 +52,21 @@ class VersionedFiles:
         return self._decoded(name, blob, path)
 
     def _decoded(self, name: str, blob: bytes, path: Path) -> State:
-        """The state in bytes that are what was written.
-
-        Raises:
-            CheckpointError: If they are none: whoever made them up made up their checksum too.
-        """
+        """Decode bytes whose checksum fits; forged bytes may fit too, and raise a `CheckpointError` here."""
         try:
             return self.bytes.decode(name, blob)
         except Exception as error:  # the reader fails in a dozen ways
             raise unreadable(name, path, f"it is no state: {' '.join(str(error).split())[:100]}") from error
 
     def read_ahead(self, versions: Mapping[str, Version]) -> dict[str, State]:
-        """Those of several versions, by name, that are read in less time together; without any that cannot be read."""
+        """Read in advance the versions, by name, that are faster to read together; skip the unreadable."""
         return {}
 
     def write(self, name: str, round_idx: int, state: Mapping[str, Tensor]) -> Version:
-        """Write one version.
-
-        Args:
-            name: Whose.
-            round_idx: The version.
-            state: Contiguous tensors.
+        """Write a version of contiguous tensors, at the latest with `flush`.
 
         Raises:
-            CheckpointError: If the disk is full, the folder cannot be written, or safetensors has no such tensors.
+            CheckpointError: If the disk is full, the folder is not writable, or safetensors lacks a dtype.
         """
         blob = self.bytes.encode(name, state)
         with in_place_of(self.path(name, round_idx)) as temporary:
@@ -90,32 +74,27 @@ class VersionedFiles:
         return round_idx, crc32(blob)
 
     def flush(self) -> Packs:
-        """Write what is still held back; what was written together since the last time, for `take`."""
+        """Write buffered states; return the packs written since the last call, for `take`."""
         return {}
 
     def take(self, packs: Packs) -> None:
-        """Learn what some process has written together."""
+        """Register the packs of some process, which replace these clients' states of the same round."""
 
     def forget(self, gone: Iterable[tuple[str, int]], delete: bool) -> None:
-        """Let versions go that nobody needs any more.
-
-        Args:
-            gone: Them.
-            delete: Also delete them; for one process.
-        """
+        """Drop versions that nobody needs; one process also deletes them."""
         if delete:
             for name, round_idx in gone:
                 self.delete(name, round_idx)
 
     def delete(self, name: str, round_idx: int) -> None:
-        """Delete one version, if it is there."""
+        """Delete a version, if it exists."""
         self.path(name, round_idx).unlink(missing_ok=True)
 
     def copy(self, name: str, version: Version, source: VersionedFiles) -> None:
-        """Take one version from another folder's.
+        """Copy a version from another folder.
 
         Raises:
-            CheckpointError: If it is not there, or cannot be copied.
+            CheckpointError: If it does not exist, or cannot be copied.
         """
         origin, target = source.path(name, version[0]), self.path(name, version[0])
         try:
@@ -125,55 +104,49 @@ class VersionedFiles:
             raise CheckpointError(f"cannot copy {origin} to {target}: {error.strerror}") from error
 
     def rounds(self) -> Iterator[tuple[str, int]]:
-        """Every name and round that has a file."""
+        """Name and round of every stored version."""
         for path in self.directory.glob("*.r*.safetensors") if self.directory is not None else ():
             name, _, round_idx = path.stem.rpartition(".r")
             if round_idx.isdecimal() and not name.startswith("."):
                 yield name, int(round_idx)
 
     def path(self, name: str, round_idx: int) -> Path:
-        """Where a version lies.
+        """The file of a version.
 
         Raises:
-            CheckpointError: If there is no folder, or the name would lead out of it.
+            CheckpointError: If there is no folder, or the name would leave it.
         """
         return self.folder_of(name) / f"{name}.r{round_idx}.safetensors"
 
     def folder_of(self, name: str) -> Path:
-        """The folder, for somebody's file.
+        """The folder, for a client's file.
 
         Raises:
-            CheckpointError: If there is none, or the name would lead out of it.
+            CheckpointError: If there is no folder, or the name would leave it.
         """
         if self.directory is None:
             raise CheckpointError(
-                "what clients keep lies in the folder of their run, and this checkpoint lies in none; use it where the "
+                "the checkpoint lies outside of its run's folder, which holds the clients' states; use it where the "
                 "run left it"
             )
         if not is_file_name(name):
-            raise CheckpointError(
-                f"a client cannot be called {name!r}: its state would lie outside of the run's folder"
-            )
+            raise CheckpointError(f"client name {name!r} would place its state outside of the run's folder; rename it")
         return self.directory
 
 
 def unreadable(name: str, path: Path, why: str) -> CheckpointError:
-    """That somebody's state cannot be read."""
+    """The error for a client's state that cannot be read."""
     return CheckpointError(f"the state of client {name} cannot be read from {path}: {why}")
 
 
 @contextmanager
 def unreadable_named(path: Path) -> Iterator[None]:
-    """Say that a file cannot be read where the system says so, which is another thing than what it holds.
-
-    Raises:
-        UnreadableFile: In place of the system's error.
-    """
+    """Raise `UnreadableFile` for the system's errors: the file cannot be read, whatever its content."""
     try:
         yield
     except OSError as error:
         raise UnreadableFile(
-            f"{path} cannot be read: {error.strerror or error}; it may be whole: mend that, and delete nothing"
+            f"{path} cannot be read: {error.strerror or error}; it may be intact: fix access, and delete nothing"
         ) from error
 
 
@@ -181,15 +154,15 @@ _RUN_FILES = (
     r"(?:config(?:\.until_round_[0-9]+)?\.yaml|metrics\.csv|clients\.csv|partition\.json|cell\.json"
     r"|.+\.(?:ckpt|states|safetensors))"
 )
-"""Names of what a run, or a study, writes by `in_place_of`."""
+"""Names of the files that a run or a study writes by `in_place_of`."""
 
 
 def remove_half_written(directory: Path, names: str = _RUN_FILES) -> None:
-    """Delete what `in_place_of` left in a folder when its process was killed; for whoever holds the folder's lock.
+    """Delete temporary files of `in_place_of` whose process was killed; only for the holder of the folder's lock.
 
     Args:
         directory: The folder.
-        names: Matches the files that are written there.
+        names: Pattern of the final files' names.
     """
     half = re.compile(rf"\.(?:{names})\.([0-9]{{1,9}})\.tmp")
     for path in directory.glob(".*.tmp"):
@@ -199,8 +172,8 @@ def remove_half_written(directory: Path, names: str = _RUN_FILES) -> None:
 
 
 def _is_another(pid: int) -> bool:
-    """Whether a process is at work that is not this one."""
-    if pid == os.getpid() or os.name != "posix":  # elsewhere to ask is to end it
+    """Whether a process other than this one is running."""
+    if pid == os.getpid() or os.name != "posix":  # elsewhere the signal would end it
         return False
     try:
         os.kill(pid, 0)
@@ -212,15 +185,14 @@ def _is_another(pid: int) -> bool:
 
 
 def write_atomically(content: Any, path: Path) -> None:
-    """Save tensors and primitives to a temporary file, wait until it is on the disk, and rename it into place.
+    """Save tensors and primitives to a temporary file, flush it to the disk, and rename it into place.
 
     Args:
-        content: What ``torch.load(..., weights_only=True)`` can read back, on any machine: tensors are saved as the
-            CPU's.
-        path: The final name; what was there survives any failure.
+        content: Readable by ``torch.load(..., weights_only=True)`` on any machine: tensors are saved as the CPU's.
+        path: The final name; an existing file survives any failure.
 
     Raises:
-        CheckpointError: If the disk is full or the folder cannot be written.
+        CheckpointError: If the disk is full or the folder is not writable.
     """
     with in_place_of(path) as temporary, open(temporary, "wb") as file:
         torch.save(map_tensors(content, Tensor.cpu), file)
@@ -232,59 +204,55 @@ def write_text(parts: Iterable[str], path: Path) -> None:
     """Write a text in UTF-8 to a temporary file and rename it into place.
 
     Args:
-        parts: Its parts; what reading them raises leaves the file as it was.
-        path: The final name; what was there survives any failure.
+        parts: Its parts, possibly lazy; an error in one leaves the file as it was.
+        path: The final name; an existing file survives any failure.
 
     Raises:
-        CheckpointError: If the disk is full or the folder cannot be written.
+        CheckpointError: If the disk is full or the folder is not writable.
     """
     with in_place_of(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
         file.writelines(parts)
 
 
 def refuse_overwriting(paths: Iterable[Path], overwrite: bool) -> None:
-    """Refuse to write where a user has something already.
-
-    Args:
-        paths: What is to be written.
-        overwrite: Whether files may be replaced.
+    """Refuse paths that are folders or, without ``overwrite``, exist.
 
     Raises:
-        ConfigError: For the first path that is there, or is a folder.
+        ConfigError: For the first of them.
     """
     for path in paths:
         if path.is_dir():
             raise ConfigError(f"{path} is a folder; name another file with --output")
         if not overwrite and os.path.lexists(path):
-            raise ConfigError(f"{path} is there already; name another with --output, or replace it with --overwrite")
+            raise ConfigError(f"{path} exists; name another file with --output, or replace it with --overwrite")
 
 
 @contextmanager
 def in_place_of(path: Path) -> Iterator[Path]:
-    """A temporary file that takes the place of another once it is written."""
+    """Yield a temporary file that is renamed to the path on success, and deleted on failure."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with cannot_write(path):
-            if not path.parent.is_dir():  # which costs less than to find it there
+            if not path.parent.is_dir():  # cheaper than `mkdir` of an existing folder
                 path.parent.mkdir(parents=True, exist_ok=True)
             yield temporary
             temporary.replace(path)
     except BaseException:
-        with suppress(OSError):  # a folder that could not be made holds no file either
+        with suppress(OSError):  # the folder may be missing, too
             temporary.unlink()
         raise
 
 
 @contextmanager
 def files_in_place(folder: Path, names: Iterable[str]) -> Iterator[Path]:
-    """A temporary folder whose files take their places in another one, together, once all are written.
+    """Yield a temporary folder whose files move to another one together, once all are written.
 
     Args:
-        folder: Where to; it is made, and other files in it stay.
-        names: Files that go together: those that are not written anew are deleted then.
+        folder: The destination, created if missing; its other files stay.
+        names: Files that belong together: the old ones that are not rewritten are deleted.
 
     Raises:
-        CheckpointError: If the disk is full or the folder cannot be written; what was there before still is.
+        CheckpointError: If the disk is full or the folder is not writable; existing files survive.
     """
     made = [place for place in (folder, *folder.parents) if not place.exists()]
     temporary = folder / f".{os.getpid()}.tmp"
@@ -308,11 +276,7 @@ def files_in_place(folder: Path, names: Iterable[str]) -> Iterator[Path]:
 
 @contextmanager
 def cannot_write(path: Path) -> Iterator[None]:
-    """Name a file that cannot be written; the system's error does not, where the disk is full.
-
-    Raises:
-        CheckpointError: In place of such an error.
-    """
+    """Raise a `CheckpointError` that names the file; the system's error on a full disk does not."""
     try:
         yield
     except (OSError, RuntimeError) as error:

@@ -1,9 +1,9 @@
-"""What many clients keep, in few files: to make a file takes longer than to write a small state into it.
+"""States of many clients in few files: creating a file takes longer than writing a small state.
 
-A pack ``<client>.r<round>.states`` holds states of one round, each as a file of safetensors that says whose it is, one
-after the other; it is called as the first of them. States are held back until they are many or the round ends, and
-large ones have a pack of their own. A pack of which less than half is needed is written anew without the rest, so a
-folder holds at most twice what is needed and a state is written at most twice on average.
+A pack ``<client>.r<round>.states`` concatenates states of one round, each in safetensors' format with its client's
+name; the pack is named after its first client. States are buffered up to 8 MB or the end of the round. A pack of which
+less than half is needed is rewritten without the rest, so a folder holds at most twice what is needed, and a state is
+written at most twice on average.
 """
 
 from __future__ import annotations
@@ -16,38 +16,35 @@ from pathlib import Path
 from zlib import crc32
 
 from torch import Tensor
+from typing_extensions import override
 
 from lit_fed.engine.storage.files import Packs, Version, VersionedFiles, in_place_of, unreadable
 from lit_fed.engine.storage.state_bytes import State, about, extent, is_not
 from lit_fed.errors import CheckpointError
 
 _ENDING = ".states"
-_MOST_BYTES = 2**23  # held back in memory
+_MOST_BYTES = 2**23  # buffered in memory
 
 
 class PackedFiles(VersionedFiles):
-    """Tensors of many clients in versions, all of a round together.
-
-    Args:
-        directory: Their folder; it is made with the first file. None refuses to write.
-    """
+    """Versioned states, packed by round; see `VersionedFiles`."""
 
     def __init__(self, directory: Path | None = None) -> None:
         super().__init__(directory)
         self._held: dict[int, dict[str, bytes]] = {}  # by round and name
         self._num_held = 0
         self._written: Packs = {}
-        self._packs: Packs = {}  # a state is in two of a round that was killed and ran again
-        self._unread: dict[int, list[str]] | None = None  # by round: packs that nobody has told us of
-        self._damaged: dict[str, str] = {}  # by pack: from where on it cannot be read
+        self._packs: Packs = {}  # a round that was killed and rerun has a state in two
+        self._unread: dict[int, list[str]] | None = None  # by round: packs found in the folder, not yet scanned
+        self._damaged: dict[str, str] = {}  # by pack: why a part of it cannot be read
         self._touched: set[tuple[int, str]] = set()
 
+    @override
     def read(self, name: str, version: Version) -> State:
-        """One version; see `VersionedFiles.read`."""
         return self._decoded(name, self._find(name, version), self.path(name, version[0]))
 
+    @override
     def read_ahead(self, versions: Mapping[str, Version]) -> dict[str, State]:
-        """Those that lie in packs, each opened once; see `VersionedFiles.read_ahead`."""
         places: dict[str, list[tuple[tuple[int, int], str]]] = {}
         for name, (round_idx, _) in versions.items():
             self._scan(round_idx)
@@ -64,20 +61,20 @@ class PackedFiles(VersionedFiles):
                         blobs[name] = blob
         return self.bytes.decode_all(blobs)
 
+    @override
     def write(self, name: str, round_idx: int, state: Mapping[str, Tensor]) -> Version:
-        """Write one version, at the latest with `flush`; see `VersionedFiles.write`."""
         blob = self.bytes.encode(name, state)
         self._hold(name, round_idx, blob)
         return round_idx, crc32(blob)
 
+    @override
     def flush(self) -> Packs:
-        """Write what is held back; what was written since the last time, for `take`."""
         self._write()
         written, self._written = self._written, {}
         return written
 
+    @override
     def take(self, packs: Packs) -> None:
-        """Learn what some process has written: it comes in the place of what these clients had in that round."""
         for round_idx, files in packs.items():
             for file, spans in files.items():
                 self._damaged.pop(file, None)
@@ -85,8 +82,8 @@ class PackedFiles(VersionedFiles):
                     self._let_go(name, round_idx)
                 self._packs.setdefault(round_idx, {})[file] = dict(spans)
 
+    @override
     def forget(self, gone: Iterable[tuple[str, int]], delete: bool) -> None:
-        """Let versions go; a pack goes with the last of them. See `VersionedFiles.forget`."""
         for name, round_idx in gone:
             self._scan(round_idx)
             self._let_go(name, round_idx)
@@ -99,24 +96,25 @@ class PackedFiles(VersionedFiles):
                 del self._packs[round_idx]
         self._touched = set()
 
+    @override
     def delete(self, name: str, round_idx: int) -> None:
-        """Delete one version and no other of its pack; see `VersionedFiles.delete`."""
         self.forget([(name, round_idx)], delete=True)
 
+    @override
     def copy(self, name: str, version: Version, source: VersionedFiles) -> None:
-        """Take one version from another folder's; see `VersionedFiles.copy`."""
         assert isinstance(source, PackedFiles)
         self._hold(name, version[0], source._find(name, version))
 
+    @override
     def rounds(self) -> Iterator[tuple[str, int]]:
-        """Every name and round that a pack holds."""
         for round_idx in list(self._look()):
             self._scan(round_idx)
         for round_idx, files in self._packs.items():
             yield from ((name, round_idx) for name in {name: None for spans in files.values() for name in spans})
 
+    @override
     def path(self, name: str, round_idx: int) -> Path:
-        """The pack that a version lies in, or that would be called after it; see `VersionedFiles.path`."""
+        """The pack of a version, or the one that would be named after it."""
         files = self._packs.get(round_idx, {})
         called = f"{name}.r{round_idx}{_ENDING}"
         return self.folder_of(name) / next((file for file, spans in files.items() if name in spans), called)
@@ -151,15 +149,15 @@ class PackedFiles(VersionedFiles):
                 self._touched.add((round_idx, file))
 
     def _tidy(self, round_idx: int, file: str) -> None:
-        """Delete a pack that nobody needs, and write one anew that is mostly not needed."""
+        """Delete an unneeded pack, and rewrite one that is needed by less than half."""
         path, spans = self._at(file), self._packs[round_idx][file]
-        if file in self._damaged:  # what else it held is not known
+        if file in self._damaged:  # its other states are unknown
             return
         if not spans:
             path.unlink(missing_ok=True)
         elif path.is_file() and 2 * sum(length for _, length in spans.values()) < path.stat().st_size:
             blobs = {name: self._blob(file, span) for name, span in spans.items()}
-            with suppress(CheckpointError):  # a full disk: what has to be written says so
+            with suppress(CheckpointError):  # a full disk is reported when a state must be written
                 self._packs[round_idx][file] = self._put(file, blobs)
 
     # ------------------------------------------------------------------ reading
@@ -172,7 +170,7 @@ class PackedFiles(VersionedFiles):
             for file, spans in self._packs.get(round_idx, {}).items():
                 if name not in spans:
                     continue
-                if looked_again:  # another process may have written it anew
+                if looked_again:  # another process may have rewritten it
                     spans |= {one: span for one, span in self._spans(file).items() if one in spans}
                 try:
                     blob = self._blob(file, spans[name])
@@ -185,7 +183,7 @@ class PackedFiles(VersionedFiles):
         raise unreadable(name, self.path(name, round_idx), why) if why else self._absent(name, round_idx)
 
     def _absent(self, name: str, round_idx: int) -> CheckpointError:
-        """That no pack holds a state; of those of its round, one that is damaged may have held it."""
+        """The error for a state that no pack holds; a damaged pack of its round may have held it."""
         files = list(self._packs.get(round_idx, {}))
         if damaged := [file for file in files if file in self._damaged]:
             return unreadable(name, self._at(damaged[0]), self._damaged[damaged[0]])
@@ -194,12 +192,12 @@ class PackedFiles(VersionedFiles):
         return unreadable(name, self.folder_of(name), why if files else f"no pack of round {round_idx} is there")
 
     def _blob(self, file: str, span: tuple[int, int]) -> bytes:
-        with open(f"{self.directory}{os.sep}{file}", "rb", buffering=0) as stream:  # a `Path` takes longer than this
+        with open(f"{self.directory}{os.sep}{file}", "rb", buffering=0) as stream:  # faster than a `Path`
             stream.seek(span[0])
             return stream.read(span[1])
 
     def _look(self) -> dict[int, list[str]]:
-        """By round, the packs in the folder that nobody has told us of; it is looked into once."""
+        """Packs in the folder that are not registered, by round; the folder is listed once."""
         if self._unread is None:
             self._unread = {}
             for path in self.directory.glob(f"*.r*{_ENDING}") if self.directory is not None else ():
@@ -209,18 +207,18 @@ class PackedFiles(VersionedFiles):
         return self._unread
 
     def _scan(self, round_idx: int) -> None:
-        """Learn what the packs of a round hold of which nobody has told us."""
+        """Register the unregistered packs of a round."""
         for file in self._look().pop(round_idx, ()):
             files = self._packs.setdefault(round_idx, {})
             if file not in files:
                 files[file] = self._spans(file)
 
     def _at(self, file: str) -> Path:
-        assert self.directory is not None  # else nothing was held, listed or told of
+        assert self.directory is not None  # else there would be no pack
         return self.directory / file
 
     def _spans(self, file: str) -> dict[str, tuple[int, int]]:
-        """Where in a pack each client's state lies, up to the first that is damaged."""
+        """Offset and length of each client's state in a pack, up to the first damaged one."""
         spans: dict[str, tuple[int, int]] = {}
         place = 0
         try:

@@ -1,4 +1,4 @@
-"""One run, one writer: whoever writes into a run's folder holds its lock."""
+"""One writer per run: the process that writes into a run's folder holds its lock."""
 
 from __future__ import annotations
 
@@ -18,17 +18,13 @@ from lit_fed.errors import ConfigError
 
 @contextmanager
 def sole_writer(fabric: Fabric, folder: Path) -> Iterator[None]:
-    """Hold a run's folder; called on every process, held by the first.
+    """Lock a run's folder; called on every process, held by the first.
 
-    The system frees the lock when its holder ends, however it ends: ``.lock`` itself stays where it is, unless nothing
-    was written beside it. ``.writer`` says who holds it.
-
-    Args:
-        fabric: Launched.
-        folder: The run's folder.
+    The system frees the lock when its holder ends in any way; the file ``.lock`` stays, unless it is the only one.
+    ``.writer`` names the holder.
 
     Raises:
-        ConfigError: If another process, or another trainer of this one, holds it, or it cannot be written to.
+        ConfigError: If another process or trainer holds the lock, or the folder is not writable.
     """
     lock = FileLock(folder / ".lock", timeout=0)
     writer = folder / ".writer"
@@ -53,7 +49,7 @@ def sole_writer(fabric: Fabric, folder: Path) -> Iterator[None]:
         if lock.is_locked:
             writer.unlink(missing_ok=True)
             lock.release()
-            if [path.name for path in folder.iterdir()] == [".lock"]:  # a run that was refused leaves nothing
+            if [path.name for path in folder.iterdir()] == [".lock"]:  # a refused run leaves nothing
                 (folder / ".lock").unlink()
                 folder.rmdir()
 
@@ -61,5 +57,5 @@ def sole_writer(fabric: Fabric, folder: Path) -> Iterator[None]:
 def _holder(writer: Path) -> str:
     try:
         return writer.read_text(encoding="utf-8") or "another process"
-    except (OSError, UnicodeDecodeError):  # it has only just taken the lock
+    except (OSError, UnicodeDecodeError):  # the lock was taken this moment
         return "another process"

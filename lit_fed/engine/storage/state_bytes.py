@@ -1,7 +1,7 @@
-"""What a client keeps as bytes: a file of safetensors that says whose it is.
+"""Clients' states as bytes: a safetensors file that names its client.
 
-Such files of clients with the same tensors differ in an owner and in values. What they have in common is worked out
-once (`Form`): to have safetensors make and read the header for each of them took longer than to train a small client.
+Files of clients with the same tensors differ in owner and values only. `Form` caches the rest: building and parsing a
+header by safetensors for each client took longer than training a small one.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ State = dict[str, Tensor]
 _Layout = tuple[tuple[str, torch.dtype, torch.Size], ...]
 _OWNER = "whose-state-it-is"
 _MOST_FORMS = 16
-_MOST_BYTES = 2**20  # of a state with a form: beside a larger one a header is nothing, and a form takes three to make
+_MOST_BYTES = 2**20  # of a state with a form: above it, a header's cost is negligible, and a form takes three copies
 _NUMPYS = {torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool}
-"""Types that numpy has too, of those that clients keep."""
+"""Dtypes that NumPy shares."""
 
 
 class Form:
-    """What the bytes of states with the same names, types and shapes have in common.
+    """The common bytes of states with the same names, dtypes and shapes.
 
     Args:
-        layout: Them.
+        layout: The names, dtypes and shapes.
 
     Raises:
-        ValueError: If it cannot be told apart from what they have not.
+        ValueError: If the owner cannot be located in the header, or NumPy lacks a dtype.
     """
 
     def __init__(self, layout: _Layout) -> None:
@@ -49,11 +49,11 @@ class Form:
         self._length = len(blob) - 8 - len(header)
 
     def encode(self, owner: str, state: Mapping[str, Tensor]) -> bytes:
-        """What `packed` gives."""
+        """The same bytes as `packed`."""
         return b"".join([self._begin(owner), *[state[name].numpy().data for name in self._order]])
 
     def decode(self, owner: str, blob: bytes) -> State | None:
-        """What `unpacked` gives; None where the bytes are not a state of this form and this owner's."""
+        """The same state as `unpacked`; None for bytes of another form or owner."""
         body = self._body(owner, blob)
         if body is None:
             return None
@@ -66,7 +66,7 @@ class Form:
         }
 
     def decode_all(self, blobs: Mapping[str, bytes]) -> dict[str, State]:
-        """The states of those owners whose bytes are of this form; their tensors are views of one another's."""
+        """Decode the states of this form, by owner; their tensors share memory."""
         bodies = {owner: self._body(owner, blob) for owner, blob in blobs.items() if _is_plain(owner)}
         fitting = {owner: body for owner, body in bodies.items() if body is not None}
         if not fitting or not self._length:
@@ -80,7 +80,7 @@ class Form:
         return {owner: dict(zip(columns, state, strict=True)) for owner, state in zip(fitting, states, strict=True)}
 
     def _body(self, owner: str, blob: bytes) -> memoryview | None:
-        """The values; None where the bytes are not of this form and this owner's."""
+        """The values; None for bytes of another form or owner."""
         begin = self._begin(owner)
         fits = len(blob) == len(begin) + self._length and blob.startswith(begin)
         return memoryview(blob)[len(begin) :] if fits else None
@@ -92,14 +92,14 @@ class Form:
 
 
 class StateBytes:
-    """Makes bytes of states and states of bytes, many of one form."""
+    """Converts states to bytes and back, with forms cached."""
 
     def __init__(self) -> None:
         self._forms: dict[_Layout, Form | None] = {}
         self._last: Form | None = None
 
     def encode(self, owner: str, state: Mapping[str, Tensor]) -> bytes:
-        """See `packed`."""
+        """Encode a state, see `packed`."""
         layout = tuple([(name, tensor.dtype, tensor.shape) for name, tensor in state.items()])
         form = self._form(layout)
         if form is None or not _is_plain(owner):
@@ -108,12 +108,7 @@ class StateBytes:
         return form.encode(owner, state)
 
     def decode(self, owner: str, blob: bytes) -> State:
-        """See `unpacked`.
-
-        Args:
-            owner: Whose state it is.
-            blob: Its bytes.
-        """
+        """Decode a state, see `unpacked`; the owner's form speeds it up."""
         if _is_plain(owner):
             for form in (self._last, *self._forms.values()):
                 if form is not None and (state := form.decode(owner, blob)) is not None:
@@ -124,7 +119,7 @@ class StateBytes:
         return state
 
     def decode_all(self, blobs: Mapping[str, bytes]) -> dict[str, State]:
-        """The states of those owners whose bytes are of the form that was read or written last; by owner."""
+        """Decode the states of the last used form, by owner; skip the others."""
         return {} if self._last is None else self._last.decode_all(blobs)
 
     def _form(self, layout: _Layout) -> Form | None:
@@ -141,44 +136,40 @@ class StateBytes:
 
 
 def packed(owner: str, state: Mapping[str, Tensor]) -> bytes:
-    """A state in the bytes of a file of safetensors that says whose it is.
-
-    Args:
-        owner: Whose.
-        state: Contiguous tensors.
+    """Encode contiguous tensors as a safetensors file that names their owner.
 
     Raises:
-        CheckpointError: If safetensors has no such tensors.
+        CheckpointError: If safetensors lacks a dtype.
     """
-    about = {"state": json.dumps({"client": owner, "names": list(state)})}  # one entry: their order is not fixed
+    about = {"state": json.dumps({"client": owner, "names": list(state)})}  # one entry, as their order is not fixed
     try:
         return bytes(safetensors.torch.save({name: tensor.clone() for name, tensor in state.items()}, about))
     except KeyError as error:  # such as complex128
         words = " ".join(str(error).split())
-        raise CheckpointError(f"the state of client {owner} fits no file of safetensors: {words}") from error
+        raise CheckpointError(f"the state of client {owner} does not fit into safetensors: {words}") from error
 
 
 def unpacked(blob: bytes) -> State:
-    """The state that `packed` has made bytes of."""
+    """Decode the bytes of `packed`."""
     state = safetensors.torch.load(blob)
     return {name: state[name] for name in about(blob)["names"]}
 
 
 def about(blob: bytes) -> dict[str, Any]:
-    """Whose state a file is, and its names in their order: in its header in JSON, whose length its first bytes say."""
+    """The owner of a state file and the order of its names, from the JSON header."""
     found: dict[str, Any] = json.loads(json.loads(_header(blob))["__metadata__"]["state"])
     return found
 
 
 def extent(head: bytes, left: int) -> int:
-    """How many bytes of values a header announces.
+    """The number of bytes of values that a header announces.
 
     Args:
         head: The header, without its length.
-        left: How many bytes there are after it.
+        left: Bytes available after it.
 
     Raises:
-        ValueError: If it announces more than there are, or places that are none.
+        ValueError: If it announces more than available, or invalid offsets.
     """
     found = 0
     for name, entry in json.loads(head).items():
@@ -191,12 +182,12 @@ def extent(head: bytes, left: int) -> int:
 
 
 def is_not(owner: str, blob: bytes) -> str:
-    """Why bytes are not the state of somebody that they should be."""
+    """The reason why bytes are not an owner's state."""
     try:
         found = str(about(blob)["client"])
     except Exception:  # damaged bytes make the reader fail in a dozen ways
         found = owner
-    return f"it is that of client {found}" if found != owner else "it is not what the run wrote there"
+    return f"it is client {found}'s" if found != owner else "it differs from what the run wrote"
 
 
 def _header(blob: bytes) -> bytes:
@@ -205,5 +196,5 @@ def _header(blob: bytes) -> bytes:
 
 
 def _is_plain(owner: str) -> bool:
-    """Whether it stands in JSON as it is."""
+    """Whether JSON needs no escape for it."""
     return owner.isascii() and owner.replace("-", "").isalnum()

@@ -1,9 +1,8 @@
-"""What clients keep between rounds.
+"""Clients' states between rounds, in versions.
 
-A state written in round r stays beside those of rounds before; the run's checkpoint holds the index that says which
-version of each client is current, with its checksum. A run killed at any moment therefore finds, with its last
-checkpoint, exactly the client states of that moment: a newer one that no index names is never read. A round costs what
-its cohort writes, whatever the population.
+A state of round r stays beside those of earlier rounds; the run's checkpoint holds the index of current versions with
+their checksums. A run killed at any moment therefore resumes with exactly the states of its last checkpoint: newer ones
+are not indexed, and never read. A round costs what its cohort writes, whatever the population.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ class ClientStore:
     """Versioned per-client tensors, in memory or on disk.
 
     Args:
-        mode: ``disk`` keeps only files, ``memory`` also the current states of this process in RAM.
-        keeper: Makes, of a folder, what keeps the files.
+        mode: ``disk`` keeps files only, ``memory`` also this process's current states in RAM.
+        keeper: Makes a folder's files.
 
     Note:
-        With several processes the folder must be visible to all of them, as Lightning's checkpoints must: a client
-        may run on another process next time.
+        Several processes must all see the folder, as with Lightning's checkpoints: a client may run on another process
+        next time.
     """
 
     def __init__(
@@ -46,22 +45,22 @@ class ClientStore:
         self.files = VersionedFiles()
         self.round_idx = 0
         self.restored = False
-        """Whether states may come from elsewhere, by way of a checkpoint."""
+        """Whether a checkpoint was loaded, whose states may be foreign."""
         self._index: dict[str, Version] = {}
         self._cache: dict[str, tuple[Version, State]] = {}
-        self._ahead: dict[str, State] = {}  # read, and not yet asked for
+        self._ahead: dict[str, State] = {}  # prefetched
         self._changed: dict[str, Version | None] = {}
         self._superseded: list[tuple[str, int]] = []  # by name and round
 
     def open(self, directory: Path) -> None:
-        """Use a folder for the files; it is made with the first state."""
+        """Set the folder, created with the first state."""
         self.files = self.keeper(directory)
 
     def get(self, key: Key) -> State | None:
-        """The current state, None where there is none. Its tensors must not be changed.
+        """The current state, or None. Its tensors must not be changed.
 
         Raises:
-            CheckpointError: If its file is missing, damaged, another client's, or not what was written.
+            CheckpointError: If its file is missing, damaged, another client's, or differs from what was written.
         """
         name = str(key)
         version = self._index.get(name)
@@ -77,12 +76,8 @@ class ClientStore:
 
     @contextmanager
     def reading(self, keys: Iterable[Key]) -> Iterator[None]:
-        """Read many states at once, which `get` then gives; what cannot be read it says.
-
-        Args:
-            keys: Whose are asked for within.
-        """
-        if self.mode == "disk":  # in memory they would be kept, and all of them as long as one
+        """Prefetch states for `get`, which reports the unreadable ones."""
+        if self.mode == "disk":  # in memory mode, each would keep the memory of all
             names = [str(key) for key in keys]
             self._ahead = self.files.read_ahead({name: self._index[name] for name in names if name in self._index})
         try:
@@ -91,7 +86,7 @@ class ClientStore:
             self._ahead = {}
 
     def put(self, key: Key, state: Mapping[str, Tensor]) -> None:
-        """Write a state of this round; it becomes current with `commit`."""
+        """Write a state of this round, current from `commit` on."""
         name = str(key)
         kept = {entry: tensor.detach().cpu().contiguous() for entry, tensor in state.items()}
         version = self._changed[name] = self.files.write(name, self.round_idx, kept)
@@ -99,40 +94,40 @@ class ClientStore:
             self._cache[name] = (version, {entry: tensor.clone() for entry, tensor in kept.items()})
 
     def version(self, key: Key) -> Version | None:
-        """The current version, None where there is no state."""
+        """The current version, or None."""
         return self._index.get(str(key))
 
     def written(self, key: Key) -> Version | None:
-        """The version that this round has written, None where it has written none."""
+        """The version written in this round, or None."""
         return self._changed.get(str(key))
 
     def note(self, key: Key, version: Version) -> None:
-        """Take down a version that somebody else has written in this round; it becomes current with `commit`."""
+        """Register a version that a node has written in this round, current from `commit` on."""
         self._changed[str(key)] = version
 
     def drop(self, key: Key) -> None:
-        """Forget a state; it is gone with `commit`."""
+        """Forget a state from `commit` on."""
         self._changed[str(key)] = None
 
     def put_update(self, update: ClientUpdate) -> None:
         """Keep a late update until `pop_update` in a later round."""
         weight = torch.tensor(float(update.weight), dtype=torch.float64)
         kept = {"weight": weight} | {f"/{n}": t for n, t in update.payload.items()}
-        if update.uplink_bytes is not None:
+        if update.uplink_bytes:
             kept["bytes"] = torch.tensor(update.uplink_bytes)
         self.put(f"late-{update.client_id}", kept)
 
     def pop_update(self, client_id: int, device: torch.device, kind: str, sent: Payload) -> ClientUpdate | None:
-        """Take out a late update, None where the client sent none.
+        """Take out a client's late update, or None.
 
         Args:
-            client_id: Whose.
-            device: Where it is needed.
-            kind: Which kind of network the client has.
-            sent: What clients of the kind receive: what has the same name in an update looks the same.
+            client_id: The client.
+            device: Where its tensors go.
+            kind: The client's kind of network.
+            sent: Payload that the kind receives; equal names have equal dtypes and shapes.
 
         Raises:
-            CheckpointError: If its file is missing, damaged, another client's, not what was written, or no update.
+            CheckpointError: If its file is missing, damaged, another client's, or does not hold an update of the model.
         """
         state = self.get(f"late-{client_id}")
         if state is None:
@@ -146,15 +141,17 @@ class ClientStore:
             and is_finite(payload)
             and layout_of({name: sent[name] for name in alike}) == layout_of({name: payload[name] for name in alike})
         ):
-            raise CheckpointError(f"what client {client_id} sent too late for its round is no update of this model")
-        uplink_bytes = int(state["bytes"]) if "bytes" in state else None
+            raise CheckpointError(
+                f"the late update of client {client_id} does not fit this model; resume with the run's own settings"
+            )
+        uplink_bytes = int(state["bytes"]) if "bytes" in state else 0
         return ClientUpdate(client_id, payload, weight, kind=kind, uplink_bytes=uplink_bytes)
 
     def commit(self, workers: Workers, next_round: int) -> None:
         """Make this round's changes current on every process.
 
         Raises:
-            CheckpointError: If what one of them holds cannot be written.
+            CheckpointError: If a process cannot write its states.
         """
         packs, wrong = self._flushed()
         parts = workers.gather((self._changed, packs, wrong))
@@ -163,44 +160,44 @@ class ClientStore:
                 raise CheckpointError(wrong)
             self.files.take(packs)
         changes = [change for part, *_ in parts for change in part.items()]
-        for name, version in sorted(changes, key=lambda change: change[1] is not None):  # drops, then what is new
+        for name, version in sorted(changes, key=lambda change: change[1] is not None):  # drops first
             before = self._index.pop(name, None)
             if before is not None and (version is None or before[0] != version[0]):
                 self._superseded.append((name, before[0]))
             if version is not None:
                 self._index[name] = version
-        for name, _ in changes:  # what was dropped, or is now another process's, would only take memory
+        for name, _ in changes:  # dropped, or now another process's
             if name in self._cache and self._cache[name][0] != self._index.get(name):
                 del self._cache[name]
         self._changed = {}
         self.round_idx = next_round
 
     def _flushed(self) -> tuple[Packs, str | None]:
-        """What was written together, or why it cannot be, which all processes have to know."""
+        """The written packs, or the reason for a failure, which all processes must know."""
         try:
             return self.files.flush(), None
         except CheckpointError as error:
             return {}, str(error)
 
     def state_dict(self) -> dict[str, Version]:
-        """The index: which version of each key is current."""
+        """The index: current version by key."""
         return dict(self._index)
 
     def clients(self) -> Iterator[int]:
-        """Who keeps something."""
+        """Clients with a state."""
         return (int(name) for name in self._index if name.isdecimal())
 
     def load_state_dict(self, index: Mapping[str, Version], round_idx: int) -> None:
-        """Go back to an index."""
+        """Restore an index."""
         self._index = dict(index)
         self.restored = True
         self._cache, self._changed, self._superseded = {}, {}, []
         self.round_idx = round_idx
 
     def find_leftovers(self) -> None:
-        """Note the files that no index names, such as those of a round that was killed, for collection.
+        """Mark files that the index lacks, such as those of a killed round, for collection.
 
-        Files that were half written when the process was killed are deleted: call it before anybody writes.
+        Half-written files are deleted: call it before anybody writes.
         """
         if self.files.directory is not None:
             remove_half_written(self.files.directory)
@@ -208,10 +205,10 @@ class ClientStore:
         self._superseded = [entry for entry in self.files.rounds() if entry not in current]
 
     def adopt(self, directory: Path) -> None:
-        """Copy the current states from another run's folder; called on one process.
+        """Copy the current states from another run's folder; call it on one process.
 
         Raises:
-            CheckpointError: If one is not there, or cannot be copied.
+            CheckpointError: If a state is missing, or cannot be copied.
         """
         source = self.keeper(directory)
         for name, version in self._index.items():
@@ -219,10 +216,10 @@ class ClientStore:
         self.files.take(self.files.flush())
 
     def collect_garbage(self, kept: Iterable[Mapping[str, Version]], delete: bool) -> None:
-        """Forget superseded versions that no kept checkpoint names; call it after a checkpoint.
+        """Forget superseded versions that no kept checkpoint needs; call it after a checkpoint.
 
         Args:
-            kept: The indices of the checkpoints that are kept.
+            kept: Indices of the kept checkpoints.
             delete: Also delete the files; for one process.
         """
         indices = list(kept)

@@ -1,1 +1,1 @@
-"""What crosses between processes and machines: payloads, broadcasts, batches, sums."""
+"""Payloads, broadcasts, batches and sums between processes and machines, and the devices they run on."""

@@ -1,4 +1,4 @@
-"""Batches of any nesting, and the device's random numbers."""
+"""Batches of any nesting: their size, parts and end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lit_fed.tensors import map_tensors
 
 
 def mark_last(batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
-    """Each batch with whether it is the last, so that left-over accumulated gradients still make a step."""
+    """Pair each batch with whether it is the last, whose left-over accumulated gradients still make a step."""
     iterator = iter(batches)
     try:
         current = next(iterator)
@@ -24,7 +24,7 @@ def mark_last(batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
 
 
 def batch_size_of(batch: Any) -> int:
-    """Number of samples of a batch: the length of its first tensor."""
+    """Number of samples in a batch: the length of its first tensor."""
     while not isinstance(batch, Tensor):
         if isinstance(batch, dict):
             batch = next(iter(batch.values()))
@@ -38,9 +38,9 @@ def batch_size_of(batch: Any) -> int:
 def slice_batch(batch: Any, rank: int, world_size: int) -> tuple[Any, float]:
     """The current rank's share of a batch for ``ddp``, and the weight of its mean loss.
 
-    Gradients are averaged over processes with equal weight; the factor ``n_rank * world_size / n`` makes that the
-    gradient of the whole batch's mean, also when the parts are unequal. A process left without a sample gets one, at
-    weight 0, so that it takes part in the exchange.
+    Gradients are averaged over processes with equal weight; the factor ``n_rank * world_size / n`` turns that into the
+    gradient of the whole batch's mean for unequal parts. A process without a sample gets one at weight 0, to take part
+    in the exchange.
     """
     size = batch_size_of(batch)
     start, stop = size * rank // world_size, size * (rank + 1) // world_size
@@ -49,7 +49,7 @@ def slice_batch(batch: Any, rank: int, world_size: int) -> tuple[Any, float]:
 
 
 def halve_batch(batch: Any) -> tuple[Any, Any]:
-    """A batch's two halves along the first dimension, the odd sample in the first; a batch of one sample is both."""
+    """Halve a batch along its first dimension, the odd sample first; a batch of one sample is both halves."""
     size = batch_size_of(batch)
     if size < 2:
         return batch, batch
@@ -58,10 +58,10 @@ def halve_batch(batch: Any) -> tuple[Any, Any]:
 
 
 def first_samples(batch: Any, count: int) -> Any:
-    """A batch's first samples."""
+    """The first samples of a batch."""
     return _cut(batch, slice(count), batch_size_of(batch))
 
 
 def _cut(batch: Any, part: slice, size: int) -> Any:
-    """The part of every tensor that has a sample in each row."""
+    """Slice every tensor that has a sample in each row."""
     return map_tensors(batch, lambda tensor: tensor[part] if tensor.ndim and tensor.shape[0] == size else tensor)

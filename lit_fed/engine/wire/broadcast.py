@@ -1,27 +1,23 @@
-"""What the server sends in a round."""
+"""The server's message to the clients of a round."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from lit_fed.engine.wire.payload import Payload
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(slots=True)
 class Broadcast:
-    """What the server sends in a round, after the wire: all that a client needs besides its data and its state.
+    """A round's message after the wire: all that a client needs besides its data and state.
 
     Args:
         round_idx: The round, counted from 0.
-        payloads: What clients receive, by kind.
-        frozen: The parameters that neither train nor travel in this round, as the server has them, by kind.
-        num_bytes: Bytes one client downloads, by kind.
-        wire: What clients receive as it travels, before it is decoded, by kind.
+        payloads: Payloads as clients receive them, by kind.
+        frozen: Parameters that neither train nor travel in this round, with the server's values, by kind.
+        num_bytes: Bytes that one client downloads, by kind.
+        wire: Payloads as they travel, by kind.
     """
 
     round_idx: int

@@ -1,4 +1,4 @@
-"""Whether what is to be kept is finite, and which of it is not."""
+"""Find NaN and infinity in a state before it is kept."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def not_finite(state: Any, but: Collection[str] = (), where: str = "") -> list[s
     """Names of the entries of a state that hold NaN or infinity; one device synchronisation where there are none.
 
     Args:
-        state: Tensors and primitives, maybe nested; whole numbers, texts and truth values are finite.
-        but: Names of entries that are not looked at.
-        where: The name of the state itself, before those of its entries.
+        state: Nested tensors and primitives; integers, texts and booleans are finite.
+        but: Names of entries to skip.
+        where: Prefix of the entries' names.
     """
     numbers, tensors = dict[str, float](), dict[str, Tensor]()
     for name, entry in _entries(state, where):
@@ -29,7 +29,7 @@ def not_finite(state: Any, but: Collection[str] = (), where: str = "") -> list[s
         else:
             numbers[name] = entry
     odd = [name for name, number in numbers.items() if not math.isfinite(number)]
-    once = {id(tensor): tensor for tensor in tensors.values()}  # a global model is as a rule the state's own
+    once = {id(tensor): tensor for tensor in tensors.values()}  # a global model usually is the state's own
     if not are_finite(once.values()):
         odd += [name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())]
     return odd

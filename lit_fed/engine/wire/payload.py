@@ -1,13 +1,12 @@
-"""What crosses the wire between the server and its clients.
+"""Payloads between the server and its clients.
 
-A payload is a flat mapping from names to tensors. Weights, deltas, control variates, predictions, densities and
-generators are all payloads; the round loop never looks inside.
+A payload is a flat mapping from names to tensors, such as weights, deltas, control variates, predictions, densities or
+generators. The round loop never looks inside.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -16,30 +15,30 @@ import torch
 from torch import Tensor
 
 MOST_VALUES = 2**22
-"""A payload of more is not made one vector."""
+"""Largest payload that is packed into one vector, in values."""
 
 Payload = Mapping[str, Tensor]
 Layout = Mapping[str, tuple[torch.dtype, torch.Size]]
-"""Names with types and shapes: what a payload must look like."""
+"""Names, dtypes and shapes of a payload."""
 
 
 def num_bytes(payload: Payload) -> int:
-    """Bytes that a payload's tensors occupy on the wire."""
+    """Bytes of a payload's tensors on the wire."""
     return sum(tensor.numel() * tensor.element_size() for tensor in payload.values())
 
 
 def layout_of(payload: Payload) -> Layout:
-    """What a payload looks like."""
+    """Names, dtypes and shapes of a payload's tensors."""
     return {name: (tensor.dtype, tensor.shape) for name, tensor in payload.items()}
 
 
 def add_prefix(prefix: str, payload: Payload) -> dict[str, Tensor]:
-    """The same tensors under longer names, so that several sets of them fit into one payload or client state."""
+    """Prefix the names of tensors, so that several sets fit into one payload or client state."""
     return {prefix + name: tensor for name, tensor in payload.items()}
 
 
 def split_prefix(prefix: str, payload: Payload) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """What `add_prefix` added, under its own names again, and the rest."""
+    """Undo `add_prefix`: the tensors with the prefix, under their short names, and the rest."""
     inside, rest, length = dict[str, Tensor](), dict[str, Tensor](), len(prefix)
     for name, tensor in payload.items():
         if name.startswith(prefix):
@@ -55,12 +54,12 @@ def is_finite(payload: Payload) -> bool:
 
 
 def are_finite(tensors: Iterable[Tensor]) -> bool:
-    """Whether no tensor holds NaN or infinity, whatever its type; one device synchronisation where all are on one."""
+    """Whether no tensor holds NaN or infinity; one device synchronisation if all tensors share a device."""
     parts = (torch.view_as_real(tensor) if tensor.is_complex() else tensor for tensor in tensors)
     found = [tensor.detach() for tensor in parts if tensor.is_floating_point() and tensor.numel()]
     if not found:
         return True
-    # A sum is not finite if a term is not; a sum that overflows tells of values no training survives. That holds for
+    # A sum with a non-finite term is not finite, and one that overflows has values no training survives. That holds for
     # float32's exponents only: in float16 ordinary values overflow.
     sums = [tensor.sum(dtype=torch.float32 if tensor.dtype == torch.float16 else None) for tensor in found]
     together = len({total.device for total in sums}) == 1 and sums[0].device.type != "cpu"
@@ -68,11 +67,11 @@ def are_finite(tensors: Iterable[Tensor]) -> bool:
 
 
 class Flat(NamedTuple):
-    """A payload of floating-point tensors as one vector, which sums faster than its tensors one by one.
+    """A payload of floating-point tensors as one vector, which sums faster than single tensors.
 
     Args:
-        layout: Names and shapes, in order; one object for many payloads, so that a glance tells that they are alike.
-        values: All tensors, one after the other.
+        layout: Names and shapes, in order; payloads of one layout share the object, so that ``is`` compares them.
+        values: All tensors, concatenated.
     """
 
     layout: Mapping[str, torch.Size]
@@ -80,14 +79,13 @@ class Flat(NamedTuple):
 
     @classmethod
     def of(cls, payload: Payload, like: Mapping[str, torch.Size]) -> Flat | None:
-        """A payload's tensors, copied; None where they are not all of one floating-point type on one device.
+        """A copy of a payload's tensors; None for several dtypes or devices, integers, or over `MOST_VALUES` values.
 
-        Nor where they have more than `MOST_VALUES`: large tensors gain nothing from being one, and their copy would be
-        one more model in memory.
+        Large tensors gain nothing from one vector, and the copy would be another model in memory.
 
         Args:
             payload: The tensors.
-            like: The layout of an earlier payload, which this one shares where it fits.
+            like: Layout of an earlier payload, shared if it fits.
         """
         shapes = {name: tensor.shape for name, tensor in payload.items()}
         kinds = {(tensor.dtype, tensor.device) for tensor in payload.values()}
@@ -99,17 +97,13 @@ class Flat(NamedTuple):
         return cls(layout, torch.cat([payload[name].detach().reshape(-1) for name in layout]))
 
     def split(self, values: Tensor) -> dict[str, Tensor]:
-        """Another vector of this layout as tensors by name."""
+        """Split another vector of this layout into tensors by name."""
         parts = torch.split(values, [shape.numel() for shape in self.layout.values()])
         return {name: part.view(shape) for (name, shape), part in zip(self.layout.items(), parts, strict=True)}
 
 
 class FlatPayload(Mapping[str, Tensor]):
-    """A payload that is one vector, taken apart where somebody looks: a sum of many never does.
-
-    Args:
-        flat: The vector.
-    """
+    """A payload held as one vector, and split only on access, which a sum over clients never makes."""
 
     __slots__ = ("_flat", "_parts")
 
@@ -134,17 +128,17 @@ class ClientUpdate:
     """One client's answer to a broadcast.
 
     Args:
-        client_id: Who sent it.
-        payload: The named tensors. They may alias the tensors of the client's module, which the next client
-            overwrites: a reducer that keeps them must clone them.
-        weight: The client's weight in a weighted mean, by convention its number of training samples. An integer
-            weight keeps sums of float32 tensors exact in float64, and so independent of their order.
+        client_id: The sender.
+        payload: Named tensors. They may alias the client's module, which the next client overwrites: a reducer that
+            keeps them must clone them.
+        weight: The client's weight in a weighted mean, by convention its number of training samples. Integer weights
+            keep sums of float32 tensors exact in float64, and so independent of their order.
         metrics: Named scalars of the local work, such as ``train/loss``.
-        kind: Which kind of network the client has.
-        probability: The probability with which an update of the client comes out of a round, see
+        kind: The client's kind of network.
+        probability: Probability that a round yields an update of the client, see
             `lit_fed.participation.Participation.probability`; set by the round loop.
-        flat: The payload as one vector, where whoever trained the client had it so; it stays what it is.
-        uplink_bytes: What it cost on the wire, where it has crossed it already and its tensors are those that arrived.
+        flat: The payload as one vector, if its trainer had it so.
+        uplink_bytes: Bytes on the wire, counted where the update arrived; 0 before.
     """
 
     client_id: int
@@ -154,10 +148,10 @@ class ClientUpdate:
     kind: str = "model"
     probability: float | None = None
     flat: Flat | None = None
-    uplink_bytes: int | None = None
+    uplink_bytes: int = 0
 
     def with_payload(self, payload: Payload, flat: Flat | None = None) -> ClientUpdate:
-        """The same update with other tensors, also as one vector where they are at hand so."""
+        """The same update with other tensors, optionally also as one vector."""
         if payload is self.payload:
             return self
         return ClientUpdate(
@@ -165,70 +159,10 @@ class ClientUpdate:
         )
 
     def detached(self) -> ClientUpdate:
-        """A copy that survives the next client: every tensor cloned."""
+        """Clone every tensor, to outlive the next client."""
         payload = {name: tensor.detach().clone() for name, tensor in self.payload.items()}
         return replace(self, payload=payload, metrics=dict(self.metrics), flat=None)
 
     def to(self, device: torch.device | str) -> ClientUpdate:
         """The same update with its tensors on another device."""
         return self.with_payload({name: tensor.to(device) for name, tensor in self.payload.items()})
-
-
-class Codec(ABC):
-    """What is done to a payload on its way through the wire, such as rounding or compression.
-
-    The two ends are different machines: all that `decode` knows is the payload itself.
-    """
-
-    @abstractmethod
-    def encode(self, payload: Payload) -> Payload:
-        """The tensors as sent; their bytes are what is counted."""
-
-    @abstractmethod
-    def decode(self, payload: Payload) -> Payload:
-        """The tensors as the receiver uses them."""
-
-
-@dataclass(slots=True)
-class Channel:
-    """The wire in one process: payloads cross it through the codecs, and their bytes are counted after them.
-
-    Args:
-        uplink: Codec from a client to the server.
-        downlink: Codec from the server to a client.
-    """
-
-    uplink: Codec | None = None
-    downlink: Codec | None = None
-
-    def down(self, payload: Payload) -> tuple[Payload, int]:
-        """Send a broadcast; returns what each client receives and the bytes that one client downloads."""
-        return _cross(payload, self.downlink)
-
-    def up(self, payload: Payload) -> tuple[Payload, int]:
-        """Send a client's payload; returns what the server receives and its bytes."""
-        return _cross(payload, self.uplink)
-
-    def receive(self, update: ClientUpdate) -> tuple[ClientUpdate, int]:
-        """Take in a client's update, across the wire unless it has come that way; returns it and its bytes."""
-        if update.uplink_bytes is not None:
-            return update, update.uplink_bytes
-        if update.flat is not None and self.uplink is None:
-            return update, update.flat.values.nbytes
-        payload, uplink_bytes = self.up(update.payload)
-        return update.with_payload(payload), uplink_bytes
-
-
-def encoded(payload: Payload, codec: Codec | None) -> Payload:
-    """A payload as it travels."""
-    return payload if codec is None else codec.encode(payload)
-
-
-def decoded(wire: Payload, codec: Codec | None) -> Payload:
-    """A payload as it is used, of what travelled."""
-    return wire if codec is None else codec.decode(wire)
-
-
-def _cross(payload: Payload, codec: Codec | None) -> tuple[Payload, int]:
-    wire = encoded(payload, codec)
-    return decoded(wire, codec), num_bytes(wire)

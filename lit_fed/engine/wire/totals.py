@@ -1,4 +1,4 @@
-"""Sums that are added up without rounding, so that a mean does not depend on who has added which part of it."""
+"""Exact sums: a mean does not depend on how its terms are split over processes and nodes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 
 class Total(NamedTuple):
-    """A weighted sum over clients, exact.
+    """An exact weighted sum over clients.
 
     Args:
-        parts: Numbers whose sum it is.
-        weight: The sum of the weights.
+        parts: Numbers that add up to it.
+        weight: Sum of the weights.
     """
 
     parts: tuple[float, ...]
@@ -21,11 +21,11 @@ class Total(NamedTuple):
 
 
 Totals = Mapping[str, Total]
-"""What several clients' metrics come to together, by name."""
+"""Sums of several clients' metrics, by name."""
 
 
 def exact_sum(values: Iterable[float]) -> float:
-    """The sum, rounded once, in whatever order the values come; NaN or infinity where one is, or beyond the largest."""
+    """The sum, rounded once and independent of the order; NaN or infinity if a value is, or on overflow."""
     values = list(values)
     try:
         return math.fsum(values)
@@ -34,11 +34,7 @@ def exact_sum(values: Iterable[float]) -> float:
 
 
 def totals_of(clients: Iterable[tuple[Mapping[str, float], int]]) -> dict[str, Total]:
-    """What some clients' metrics come to.
-
-    Args:
-        clients: The metrics of each, and its weight.
-    """
+    """Sum the metrics of clients, each given with its weight."""
     columns: dict[str, list[tuple[float, int]]] = {}
     for metrics, weight in clients:
         for name, value in metrics.items():
@@ -50,7 +46,7 @@ def totals_of(clients: Iterable[tuple[Mapping[str, float], int]]) -> dict[str, T
 
 
 def _parts(values: list[float]) -> tuple[float, ...]:
-    """A few numbers whose sum is that of the values without rounding."""
+    """A few numbers with the exact sum of the values."""
     if not math.isfinite(total := exact_sum(values)):
         return (total,)
     rest, found = sum(map(Fraction, values), Fraction()), list[float]()

@@ -1,37 +1,30 @@
-"""How a federation spreads over processes.
+"""The processes of a run.
 
-Either the clients are spread over the processes (``clients``, every process trains whole clients) or every client is
-trained data-parallel on all of them (``ddp``). Both stand behind `Workers`, which the loop and the reducers talk to.
+Clients are spread over the processes (``clients``: every process trains whole clients), or every client is trained
+data-parallel on all of them (``ddp``). The loop and the reducers talk to `Workers` in both cases.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 import torch.distributed
 from lightning import Fabric
-from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
-from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from lightning.fabric.strategies.ddp import DDPStrategy
-from lightning.fabric.strategies.single_device import SingleDeviceStrategy
-from lightning.fabric.strategies.strategy import Strategy
 from torch import Tensor
 from torch.nn import Module
+from typing_extensions import override
 
 from lit_fed.engine.wire.payload import Payload
-from lit_fed.errors import ConfigError, LitFedError, ProcessLost, reason
-from lit_fed.machine import available_cores, most_processes
+from lit_fed.errors import LitFedError, ProcessLost
 
 T = TypeVar("T")
 
-STRATEGIES = ("auto", "clients", "ddp")
-
 
 class ClientParallelStrategy(DDPStrategy):
-    """Processes that train different clients: the process group of DDP without its gradient averaging.
+    """Processes that train different clients: DDP's process group without its gradient averaging.
 
     Args:
         start_method: ``popen`` runs the same script once per device, ``fork`` serves notebooks and tests.
@@ -40,108 +33,19 @@ class ClientParallelStrategy(DDPStrategy):
 
     def __init__(self, start_method: Literal["popen", "spawn", "fork", "forkserver"] = "popen", **kwargs: Any) -> None:
         super().__init__(start_method=start_method, **kwargs)
-        # Gradients are never synchronised, so there is no synchronisation to block either.
-        self._backward_sync_control = None
+        self._backward_sync_control = None  # gradients are never synchronised
 
+    @override
     def setup_module(self, module: Module) -> Module:  # type: ignore[override]  # DDP promises its own wrapper
-        """Leave the module as it is: every process works on its own client."""
         return module
 
 
-def build_fabric(
-    accelerator: str,
-    devices: list[int] | str | int,
-    num_nodes: int,
-    strategy: str | Strategy,
-    precision: str | int | None,
-) -> Fabric:
-    """Make the Fabric that a federation runs on.
-
-    Raises:
-        ConfigError: For a strategy that is neither ``auto``, ``clients``, ``ddp`` nor a DDP strategy object, for
-            settings that Fabric refuses, or for other processes than there are or can be.
-    """
-    starter = _starter()
-    if devices == "auto" and starter is not None:
-        devices = starter.here
-    _check_devices(devices, num_nodes, starter)
-    options: dict[str, Any] = {"accelerator": accelerator, "devices": devices, "num_nodes": num_nodes}
-    options["precision"] = precision
-    if isinstance(strategy, str) and strategy not in STRATEGIES:
-        raise ConfigError(f"trainer.strategy is {strategy!r}; it must be one of {', '.join(STRATEGIES)}")
-    if isinstance(strategy, Strategy) and not isinstance(strategy, DDPStrategy | SingleDeviceStrategy):
-        raise ConfigError(
-            f"trainer.strategy {type(strategy).__name__} shards one model over devices; use 'clients' or 'ddp'"
-        )
-    try:
-        fabric = Fabric(strategy=strategy if isinstance(strategy, Strategy) else "auto", **options)
-        if isinstance(strategy, str) and not isinstance(fabric.strategy, SingleDeviceStrategy):
-            # A phase may train only some of the parameters, which plain DDP would wait for.
-            chosen = DDPStrategy(find_unused_parameters=True) if strategy == "ddp" else ClientParallelStrategy()
-            fabric = Fabric(strategy=chosen, **options)
-    except ImportError as error:
-        raise ConfigError(f"trainer.accelerator {accelerator}, precision {precision}: {reason(error)}") from error
-    except (ValueError, RuntimeError, TypeError) as error:
-        raise ConfigError(f"trainer: {' '.join(str(error).split())}") from error
-    wanted = getattr(fabric.strategy, "num_processes", 1) * num_nodes
-    if starter is not None and wanted != starter.in_all:
-        raise ConfigError(
-            f"{starter.name} started {starter.in_all} processes, but trainer.devices {devices} on trainer.num_nodes "
-            f"{num_nodes} makes {wanted}; set trainer.devices to {starter.here}, or to auto"
-        )
-    return fabric
-
-
-class _Starter(NamedTuple):
-    """Who started this process, and others.
-
-    Args:
-        name: Of the program.
-        here: How many of them on this machine.
-        in_all: How many on all machines.
-    """
-
-    name: str
-    here: int
-    in_all: int
-
-
-def _starter() -> _Starter | None:
-    """Who started this process as one of several; None where nobody did, or a run of ours."""
-    if TorchElasticEnvironment.detect():
-        return _Starter("torchrun", int(os.environ["LOCAL_WORLD_SIZE"]), int(os.environ["WORLD_SIZE"]))
-    if SLURMEnvironment.detect() and "SLURM_STEP_NUM_TASKS" in os.environ:  # by srun, not a job's own script
-        tasks, nodes = (int(os.environ.get(f"SLURM_STEP_NUM_{what}", 1)) for what in ("TASKS", "NODES"))
-        return _Starter("SLURM", tasks // nodes, tasks)
-    return None
-
-
-def _check_devices(devices: list[int] | str | int, num_nodes: int, starter: _Starter | None) -> None:
-    """Refuse processes that this machine cannot hold, and machines that nobody starts.
-
-    Raises:
-        ConfigError: In one line with what there is.
-    """
-    text = str(devices).strip()
-    most = max(most_processes(), torch.cuda.device_count())
-    if text.isdecimal() and int(text) > most:
-        raise ConfigError(
-            f"trainer.devices is {text}, but this machine has {available_cores()} cores and "
-            f"{torch.cuda.device_count()} GPUs; use at most {most}"
-        )
-    if num_nodes > 1 and starter is None and not {"NODE_RANK", "GROUP_RANK"} & os.environ.keys():
-        raise ConfigError(
-            f"trainer.num_nodes is {num_nodes}, but this process was not started as one of several machines'; start it "
-            "by torchrun or SLURM"
-        )
-
-
 def launch(fabric: Fabric, function: Callable[[], T]) -> T:
-    """Call a function on all processes, which are started for it where they are not there yet.
+    """Call a function on all processes, and start those that do not run yet.
 
     Note:
-        Fabric changes PyTorch's `DataLoader` for that time, and changes it back only where nothing is raised: an error
-        is carried around it.
+        Fabric patches PyTorch's `DataLoader` meanwhile, and reverts that only if nothing is raised: errors are carried
+        around it.
     """
     if getattr(fabric.strategy, "_start_method", "popen") != "popen":
         forked: T = fabric.launch(lambda _fabric: function())  # in processes that end with it
@@ -162,7 +66,7 @@ def launch(fabric: Fabric, function: Callable[[], T]) -> T:
 
 
 def on_first_process(fabric: Fabric, function: Callable[[], T]) -> T:
-    """What a function returns on the first process, on every process; so is the error a user can act on."""
+    """Call a function on the first process; every process returns its result or raises its `LitFedError`."""
     result: T | None = None
     error: LitFedError | None = None
     if fabric.is_global_zero:
@@ -180,19 +84,19 @@ def leave_processes() -> None:
     """End the process group, which waits for gloo's threads.
 
     Note:
-        Left to the end of the interpreter, one of those threads may still drop the last reference to a tensor. It asks
-        for the interpreter's lock, which is gone, and the process aborts after all its work is done: "terminate called
-        without an active exception". Lightning ends nccl's group itself; gloo's it leaves.
+        Left to the end of the interpreter, a gloo thread may drop the last reference to a tensor and ask for the
+        interpreter's lock after it is gone: the process aborts with "terminate called without an active exception".
+        Lightning ends nccl's group, not gloo's.
     """
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 
 
 def raise_if_lost(error: BaseException) -> None:
-    """Say in a line what an error of a collective says in fifty: another process of the run is gone.
+    """Turn a collective's error, fifty lines long, into one line: another process of the run is gone.
 
     Raises:
-        ProcessLost: If it is such an error.
+        ProcessLost: If the error is a collective's.
     """
     if not torch.distributed.is_initialized() or not isinstance(error, RuntimeError):
         return
@@ -204,13 +108,13 @@ def raise_if_lost(error: BaseException) -> None:
 
 
 class Workers:
-    """The processes over which clients are spread, and how their results meet.
+    """The processes over which clients are spread, and their collectives.
 
-    With ``ddp`` every process holds every client, so this is a group of one.
+    With ``ddp`` every process holds every client: a group of one.
 
     Args:
-        fabric: The launched Fabric.
-        everyone: Count every process even with ``ddp``, to merge what the parts of one batch gave.
+        fabric: Launched.
+        everyone: Count every process even with ``ddp``, to merge the results of a batch's parts.
     """
 
     def __init__(self, fabric: Fabric, everyone: bool = False) -> None:
@@ -221,9 +125,9 @@ class Workers:
         self.rank = 0 if self.data_parallel else fabric.global_rank
 
     def share(self, client_ids: Sequence[int], num_samples: Callable[[int], int]) -> list[int]:
-        """The clients this process runs: longest first, each to the least loaded process.
+        """This process's clients: longest first, each to the least loaded process.
 
-        Every process computes the same assignment, so nothing is communicated.
+        Every process computes the same assignment without communication.
         """
         if self.world_size == 1:
             return list(client_ids)
@@ -255,7 +159,7 @@ class Workers:
         return torch.zeros(tuple(shape), dtype=torch.float64, device=self.fabric.device)
 
     def agree(self, payload: Payload) -> None:
-        """With ``ddp``, give every process the first one's tensors, in place."""
+        """With ``ddp``, overwrite every process's tensors with the first one's."""
         if self.data_parallel:
             for tensor in payload.values():
                 torch.distributed.broadcast(tensor, src=0)

@@ -123,9 +123,9 @@ class CalibratedTest(Protocol):
         broadcast, reducer, sent = federation.broadcast(round_idx, "test"), WeightedMean(), 0
         mine = workers.share(federation.participation.seen_clients.tolist(), num_samples)
         for answer in federation.executor.ask(self.question(federation, subset), mine, broadcast):
-            update, uplink_bytes = federation.channel.receive(answer)
+            update = federation.channel.receive(answer)
             reducer.add(update)
-            sent += uplink_bytes
+            sent += update.uplink_bytes
         return reducer.result(workers), sum(workers.gather(sent))
 
     def answer(

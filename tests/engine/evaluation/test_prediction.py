@@ -137,20 +137,20 @@ def test_mistakes(tmp_path: Path) -> None:
             )  # fmt: skip
 
     parts = (Network(), NoTest(3), Personal())
-    with pytest.raises(ConfigError, match="there is no trained model yet; give --ckpt_path"):
+    with pytest.raises(ConfigError, match="this trainer has not trained a model; give --ckpt_path"):
         trainer(tmp_path).predict(*parts)
-    with pytest.raises(CheckpointError, match=r"has a checkpoint named best\.ckpt"):
+    with pytest.raises(CheckpointError, match=r"has a best\.ckpt; name a checkpoint file"):
         trainer(tmp_path).predict(*parts, "best")
     made = trainer(tmp_path, max_rounds=1)
     made.fit(*parts)
-    with pytest.raises(ConfigError, match=r"go to a \.csv or \.npz file, not 'p\.json'; change --output"):
+    with pytest.raises(ConfigError, match=r"output is 'p\.json'; it must be a \.csv or \.npz file"):
         made.predict(*parts, output="p.json")
     for client_id in (3, -1):
         with pytest.raises(ConfigError, match=rf"client_position: there is no client {client_id}; clients are 0 to 2"):
             made.predict(*parts, client_position=client_id)
     with pytest.raises(ConfigError, match="there is no test data to predict on for client 0"):
         made.predict(*parts, client_position=0)
-    with pytest.raises(ConfigError, match="predict_step must return a tensor or a dict of tensors, not list"):
+    with pytest.raises(ConfigError, match="predict_step returned a list; it must return a tensor"):
         trainer(tmp_path).predict(Odd(), NoTest(3), Personal(), "last")
 
 
@@ -175,7 +175,7 @@ def test_a_file_is_replaced_only_where_that_is_asked_for(tmp_path: Path) -> None
     (tmp_path / "nowhere.csv").symlink_to("gone")
     (tmp_path / "folder.csv").mkdir()
     for name in ("mine.csv", "link.csv", "nowhere.csv"):
-        with pytest.raises(ConfigError, match=rf"{name} is there already; name another with --output, or replace it"):
+        with pytest.raises(ConfigError, match=rf"{name} exists; name another file with --output, or replace it"):
             made.predict(*parts, output=str(tmp_path / name))
     for overwrite in (False, True):
         with pytest.raises(ConfigError, match=r"folder\.csv is a folder; name another file with --output"):

@@ -159,7 +159,7 @@ def test_from_the_command_line_by_a_clients_name(tmp_path: Path, capsys: Any) ->
         assert len(rows(tmp_path / "p.csv")) == 1
     before = (tmp_path / "p.csv").read_bytes()
     assert error_of([*again, "--client_id", "berlin"], capsys) == (
-        f"{tmp_path / 'p.csv'} is there already; name another with --output, or replace it with --overwrite"
+        f"{tmp_path / 'p.csv'} exists; name another file with --output, or replace it with --overwrite"
     )
     assert (tmp_path / "p.csv").read_bytes() == before
     again.append("--overwrite")
@@ -244,7 +244,7 @@ def test_predictions_that_are_nan_are_refused(tmp_path: Path) -> None:
     x[6, 7, 7] = 0
     np.savez(tmp_path / "new.npz", x=x)
     before = (tmp_path / "p.csv").read_bytes()
-    with pytest.raises(ConfigError, match=r"output is NaN for sample 6: the inputs are too large"):
+    with pytest.raises(ConfigError, match=r"output is NaN for sample 6; the inputs are too large"):
         made.predict(*parts, output=str(tmp_path / "p.csv"), inputs=str(tmp_path / "new.npz"), overwrite=True)
     assert (tmp_path / "p.csv").read_bytes() == before
 

@@ -91,7 +91,7 @@ def test_what_could_not_be_loaded_again_is_not_written(tmp_path: Path) -> None:
         def state_dict(self) -> dict[str, Any]:
             return {"where": [Path("x")]}
 
-    message = r"callbacks\.Foreign\.where\.0 is a \w*Path; a checkpoint holds tensors and primitives only"
+    message = r"callbacks\.Foreign\.where\.0 is a \w*Path; keep tensors and primitives only"
     with pytest.raises(CheckpointError, match=message):
         fit(tmp_path, callbacks=[Foreign()])
     assert not list(tmp_path.rglob("*.ckpt"))
@@ -106,7 +106,7 @@ def test_a_round_that_cannot_be_saved_leaves_the_last_one(tmp_path: Path) -> Non
         def setup(self, models: Any, population: Any) -> Any:
             return {**super().setup(models, population), "seen": {"rounds": []}}
 
-    message = r"the server's state\.seen\.rounds\.0 is a range; a checkpoint holds tensors and primitives only"
+    message = r"the server's state\.seen\.rounds\.0 is a range; keep tensors and primitives only"
     with pytest.raises(CheckpointError, match=message):
         fit(tmp_path, algorithm=Odd(), max_rounds=3)
     folder = tmp_path / "lightning_logs" / "version_0" / "checkpoints"

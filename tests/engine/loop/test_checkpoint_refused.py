@@ -161,7 +161,7 @@ def test_a_broken_server_is_refused_in_one_line(tmp_path: Path) -> None:
 def test_a_callbacks_broken_state_is_refused_by_name(tmp_path: Path) -> None:
     path = checkpoints(fit(tmp_path, max_rounds=1)) / "last.ckpt"
     torch.save(read_checkpoint(path) | {"callbacks": {"Checkpoint": {"worst": 1.0}}}, path)
-    with pytest.raises(CheckpointError, match=r"last\.ckpt: callback Checkpoint cannot go on with its state: KeyError"):
+    with pytest.raises(CheckpointError, match=r"last\.ckpt has a state that callback Checkpoint cannot load: KeyError"):
         fit(tmp_path, max_rounds=2, ckpt_path="last")
 
 
@@ -226,14 +226,14 @@ def test_missing_foreign_newer_and_older_files(tmp_path: Path) -> None:
         ("callbacks", {"Recorder": 3}, "'Recorder' in 'callbacks' is of type int"),
         ("metrics", {"global/acc": "good"}, "'global/acc' in 'metrics' is of type str"),
         *(
-            ("clients", {name: (0, 0)}, "in 'clients' is no client")
+            ("clients", {name: (0, 0)}, "in 'clients' is not a client")
             for name in ("../../outside", "late-", "a", "1/2", "", 1)
         ),
         *(
-            ("clients", {"1": version}, "'1' in 'clients' has no version")
+            ("clients", {"1": version}, "'1' in 'clients' is")
             for version in (0, None, (0,), (0, -1), (-1, 0), ("0", 0), (0, 0.5), (True, 0), [0, 0])
         ),
-        *(("data", data, "'data' is no fingerprint") for data in ({}, {"sha256": 3}, {"sha256": "", "size": 1})),
+        *(("data", data, "'data' is not a fingerprint") for data in ({}, {"sha256": 3}, {"sha256": "", "size": 1})),
     ],
 )
 def test_content_that_no_run_has_written(tmp_path: Path, key: str, value: Any, message: str) -> None:
@@ -266,7 +266,7 @@ def test_a_checkpoint_that_cannot_be_read_is_not_called_damaged(tmp_path: Path) 
     path = tmp_path / "last.ckpt"
     path.symlink_to("/proc/self/mem")
     with pytest.raises(
-        UnreadableFile, match=r"last\.ckpt cannot be read: Input/output error; it may be whole"
+        UnreadableFile, match=r"last\.ckpt cannot be read: Input/output error; it may be intact"
     ) as caught:
         read_checkpoint(path)
     assert "corrupt" not in str(caught.value)
@@ -276,11 +276,11 @@ def test_a_checkpoint_that_cannot_be_read_is_not_called_damaged(tmp_path: Path) 
 def test_a_checkpoint_that_may_not_be_read_is_not_called_damaged(tmp_path: Path) -> None:
     path = write(tmp_path / "x.ckpt")
     path.chmod(0)
-    with pytest.raises(UnreadableFile, match=r"x\.ckpt cannot be read: Permission denied; it may be whole"):
+    with pytest.raises(UnreadableFile, match=r"x\.ckpt cannot be read: Permission denied; it may be intact"):
         read_checkpoint(path)
     tmp_path.chmod(0)
     try:
-        with pytest.raises(UnreadableFile, match=r"x\.ckpt cannot be read: Permission denied; it may be whole"):
+        with pytest.raises(UnreadableFile, match=r"x\.ckpt cannot be read: Permission denied; it may be intact"):
             read_checkpoint(path)
     finally:
         tmp_path.chmod(0o700)

@@ -266,7 +266,7 @@ STATE = {"/x": torch.ones(3), "weight": torch.tensor(2.0)}
 
 @pytest.mark.parametrize("key", ["5", "late-5"])
 def test_another_clients_state_is_refused(damaged: Callable[..., str], key: str) -> None:
-    assert damaged(key, STATE, {"state": '{"client": "6", "names": []}'}) == "it is that of client 6"
+    assert damaged(key, STATE, {"state": '{"client": "6", "names": []}'}) == "it is client 6's"
 
 
 @pytest.mark.parametrize("key", ["5", "late-5"])
@@ -285,9 +285,9 @@ def test_a_state_of_another_shape_or_value_is_refused(damaged: Callable[..., str
     ]
     for other in others:
         about = {"state": json.dumps({"client": key, "names": list(other)})}
-        assert damaged(key, other, about) == "it is not what the run wrote there"
+        assert damaged(key, other, about) == "it differs from what the run wrote"
     for nothing in (None, {"state": "{"}, {"state": "[]"}, {"client": key}):
-        assert damaged(key, STATE, nothing) == "it is not what the run wrote there"
+        assert damaged(key, STATE, nothing) == "it differs from what the run wrote"
 
 
 def test_swapped_files_are_noticed(store: ClientStore) -> None:
@@ -301,9 +301,7 @@ def test_swapped_files_are_noticed(store: ClientStore) -> None:
     five.write_bytes(six.read_bytes())
     six.write_bytes(content)
     for client_id, other in ((5, 6), (6, 5)):
-        with pytest.raises(
-            CheckpointError, match=rf"the state of client {client_id} .*: it is that of client {other}$"
-        ):
+        with pytest.raises(CheckpointError, match=rf"the state of client {client_id} .*: it is client {other}'s$"):
             store.get(client_id)
 
 
@@ -342,7 +340,7 @@ def test_adopting_what_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_no_folder() -> None:
-    with pytest.raises(CheckpointError, match="and this checkpoint lies in none"):
+    with pytest.raises(CheckpointError, match="lies outside of its run's folder"):
         ClientStore().put(1, state(1.0))
 
 

@@ -124,7 +124,7 @@ def test_a_broadcast_that_its_codec_cannot_hold_is_named(tmp_path: Path) -> None
             super().__init__()
             torch.nn.init.constant_(self.network.weight, 1e5)  # type: ignore[arg-type]  # float16 ends at 65504
 
-    with pytest.raises(NonFiniteServer, match=r"network.weight of what the server sends in round 0.*downlink_codec"):
+    with pytest.raises(NonFiniteServer, match=r"network.weight of the server's payload in round 0.*downlink_codec"):
         trainer(tmp_path, downlink_codec=CastCodec("float16")).fit(Large(), Points(), FedAvg())
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lit_fed.codecs import CastCodec
-from lit_fed.engine.wire.payload import Channel, ClientUpdate, Flat, FlatPayload, is_finite, num_bytes
+from lit_fed.engine.wire.payload import ClientUpdate, Flat, FlatPayload, is_finite, num_bytes
 from lit_fed.errors import ConfigError
 from tests.support import assert_same
 
@@ -33,17 +33,6 @@ def test_bytes_by_hand() -> None:
     assert num_bytes({"view": torch.zeros(10, 10)[:, 0], "same": torch.zeros(1).expand(8)}) == 40 + 32
 
 
-def test_channel_counts_after_the_codec_each_way() -> None:
-    # Cast to 2 bytes: 6·2 + 8 + 5·2 + 3 + 2·2 = 37; uncast 61.
-    channel = Channel(uplink=CastCodec("bfloat16"))
-    received, sent = channel.up(PAYLOAD)
-    assert sent == 37
-    assert {name: tensor.dtype for name, tensor in received.items()} == {n: t.dtype for n, t in PAYLOAD.items()}
-    assert channel.down(PAYLOAD) == (PAYLOAD, 61)
-    one_codec = CastCodec("float16")
-    assert Channel(one_codec, one_codec).down(PAYLOAD)[1] == 37
-
-
 def test_codec_leaves_integers_and_exact_values_alone() -> None:
     for dtype in ("float16", "bfloat16"):
         codec = CastCodec(dtype)
@@ -51,7 +40,7 @@ def test_codec_leaves_integers_and_exact_values_alone() -> None:
         assert wire["n|int64"] is PAYLOAD["n"]
         assert wire["mask|bool"] is PAYLOAD["mask"]
         assert wire["w|float32"].dtype == getattr(torch, dtype)
-        assert_same(codec.decode(wire), PAYLOAD)  # small integers are exact in either type
+        assert_same(dict(codec.decode(wire)), PAYLOAD)  # small integers are exact in either type
 
 
 def test_the_other_end_of_the_wire_knows_only_the_payload() -> None:
@@ -96,7 +85,7 @@ def test_round_trip_error_bound_is_sharp() -> None:
 
 
 def test_codec_type_is_checked() -> None:
-    with pytest.raises(ConfigError, match=r"CastCodec\.dtype is 'int8'; it must be float16 or bfloat16"):
+    with pytest.raises(ConfigError, match=r"CastCodec\.dtype is 'int8'; it must be 'float16' or 'bfloat16'"):
         CastCodec("int8")
 
 
@@ -156,8 +145,6 @@ def test_a_vector_splits_into_the_tensors_that_it_is_of(sizes: list[list[int]], 
     assert list(lazy) == list(payload)
     assert len(lazy) == len(payload)
     assert "another" not in lazy
-    update = ClientUpdate(0, payload, flat=flat)
-    assert Channel().receive(update) == (update, num_bytes(payload))
 
 
 def test_a_vector_is_a_copy_of_its_own() -> None:

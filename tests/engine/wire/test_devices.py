@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lit_fed.engine.wire.workers import build_fabric
+from lit_fed.engine.wire.devices import Devices
 from lit_fed.errors import ConfigError
 
 TORCHRUN = {
@@ -31,17 +31,17 @@ def test_two_processes_for_one_device_would_be_two_runs(devices: object) -> None
     with pytest.raises(
         ConfigError, match=r"torchrun started 2 processes, but .*; set trainer.devices to 2, or to auto"
     ):
-        build_fabric("cpu", devices, 1, "auto", None)  # type: ignore[arg-type]
+        Devices("cpu", devices).fabric()  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("by_torchrun")
 @pytest.mark.parametrize("devices", [2, "auto"])
 def test_as_many_as_were_started_are_taken(devices: object) -> None:
-    assert build_fabric("cpu", devices, 1, "auto", None).strategy.num_processes == 2  # type: ignore[arg-type,attr-defined]
+    assert Devices("cpu", devices).fabric().strategy.num_processes == 2  # type: ignore[arg-type,attr-defined]
 
 
 def test_several_machines_need_somebody_who_starts_them(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("NODE_RANK", *TORCHRUN):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ConfigError, match=r"trainer.num_nodes is 2, but .* start it by torchrun or SLURM"):
-        build_fabric("cpu", 1, 2, "auto", None)
+        Devices("cpu", 1, num_nodes=2).fabric()
