@@ -8,7 +8,7 @@ from __future__ import annotations
 from lit_fed.engine.clients.local import LocalLoop
 from lit_fed.engine.clients.server_training import ServerLoop
 from lit_fed.engine.lightning.alone import objective_of
-from lit_fed.engine.lightning.objective import Objective, head_names, head_of, listen, task_name
+from lit_fed.engine.lightning.objective import Objective, head_names, head_of, task_name
 from lit_fed.engine.method.algorithm import (
     NEEDS,
     Algorithm,
@@ -73,7 +73,6 @@ __all__ = [
     "halve_batch",
     "head_names",
     "head_of",
-    "listen",
     "map_tensors",
     "num_bytes",
     "objective_of",

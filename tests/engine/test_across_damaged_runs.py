@@ -297,7 +297,7 @@ def test_a_method_that_the_clients_states_cannot_follow_is_refused_before_anythi
         made.describe("algorithm: after\n")
         made.fit(Headed(lr=0.05), Threes(3), after(), "last")
 
-    refused(tmp_path, rf"the state of client 0 belongs to another model or method: it differs in '{odd}'$", resume)
+    refused(tmp_path, rf"the state of client 0 belongs to another model or method; it differs in '{odd}'$", resume)
 
 
 QUIET: dict[str, Any] = {"accelerator": "cpu", "devices": 1, "enable_progress_bar": False, "logger": False}

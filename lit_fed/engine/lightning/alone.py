@@ -7,9 +7,8 @@ from typing import Any
 from lightning import LightningModule
 
 from lit_fed.engine.lightning.compatibility import check_decay, check_task
-from lit_fed.engine.lightning.objective import join, listen
+from lit_fed.engine.lightning.objective import ATTRIBUTE, join
 from lit_fed.engine.lightning.optimization import has_own_scheduler_step, parse_optimizers
-from lit_fed.engine.lightning.surface import ATTRIBUTE
 from lit_fed.engine.method.algorithm import Algorithm
 from lit_fed.engine.method.model import Model
 
@@ -36,5 +35,5 @@ def objective_of(task: LightningModule, algorithm: Algorithm[Any]) -> LightningM
     model.divide(algorithm.split(model, 0))
     objective, state = join(task, algorithm, model)
     task.__dict__[ATTRIBUTE] = state
-    listen(state)
+    state.task_run.listen()
     return objective

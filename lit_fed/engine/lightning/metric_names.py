@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal
 
 Direction = Literal["max", "min"]
 _LOWER_IS_BETTER = {"error", "err", "nll", "mse", "rmse", "mae", "perplexity", "ppl", "ece", "brier", "wer", "cer"}
 _OVER_CLIENTS = ("_mean", "_std", "_p10", "_min")
+_STAGE = re.compile(r"^(train|val|test)[/_]")
+
+
+@cache
+def plain_name(name: str) -> str:
+    """A logged name without a leading ``train``, ``val`` or ``test`` and its ``/`` or ``_``."""
+    return _STAGE.sub("", name)
 
 
 def lower_is_better(name: str) -> bool:

@@ -87,15 +87,23 @@ class OptimizerFactory:
         self._templates: dict[str, tuple[list[Optimizer], list[Schedule], int]] = {}
         self._first_rate: tuple[int, float | None] = (-1, None)
 
-    def build(self, phase: str, round_idx: int) -> tuple[list[Optimizer], list[Schedule]]:
-        """Fresh optimizers for one phase, and those schedulers that step with every batch.
+    def build(self, phase: str, round_idx: int, lr: float | None = None) -> tuple[list[Optimizer], list[Schedule]]:
+        """Fresh optimizers for a phase, and the schedulers that step with every batch.
 
         Where the task optimises by hand, these are all its schedulers.
+
+        Args:
+            phase: The phase's name.
+            round_idx: The round, from 0.
+            lr: Learning rate of every parameter group; None for the round's.
         """
         optimizers, schedules = self._build(phase, round_idx)
         if self._first_rate[0] != round_idx:
             rate = optimizers[0].param_groups[0].get("lr")
             self._first_rate = (round_idx, None if rate is None else float(rate))
+        if lr is not None:
+            for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+                group["lr"] = lr
         return optimizers, schedules
 
     def rate_of(self, round_idx: int) -> float | None:

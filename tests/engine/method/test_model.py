@@ -94,7 +94,7 @@ def test_tensors_of_another_model_are_refused_by_name() -> None:
     ],
 )
 def test_a_split_names_every_parameter_once(split: Split, odd: str) -> None:
-    with pytest.raises(ConfigError, match=f"must name each parameter once; look at {odd}"):
+    with pytest.raises(ConfigError, match=f"must name each parameter exactly once; check {odd}"):
         Model(Classifier(nn.Linear(2, 1))).divide(split)
 
 

@@ -281,7 +281,7 @@ def attending(key_bias: bool) -> Callable[[], Classifier]:
 
 
 def test_adam_steps_on_rounding_where_a_gradient_is_nothing_else(tmp_path: Path) -> None:
-    reason = r"'network\.key\.bias' comes out otherwise .* rounding alone in a gradient, as Adam does"
+    reason = r"'network\.key\.bias' differs after training .* amplifies rounding, as Adam does"
     with pytest.raises(ConfigError, match=reason):
         federate(tmp_path / "with", "vectorized", task=attending(key_bias=True))
     assert_close(*(federate(tmp_path / how, how, task=attending(False)) for how in ("sequential", "vectorized")))
