@@ -180,7 +180,7 @@ def probe(objective: Objective, algorithm: Algorithm[Any], batches: Iterable[Any
     state, outputs = objective.state, None
     client = state.client
     with torch.no_grad(), torch.random.fork_rng(), client.muted(), client.model.lent(), client.model.evaluating():
-        if state.head is not None and objective.automatic_optimization:
+        if state.task_run.head is not None and objective.automatic_optimization:
             outputs = client.run(batch)
             client.forget()
         if "targets" in needs:

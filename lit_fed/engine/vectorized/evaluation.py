@@ -119,7 +119,7 @@ class GroupEvaluation:
         batches = Gathered([loaders[idx] for idx in order], lengths)
         stacks = {name: tensor[order] for name, tensor in tensors.items()}
         step = _by_client(Stepper(loop.objective, loop.bound(f"{stage}_step")), recorder)
-        loop.state.client, loop.state.meter = GroupClient(clients[0]), recorder
+        loop.state.client, loop.state.meter = GroupClient(clients[0], loop.state.task_run), recorder
         loop.trainer.stage = "test" if subset == "test" else "validate"
         loop.begin_metrics(sync=False)
         try:

@@ -60,10 +60,11 @@ class GroupClient(Client):
 
     Args:
         one: Any of them, whose common attributes are taken over.
+        task_run: Runs the task on the module's tensors.
     """
 
-    def __init__(self, one: Client) -> None:
-        super().__init__(one.id, one.round_idx, one.stage, one.seed, one.model, task_run=one.task_run)
+    def __init__(self, one: Client, task_run: TaskRun) -> None:
+        super().__init__(one.id, one.round_idx, one.stage, one.seed, one.model, task_run=task_run)
         self.received, self.is_new, self.phase = one.received, one.is_new, one.phase
         self.work, self.fine_tuning = one.work, one.fine_tuning
         self.data = one.data  # a method may ask whether there are data; `population` is refused
@@ -177,7 +178,7 @@ class GroupObjective:
 
     def __init__(self, loop: LocalLoop, clients: Sequence[Client]) -> None:
         self.loop = loop
-        self.client = GroupClient(clients[0])
+        self.client = GroupClient(clients[0], loop.state.task_run)
         self.recorder = StepMeter()
         self.batch_idx: Any = 0
         self._stepper = Stepper(loop.objective, loop.objective.training_step)

@@ -114,8 +114,8 @@ class Reducing(LeastSquares):
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        (Forgetful(), "with the key loss, or None, and returned a dict of predictions"),
-        (Numeric(), "with the key loss, or None, and returned float"),
+        (Forgetful(), "training_step returned a dict of predictions; it must return a tensor"),
+        (Numeric(), "training_step returned float; it must return a tensor"),
         (Thawing(), "a hook of the model makes 'other.weight' trainable, which was frozen at the start"),
         (Reader(), "a client of a federation has no self.trainer.fit_loop; use current_epoch"),
         (Stopper(), "a client cannot stop the run by self.trainer.should_stop; use callback EarlyStopping"),
