@@ -191,7 +191,7 @@ class Client:
 
         Where the method sends no parameters, the client's own at the start; empty where nothing was received.
         """
-        if self._anchor is None:
+        if not self._anchor:  # empty until the client has begun
             names = self.model.split.shared or self.model.split.personal
             self._anchor = {name: self.begun[name] for name in names if name in self.begun}
         return self._anchor

@@ -69,10 +69,9 @@ class GroupClient(Client):
         self.work, self.fine_tuning = one.work, one.fine_tuning
         self.data = one.data  # a method may ask whether there are data; `population` is refused
         self.hook: Hook = "objective"
-        self.id = self.differs("id")  # type: ignore[assignment]  # a Differs raises where it is used
-        self.steps = self.differs("steps")  # type: ignore[assignment]
+        self.id, self.steps = self.differs("id"), self.differs("steps")
 
-    def differs(self, attribute: str) -> Differs:
+    def differs(self, attribute: str) -> Any:
         """Placeholder of an attribute that is not one value or one stack for the group."""
         return Differs(lambda: f"algorithm.{self.hook} uses client.{attribute}, {_DIFFERS}")
 
@@ -286,7 +285,7 @@ class GroupObjective:
     # ------------------------------------------------------------------ within the computation: one client each
 
     def _step(self, parameters: Tensors, buffers: Tensors, batch: Any, own: dict[str, Any]) -> Any:
-        self._become("objective", parameters | buffers, own)
+        self._become("objective", parameters, own)  # the module has the buffers, also where a step rebinds one
         self.recorder.logged, self.recorder.values = [], []
         given = {f"objective.{name}": tensor for name, tensor in (parameters | buffers).items()}
         loss = functional_call(self._stepper, given, (batch, self.batch_idx))
@@ -301,11 +300,12 @@ class GroupObjective:
         return self._step(parameters, buffers, batch, own)[:2]
 
     def _become(self, hook: Hook, tensors: Tensors, own: dict[str, Any]) -> None:
-        """Put a client's tensors into ``self.client``."""
+        """Make ``self.client`` the client with these tensors; others are the module's."""
         client, model = self.client, self.loop.model
         detached = {name: tensor.detach() for name, tensor in tensors.items()}
         parameters = {name: tensors.get(name, parameter) for name, parameter in model.parameters.items()}
         client.hook, client.model = hook, ModelView(model, detached.get, parameters)
+        client.task_run = self.loop.state.task_run if hook == "objective" else client.differs("task_run")
         client.begun = {**self._common, **own["begun"]}
         client.own = {**{name: client.begun[name] for name in self._started}, **own["own"], **self._refusing("own")}
         client.left = {**own["left"], **self._refusing("left")}
