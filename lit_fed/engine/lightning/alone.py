@@ -16,11 +16,11 @@ from lit_fed.engine.method.model import Model
 def objective_of(task: LightningModule, algorithm: Algorithm[Any]) -> LightningModule:
     """A client's objective as a LightningModule for a plain ``lightning.Trainer``: the task with the method's terms.
 
-    ``Trainer().fit(objective_of(MyModule(), FedProx(mu=0.1)), datamodule)`` trains centrally; terms that need something
-    received, such as FedProx's, are absent.
+    ``Trainer().fit(objective_of(MyModule(), FedProx(mu=0.1)), datamodule)`` trains centrally, without the terms that
+    need a broadcast, such as FedProx's.
 
     Args:
-        task: Any LightningModule. It is trained in place.
+        task: Any LightningModule, trained in place.
         algorithm: The method.
 
     Raises:
