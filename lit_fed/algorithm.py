@@ -23,7 +23,7 @@ from lit_fed.engine.method.algorithm import (
 from lit_fed.engine.method.client import Client, FineTuning, LocalWork, Outputs, Pass, Phase, Stage, Tensors, Update
 from lit_fed.engine.method.kinds import Kinds
 from lit_fed.engine.method.model import Model, Split
-from lit_fed.engine.method.population import Population, ServerTraining
+from lit_fed.engine.method.population import Population
 from lit_fed.engine.method.reducers import ByPrefix, Gather, Reducer, WeightedMean
 from lit_fed.engine.method.steps import EffectiveSteps
 from lit_fed.engine.wire.batches import batch_size_of, halve_batch
@@ -59,7 +59,6 @@ __all__ = [
     "Regularizer",
     "Server",
     "ServerLoop",
-    "ServerTraining",
     "Split",
     "Stage",
     "Tensors",

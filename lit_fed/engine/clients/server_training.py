@@ -15,21 +15,21 @@ from lightning import Fabric
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.optim import Optimizer
-from typing_extensions import override
 
 from lit_fed.engine.clients.local import LocalLoop
 from lit_fed.engine.lightning.objective import Objective, task_name
 from lit_fed.engine.lightning.optimization import parse_optimizers
 from lit_fed.engine.lightning.sums import WeightedSums, means
-from lit_fed.engine.method.population import OptimizerMaker, ServerTraining
 from lit_fed.engine.wire.batches import batch_size_of
 from lit_fed.engine.wire.payload import Payload
 from lit_fed.errors import ConfigError
 from lit_fed.seeding import derive_seed, seed_device
 
+OptimizerMaker = Callable[[Iterable[nn.Parameter]], Optimizer]
 
-class ServerLoop(ServerTraining):
-    """Trains a kind's network by its clients' loop.
+
+class ServerLoop:
+    """Trains a kind's network on the server, and predicts with it, equally on every process.
 
     Args:
         fabric: Gives device and precision.
@@ -40,7 +40,6 @@ class ServerLoop(ServerTraining):
         self.fabric = fabric
         self.loops = loops
 
-    @override
     def train(
         self,
         kind: str,
@@ -52,6 +51,24 @@ class ServerLoop(ServerTraining):
         seed: tuple[Any, ...],
         optimizer: OptimizerMaker | None = None,
     ) -> tuple[dict[str, Tensor], float]:
+        """Train a kind's network from given tensors, in training mode.
+
+        Args:
+            kind: The network's.
+            begin: Tensors to start from, by name; others start as in the task.
+            loader: Batches.
+            loss: Of the task (its ``forward``, or ``run`` for its own ``training_step``) and a batch. Its logged values
+                are dropped.
+            epochs: Passes over the loader.
+            seed: Of dropout and the like.
+            optimizer: Makes one over the parameters that are not frozen; None for the task's own without its schedule.
+
+        Returns:
+            Copies of the trained tensors named in `begin`, and the last epoch's mean loss over samples.
+
+        Raises:
+            ConfigError: If the task's own optimizer is wanted, and it has several.
+        """
         loop = self.loops[kind]
         model, objective = loop.model, loop.objective
         with _lent(loop):
@@ -63,7 +80,6 @@ class ServerLoop(ServerTraining):
             found = self._optimise(loop, made, passes, lambda batch: {"loss": loss(objective, batch)}, seed)
             return model.copy(begin), found.get("loss", 0.0)
 
-    @override
     def learn(
         self,
         network: nn.Module,
@@ -74,6 +90,19 @@ class ServerLoop(ServerTraining):
         seed: tuple[Any, ...],
         optimizer: OptimizerMaker,
     ) -> tuple[dict[str, Tensor], dict[str, float]]:
+        """Train a network that is not a client's, in training mode, by one pass over a loader.
+
+        Args:
+            network: The network, on the device; its tensors are overwritten.
+            begin: All its parameters and buffers by name.
+            loader: Batches.
+            terms: Terms of a batch by name, computed with this network; their sum is minimised.
+            seed: Of dropout and the like.
+            optimizer: Makes one over the network's parameters.
+
+        Returns:
+            Copies of the trained tensors, and each term's mean over samples.
+        """
         network.load_state_dict(begin)
         network.train()
         loop = next(iter(self.loops.values()))
@@ -81,8 +110,14 @@ class ServerLoop(ServerTraining):
         found = self._optimise(loop, optimizer(network.parameters()), once, terms, seed)
         return {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}, found
 
-    @override
     def forward(self, kind: str, tensors: Payload, x: Any) -> Tensor:
+        """Output of a kind's network, in evaluation mode, differentiable in the inputs and in its tensors.
+
+        Args:
+            kind: The network's.
+            tensors: Its parameters and buffers by name; others are as in the task.
+            x: A batch of inputs.
+        """
         loop = self.loops[kind]
         with loop.model.evaluating(), loop.state.task_run.muted():
             found: Tensor = functional_call(loop.objective, dict(tensors), (x,))
@@ -112,9 +147,17 @@ class ServerLoop(ServerTraining):
                     sums.add(name, term.detach(), batch_size_of(batch))
         return means(sums.numbers())
 
-    @override
     @torch.no_grad()
     def predict(self, kind: str, tensors: Payload, loader: Iterable[Any]) -> Tensor:
+        """Outputs of a kind's ``forward`` for all inputs of ``(x, …)`` batches, concatenated.
+
+        In evaluation mode, in the precision of the weights.
+
+        Args:
+            kind: The network's.
+            tensors: Its parameters and buffers by name.
+            loader: Batches, at least one.
+        """
         loop = self.loops[kind]
         with _lent(loop), loop.model.evaluating():
             loop.model.load(tensors)
