@@ -250,7 +250,7 @@ def test_a_state_of_another_layout_is_refused_though_its_checksum_fits(
     content["clients"][str(client_id)] = (0, crc32(blobs[client_id]))
     torch.save(content, last)
     name = entry.removeprefix("state/")
-    message = rf"the state of client {client_id} belongs to another .* it differs in '{name}', which is {told}"
+    message = rf"the state of client {client_id} belongs to another .* it differs in '{name}': {told}"
     if client_id == 0:
         refused(tmp_path, message, lambda: run(2, ckpt_path="last"))
     else:
