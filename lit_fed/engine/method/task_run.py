@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from lightning import LightningModule
@@ -143,8 +143,10 @@ class TaskRunOn(TaskRun):
         return functional_call(self._own.module, self._tensors(), (x,))
 
     @override
-    def muted(self) -> AbstractContextManager[None]:
-        return self._own.muted()
+    @contextmanager
+    def muted(self) -> Iterator[None]:
+        with self._own.muted():
+            yield
 
     def _tensors(self) -> dict[str, Tensor]:
         return {**self._model.parameters, **self._model.tensors(self._model.buffers)}

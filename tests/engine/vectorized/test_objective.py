@@ -188,7 +188,12 @@ def test_every_attribute_is_right_in_every_hook_or_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Reads] = []
-    monkeypatch.setattr(Reads, "setup", lambda self, *args: asked.append(self) or FedPer.setup(self, *args))
+
+    def setup(self: Reads, *args: Any) -> Any:
+        asked.append(self)
+        return FedPer.setup(self, *args)
+
+    monkeypatch.setattr(Reads, "setup", setup)
     with pytest.raises(ConfigError, match="'from_"):  # what is refused counts as 0, and comes out differently
         read(tmp_path / "first", "vectorized")
     refused = asked[0].refused
@@ -209,10 +214,10 @@ def test_every_attribute_is_right_in_every_hook_or_refused_by_name(
         assert grouped.seen[key] == pytest.approx(value, abs=1e-5), key
     for state, other in zip(states, others, strict=True):
         assert other["state/count"].tolist() == state["state/count"].tolist()
-        for key in ("from_objective", "from_correct", "finish"):
-            pairs = zip(NAMES, state[f"state/{key}"].tolist(), other[f"state/{key}"].tolist(), strict=True)
+        for kind in ("from_objective", "from_correct", "finish"):
+            pairs = zip(NAMES, state[f"state/{kind}"].tolist(), other[f"state/{kind}"].tolist(), strict=True)
             for name, expected, value in pairs:
-                assert value == pytest.approx(expected, rel=1e-4, abs=1e-6), (key, name)
+                assert value == pytest.approx(expected, rel=1e-4, abs=1e-6), (kind, name)
 
 
 class Shaped(FedAvg):
