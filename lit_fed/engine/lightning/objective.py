@@ -61,6 +61,16 @@ class ObjectiveState:
     public: bool = False
 
 
+def _of_trainer(name: str) -> Any:
+    """A property of Lightning's that the task's trainer answers in a federation."""
+
+    def answer(self: Objective) -> Any:
+        own = self.state.trainer
+        return getattr(super(Objective, self) if own is None else own, name)
+
+    return property(answer)
+
+
 class Objective(LightningModule):
     """The half of a client's objective that is mixed into a task's class by `join`.
 
@@ -158,43 +168,14 @@ class Objective(LightningModule):
     def trainer(self, trainer: Any) -> None:
         LightningModule.trainer.fset(self, trainer)  # type: ignore[attr-defined]  # the property's own setter
 
-    @property
-    @override
-    def current_epoch(self) -> int:
-        """In a federation, the round: the unit of learning-rate schedules."""
-        own = self.state.trainer
-        return super().current_epoch if own is None else own.current_epoch
-
-    @property
-    @override
-    def global_step(self) -> int:
-        """In a federation, optimizer steps of the client's work in this round."""
-        own = self.state.trainer
-        return super().global_step if own is None else own.global_step
-
-    @property
-    @override
-    def global_rank(self) -> int:
-        own = self.state.trainer
-        return super().global_rank if own is None else own.global_rank
-
-    @property
-    @override
-    def local_rank(self) -> int:
-        own = self.state.trainer
-        return super().local_rank if own is None else own.local_rank
-
-    @property
-    @override
-    def logger(self) -> Any:
-        own = self.state.trainer
-        return super().logger if own is None else own.logger
-
-    @property
-    @override
-    def loggers(self) -> Any:
-        own = self.state.trainer
-        return super().loggers if own is None else own.loggers
+    current_epoch = _of_trainer("current_epoch")
+    """In a federation, the round: the unit of learning-rate schedules."""
+    global_step = _of_trainer("global_step")
+    """In a federation, optimizer steps of the client's work in this round."""
+    global_rank = _of_trainer("global_rank")
+    local_rank = _of_trainer("local_rank")
+    logger = _of_trainer("logger")
+    loggers = _of_trainer("loggers")
 
     @override
     def optimizers(self, use_pl_optimizer: bool = True) -> Any:
