@@ -5,7 +5,7 @@ from __future__ import annotations
 from lit_fed.engine.clients.local import LocalLoop
 from lit_fed.engine.clients.server_training import ServerLoop
 from lit_fed.engine.lightning.alone import objective_of
-from lit_fed.engine.lightning.objective import Objective, head_names, head_of, listen, task_name
+from lit_fed.engine.lightning.objective import Objective, head_names, head_of, task_name
 from lit_fed.engine.method.algorithm import (
     NEEDS,
     Algorithm,
@@ -17,12 +17,13 @@ from lit_fed.engine.method.algorithm import (
     sole,
     zeros_like,
 )
-from lit_fed.engine.method.client import Client, FineTuning, LocalWork, Outputs, Pass, Phase, Stage, Tensors, Update
+from lit_fed.engine.method.client import Client, FineTuning, LocalWork, Pass, Phase, Stage, Tensors, Update
 from lit_fed.engine.method.kinds import Kinds
 from lit_fed.engine.method.model import Model, Split
-from lit_fed.engine.method.population import Population, ServerTraining
+from lit_fed.engine.method.population import Population
 from lit_fed.engine.method.reducers import ByPrefix, Gather, Reducer, WeightedMean
 from lit_fed.engine.method.steps import EffectiveSteps
+from lit_fed.engine.method.task_run import Outputs
 from lit_fed.engine.wire.batches import batch_size_of, halve_batch
 from lit_fed.engine.wire.broadcast import Broadcast
 from lit_fed.engine.wire.payload import ClientUpdate, Layout, Payload, add_prefix, num_bytes, split_prefix
@@ -56,7 +57,6 @@ __all__ = [
     "Regularizer",
     "Server",
     "ServerLoop",
-    "ServerTraining",
     "Split",
     "Stage",
     "Tensors",
@@ -70,7 +70,6 @@ __all__ = [
     "halve_batch",
     "head_names",
     "head_of",
-    "listen",
     "map_tensors",
     "num_bytes",
     "objective_of",

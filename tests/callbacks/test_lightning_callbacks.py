@@ -122,7 +122,7 @@ def test_what_is_no_callback_is_refused(other: Any) -> None:
 @pytest.mark.parametrize(
     ("reach", "message"),
     [
-        (lambda trainer: trainer.fit_loop, r"self\.trainer\.fit_loop is not there for a client of a federation"),
+        (lambda trainer: trainer.fit_loop, r"a client of a federation has no self\.trainer\.fit_loop"),
         (
             lambda trainer: setattr(trainer, "should_stop", True),
             r"a client cannot stop the run by self\.trainer\.should_st",

@@ -250,7 +250,7 @@ def test_a_state_of_another_layout_is_refused_though_its_checksum_fits(
     content["clients"][str(client_id)] = (0, crc32(blobs[client_id]))
     torch.save(content, last)
     name = entry.removeprefix("state/")
-    message = rf"the state of client {client_id} belongs to another .* it differs in '{name}', which is {told}"
+    message = rf"the state of client {client_id} belongs to another .* it differs in '{name}': {told}"
     if client_id == 0:
         refused(tmp_path, message, lambda: run(2, ckpt_path="last"))
     else:
@@ -297,7 +297,7 @@ def test_a_method_that_the_clients_states_cannot_follow_is_refused_before_anythi
         made.describe("algorithm: after\n")
         made.fit(Headed(lr=0.05), Threes(3), after(), "last")
 
-    refused(tmp_path, rf"the state of client 0 belongs to another model or method: it differs in '{odd}'$", resume)
+    refused(tmp_path, rf"the state of client 0 belongs to another model or method; it differs in '{odd}'$", resume)
 
 
 QUIET: dict[str, Any] = {"accelerator": "cpu", "devices": 1, "enable_progress_bar": False, "logger": False}

@@ -142,7 +142,9 @@ def test_a_late_alarm_ends_nobody() -> None:
 
 @pytest.mark.parametrize("seconds", [0, -1.0, float("nan"), float("inf"), 1e300])
 def test_a_limit_that_cannot_be(tmp_path: Path, seconds: float) -> None:
-    with pytest.raises(ConfigError, match=r"trainer\.client_timeout is .*; it must be above 0 seconds, or null for no"):
+    with pytest.raises(
+        ConfigError, match=r"trainer\.client_timeout is .*; it must be above 0 and at most 100000000"
+    ):
         fit(tmp_path, client_timeout=seconds)
 
 
@@ -159,7 +161,7 @@ def test_a_limit_that_cannot_be_kept_is_refused(tmp_path: Path) -> None:
     thread.start()
     thread.join(60)
     assert found == ["trainer.client_timeout cannot be kept outside of the main thread; set it to null"]
-    with pytest.raises(ConfigError, match="would end a client on one process only"), Guard(1.0).on_duty(True):
+    with pytest.raises(ConfigError, match="ends a client on one process only"), Guard(1.0).on_duty(True):
         pass
     assert not list(tmp_path.rglob("version_*"))
 

@@ -144,5 +144,5 @@ def test_a_split_must_name_every_parameter_once(tmp_path: Path) -> None:
         def split(self, model: Model, round_idx: int) -> Split:
             return Split(shared=("network.head.weight",), personal=("network.head.weight",))
 
-    with pytest.raises(ConfigError, match="must name each parameter once"):
+    with pytest.raises(ConfigError, match="must name each parameter exactly once"):
         fit(tmp_path, Classifier(SmallCNN(width=4)), Digits(num_clients=4), Forgetful())

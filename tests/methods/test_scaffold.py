@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from lit_fed import FederatedTrainer
-from lit_fed.engine.clients.local import _MeanGradient
+from lit_fed.engine.lightning.sums import WeightedSums
 from lit_fed.errors import CheckpointError, ConfigError
 from lit_fed.methods import FedAvg, Scaffold
 from lit_fed.protocols import PersonalTest
@@ -104,10 +104,10 @@ def test_bytes_are_exactly_twice_fedavgs(tmp_path: Path) -> None:
 
 def test_option_1_weighs_batches_by_their_size() -> None:
     # (2·1 + 1·4)/3 = 2
-    gradient = _MeanGradient()
+    sums = WeightedSums()
     for samples, value in ((2, 1.0), (1, 4.0)):
-        gradient.add({"w": torch.tensor([value])}, samples)
-    assert {name: mean.tolist() for name, mean in gradient.means().items()} == {"w": [2.0]}
+        sums.add("w", torch.tensor([value]), samples)
+    assert (sums.totals["w"] / sums.weights["w"]).tolist() == [2.0]
 
 
 class LastLayer(LeastSquares):

@@ -1,7 +1,7 @@
-"""The seam between the round loop and the way a cohort is trained.
+"""The seam between the round loop and the training of a cohort.
 
-The loop hands an executor this process's clients and a broadcast and takes updates back, in any order. What crosses is
-all that the loop and its listeners may look at: a client may have worked in another process, or on another machine.
+The loop hands an executor this process's clients and a broadcast and takes updates back, in any order. The loop and its
+listeners may look at nothing else: a client may have worked in another process, or on another machine.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
+from typing_extensions import override
 
 from lit_fed.engine.clients.session import Session
 from lit_fed.engine.method.client import FineTuning, Stage
 from lit_fed.engine.wire.broadcast import Broadcast
-from lit_fed.engine.wire.payload import ClientUpdate, Flat, Layout, are_finite
+from lit_fed.engine.wire.payload import ClientUpdate, Layout
 from lit_fed.engine.wire.totals import Totals
 from lit_fed.engine.wire.workers import Workers, raise_if_lost
 from lit_fed.errors import ClientFailure, LitFedError, ProcessLost, outline, place_of
@@ -26,17 +26,17 @@ from lit_fed.errors import ClientFailure, LitFedError, ProcessLost, outline, pla
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What clients are asked beside training, such as how well they do on their data.
+    """A question to clients beside training, such as their metrics on their data.
 
     Args:
-        protocol: The name of the protocol that asks; whoever works elsewhere knows it by that.
-        subset: On which data.
-        answer: Answers for a client of this process; None where the client has nothing to say.
-        layout: The tensors that an answer holds.
-        loader: Where an answer is nothing but what the client's evaluation step logs over a loader: a client's, or that
-            of the data of which every client's are a part (None).
-        stage: Of what happens before that step.
-        fine_tuning: How the client adapts its model before it, in the stage ``personal``.
+        protocol: Name of the protocol that asks, by which nodes on other machines know it.
+        subset: The data in question.
+        answer: Answers for a client of this process; None for no answer.
+        layout: Tensors of an answer.
+        loader: For answers that are nothing but the values logged by the client's evaluation step: the loader of a
+            client, or of the data of which every client's are a part (None).
+        stage: Stage of the work before that step.
+        fine_tuning: Adaptation of the model before it, in the stage ``personal``.
         of_all: Whether every client of the federation is asked.
     """
 
@@ -54,51 +54,51 @@ class Executor(ABC):
     """Trains clients of one process."""
 
     def prepare(self, broadcast: Broadcast) -> None:
-        """Look, before the first round, whether these clients can be trained so.
+        """Check, before the first round, that these clients can be trained so.
 
         Args:
-            broadcast: Such as clients will receive.
+            broadcast: As clients will receive.
 
         Raises:
-            ConfigError: If they cannot; it says why.
+            ConfigError: With the reason, if they cannot.
         """
         return
 
     @abstractmethod
     def run(self, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[ClientUpdate | ClientFailure]:
-        """Train every client on the broadcast; yield each update, or what kept the client from making one.
+        """Train every client on the broadcast; yield each update or failure.
 
-        The tensors of a yielded update are valid until the next one is asked for. A client's new state is put away
-        before its update is yielded; it becomes current with the round.
+        The tensors of an update are valid until the next one is asked for. A client's new state is stored before its
+        update is yielded, and becomes current with the round.
         """
 
     def ask(self, question: Question, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[ClientUpdate]:
-        """Ask every client, in any order; yield the answers of those who have one.
+        """Ask every client, in any order; yield the answers.
 
-        What clients keep stays as it is. An answer's tensors are valid until the next one is asked for.
+        Clients' states stay unchanged. The tensors of an answer are valid until the next one is asked for.
         """
         for client_id in client_ids:
             if (answer := question.answer(client_id, broadcast)) is not None:
                 yield answer
 
     def told_together(self) -> list[Totals]:
-        """Of the last `run` or `ask`, once it is done: the metrics of clients that tell nothing of themselves, in sums.
+        """Summed metrics of clients that do not report individually, of the last finished `run` or `ask`.
 
         Training metrics are weighted by samples, answers by 1 a client.
         """
         return []
 
     def check_kept(self, session: Session, broadcast: Broadcast) -> None:
-        """Refuse, before a run is resumed, client states that it cannot go on with.
+        """Refuse, before a run is resumed, client states that it cannot continue from.
 
         Raises:
-            CheckpointError: If there are such.
+            CheckpointError: If there are any.
         """
         session.check_kept(broadcast)
 
 
 class SequentialExecutor(Executor):
-    """One client after the other.
+    """Trains one client after the other.
 
     Args:
         session: Enters and trains them.
@@ -106,10 +106,9 @@ class SequentialExecutor(Executor):
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self._layout: Mapping[str, torch.Size] = {}
 
+    @override
     def run(self, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[ClientUpdate | ClientFailure]:
-        """Train every client in turn."""
         for client_id in client_ids:
             outcome: ClientUpdate | ClientFailure
             try:
@@ -117,16 +116,15 @@ class SequentialExecutor(Executor):
                     outcome = self.run_client(client_id, broadcast)
             except ProcessLost:
                 raise
-            except (Exception, SystemExit) as error:  # whatever a client raises is a failure with its id and round
+            except (Exception, SystemExit) as error:  # any exception is a failure with the client's id and round
                 outcome = failure(client_id, broadcast.round_idx, error)
             yield outcome
 
     def run_client(self, client_id: int, broadcast: Broadcast) -> ClientUpdate:
-        """One client's local work: take in state and broadcast, train, answer, put the state away.
+        """Train one client: load state and broadcast, work, answer, store the state.
 
         Raises:
-            NonFiniteUpdate: If the loss, the update or what the client keeps is not finite; its stored state stays as
-                it was.
+            NonFiniteUpdate: If the loss, the update or the kept state is not finite; the stored state stays unchanged.
         """
         started = time.perf_counter()
         session = self.session
@@ -138,30 +136,21 @@ class SequentialExecutor(Executor):
         else:  # each process saw its part of the batches: batch-norm statistics differ
             metrics = meter.merged(Workers(loop.fabric, everyone=True), loop.metrics)
             loop.workers.agree(client.model.tensors(client.model.buffers))
-        made = session.algorithm.finish(client)
-        flat = Flat.of(made.payload, self._layout)
-        kept = session.kept(client, made.state)
-        sent = made.payload.values() if flat is None else [flat.values]
-        session.put_away(client, metrics, made.payload, kept, are_finite([*sent, *kept.values()]))
-        if (rate := loop.optimizers.rate_of(client.round_idx)) is not None:
-            metrics["lr"] = rate
-        weight = client.num_samples if made.weight is None else made.weight
-        if flat is not None:
-            self._layout = flat.layout
-        metrics["time_s"] = time.perf_counter() - started
-        return ClientUpdate(client_id, made.payload, weight, metrics, session.kinds[client_id], flat=flat)
+        update = session.take(client, session.answer(client), metrics)
+        update.metrics["time_s"] = time.perf_counter() - started
+        return update
 
 
 def failure(client_id: int, round_idx: int, error: BaseException) -> ClientFailure:
-    """What kept a client from making an update.
+    """The failure of a client, from the error that it raised.
 
     Raises:
-        ProcessLost: If it was the end of another process, with which this one trains the client.
+        ProcessLost: If another process ended, with which this one trains the client.
     """
     told = outline(error)
     if isinstance(error, LitFedError):
         return ClientFailure(client_id, round_idx, str(error), outline=told)
-    if isinstance(error, SystemExit):  # a client's code may end its own work, not everybody's
+    if isinstance(error, SystemExit):  # a client's code may end its own work, not the run
         place = place_of(traceback.extract_tb(error.__traceback__))
         return ClientFailure(
             client_id,

@@ -1,4 +1,4 @@
-"""Failures of clients that a run goes on without: said, counted, and ended where nobody is left."""
+"""Tolerated failures of clients: reported, counted, and the end of the run where every client fails."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 
 from lit_fed.errors import ClientFailure, NobodyLeft
 
-_IN_A_ROW = 10  # so many clients, or everybody, failing without one success between are no accident
+_IN_A_ROW = 10  # as many clients, or all, failing without a success in between have a common cause
 _SHOWN = 5
 
 
 class Failures:
-    """What ``on_client_failure: skip`` has passed over, in this process's rounds."""
+    """Failures that ``on_client_failure: skip`` has passed over, in this process's rounds."""
 
     def __init__(self) -> None:
         self.causes: Counter[str] = Counter()
@@ -21,7 +21,7 @@ class Failures:
 
     @property
     def count(self) -> int:
-        """How many updates there might have been."""
+        """Number of lost updates."""
         return self.causes.total()
 
     def take(
@@ -31,16 +31,16 @@ class Failures:
         population: int,
         say: Callable[[str], object],
     ) -> None:
-        """Take down a round's failures, and say what has not been said.
+        """Add a round's failures, and report new causes.
 
         Args:
             failures: Ascending by client.
-            working: All who worked in the round.
-            population: How many there are who may work.
+            working: All clients that worked in the round.
+            population: Number of clients that may work.
             say: Prints a line.
 
         Raises:
-            NobodyLeft: If the last ten clients, or all of them, failed without one success between.
+            NobodyLeft: If the last ten clients, or all, failed without a success in between.
         """
         failed = {failure.client_id for failure in failures}
         for failure in failures:
@@ -57,7 +57,7 @@ class Failures:
             )
 
     def summary(self) -> str:
-        """All of them in a line."""
+        """All failures in one line."""
         clients = f"{len(self.clients)} client{'' if len(self.clients) == 1 else 's'}"
         causes = [f"{count} × {cause}" for cause, count in self.causes.most_common(_SHOWN)]
         more = ["…"] if len(self.causes) > _SHOWN else []

@@ -1,4 +1,4 @@
-"""What a client's answer looks like, before it has trained."""
+"""The layout of a client's answer, without training."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from lit_fed.engine.wire.payload import Payload
 
 
 def untrained_answer(client: Client, algorithm: Algorithm[Any]) -> Payload:
-    """What a client sends that has not trained: the names, types and shapes of what it will send.
+    """Payload of a client that has not trained, with the names, dtypes and shapes of the trained one's.
 
     Args:
-        client: With what it received; the rest is filled in.
+        client: With the tensors it received; the others are filled in.
         algorithm: The method.
     """
     client.own = client.model.copy(client.model.personal_names)

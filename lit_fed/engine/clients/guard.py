@@ -1,4 +1,4 @@
-"""What stands beside a client's work: a limit to its time, and a word for somebody outside about who is at work."""
+"""A limit to a client's time, and a report of the client at work to a process outside."""
 
 from __future__ import annotations
 
@@ -9,48 +9,48 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 
+from lit_fed.checks import check_range
 from lit_fed.errors import ClientTimeout, ConfigError, place_of
 
 _NOTHING = nullcontext()
-_LONGEST_S = 1e8  # three years; the system's timer ends somewhere beyond
+_LONGEST_S = 1e8  # three years; the system's timer has a limit beyond
 
 
 class Guard:
     """Ends a client's work after a time.
 
     The system's timer raises in the main thread, where Python code runs: it ends sleeping, waiting for a worker or a
-    device, and loops. It does not end a single operation that never returns to Python.
+    device, and loops, but not a single operation that never returns to Python.
 
     Args:
-        seconds: The longest that one client may train in a round; None for as long as it takes.
-        tell: Called with who begins to work, and with nothing once they are done.
+        seconds: Most time for one client's training in a round; None for no limit.
+        tell: Called with a line on the client that begins to work, and with an empty one when it is done.
 
     Raises:
-        ConfigError: For a time that cannot be.
+        ConfigError: For a time outside its range.
     """
 
     def __init__(self, seconds: float | None = None, tell: Callable[[str], None] | None = None) -> None:
-        if seconds is not None and not 0 < seconds <= _LONGEST_S:
-            raise ConfigError(f"trainer.client_timeout is {seconds}; it must be above 0 seconds, or null for no limit")
+        check_range("trainer.client_timeout", seconds, above=0, most=_LONGEST_S, why=" seconds", null="for no limit")
         self.seconds = seconds
         self.tell = tell
         self._armed = False
 
     @contextmanager
     def on_duty(self, data_parallel: bool) -> Iterator[None]:
-        """Be ready to end clients' work; around all of it.
+        """Install the timer's handler around all clients' work.
 
         Args:
             data_parallel: Whether several processes train each client.
 
         Raises:
-            ConfigError: If there is a limit that cannot be kept here.
+            ConfigError: If a limit is set and cannot be kept here.
         """
         if self.seconds is None:
             yield
             return
         if data_parallel:
-            raise ConfigError("trainer.client_timeout would end a client on one process only; use strategy=clients")
+            raise ConfigError("trainer.client_timeout ends a client on one process only; use strategy=clients")
         if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
             where = "on this system" if not hasattr(signal, "setitimer") else "outside of the main thread"
             raise ConfigError(f"trainer.client_timeout cannot be kept {where}; set it to null")
@@ -61,7 +61,7 @@ class Guard:
             signal.signal(signal.SIGALRM, before)
 
     def over(self, client_id: int, round_idx: int) -> AbstractContextManager[None]:
-        """One client's work.
+        """Limit one client's work.
 
         Raises:
             ClientTimeout: If it is not done in time.
@@ -82,7 +82,7 @@ class Guard:
                 f"it was not done after trainer.client_timeout of {self.seconds:g} s", str(up)
             ) from None
         finally:
-            self._armed = False  # from here on a late alarm says nothing
+            self._armed = False  # a late alarm is ignored
             if self.seconds is not None:
                 signal.setitimer(signal.ITIMER_REAL, 0)
             if self.tell is not None:
@@ -95,4 +95,4 @@ class Guard:
 
 
 class _TimeIsUp(BaseException):
-    """Not an `Exception`, which a client's own code may catch and try again."""
+    """Not an `Exception`, which a client's own code may catch and retry."""

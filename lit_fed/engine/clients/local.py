@@ -1,14 +1,16 @@
-"""A client's local work: the training loop and the evaluation loop over one objective.
+"""A client's local work: training, evaluation and prediction with one objective.
 
-This is the hot path. Per batch it costs a loader step, the task's own work and the hooks that somebody overrides;
-nothing is built per batch and the device is never synchronised.
+This is the hot path: a batch costs a loader step, the task's own work and the overridden hooks, without allocation of
+our own and without device synchronization. A phase of training takes its batches in one of three ways, at the end of
+this file: `_Automatic`, `_Manual` and `_Still`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, contextmanager
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,15 +22,16 @@ from lightning.fabric.strategies.strategy import Strategy
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 from torchmetrics import Metric
+from typing_extensions import override
 
 from lit_fed.engine.lightning import direct
 from lit_fed.engine.lightning.compatibility import overrides
 from lit_fed.engine.lightning.meter import Meter, share
-from lit_fed.engine.lightning.metric_names import Direction
+from lit_fed.engine.lightning.metric_names import Direction, plain_name
 from lit_fed.engine.lightning.objective import at_work, bind_step, join, task_name
 from lit_fed.engine.lightning.optimization import HandedOptimizer, OptimizerFactory, Schedule
 from lit_fed.engine.lightning.options import GradientOptions
-from lit_fed.engine.lightning.surface import plain_name
+from lit_fed.engine.lightning.sums import WeightedSums
 from lit_fed.engine.lightning.task_trainer import TaskTrainer, clip_gradients
 from lit_fed.engine.method.algorithm import Algorithm
 from lit_fed.engine.method.client import Client, Pass, Phase, Tensors
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
 TaskStage = Literal["fit", "validate", "test", "predict"]
 _EVALUATION_SEED = derive_seed(0, "evaluation")
 _TRANSFER = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+_REPLACEABLE = ("backward", "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping")
 
 
 class LocalLoop:
@@ -53,14 +57,14 @@ class LocalLoop:
 
     Args:
         fabric: Gives precision, device and backward.
-        model: The task's tensors; the task is on the device after this.
+        model: The task's tensors; moved to the device.
         algorithm: The method.
-        workers: Tells whether a client's batches are split over processes (``ddp``).
+        workers: Tells whether a client's batches are divided among processes (``ddp``).
         gradients: Clipping and accumulation.
-        callbacks: Lightning's, which watch the local work.
+        callbacks: Lightning's callbacks for the local work.
         max_rounds: Rounds in all, the task's ``self.trainer.max_epochs``.
         datamodule: The task's ``self.trainer.datamodule``.
-        channels_last: Lay batches of images out so.
+        channels_last: Whether batches of images are laid out so.
     """
 
     def __init__(
@@ -75,63 +79,60 @@ class LocalLoop:
         datamodule: Any = None,
         channels_last: bool = False,
     ) -> None:
-        self.fabric, self.model, self.algorithm, self.workers, self.gradients = (
-            fabric,
-            model,
-            algorithm,
-            workers,
-            gradients,
-        )
+        self.fabric, self.model, self.algorithm, self.workers = fabric, model, algorithm, workers
+        self.gradients, self.channels_last = gradients, channels_last
         self.objective, self.state = join(model.task, algorithm, model)
         wrapped = fabric.setup_module(self.objective)
-        self.objective._fabric = None  # what Fabric notes there is for `at_work`
+        self.objective._fabric = None  # Fabric's own mark; `at_work` sets it
+        # DDP must see the call; without DDP, the objective's own method saves the wrapper's cost on every batch.
+        self.training_step: Callable[..., Any] = (wrapped if workers.data_parallel else self.objective).training_step
         self.trainer = TaskTrainer(fabric, max_rounds, datamodule, gradients, workers.data_parallel)
         self.trainer.callbacks = list(callbacks)
         self.trainer.model, self.trainer.call = self.objective, self.call
         self.state.trainer = self.trainer
-        # DDP must see the call; otherwise the objective's own method avoids the wrapper's cost on every batch.
-        self.training_step: Callable[..., Any] = (wrapped if workers.data_parallel else self.objective).training_step
-        self.directions: dict[str, Direction] = {}  # what logged torchmetrics objects say of themselves
+        self.optimizers = OptimizerFactory(self.objective)
+        self.directions: dict[str, Direction] = {}  # by logged torchmetrics objects
         self.metrics = [module for module in model.task.modules() if isinstance(module, Metric)]
         self.is_fresh = True  # the task has just been set up
-        self.channels_last = channels_last
         self._hooks: dict[str, list[Callable[..., Any]]] = {}
         self._steps: dict[str, Callable[..., Any]] = {}
-        self._transfers = any(overrides(model.task, name) for name in _TRANSFER)
-        precision = fabric.strategy.precision
-        self.scaler = precision.scaler if isinstance(precision, MixedPrecision) else None
-        plain = type(precision) is Precision  # 32-true: nothing to convert, no context to enter
-        self.autocast: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext if plain else fabric.autocast
-        # Autocast converts as it goes; the "true" precisions want their inputs in the type of the weights.
-        self._convert_inputs = not plain and not isinstance(precision, MixedPrecision)
-        task, algorithm = self.model.task, self.algorithm
-        self.optimizers = OptimizerFactory(self.objective)
-        self._manual_step = self.state.step
+
         self.corrects = type(algorithm).correct is not Algorithm.correct
         self.counts_steps = "one_optimizer" in algorithm.all_needs
-        self._replaced = {name for name in _REPLACEABLE if overrides(task, name)}
-        self._wants_outputs = bool(self.listeners("on_train_batch_end"))
-        self._has_gradients = False
-        self._watches_zero_grad = "optimizer_zero_grad" in self._replaced or bool(self.listeners("on_before_zero_grad"))
-        # Fabric's way to a plain backward and step costs as much as a small layer's forward.
-        strategy = self.fabric.strategy
-        is_plain, own = type(strategy.precision) is Precision, type(strategy)
-        self._backward: Callable[[Tensor], object] = self.fabric.backward
-        self.take_step: Callable[[Optimizer], object] = strategy.optimizer_step
-        if is_plain and own.backward is Strategy.backward:
-            self._backward = direct.backward
-        if is_plain and own.optimizer_step is Strategy.optimizer_step:
-            self.take_step = direct.step
+        self.replaced = {name for name in _REPLACEABLE if overrides(model.task, name)}
+        self.wants_outputs = bool(self.listeners("on_train_batch_end"))
+        self.watches_zero_grad = "optimizer_zero_grad" in self.replaced or bool(self.listeners("on_before_zero_grad"))
+
+        strategy, precision = fabric.strategy, fabric.strategy.precision
+        is_plain = type(precision) is Precision  # 32-true: no conversion, no context to enter
+        self.autocast: Callable[[], AbstractContextManager[Any]] = (
+            contextlib.nullcontext if is_plain else fabric.autocast
+        )
+        # Autocast converts as it goes; the "true" precisions need inputs in the dtype of the weights.
+        self._convert_inputs = not is_plain and not isinstance(precision, MixedPrecision)
+        self._transfers = any(overrides(model.task, name) for name in _TRANSFER)
+        self.scaler = precision.scaler if isinstance(precision, MixedPrecision) else None
         self._scaler_state = self.scaler.state_dict() if self.scaler is not None else {}
+        # Fabric's path to a plain backward and step costs as much as a small layer's forward.
+        self.backward: Callable[[Tensor], object] = (
+            direct.backward if is_plain and type(strategy).backward is Strategy.backward else fabric.backward
+        )
+        self.take_step: Callable[[Optimizer], object] = (
+            direct.step
+            if is_plain and type(strategy).optimizer_step is Strategy.optimizer_step
+            else strategy.optimizer_step
+        )
+
+    # ------------------------------------------------------------------ the task at work
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """The task belongs to the federation for a while; afterwards it is a plain LightningModule again."""
+        """Lend the task to the federation; afterwards it is a plain LightningModule again."""
         inner = [module for module in self.model.task.modules() if isinstance(module, LightningModule)][1:]
         synced = [metric.sync_on_compute for metric in self.metrics]
         with at_work(self.objective, self.state, self.fabric):
             for module in inner:
-                module.trainer = self.trainer  # type: ignore[assignment]  # a Trainer in what it offers
+                module.trainer = self.trainer  # type: ignore[assignment]  # a Trainer by its attributes
             try:
                 yield
             finally:
@@ -143,48 +144,42 @@ class LocalLoop:
                     module.trainer = None
 
     def begin(self, stage: TaskStage) -> None:
-        """Tell the task what begins: ``setup``, unless it was set up for this just now, and ``on_fit_start``.
+        """Call ``setup``, unless the task was just set up for this stage, and ``on_fit_start``.
 
         Raises:
-            ConfigError: If it makes new parameters, which nobody has trained.
+            ConfigError: If the task creates new parameters, which would be untrained.
         """
         if not self.is_fresh:
             self.call("setup", stage)
             if not self.model.is_of(self.model.task):
                 raise ConfigError(
-                    f"model {task_name(self.objective)} makes other parameters in setup({stage!r}) than it has; make "
-                    "them once"
+                    f"model {task_name(self.objective)} replaces its parameters in setup({stage!r}); create them once"
                 )
         self.is_fresh = False
         if stage == "fit":
             self.call("on_fit_start")
 
     def end(self, stage: TaskStage) -> None:
-        """Tell the task what is over: ``on_fit_end`` and ``teardown``."""
+        """Call ``on_fit_end`` and ``teardown``."""
         if stage == "fit":
             self.call("on_fit_end")
         self.call("teardown", stage)
 
     def begin_metrics(self, sync: bool) -> None:
-        """Empty the task's torchmetrics, which would hand on what they saw, and say whether processes share them."""
+        """Reset the task's torchmetrics, and set whether processes share them."""
         for metric in self.metrics:
             share(metric, sync)
             if metric.update_called:
                 metric.reset()
 
-    @property
-    def converts(self) -> bool:
-        """Whether a batch that a loader made on the device is not yet what the task gets."""
-        return self._transfers or self._convert_inputs
-
     def call(self, hook: str, *args: Any) -> None:
-        """Call one of Lightning's hooks on the task and on Lightning's callbacks, where they have it."""
+        """Call one of Lightning's hooks on the task and on Lightning's callbacks, where they override it."""
         found = self._hooks.get(hook)
         for function in self.listeners(hook) if found is None else found:
             function(*args)
 
     def listeners(self, hook: str) -> list[Callable[..., Any]]:
-        """Who has a hook of its own; looked up once, for a hook may run for every batch."""
+        """The overrides of a hook; looked up once, because a hook may run for every batch."""
         found = self._hooks.get(hook)
         if found is None:
             found = []
@@ -197,19 +192,22 @@ class LocalLoop:
             self._hooks[hook] = found
         return found
 
+    def reset_scaler(self) -> None:
+        """Reset the scale of 16-bit gradients, which must not carry over from one client to the next."""
+        if self.scaler is not None:
+            self.scaler.load_state_dict(self._scaler_state)
+
     # ------------------------------------------------------------------ training
 
     def train(self, client: Client, phases: Iterable[Phase | Pass]) -> Meter:
-        """Run a client's phases and passes in order; returns what was logged."""
+        """Run a client's phases and passes in order; returns the logged values."""
         state, trainer, model = self.state, self.trainer, self.model
         meter = state.meter = Meter()
         state.client, state.training, trainer.stage = client, True, "fit"
-        client.objective = self.objective
         trainer.current_epoch, trainer.global_step = client.round_idx, 0
-        lr = client.fine_tuning.lr if client.fine_tuning is not None else None
         seed_device(client.derive_seed("training"), self.fabric.device)
         self.reset_scaler()
-        if not self.objective.training:  # walks over all submodules
+        if not self.objective.training:  # ``train`` walks over all submodules
             self.objective.train()
         self.begin_metrics(sync=self.workers.data_parallel)
         try:
@@ -219,22 +217,17 @@ class LocalLoop:
                 if isinstance(one, Pass):
                     self.read(one, client)
                 else:
-                    self._run_phase(one, client, meter, one.lr if one.lr is not None or one.public else lr)
+                    self._run_phase(one, client, meter)
             self.call("on_train_end")
             model.check_fixed()
         finally:
             state.meter, state.training = None, False
             client.forget()
-            model.forget_gradients()  # while its update is taken in
+            model.forget_gradients()  # before the update is added to the aggregate
         return meter
 
-    def reset_scaler(self) -> None:
-        """Forget the scale of 16-bit gradients: what is learnt on one client must not reach the next."""
-        if self.scaler is not None:
-            self.scaler.load_state_dict(self._scaler_state)
-
-    def _run_phase(self, phase: Phase, client: Client, meter: Meter, lr: float | None) -> None:
-        model, objective = self.model, self.objective
+    def _run_phase(self, phase: Phase, client: Client, meter: Meter) -> None:
+        model = self.model
         if phase.begin is not None:
             self.workers.agree(model.tensors(model.buffers))  # ddp: each process saw its part of the batches
             client.left = model.copy()
@@ -242,14 +235,11 @@ class LocalLoop:
         if phase.seed is not None:
             seed_device(phase.seed, self.fabric.device)
         model.set_trainable(phase.trains)
-        self._has_gradients = False  # `set_trainable` forgets them: a client of one step need not do it again
         self.state.public = phase.public
-        steps = self.expect(phase)
-        optimizers, schedulers = self._make_optimizers(phase, client, lr)
-        automatic = objective.automatic_optimization
-        gradient = _MeanGradient() if not phase.moves else None
-        remaining = steps
-        for _ in range(int(phase.epochs or 0)) if steps is None else count():
+        remaining = self.expect(phase)
+        is_endless = remaining is not None
+        way = self._way(phase, client)
+        for _ in count() if is_endless else range(int(phase.epochs or 0)):
             self.call("on_train_epoch_start")
             taken = 0
             for batch_idx, (batch, last) in enumerate(mark_last(islice(phase.loader, remaining))):
@@ -257,15 +247,9 @@ class LocalLoop:
                 meter.batch_size = batch_size_of(batch)
                 if self._says_stop("on_train_batch_start", batch, batch_idx):
                     break
-                if automatic:
-                    output = self._step_automatically(
-                        client, batch, batch_idx, optimizers[0], schedulers, last, gradient
-                    )
-                else:
-                    with self.autocast():
-                        output = self._manual_step(batch, batch_idx)
-                if self._wants_outputs:
-                    self.call("on_train_batch_end", self._outputs(output), batch, batch_idx)
+                output = way.take(batch, batch_idx, last)
+                if self.wants_outputs:
+                    self.call("on_train_batch_end", way.outputs(output), batch, batch_idx)
                 taken += 1
             meter.batch_size = 1
             self.call("on_train_epoch_end")
@@ -274,178 +258,36 @@ class LocalLoop:
                 if remaining <= 0 or not taken:
                     break
         self.state.public = False
-        if gradient is not None:
-            client.results[phase.name] = gradient.means()
+        way.end()
 
     def expect(self, phase: Phase) -> int | None:
-        """Tell the task's clock how long a phase is; returns its batches where it is not a whole number of epochs."""
+        """Set the task's clock to a phase's length; returns its batches where it is not a whole number of epochs."""
         steps, trainer = num_batches(phase), self.trainer
         trainer.num_training_batches = len(phase.loader) if isinstance(phase.loader, Sized) else 0
         accumulate = self.gradients.accumulate if phase.moves else 1
         trainer.estimated_stepping_batches = _optimizer_steps(phase, steps, trainer.num_training_batches, accumulate)
         return steps
 
-    def _make_optimizers(
-        self, phase: Phase, client: Client, lr: float | None
-    ) -> tuple[list[Optimizer], list[Schedule]]:
-        optimizers, schedulers = self.optimizers.build(phase.name, client.round_idx)
+    def _way(self, phase: Phase, client: Client) -> _Way:
+        """The way through a phase's batches, with fresh optimizers."""
+        optimizers, schedules = self.optimizers.build(phase.name, client.round_idx, client.rate_of(phase))
         client.steps.begin_phase()
-        if lr is not None:
-            for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-                group["lr"] = lr
-        self.trainer.optimizers, self.trainer.schedulers = optimizers, [entry.scheduler for entry in schedulers]
-        if not phase.moves:  # the task may look at its own, and the loop steps another
-            return [SGD((p for p in self.model.parameters.values() if p.requires_grad), lr=0.0)], []
-        if not self.objective.automatic_optimization:
-            for optimizer in optimizers:
-                if self.corrects or self.counts_steps or self.listeners("on_before_optimizer_step"):
-                    optimizer.register_step_pre_hook(lambda one, _args, _kwargs: self._before_step(client, one))
-                optimizer.register_step_post_hook(self._count_step)
-            wrapped = self.fabric.setup_optimizers(*optimizers)
-            self.objective._fabric_optimizers = list(wrapped) if isinstance(wrapped, tuple) else [wrapped]
-        return optimizers, schedulers
-
-    def _count_step(self, *_args: Any) -> None:
-        self.trainer.global_step += 1
-
-    def _before_step(self, client: Client, optimizer: Optimizer) -> None:
-        """The method's part in a step, before clipping."""
-        if self.counts_steps:
-            client.steps.count(optimizer)
-        if self.corrects:
-            parameters = self.model.parameters
-            if len(self.trainer.optimizers) > 1:  # the others' gradients may be corrected in their own steps
-                steps = {id(p) for group in optimizer.param_groups for p in group["params"]}
-                parameters = {name: p for name, p in parameters.items() if id(p) in steps}
-            found = {name: p.grad for name, p in parameters.items() if p.grad is not None}
-            for name, gradient in self.algorithm.correct(client, found).items():
-                parameters[name].grad = gradient
-        self.call("on_before_optimizer_step", optimizer)
-
-    def _step_automatically(
-        self,
-        client: Client,
-        batch: Any,
-        batch_idx: int,
-        optimizer: Optimizer,
-        schedulers: list[Schedule],
-        last: bool,
-        gradient: _MeanGradient | None,
-    ) -> Any:
-        accumulate = self.gradients.accumulate if gradient is None else 1
-        loss: Tensor | None = None
-
-        def closure() -> Tensor | None:
-            nonlocal loss
-            loss = self._take_gradients(batch, batch_idx, optimizer, accumulate)
-            return loss
-
-        def step() -> None:
-            # None is Lightning's way of skipping a batch; gradients of batches before it are still stepped on.
-            if loss is not None or (accumulate > 1 and any(p.grad is not None for p in self.model.parameters.values())):
-                self._step(client, optimizer)
-
-        if (batch_idx + 1) % accumulate and not last:
-            return closure()
-        if gradient is not None:
-            if closure() is not None:
-                self._unscale(optimizer)
-                taken = {name: p.grad for name, p in self.model.parameters.items() if p.grad is not None}
-                gradient.add(taken, batch_size_of(batch))
-            return loss
-        before = self.trainer.global_step
-        if "optimizer_step" in self._replaced:
-            handed: Any = HandedOptimizer(optimizer, step)
-            self.objective.optimizer_step(client.round_idx, batch_idx, handed, closure)
-        else:
-            closure()
-            step()
-        if self.trainer.global_step > before:
-            for entry in schedulers:
-                if self.trainer.global_step % entry.frequency == 0:
-                    self.optimizers.advance(entry)
-        return loss
-
-    def _take_gradients(self, batch: Any, batch_idx: int, optimizer: Optimizer, accumulate: int) -> Tensor | None:
-        """The loss of a batch, whose gradients are added up; None where the task skips it."""
-        scale = 1.0 / accumulate
-        if self.workers.data_parallel:
-            batch, fraction = slice_batch(batch, self.fabric.global_rank, self.fabric.world_size)
-            scale *= fraction
-            if self.state.meter is not None:  # what is logged is about this part
-                self.state.meter.batch_size = round(fraction * self.state.meter.batch_size / self.fabric.world_size)
-        with self.autocast():
-            loss: Tensor | None = self.training_step(batch, batch_idx)
-        if batch_idx % accumulate == 0 and (self._has_gradients or self._watches_zero_grad):
-            self._zero_grad(optimizer, batch_idx)
-        self._has_gradients = True
-        if loss is None:
-            return None
-        if scale != 1.0:
-            loss = loss * scale
-        self.call("on_before_backward", loss)
-        if "backward" in self._replaced:
-            self._run_own_backward(loss)
-        else:
-            self._backward(loss)
-        self.call("on_after_backward")
-        return loss
-
-    def _step(self, client: Client, optimizer: Optimizer) -> None:
-        """One step along the gradients that were taken: corrected by the method, clipped."""
-        options = self.gradients
-        self._unscale(optimizer)
-        self._before_step(client, optimizer)
-        if "configure_gradient_clipping" in self._replaced:
-            self.objective.configure_gradient_clipping(optimizer, options.clip_val, options.clip_algorithm)
-        elif options.clip_val is not None:
-            clip_gradients(optimizer, options.clip_val, options.clip_algorithm)
-        self.take_step(optimizer)
-        self.trainer.global_step += 1
-
-    def _unscale(self, optimizer: Optimizer) -> None:
-        if self.scaler is not None:
-            self.fabric.strategy.precision.unscale_gradients(optimizer)
-
-    def _run_own_backward(self, loss: Tensor) -> None:
-        """The task's own ``backward``, on a loss that is scaled already, as in Lightning."""
-        self.objective._fabric = None  # which would scale it once more
-        try:
-            self.objective.backward(loss if self.scaler is None else self.scaler.scale(loss))
-        finally:
-            self.objective._fabric = self.fabric
-
-    def _outputs(self, returned: Any) -> dict[str, Any]:
-        """What ``on_train_batch_end`` is handed, as in Lightning: the loss and what else ``training_step`` returned."""
+        self.trainer.optimizers, self.trainer.schedulers = optimizers, [entry.scheduler for entry in schedules]
+        if not phase.moves:
+            return _Still(self, client, phase.name)
         if self.objective.automatic_optimization:
-            if returned is None:
-                return {}
-            own = self.state.returned
-            return {**(own if isinstance(own, Mapping) else {}), "loss": returned.detach()}
-        if isinstance(returned, Tensor):
-            return {"loss": returned.detach()}
-        return dict(returned or {})
-
-    def _zero_grad(self, optimizer: Optimizer, batch_idx: int) -> None:
-        self.call("on_before_zero_grad", optimizer)
-        if "optimizer_zero_grad" in self._replaced:
-            self.objective.optimizer_zero_grad(self.trainer.current_epoch, batch_idx, optimizer)
-        elif type(optimizer).zero_grad is Optimizer.zero_grad:  # what it does, without the profiler's record of it
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    parameter.grad = None
-        else:
-            optimizer.zero_grad()
+            return _Automatic(self, client, optimizers[0], schedules)
+        return _Manual(self, client, optimizers)
 
     def _says_stop(self, hook: str, *args: Any) -> bool:
-        """Whether somebody who has a hook ends the epoch by returning -1, as in Lightning."""
-        return any([function(*args) == -1 for function in self.listeners(hook)])  # noqa: C419  # everybody is asked
+        """Whether an override of a hook ends the epoch by returning -1, as in Lightning."""
+        return any([function(*args) == -1 for function in self.listeners(hook)])  # noqa: C419  # all must be called
 
     # ------------------------------------------------------------------ reading
 
     @torch.no_grad()
     def read(self, one: Pass, client: Client) -> None:
-        """Do a pass: its answer is then among the client's results."""
+        """Run a pass, whose result is then in ``client.results``."""
         parts: list[Tensors] = []
         dtype = next(iter(self.model.parameters.values())).dtype
         with self.model.evaluating(), client.muted():
@@ -464,15 +306,15 @@ class LocalLoop:
 
     @torch.no_grad()
     def evaluate(self, loader: Iterable[Any], subset: Literal["val", "test"], spread: bool = False) -> dict[str, float]:
-        """Means of what ``test_step`` (or ``validation_step``) logs over a loader.
+        """Means of the values that ``test_step`` (or ``validation_step``) logs over a loader.
 
         Args:
             loader: Batches.
-            subset: Which of the two steps to call; the other where the task has only that.
+            subset: Selects the step; the other one where the task has only that.
             spread: Divide the batches among the processes and merge; every process must then call this.
 
         Returns:
-            Values by name without a leading ``test`` or ``val``; empty where there is no batch.
+            Values by name without a leading ``test`` or ``val``; empty without batches.
         """
         stage = self.evaluation_stage(subset)
         if stage is None:
@@ -481,7 +323,7 @@ class LocalLoop:
         batches, length = loader, len(loader) if isinstance(loader, Sized) else None
         if length == 0:
             return {}
-        # With fewer batches than processes everybody goes through all of them: nobody is left without one.
+        # With fewer batches than processes, every process evaluates all of them: none may be left without one.
         spread = spread and self.workers.world_size > 1 and (length is None or length >= self.workers.world_size)
         if spread:
             batches = islice(loader, self.workers.rank, None, self.workers.world_size)
@@ -510,7 +352,7 @@ class LocalLoop:
 
     @contextmanager
     def mode(self, stage: str) -> Iterator[None]:
-        """Evaluation mode for a while, or what the task's own hooks make of it; and noise that is always the same."""
+        """Evaluation mode, by the task's own hooks where it has them, under a fixed seed."""
         seed_device(_EVALUATION_SEED, self.fabric.device)
         enter, leave = (self.listeners(f"on_{stage}_model_{mode}") for mode in ("eval", "train"))
         if not enter and not leave:
@@ -525,19 +367,19 @@ class LocalLoop:
                 function()
 
     def bound(self, hook: str) -> Callable[..., Any]:
-        """One of the task's steps; looked up once, for every client is evaluated."""
+        """A step of the task, looked up once."""
         if hook not in self._steps:
             self._steps[hook] = bind_step(self.objective, hook)
         return self._steps[hook]
 
     def evaluation_stage(self, subset: Literal["val", "test"]) -> str | None:
-        """``test`` or ``validation``: which of the task's steps evaluates; None where it has none."""
+        """The stage whose step evaluates, ``test`` or ``validation``; None where the task has neither."""
         preferred = ("test", "validation") if subset == "test" else ("validation", "test")
         return next((stage for stage in preferred if overrides(self.model.task, f"{stage}_step")), None)
 
     @torch.no_grad()
     def predict(self, loader: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-        """Every batch with what ``predict_step`` returns for it, in order."""
+        """Every batch with the result of ``predict_step``, in order."""
         step = self.bound("predict_step")
         self.trainer.stage = "predict"
         self.begin_metrics(sync=False)
@@ -556,7 +398,7 @@ class LocalLoop:
 
     @torch.no_grad()
     def figures(self, loaders: Mapping[str, Iterable[Any]]) -> dict[str, Figure]:
-        """What the task draws of the first batch of each loader: ``test_figures``, where it has that."""
+        """The task's ``test_figures`` of the first batch of each loader; empty where it has none."""
         draw = getattr(self.model.task, "test_figures", None)
         if draw is None:
             return {}
@@ -567,18 +409,25 @@ class LocalLoop:
             found: dict[str, Figure] = draw(batches)
         return found
 
+    # ------------------------------------------------------------------ batches
+
+    @property
+    def converts(self) -> bool:
+        """Whether a batch made on the device still has to be converted for the task."""
+        return self._transfers or self._convert_inputs
+
     def batches(self, loader: Iterable[Any]) -> Iterator[Any]:
         """Every batch of a loader, on the device and in the model's precision."""
         for batch in loader:
             yield self.to_device(batch, loader)
 
     def to_dtype(self, batch: Any, dtype: torch.dtype) -> Any:
-        """A batch on the device, floating-point tensors in a type of their own."""
+        """A batch on the device, with floating-point tensors in a given dtype."""
         moved = self._laid_out(self.fabric.to_device(batch))
         return map_tensors(moved, lambda t: t.to(dtype) if t.is_floating_point() else t)
 
     def to_device(self, batch: Any, loader: Iterable[Any]) -> Any:
-        """Move a batch, unless its loader already makes it on the device, and give it the model's precision."""
+        """A batch on the device, where its loader does not make it there, and in the model's precision."""
         if self._transfers:
             batch = self.objective.on_before_batch_transfer(batch, 0)
             batch = self.objective.transfer_batch_to_device(batch, self.fabric.device, 0)
@@ -593,45 +442,234 @@ class LocalLoop:
         return map_tensors(batch, _channels_last) if self.channels_last else batch
 
 
-_REPLACEABLE = (
-    "backward",
-    "optimizer_step",
-    "optimizer_zero_grad",
-    "configure_gradient_clipping",
-)
+class _Way(ABC):
+    """A way through the batches of a phase."""
+
+    def __init__(self, loop: LocalLoop, client: Client) -> None:
+        self.loop, self.client = loop, client
+
+    @abstractmethod
+    def take(self, batch: Any, batch_idx: int, last: bool) -> Any:
+        """Work on a batch; returns the loss, or the task's own result where it optimises by hand."""
+
+    @abstractmethod
+    def outputs(self, returned: Any) -> dict[str, Any]:
+        """The argument of ``on_train_batch_end``, as in Lightning, from the result of `take`."""
+
+    def end(self) -> None:
+        """Put away the result of the phase."""
+        return
+
+    def before_step(self, optimizer: Optimizer) -> None:
+        """The method's part in an optimizer step, before clipping."""
+        loop = self.loop
+        if loop.counts_steps:
+            self.client.steps.count(optimizer)
+        if loop.corrects:
+            parameters = loop.model.parameters
+            if len(loop.trainer.optimizers) > 1:  # the other optimizers' gradients may be corrected in their own steps
+                steps = {id(p) for group in optimizer.param_groups for p in group["params"]}
+                parameters = {name: p for name, p in parameters.items() if id(p) in steps}
+            found = {name: p.grad for name, p in parameters.items() if p.grad is not None}
+            for name, gradient in loop.algorithm.correct(self.client, found).items():
+                parameters[name].grad = gradient
+        loop.call("on_before_optimizer_step", optimizer)
 
 
-class _MeanGradient:
-    """The gradient over all of a client's samples, from the gradients of its batches."""
+class _Manual(_Way):
+    """The task steps its optimizers by hand."""
 
-    def __init__(self) -> None:
-        self._total = 0
-        self._sums: Tensors = {}
+    def __init__(self, loop: LocalLoop, client: Client, optimizers: Sequence[Optimizer]) -> None:
+        super().__init__(loop, client)
+        for optimizer in optimizers:
+            if loop.corrects or loop.counts_steps or loop.listeners("on_before_optimizer_step"):
+                optimizer.register_step_pre_hook(lambda one, _args, _kwargs: self.before_step(one))
+            optimizer.register_step_post_hook(self._count_step)
+        wrapped = loop.fabric.setup_optimizers(*optimizers)
+        loop.objective._fabric_optimizers = list(wrapped) if isinstance(wrapped, tuple) else [wrapped]
 
-    def add(self, gradients: Tensors, size: int) -> None:
-        """Take in the mean gradient of a batch's samples."""
-        for name, gradient in gradients.items():
-            weighed = gradient * size
-            self._sums[name] = self._sums[name] + weighed if name in self._sums else weighed
-        self._total += size
+    def _count_step(self, *_args: Any) -> None:
+        self.loop.trainer.global_step += 1
 
-    def means(self) -> Tensors:
-        """By name; a parameter that never had a gradient is missing."""
-        return {name: total / self._total for name, total in self._sums.items()}
+    @override
+    def take(self, batch: Any, batch_idx: int, last: bool) -> Any:
+        with self.loop.autocast():
+            return self.loop.state.task_run.step(batch, batch_idx)
+
+    @override
+    def outputs(self, returned: Any) -> dict[str, Any]:
+        return {"loss": returned.detach()} if isinstance(returned, Tensor) else dict(returned or {})
+
+
+class _ByGradient(_Way):
+    """The loop takes the gradients of the loss that the objective returns."""
+
+    def __init__(self, loop: LocalLoop, client: Client, optimizer: Optimizer) -> None:
+        super().__init__(loop, client)
+        self.optimizer = optimizer
+        self._has_gradients = False  # `set_trainable` drops them: a client of one step need not do so again
+
+    @override
+    def outputs(self, returned: Any) -> dict[str, Any]:
+        if returned is None:
+            return {}
+        own = self.loop.state.task_run.returned
+        return {**(own if isinstance(own, Mapping) else {}), "loss": returned.detach()}
+
+    def take_gradients(self, batch: Any, batch_idx: int, accumulate: int) -> Tensor | None:
+        """Loss of a batch, whose gradients are added to those present; None where the task skips the batch."""
+        loop, scale = self.loop, 1.0 / accumulate
+        if loop.workers.data_parallel:
+            world_size, meter = loop.fabric.world_size, loop.state.meter
+            batch, fraction = slice_batch(batch, loop.fabric.global_rank, world_size)
+            scale *= fraction
+            if meter is not None:  # logged values are about this part
+                meter.batch_size = round(fraction * meter.batch_size / world_size)
+        with loop.autocast():
+            loss: Tensor | None = loop.training_step(batch, batch_idx)
+        if batch_idx % accumulate == 0 and (self._has_gradients or loop.watches_zero_grad):
+            self._zero_grad(batch_idx)
+        self._has_gradients = True
+        if loss is None:
+            return None
+        if scale != 1.0:
+            loss = loss * scale
+        loop.call("on_before_backward", loss)
+        if "backward" in loop.replaced:
+            self._run_own_backward(loss)
+        else:
+            loop.backward(loss)
+        loop.call("on_after_backward")
+        return loss
+
+    def unscale(self) -> None:
+        """Undo the scale of 16-bit gradients."""
+        if self.loop.scaler is not None:
+            self.loop.fabric.strategy.precision.unscale_gradients(self.optimizer)
+
+    def _run_own_backward(self, loss: Tensor) -> None:
+        """Call the task's own ``backward`` on the scaled loss, as Lightning does."""
+        loop = self.loop
+        loop.objective._fabric = None  # Fabric would scale a second time
+        try:
+            loop.objective.backward(loss if loop.scaler is None else loop.scaler.scale(loss))
+        finally:
+            loop.objective._fabric = loop.fabric
+
+    def _zero_grad(self, batch_idx: int) -> None:
+        loop, optimizer = self.loop, self.optimizer
+        loop.call("on_before_zero_grad", optimizer)
+        if "optimizer_zero_grad" in loop.replaced:
+            loop.objective.optimizer_zero_grad(loop.trainer.current_epoch, batch_idx, optimizer)
+        elif type(optimizer).zero_grad is Optimizer.zero_grad:  # the same without the profiler's record
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None
+        else:
+            optimizer.zero_grad()
+
+
+class _Automatic(_ByGradient):
+    """The loop steps the task's optimizer."""
+
+    def __init__(self, loop: LocalLoop, client: Client, optimizer: Optimizer, schedules: Sequence[Schedule]) -> None:
+        super().__init__(loop, client, optimizer)
+        self.schedules = schedules
+
+    @override
+    def take(self, batch: Any, batch_idx: int, last: bool) -> Any:
+        loop, accumulate = self.loop, self.loop.gradients.accumulate
+        loss: Tensor | None = None
+
+        def closure() -> Tensor | None:
+            nonlocal loss
+            loss = self.take_gradients(batch, batch_idx, accumulate)
+            return loss
+
+        def step() -> None:
+            # None is Lightning's way of skipping a batch; gradients of batches before it are still stepped on.
+            if loss is not None or (accumulate > 1 and any(p.grad is not None for p in loop.model.parameters.values())):
+                self._step()
+
+        if (batch_idx + 1) % accumulate and not last:
+            return closure()
+        before = loop.trainer.global_step
+        if "optimizer_step" in loop.replaced:
+            handed: Any = HandedOptimizer(self.optimizer, step)
+            loop.objective.optimizer_step(self.client.round_idx, batch_idx, handed, closure)
+        else:
+            closure()
+            step()
+        if loop.trainer.global_step > before:
+            for entry in self.schedules:
+                if loop.trainer.global_step % entry.frequency == 0:
+                    loop.optimizers.advance(entry)
+        return loss
+
+    def _step(self) -> None:
+        """One step along the gradients present: corrected by the method, clipped."""
+        loop, options = self.loop, self.loop.gradients
+        self.unscale()
+        self.before_step(self.optimizer)
+        if "configure_gradient_clipping" in loop.replaced:
+            loop.objective.configure_gradient_clipping(self.optimizer, options.clip_val, options.clip_algorithm)
+        else:
+            clip_gradients(self.optimizer, options)
+        loop.take_step(self.optimizer)
+        loop.trainer.global_step += 1
+
+
+class _Still(_ByGradient):
+    """The model stays as it is; the result of the phase is its mean gradient over all samples.
+
+    Raises:
+        ConfigError: If the task optimises by hand.
+    """
+
+    def __init__(self, loop: LocalLoop, client: Client, name: str) -> None:
+        if not loop.objective.automatic_optimization:
+            raise ConfigError(
+                f"model {task_name(loop.objective)} optimises by hand, and phase {name!r} of the method needs a loss; "
+                "use another method, or set self.automatic_optimization = True"
+            )
+        # It never steps; its groups say which gradients to drop and unscale.
+        super().__init__(loop, client, SGD((p for p in loop.model.parameters.values() if p.requires_grad), lr=0.0))
+        self._name, self._sums, self._samples = name, WeightedSums(), 0
+
+    @override
+    def take(self, batch: Any, batch_idx: int, last: bool) -> Any:
+        loss = self.take_gradients(batch, batch_idx, accumulate=1)
+        if loss is not None:
+            self.unscale()
+            size = batch_size_of(batch)
+            self._samples += size
+            for name, parameter in self.loop.model.parameters.items():
+                if parameter.grad is not None:
+                    self._sums.add(name, parameter.grad, size)
+        return loss
+
+    @override
+    def end(self) -> None:
+        totals = self._sums.totals  # without a parameter that never had a gradient
+        self.client.results[self._name] = {name: total / self._samples for name, total in totals.items()}
 
 
 def num_batches(phase: Phase) -> int | None:
-    """How many batches a phase takes where it is not a whole number of epochs."""
+    """Batches of a phase that is not a whole number of epochs; else None.
+
+    Raises:
+        ConfigError: If the loader of a fraction of an epoch does not know its length.
+    """
     if phase.steps is not None or phase.epochs is None or float(phase.epochs).is_integer():
         return phase.steps
     if not isinstance(phase.loader, Sized):
-        raise ConfigError("fractions of an epoch need loaders that know their length; set trainer.local_steps instead")
+        raise ConfigError("a fraction of an epoch needs a loader with a length; set trainer.local_steps instead")
     batches = round(phase.epochs * len(phase.loader), 6)  # 0.55 · 100 is a little above 55 in floating point
     return max(1, math.ceil(batches))
 
 
 def _optimizer_steps(phase: Phase, steps: int | None, batches: int, accumulate: int) -> int:
-    """How many steps the optimizer takes in a phase; what is left over at the end of an epoch is stepped on."""
+    """Optimizer steps of a phase; gradients left over at the end of an epoch are stepped on."""
     each = -(-batches // accumulate)
     if steps is None:
         return each * int(phase.epochs or 1)
@@ -640,5 +678,5 @@ def _optimizer_steps(phase: Phase, steps: int | None, batches: int, accumulate: 
 
 
 def _channels_last(tensor: Tensor) -> Tensor:
-    """Images (B, C, H, W) with a pixel's channels side by side in memory; convolutions keep what they are given so."""
+    """Images (B, C, H, W) with a pixel's channels side by side in memory; convolutions keep this layout."""
     return tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor

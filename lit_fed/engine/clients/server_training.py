@@ -1,7 +1,7 @@
-"""Training on the server, seeded: for methods that distil or learn a generator there, and for references to compare to.
+"""Seeded training on the server: for methods that distil or learn a generator there, and for references.
 
-A kind's task is lent for it and comes back as it was: tensors, modes of its submodules, which parameters train. A
-network of the method's own, such as a generator, is written over.
+A kind's task is borrowed: its tensors, its submodules' modes and ``requires_grad`` are restored. A network of the
+method's own, such as a generator, is overwritten.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from lit_fed.engine.clients.local import LocalLoop
 from lit_fed.engine.lightning.objective import Objective, task_name
 from lit_fed.engine.lightning.optimization import parse_optimizers
+from lit_fed.engine.lightning.sums import WeightedSums, means
 from lit_fed.engine.wire.batches import batch_size_of
 from lit_fed.engine.wire.payload import Payload
 from lit_fed.errors import ConfigError
@@ -28,11 +29,11 @@ OptimizerMaker = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 
 class ServerLoop:
-    """Trains a kind's network on the server, and predicts with it, the same way on every process.
+    """Trains a kind's network on the server, and predicts with it, equally on every process.
 
     Args:
         fabric: Gives device and precision.
-        loops: Whose task is trained, by kind.
+        loops: Loops of the clients, by kind.
     """
 
     def __init__(self, fabric: Fabric, loops: Mapping[str, LocalLoop]) -> None:
@@ -50,17 +51,17 @@ class ServerLoop:
         seed: tuple[Any, ...],
         optimizer: OptimizerMaker | None = None,
     ) -> tuple[dict[str, Tensor], float]:
-        """Train from given tensors, in training mode.
+        """Train a kind's network from given tensors, in training mode.
 
         Args:
-            kind: Whose network.
-            begin: What it starts from, by name; what is not named starts as the task has it.
+            kind: The network's.
+            begin: Tensors to start from, by name; others start as in the task.
             loader: Batches.
-            loss: Of the task (its ``forward``, or ``run`` for its own ``training_step``) and a batch. What it logs is
-                dropped.
+            loss: Of the task (its ``forward``, or ``run`` for its own ``training_step``) and a batch. Its logged values
+                are dropped.
             epochs: Passes over the loader.
-            seed: What dropout and the like are drawn from.
-            optimizer: Made anew, over the parameters that are not frozen; None for the task's own without its schedule.
+            seed: Of dropout and the like.
+            optimizer: Makes one over the parameters that are not frozen; None for the task's own without its schedule.
 
         Returns:
             Copies of the trained tensors named in `begin`, and the last epoch's mean loss over samples.
@@ -76,8 +77,8 @@ class ServerLoop:
             objective.train()
             made = _own_optimizer(objective) if optimizer is None else optimizer(_trainable(objective))
             passes = (loop.batches(loader) for _ in range(epochs))
-            means = self._optimise(loop, made, passes, lambda batch: {"loss": loss(objective, batch)}, seed)
-            return model.copy(begin), means.get("loss", 0.0)
+            found = self._optimise(loop, made, passes, lambda batch: {"loss": loss(objective, batch)}, seed)
+            return model.copy(begin), found.get("loss", 0.0)
 
     def learn(
         self,
@@ -89,15 +90,15 @@ class ServerLoop:
         seed: tuple[Any, ...],
         optimizer: OptimizerMaker,
     ) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """Train a network that is no client's, in training mode, by one pass over a loader.
+        """Train a network that is not a client's, in training mode, by one pass over a loader.
 
         Args:
-            network: The network, on the device; what it holds is written over.
+            network: The network, on the device; its tensors are overwritten.
             begin: All its parameters and buffers by name.
             loader: Batches.
-            terms: What is minimised on a batch, by name, with this network; the gradient is that of their sum.
-            seed: What dropout and the like are drawn from.
-            optimizer: Made anew, over the network's parameters.
+            terms: Terms of a batch by name, computed with this network; their sum is minimised.
+            seed: Of dropout and the like.
+            optimizer: Makes one over the network's parameters.
 
         Returns:
             Copies of the trained tensors, and each term's mean over samples.
@@ -106,21 +107,19 @@ class ServerLoop:
         network.train()
         loop = next(iter(self.loops.values()))
         once = [map(self.fabric.to_device, loader)]
-        means = self._optimise(loop, optimizer(network.parameters()), once, terms, seed)
-        return {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}, means
+        found = self._optimise(loop, optimizer(network.parameters()), once, terms, seed)
+        return {name: tensor.detach().clone() for name, tensor in network.state_dict().items()}, found
 
     def forward(self, kind: str, tensors: Payload, x: Any) -> Tensor:
-        """What a kind's network gives for inputs, differentiable in them and in its tensors.
-
-        In evaluation mode.
+        """Output of a kind's network, in evaluation mode, differentiable in the inputs and in its tensors.
 
         Args:
-            kind: Whose network.
-            tensors: Its parameters and buffers by name; what is not named is as the task has it.
+            kind: The network's.
+            tensors: Its parameters and buffers by name; others are as in the task.
             x: A batch of inputs.
         """
         loop = self.loops[kind]
-        with loop.model.evaluating(), loop.objective.muted():
+        with loop.model.evaluating(), loop.state.task_run.muted():
             found: Tensor = functional_call(loop.objective, dict(tensors), (x,))
         return found
 
@@ -135,32 +134,27 @@ class ServerLoop:
         """Step along the gradient of the sum of terms; returns the last pass's mean of each over samples."""
         seed_device(derive_seed(*seed), self.fabric.device)
         loop.reset_scaler()
-        means: dict[str, float] = {}
+        sums = WeightedSums()
         for batches in passes:
-            totals: dict[str, Tensor] = {}
-            samples = 0
+            sums = WeightedSums()
             for batch in batches:
                 with loop.autocast():
                     found = terms(batch)
                 made.zero_grad()
                 self.fabric.backward(_sum(found.values()))
                 self.fabric.strategy.optimizer_step(made)
-                size = batch_size_of(batch)
                 for name, term in found.items():
-                    weighed = term.detach() * size
-                    totals[name] = totals[name] + weighed if name in totals else weighed
-                samples += size
-            means = {name: float(total) / max(samples, 1) for name, total in totals.items()}
-        return means
+                    sums.add(name, term.detach(), batch_size_of(batch))
+        return means(sums.numbers())
 
     @torch.no_grad()
     def predict(self, kind: str, tensors: Payload, loader: Iterable[Any]) -> Tensor:
-        """What a network's ``forward`` gives for the inputs of ``(x, …)`` batches, one below the other.
+        """Outputs of a kind's ``forward`` for all inputs of ``(x, …)`` batches, concatenated.
 
-        In evaluation mode and in the weights' own precision.
+        In evaluation mode, in the precision of the weights.
 
         Args:
-            kind: Whose network.
+            kind: The network's.
             tensors: Its parameters and buffers by name.
             loader: Batches, at least one.
         """
@@ -172,14 +166,9 @@ class ServerLoop:
 
 @contextmanager
 def _lent(loop: LocalLoop) -> Iterator[None]:
-    """A task that comes back as it was; what it logs meanwhile is about no client, and is dropped."""
-    state = loop.state
-    muted, state.muted = state.muted, True
-    try:
-        with loop.model.lent():
-            yield
-    finally:
-        state.muted = muted
+    """Restore a task on leaving, and drop its logged values, which describe no client."""
+    with loop.state.task_run.muted(), loop.model.lent():
+        yield
 
 
 def _sum(terms: Iterable[Tensor]) -> Tensor:
@@ -198,7 +187,7 @@ def _own_optimizer(objective: Objective) -> Optimizer:
     optimizers, _, _ = parse_optimizers(objective.configure_optimizers())
     if len(optimizers) > 1:
         raise ConfigError(
-            f"model {task_name(objective)} has {len(optimizers)} optimizers, and training on the server needs one"
+            f"model {task_name(objective)} has {len(optimizers)} optimizers; training on the server needs exactly one"
         )
     for group in optimizers[0].param_groups:
         group["lr"] = group.get("initial_lr", group["lr"])  # where a scheduler has moved it

@@ -1,6 +1,6 @@
-"""Being one client: enter, train, evaluate, predict.
+"""A session with one client: enter, train, evaluate, predict, answer.
 
-A session holds one task for each kind of network, and a client is made of it by writing the client's tensors into it.
+A session holds one task for each kind of network, and loads it with the tensors of the client that is entered.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,30 +19,59 @@ from lit_fed.engine.lightning.meter import Meter
 from lit_fed.engine.method.algorithm import Algorithm
 from lit_fed.engine.method.client import Client, FineTuning, LocalWork, Pass, Phase, Stage, Tensors
 from lit_fed.engine.method.kinds import Kinds
+from lit_fed.engine.method.model import ModelView
+from lit_fed.engine.method.task_run import TaskRunOn
 from lit_fed.engine.storage.store import ClientStore
 from lit_fed.engine.wire.broadcast import Broadcast
 from lit_fed.engine.wire.finite import not_finite
-from lit_fed.engine.wire.payload import Layout, Payload, add_prefix, layout_of, split_prefix
+from lit_fed.engine.wire.payload import (
+    ClientUpdate,
+    Flat,
+    Layout,
+    Payload,
+    add_prefix,
+    are_finite,
+    layout_of,
+    split_prefix,
+)
 from lit_fed.errors import CheckpointError, NonFiniteUpdate
 
 if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule
 
-_STATE = "state/"  # in a client's file: what the method keeps, beside the personal tensors under their own names
+_STATE = "state/"  # prefix of the method's state in a client's file, beside the personal tensors' own names
+
+
+class Answer(NamedTuple):
+    """Tensors that a client sends and keeps.
+
+    Args:
+        payload: Sent.
+        kept: Kept until the client next takes part: personal tensors and the method's state.
+        weight: Weight in a weighted mean; None for the number of samples.
+        flat: The payload as one vector, where it can be one.
+        finite: Whether all of them are finite, as far as a sum of each tensor tells.
+    """
+
+    payload: Payload
+    kept: Tensors
+    weight: float | None
+    flat: Flat | None
+    finite: bool
 
 
 class Session:
-    """Enters clients, one after the other.
+    """Enters clients, one at a time.
 
     Args:
         loops: Trains and evaluates the task of each kind.
-        kinds: Which client has which.
+        kinds: Kind of every client's network.
         algorithm: The method.
-        store: Where clients keep their state between rounds.
+        store: Clients' state between rounds.
         data: The clients' data.
-        work: How long clients train.
-        seed: The seed of the run.
-        guard: Stands beside clients that train.
+        work: Length of clients' training.
+        seed: The run's.
+        guard: Limits a client's time.
     """
 
     def __init__(
@@ -65,14 +94,15 @@ class Session:
         self.seed = seed
         self.guard = Guard() if guard is None else guard
         self._taken: Broadcast | None = None
-        self._fits: dict[str, Layout] = {}  # by kind: of a state that the method can go on with
+        self._fits: dict[str, Layout] = {}  # by kind: layout of a state that the method can continue from
+        self._layout: Mapping[str, torch.Size] = {}  # of the last payload, shared by equal ones
 
     @contextmanager
     def at_work(self, stage: TaskStage | None = None) -> Iterator[None]:
-        """The tasks belong to the federation for a while: clients are entered and run within.
+        """Lend the tasks to the federation; clients are entered within.
 
         Args:
-            stage: What for, which the tasks' hooks around it are told; None tells them nothing.
+            stage: Stage for the tasks' ``setup`` and ``teardown`` hooks; None calls none.
         """
         with ExitStack() as stack:
             for loop in self.loops.values():
@@ -85,41 +115,46 @@ class Session:
                     loop.end(stage)
 
     def loop(self, client: Client) -> LocalLoop:
-        """What trains and evaluates a client."""
+        """The loop that trains and evaluates a client."""
         return self.loops[self.kinds[client.id]]
 
     def divide(self, round_idx: int) -> None:
-        """Give every model the round's split."""
+        """Apply the round's split to every model."""
         for loop in self.loops.values():
             loop.model.divide(self.algorithm.split(loop.model, round_idx))
 
     def enter(
         self, client_id: int, broadcast: Broadcast, stage: Stage, fine_tuning: FineTuning | None = None
     ) -> Client:
-        """Become one client: its own state, or the initial one where it has none, and what the server sent.
+        """Become one client: its own state, or the initial one where it has none, and the broadcast.
 
         Raises:
             CheckpointError: If the client's state does not belong to this model.
         """
         client = self.admit(client_id, broadcast, stage, fine_tuning)
-        self.loop(client).state.client = client
+        self.become(client)
+        return client
+
+    def become(self, client: Client) -> None:
+        """Load the client's task with the tensors that it starts from."""
+        loop = self.loop(client)
+        client.model, client.task_run, loop.state.client = loop.model, loop.state.task_run, client
         client.model.renew()
         client.model.load(client.begun)
-        return client
 
     def admit(
         self, client_id: int, broadcast: Broadcast, stage: Stage, fine_tuning: FineTuning | None = None
     ) -> Client:
-        """A client with all that it begins with, before its tensors are anybody's model."""
+        """A client with the tensors that it starts from, not yet loaded into the task."""
         client = self._meet(client_id, broadcast, stage, fine_tuning)
         client.begun = self.algorithm.start(client)
         return client
 
     def check_kept(self, broadcast: Broadcast) -> None:
-        """Refuse states that the method cannot go on with, by one client of each kind: the others keep the same.
+        """Refuse states that the method cannot continue from, by one client of each kind.
 
         Raises:
-            CheckpointError: If a state lacks what the method begins with, or has it in another shape, or is damaged.
+            CheckpointError: If a state lacks a tensor of the initial one, has another shape, or is damaged.
         """
         checked = set()
         for client_id in self.store.clients():
@@ -132,7 +167,7 @@ class Session:
     def _meet(
         self, client_id: int, broadcast: Broadcast, stage: Stage, fine_tuning: FineTuning | None = None
     ) -> Client:
-        """A client with what it keeps, or begins with, and what it received; not yet begun."""
+        """A client with its stored or initial state and the broadcast, before `Algorithm.start`."""
         if self._taken is not broadcast:
             self.divide(broadcast.round_idx)
             for kind, frozen in broadcast.frozen.items():
@@ -143,8 +178,10 @@ class Session:
         model = loop.model
         client = Client(
             client_id, broadcast.round_idx, stage, self.seed, model, self.data, self.work, fine_tuning,
-            received=broadcast.payloads[kind], objective=loop.objective,
+            received=broadcast.payloads[kind],
         )  # fmt: skip
+        client.model = ModelView(model, lambda name: _first(name, client.own, client.received, model.initial))
+        client.task_run = TaskRunOn(loop.state.task_run, client.model)
         stored = self.store.get(client_id)
         client.is_new = stored is None
         names = model.personal_names
@@ -162,20 +199,20 @@ class Session:
                 _check_alike(client_id, client.own, {name: model.tensor(name) for name in names})
                 if self._fits.get(kind) != (layout := layout_of(kept)):
                     _check_alike(client_id, client.state, self.algorithm.initial_state(client))
-                    self._fits[kind] = layout  # as the next one's is, as a rule
+                    self._fits[kind] = layout  # most clients' states have the same
         return client
 
     def phases(self, client: Client) -> list[Phase | Pass]:
-        """The client's work in this stage."""
+        """The client's local work in this stage."""
         return self.algorithm.phases(client)
 
     def train(self, client: Client) -> Meter:
-        """Do the client's work."""
+        """Run the client's local work."""
         return self.loop(client).train(client, self.phases(client))
 
     @contextmanager
     def prepared(self, client: Client) -> Iterator[None]:
-        """The client after the work that its stage asks for, whose effects end with the context."""
+        """Run the work of the client's stage, and undo it on leaving."""
         if not (phases := self.phases(client)):
             yield
             return
@@ -184,41 +221,48 @@ class Session:
             yield
 
     def evaluate(self, client: Client, loader: Iterable[Any], subset: Literal["val", "test"]) -> dict[str, float]:
-        """What the client's evaluation step logs over a loader."""
+        """Means that the client's evaluation step logs over a loader."""
         return self.loop(client).evaluate(loader, subset)
 
     def predict(self, client: Client, loader: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-        """Every batch with what the client predicts for it."""
+        """Every batch with the client's predictions."""
         return self.loop(client).predict(loader)
 
-    def put_away(
-        self, client: Client, metrics: Mapping[str, float], made: Payload, kept: Tensors, finite: bool
-    ) -> None:
-        """Keep what a client keeps, once all that it has made is known to be finite; see `check_finite`."""
-        self.check_finite(client, metrics, made, kept, finite)
-        if kept:
-            self.store.put(client.id, kept)
+    def answer(self, client: Client) -> Answer:
+        """The method's answer for a trained client."""
+        made = self.algorithm.finish(client)
+        flat = Flat.of(made.payload, self._layout)
+        if flat is not None:
+            self._layout = flat.layout
+        kept = self.kept(client, made.state)
+        sent = made.payload.values() if flat is None else [flat.values]
+        return Answer(made.payload, kept, made.weight, flat, are_finite([*sent, *kept.values()]))
 
-    def check_finite(
-        self, client: Client, metrics: Mapping[str, float], made: Payload, kept: Tensors, finite: bool = False
-    ) -> None:
-        """Refuse what a client has made where it is not finite.
-
-        What it began with as infinite, such as the best loss so far, may stay so.
-
-        Args:
-            client: Trained.
-            metrics: Of its training.
-            made: Its update.
-            kept: What it keeps.
-            finite: Whether both are known to be.
+    def take(self, client: Client, answer: Answer, metrics: dict[str, float]) -> ClientUpdate:
+        """Store a client's state, and make its update; the metrics gain the learning rate of the round.
 
         Raises:
-            NonFiniteUpdate: If something is not; the client's stored state stays as it was.
+            NonFiniteUpdate: See `check_finite`.
+        """
+        self.check_finite(client, metrics, answer)
+        if answer.kept:
+            self.store.put(client.id, answer.kept)
+        if (rate := self.loop(client).optimizers.rate_of(client.round_idx)) is not None:
+            metrics["lr"] = rate
+        weight = client.num_samples if answer.weight is None else answer.weight
+        return ClientUpdate(client.id, answer.payload, weight, metrics, self.kinds[client.id], flat=answer.flat)
+
+    def check_finite(self, client: Client, metrics: Mapping[str, float], answer: Answer) -> None:
+        """Refuse a trained client's metrics and answer where they are not finite.
+
+        A kept tensor that was infinite at first, such as the best loss so far, may stay so.
+
+        Raises:
+            NonFiniteUpdate: Naming them; the client's stored state stays unchanged.
         """
         bad = [name for name, value in metrics.items() if not math.isfinite(value)]
-        if not bad and not finite:
-            bad = ["the update"] if not_finite(made) else self._newly_infinite(client, kept)
+        if not bad and not answer.finite:
+            bad = ["the update"] if not_finite(answer.payload) else self._newly_infinite(client, answer.kept)
         if bad:
             raise NonFiniteUpdate(f"{', '.join(bad)} is not finite; try a smaller learning rate")
 
@@ -228,16 +272,21 @@ class Session:
         begun = {n: t for n, t in client.model.initial.items() if n in odd}
         begun |= add_prefix(_STATE, self.algorithm.initial_state(client))
         found = [name for name in odd if name not in not_finite(begun)]
-        return [f"what it keeps as {found[0].removeprefix(_STATE)}"] if found else []
+        return [f"its kept {found[0].removeprefix(_STATE)}"] if found else []
 
     def kept(self, client: Client, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What a client keeps until it next takes part: its personal tensors and what the method keeps."""
+        """Tensors that a client keeps until it next takes part: personal ones and the method's state."""
         model = client.model
         return {**model.tensors(model.personal_names), **add_prefix(_STATE, state)}
 
 
+def _first(name: str, *held: Mapping[str, Tensor]) -> Tensor | None:
+    """The tensor of a name in the first mapping that has it."""
+    return next((tensors[name] for tensors in held if name in tensors), None)
+
+
 def _check_alike(client_id: int, kept: Payload, like: Payload) -> None:
-    """Refuse what a client has kept where the method began it otherwise; what it came to keep later is not known."""
+    """Refuse kept tensors that differ in layout from the initial ones; tensors added later are not checked."""
     for name, begun in like.items():
         if name not in kept or layout_of({name: kept[name]}) != layout_of({name: begun}):
             raise _foreign(client_id, name, kept.get(name), begun)
@@ -247,9 +296,9 @@ def _foreign(client_id: int, name: str, there: Tensor | None = None, here: Tenso
     how = ""
     if there is not None and here is not None:
         told = [f"{str(one.dtype).removeprefix('torch.')} {tuple(one.shape)}" for one in (there, here)]
-        how = f", which is {told[0]} there and {told[1]} here"
+        how = f": {told[0]} there, {told[1]} here"
     return CheckpointError(
-        f"the state of client {client_id} belongs to another model or method: it differs in {name!r}{how}"
+        f"the state of client {client_id} belongs to another model or method; it differs in {name!r}{how}"
     )
 
 

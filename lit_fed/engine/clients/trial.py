@@ -1,7 +1,6 @@
 """One step of a task on the smallest batch that a client will see, and its schedules up to the last round.
 
-What cannot work is told in a line before there is a run's folder. Nothing of the trial stays: tensors, modes and
-generators are as before.
+What cannot work is refused in one line before the run's folder is created. Tensors, modes and generators are restored.
 """
 
 from __future__ import annotations
@@ -29,17 +28,17 @@ if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule
 
 _BEFORE = ("on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_batch_start")
-_COPIES = 4  # of the parameters at least: they, their start, the server's, and a client's gradients or update
-_MOST_ROUNDS = 10_000  # what a schedule does later it does not begin to do then
+_COPIES = 4  # of the parameters at least: current, initial, the server's, and a client's gradients or update
+_MOST_ROUNDS = 10_000  # a schedule that fails later has failed before
 
 
 class Extremes(NamedTuple):
-    """The batches of a population that are most likely to be too much or too little for a task.
+    """The extreme batches of a population.
 
     Args:
-        client_id: Who has the smallest batch.
-        smallest: Its samples.
-        busiest: Who takes the most batches in a round.
+        client_id: Client with the smallest batch.
+        smallest: Samples of this batch.
+        busiest: Client with the most batches in a round.
     """
 
     client_id: int
@@ -48,7 +47,7 @@ class Extremes(NamedTuple):
 
 
 def extremes(data: FederatedDataModule, kinds: Kinds, kind: str, work: LocalWork) -> Extremes | None:
-    """The extremes of the clients with a kind of network; None where none of them has a sample."""
+    """Extremes of the clients with a kind of network; None where they have no samples."""
     own = [client_id for client_id in data.clients if kinds[client_id] == kind]
     sizes = np.array([data.num_samples(client_id) for client_id in own], dtype=np.int64)
     if not sizes.any():
@@ -61,7 +60,7 @@ def extremes(data: FederatedDataModule, kinds: Kinds, kind: str, work: LocalWork
     else:
         batches = batches + (left > 0)
     taken = np.ceil(batches * work.epochs) if work.epochs is not None else np.full(len(sizes), work.steps)
-    smallest = np.where(taken >= batches, last, np.minimum(sizes, full))  # the last batch is left out otherwise
+    smallest = np.where(taken >= batches, last, np.minimum(sizes, full))  # else the last batch is left out
     smallest[sizes == 0] = np.iinfo(np.int64).max
     least = int(smallest.argmin())
     return Extremes(own[least], int(smallest[least]), own[int(sizes.argmax())])
@@ -70,19 +69,19 @@ def extremes(data: FederatedDataModule, kinds: Kinds, kind: str, work: LocalWork
 def try_out(loop: LocalLoop, data: FederatedDataModule, found: Extremes, work: LocalWork, max_rounds: int) -> None:
     """Take one training step on the smallest batch, and step the schedules through all rounds.
 
-    Only a task that says by `same_for_all`, at its ``training_step`` and its ``configure_optimizers``, that these leave
-    nothing behind is tried; of any other one only the size is looked at. A task that prepares itself for a batch in
-    hooks is only asked for its schedules: the hooks are told of clients alone.
+    Only a task whose ``training_step`` and ``configure_optimizers`` are declared free of side effects by `same_for_all`
+    is tried; of other tasks only the size is checked. Where hooks prepare a task for a batch, only its schedules are
+    tried, because hooks are called for clients only.
 
     Args:
         loop: The task's, at work.
         data: The population.
         found: Its extremes.
-        work: How long a client trains.
+        work: Length of a client's training.
         max_rounds: Rounds in all.
 
     Raises:
-        ConfigError: In one line that says what cannot work.
+        ConfigError: Saying in one line what cannot work.
     """
     task = loop.model.task
     _check_memory(loop)
@@ -107,7 +106,7 @@ def _check_memory(loop: LocalLoop) -> None:
     if free is not None and needed > free:
         raise ConfigError(
             f"model {task_name(loop.objective)} needs about {needed / 2**30:.1f} GiB of memory, and "
-            f"{free / 2**30:.1f} GiB are free; make it smaller"
+            f"{free / 2**30:.1f} GiB are free; use a smaller model"
         )
 
 
@@ -123,7 +122,7 @@ def _take_step(loop: LocalLoop, batch: Any, size: int, client_id: int) -> None:
             gradients = {} if loss is None else client.gradients(loss)
         except ConfigError:
             raise
-        except Exception as error:  # whatever a network raises on what it cannot take
+        except Exception as error:  # any error of a network on a batch
             samples = "one sample" if size == 1 else f"{size} samples"
             raise _told(
                 error,
@@ -138,7 +137,7 @@ def _take_step(loop: LocalLoop, batch: Any, size: int, client_id: int) -> None:
             for made in loop.optimizers.build("trial", 0)[0]:
                 optimizer = type(made).__name__
                 _step(made, model.parameters, gradients)
-        except Exception as error:  # whatever an optimizer raises on what it cannot step
+        except Exception as error:  # any error of an optimizer
             raise _told(error, f"model {name} cannot be trained by {optimizer}: {reason(error)}") from error
 
 
@@ -149,13 +148,13 @@ def _step(optimizer: Optimizer, parameters: Mapping[str, Tensor], gradients: Map
 
 
 def _run_schedules(loop: LocalLoop, max_rounds: int) -> None:
-    """Step the schedules as far as a run of so many rounds, and the longest work of a client, would."""
+    """Step the schedules through a run's rounds and the longest work of a client."""
     if not loop.objective.automatic_optimization:
         return
     optimizers, by_round, by_step = loop.optimizers.make()
     first, name = _rates(optimizers), task_name(loop.objective)
     steps = loop.trainer.estimated_stepping_batches
-    # A schedule also steps after a client's last batch, to a rate that nobody uses.
+    # A schedule also steps after a client's last batch, to an unused rate.
     for entries, count, used, what in (
         (by_round, max_rounds - 1, max_rounds, "round"),
         (by_step, steps, steps, "step"),
@@ -171,7 +170,7 @@ def _run_schedules(loop: LocalLoop, max_rounds: int) -> None:
 def _advance(loop: LocalLoop, entry: Schedule, epoch: int, where: str) -> None:
     try:
         loop.optimizers.advance(entry, epoch)
-    except Exception as error:  # whatever a schedule raises when it has no further step
+    except Exception as error:  # any error of a schedule without a further step
         kind = type(entry.scheduler).__name__
         raise _told(
             error, f"model {task_name(loop.objective)}: its schedule {kind} fails {where}: {reason(error)}"

@@ -7,9 +7,8 @@ from typing import Any
 from lightning import LightningModule
 
 from lit_fed.engine.lightning.compatibility import check_decay, check_task
-from lit_fed.engine.lightning.objective import join, listen
+from lit_fed.engine.lightning.objective import ATTRIBUTE, join
 from lit_fed.engine.lightning.optimization import has_own_scheduler_step, parse_optimizers
-from lit_fed.engine.lightning.surface import ATTRIBUTE
 from lit_fed.engine.method.algorithm import Algorithm
 from lit_fed.engine.method.model import Model
 
@@ -17,11 +16,11 @@ from lit_fed.engine.method.model import Model
 def objective_of(task: LightningModule, algorithm: Algorithm[Any]) -> LightningModule:
     """A client's objective as a LightningModule for a plain ``lightning.Trainer``: the task with the method's terms.
 
-    ``Trainer().fit(objective_of(MyModule(), FedProx(mu=0.1)), datamodule)`` trains centrally; terms that need something
-    received, such as FedProx's, are absent.
+    ``Trainer().fit(objective_of(MyModule(), FedProx(mu=0.1)), datamodule)`` trains centrally, without the terms that
+    need a broadcast, such as FedProx's.
 
     Args:
-        task: Any LightningModule. It is trained in place.
+        task: Any LightningModule, trained in place.
         algorithm: The method.
 
     Raises:
@@ -36,5 +35,5 @@ def objective_of(task: LightningModule, algorithm: Algorithm[Any]) -> LightningM
     model.divide(algorithm.split(model, 0))
     objective, state = join(task, algorithm, model)
     task.__dict__[ATTRIBUTE] = state
-    listen(state)
+    state.task_run.listen()
     return objective

@@ -1,4 +1,4 @@
-"""Whether a task, a method and the data can work together; checked before any training, refused in one line."""
+"""Checks, before any training, that a task, a method and the data can work together."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ NO_HOOKS = {
     "on_load_checkpoint": "a federation's checkpoint holds parameters and buffers; register what must be kept as one",
     "on_validation_model_zero_grad": "a client is not validated while it trains",
 }
-"""Lightning's hooks that a federation does not call, and what to do instead."""
+"""Lightning's hooks that a federation does not call, and the replacements."""
 
 
 def check_task(task: LightningModule, algorithm: Algorithm[Any]) -> None:
-    """Refuse a task that lacks what a method needs, or hooks that a federation does not call.
+    """Refuse a task that lacks a need of the method, or has hooks that a federation does not call.
 
     Raises:
-        ConfigError: In one line that names what is missing.
+        ConfigError: Naming what is missing.
     """
     name = task_name(task)
     if type(task).training_step is LightningModule.training_step:
@@ -64,10 +64,10 @@ def check_task(task: LightningModule, algorithm: Algorithm[Any]) -> None:
 
 
 def check_participation(algorithm: Algorithm[Any], participation: Participation) -> None:
-    """Refuse a participation that does not know what a method needs of it.
+    """Refuse a participation that lacks a need of the method.
 
     Raises:
-        ConfigError: In one line that names what is missing.
+        ConfigError: Naming what is missing.
     """
     if "probability" in algorithm.all_needs and participation.probability_is == "unknown":
         raise ConfigError(
@@ -77,10 +77,10 @@ def check_participation(algorithm: Algorithm[Any], participation: Participation)
 
 
 def check_data(task: LightningModule, algorithm: Algorithm[Any], data: FederatedDataModule) -> None:
-    """Refuse data that lack what a method needs, or that a task says it cannot take (``check_shape``).
+    """Refuse data that lack a need of the method, or that a task refuses (``check_shape``).
 
     Raises:
-        ConfigError: In one line that names what is missing.
+        ConfigError: Naming what is missing.
     """
     if (check := getattr(task, "check_shape", None)) is not None:
         for shape in data.input_shapes:
@@ -97,7 +97,7 @@ def check_data(task: LightningModule, algorithm: Algorithm[Any], data: Federated
 def check_optimization(
     task: LightningModule, algorithm: Algorithm[Any], data_parallel: bool, gradients: GradientOptions
 ) -> None:
-    """Refuse optimizers that the local loop or the method cannot do with.
+    """Refuse optimizers that the local loop or the method cannot use.
 
     Raises:
         ConfigError: If `configure_optimizers` fails (a negative learning rate, say), returns none, or several while
@@ -147,7 +147,7 @@ def check_decay(task: LightningModule, algorithm: Algorithm[Any], groups: Iterab
     Args:
         task: The task, for its name.
         algorithm: The method.
-        groups: The parameter groups of the task's optimizers.
+        groups: Parameter groups of the task's optimizers.
 
     Raises:
         ConfigError: If a group decays.
@@ -163,12 +163,12 @@ def check_decay(task: LightningModule, algorithm: Algorithm[Any], groups: Iterab
 
 
 def probe(objective: Objective, algorithm: Algorithm[Any], batches: Iterable[Any]) -> None:
-    """Run a task on one batch, where the method needs logits, features or labels, to see that they are there.
+    """Check logits, features or labels on one batch, where the method needs them.
 
-    Its tensors and the generators are as before afterwards.
+    The task's tensors and the generators are restored.
 
     Raises:
-        ConfigError: If the head does not run just once, or what it gives is not what the method needs.
+        ConfigError: If the head does not run exactly once, or its results are not those that the method needs.
     """
     needs = algorithm.all_needs
     if not needs & {"logits", "outputs", "features", "targets"}:
@@ -180,7 +180,7 @@ def probe(objective: Objective, algorithm: Algorithm[Any], batches: Iterable[Any
     state, outputs = objective.state, None
     client = state.client
     with torch.no_grad(), torch.random.fork_rng(), client.muted(), client.model.lent(), client.model.evaluating():
-        if state.head is not None and objective.automatic_optimization:
+        if state.task_run.head is not None and objective.automatic_optimization:
             outputs = client.run(batch)
             client.forget()
         if "targets" in needs:
@@ -201,7 +201,7 @@ def probe(objective: Objective, algorithm: Algorithm[Any], batches: Iterable[Any
 
 
 def overrides(task: LightningModule, hook: str) -> bool:
-    """Whether a task has a hook of its own."""
+    """Whether a task overrides a hook."""
     return getattr(type(task), hook, None) is not getattr(LightningModule, hook, None)
 
 
@@ -210,7 +210,7 @@ def _missing(task: LightningModule, algorithm: Algorithm[Any], need: str) -> Con
 
 
 def _who(algorithm: Algorithm[Any], need: str) -> str:
-    """Who needs something: the method, or its regularizer."""
+    """The method or its regularizer, whichever has the need."""
     if need not in algorithm.needs and algorithm.regularizer is not None:
         return f"regularizer {type(algorithm.regularizer).__name__}"
     return f"algorithm {type(algorithm).__name__}"

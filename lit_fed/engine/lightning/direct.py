@@ -1,7 +1,7 @@
-"""Torch's backward and optimizer step without what it does around them for listeners, where nobody listens.
+"""Torch's backward and optimizer step without their overhead for profilers and hooks, where there are none.
 
-On a small network that costs as much as the network's own forward and backward: a record for the profiler, a copy of
-the context, checks of arguments that are known here.
+On a small network the overhead (a profiler record, a copy of the context, checks of arguments) costs as much as the
+network's own forward and backward.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch.optim import optimizer as torch_optimizer
 
 _ONE = torch.ones(())
 _RECORDED = Optimizer.profile_hook_step(lambda: None).__code__
-"""What torch puts around every optimizer's ``step``: the profiler's record, and hooks."""
+"""Torch's wrapper of every optimizer's ``step``: profiler record and hooks."""
 
 
 def backward(loss: Tensor) -> None:
-    """``loss.backward()``, of a plain number on the CPU by the engine below it."""
+    """``loss.backward()``; for a plain number on the CPU, by the autograd engine directly."""
     if type(loss) is Tensor and loss.dtype == torch.float32 and not loss.ndim and loss.is_cpu:
         Variable._execution_engine.run_backward(  # as torch.autograd.backward calls it
             (loss,), (_ONE,), False, False, (), allow_unreachable=True, accumulate_grad=True
@@ -30,7 +30,7 @@ def backward(loss: Tensor) -> None:
 
 
 def step(optimizer: Optimizer) -> None:
-    """``optimizer.step()``, without its record where no profiler runs and nobody hooks into it."""
+    """``optimizer.step()``; without the wrapper where no profiler runs and no hook is registered."""
     own: Any = type(optimizer).step
     if (
         "step" in vars(optimizer)  # as a scheduler puts one there

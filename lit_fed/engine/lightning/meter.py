@@ -1,4 +1,4 @@
-"""What `self.log` feeds during a client's work: running means that never synchronise the device."""
+"""Logged values of a client's work: running means without device synchronization."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from lit_fed.engine.lightning.metric_names import Direction
+from lit_fed.engine.lightning.sums import WeightedSums, means
 from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import ConfigError
 from lit_fed.tensors import map_tensors
@@ -24,29 +25,27 @@ _FOLDS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 class Meter:
     """Sample-weighted means of logged values.
 
-    Values on an accelerator stay there until `compute`; ``batch_size`` is what a value weighs unless `self.log` says
-    otherwise.
+    Values on an accelerator stay there until `compute`; ``batch_size`` is the default weight of a value.
     """
 
     def __init__(self) -> None:
         self.batch_size = 1
-        self._sums: dict[str, Tensor | float] = {}
-        self._counts: dict[str, int] = {}
+        self._sums = WeightedSums()
         self._folded: dict[str, tuple[str, Tensor]] = {}
         self._metrics: dict[str, Metric] = {}
         self.directions: dict[str, Direction] = {}
 
     def add(self, name: str, value: Any, batch_size: int | None = None, reduce_fx: Any = "mean") -> None:
-        """Take in a number, a 0-d tensor or a torchmetrics ``Metric`` (computed once, at the end).
+        """Add a number, a 0-d tensor or a torchmetrics ``Metric`` (computed once, at the end).
 
         Args:
-            name: Of the value.
-            value: Of this batch.
-            batch_size: What it weighs in the mean; None for the number of samples.
+            name: The value's.
+            value: The batch's.
+            batch_size: Weight in the mean; None for the number of samples.
             reduce_fx: ``mean`` of the batches' values, ``sum``, ``min`` or ``max``, or torch's function of that name.
 
         Raises:
-            ConfigError: For several values, or another way to reduce them.
+            ConfigError: For several values, or another reduction.
         """
         is_tensor = isinstance(value, Tensor)
         if is_tensor and value.numel() != 1:
@@ -61,55 +60,36 @@ class Meter:
             return
         count = self.batch_size if batch_size is None else batch_size
         number = float(value) if not is_tensor else value.item() if value.is_cpu else value.detach()
-        weighted = number * count
-        if name in self._sums:
-            self._sums[name] = self._sums[name] + weighted
-            self._counts[name] += count
-        else:
-            self._sums[name] = weighted
-            self._counts[name] = count
+        self._sums.add(name, number, count)
 
     def _fold(self, name: str, value: Any, reduce_fx: Any) -> None:
         how = reduce_fx if isinstance(reduce_fx, str) else getattr(reduce_fx, "__name__", "")
         if how not in _FOLDS or (callable(reduce_fx) and reduce_fx is not getattr(torch, how, None)):
-            raise ConfigError(
-                f"self.log({name!r}, …, reduce_fx={reduce_fx!r}): values are reduced by mean, sum, min or max"
-            )
+            raise ConfigError(f"self.log({name!r}, …) has reduce_fx={reduce_fx!r}; it must be mean, sum, min or max")
         new = value.detach().reshape(()) if isinstance(value, Tensor) else torch.as_tensor(float(value))
         before = self._folded.get(name)
         self._folded[name] = (how, new if before is None else _FOLDS[how](before[1], new.to(before[1])))
 
     def folded(self) -> dict[str, tuple[str, Tensor]]:
-        """How a value that is no mean is reduced, and what it is so far, by name."""
+        """Reduction and current value by name, of values that are not means."""
         return {name: (how, value.cpu()) for name, (how, value) in self._folded.items()}
 
-    def totals(self) -> dict[str, tuple[float, int]]:
-        """Sum of ``value * count`` and sum of ``count`` by name; one device synchronisation."""
-        remote = [
-            name for name, total in self._sums.items() if isinstance(total, Tensor) and total.device.type != "cpu"
-        ]
-        if remote:
-            # The sums in `remote` are tensors, which the type of `_sums` cannot say.
-            stacked = torch.stack([self._sums[name].reshape(()) for name in remote])  # type: ignore[union-attr]
-            self._sums |= dict(zip(remote, stacked.tolist(), strict=True))
-        return {name: (float(total), self._counts[name]) for name, total in self._sums.items()}
-
     def compute(self) -> dict[str, float]:
-        """The mean of every logged value, and the value of every logged ``Metric``, which is then reset."""
-        found = _means(self.totals())
+        """Mean of every logged value, and value of every logged ``Metric``, which is then reset."""
+        found = means(self._sums.numbers())
         return found | _numbers(self.folded()) | self._compute_metrics() if self._folded or self._metrics else found
 
     def merged(self, workers: Workers, known: Sequence[Metric] = ()) -> dict[str, float]:
-        """As `compute`, over what all processes logged; every process must call this.
+        """`compute` over the values that all processes logged; every process must call this.
 
         Args:
             workers: The processes.
-            known: The task's metrics, in the same order on every process: what one has seen counts for another that
-                logs it.
+            known: The task's metrics, in the same order on every process: the state of one counts for another process
+                that logs it.
 
         Note:
-            The states of metrics meet here and not by torchmetrics' own synchronisation, which waits forever for a
-            process that did not log a metric, and mixes up one that did not update it.
+            The states of metrics are merged here and not by torchmetrics' own synchronization, which waits forever for
+            a process that did not log a metric, and mixes up one that did not update it.
         """
         if workers.world_size == 1:
             return self.compute()
@@ -119,7 +99,7 @@ class Meter:
         keys = {name: places.get(id(metric), name) for name, metric in self._metrics.items()}
         found = dict(enumerate(known)) | {keys[name]: metric for name, metric in self._metrics.items()}
         states = {key: _states(metric) for key, metric in found.items()}
-        parts = workers.gather((self.totals(), self.folded(), states))
+        parts = workers.gather((self._sums.numbers(), self.folded(), states))
         for totals, others, _ in parts:
             for name, (total, count) in totals.items():
                 before = merged.get(name, (0.0, 0))
@@ -129,7 +109,7 @@ class Meter:
         for name, metric in self._metrics.items():
             _merge(metric, [part[2][keys[name]] for part in parts if keys[name] in part[2]])
         computed = {name: value for part in workers.gather(self._compute_metrics()) for name, value in part.items()}
-        return _means(merged) | _numbers(folded) | computed
+        return means(merged) | _numbers(folded) | computed
 
     def _compute_metrics(self) -> dict[str, float]:
         values = {}
@@ -143,18 +123,18 @@ class Meter:
 
 
 def share(metric: Metric, everywhere: bool) -> None:
-    """Say whether a metric's ``compute`` is over all processes: clients are spread, and theirs must not be merged."""
+    """Set whether a metric's ``compute`` merges processes; it must not where processes hold different clients."""
     metric.sync_on_compute = everywhere
-    metric._to_sync = everywhere  # what ``compute`` looks at; it follows the other only when a metric is made
+    metric._to_sync = everywhere  # read by ``compute``; set from `sync_on_compute` only when a metric is made
 
 
 def _metrics_in(metric: Metric) -> dict[str, Metric]:
-    """A metric and those inside it, by place."""
+    """A metric and the metrics inside it, by path."""
     return {place: one for place, one in metric.named_modules() if isinstance(one, Metric)}
 
 
 def _states(metric: Metric) -> dict[str, dict[str, Any]]:
-    """What a metric and those inside it have seen, by place and name; nothing of those that have seen nothing."""
+    """States of a metric and the metrics inside it, by path and name, where they were updated."""
     seen = {place: one for place, one in _metrics_in(metric).items() if one.update_called}
     return {place: {name: _moved(getattr(one, name), "cpu") for name in one._reductions} for place, one in seen.items()}
 
@@ -164,7 +144,7 @@ def _moved(state: Any, device: torch.device | str) -> Any:
 
 
 def _merge(metric: Metric, parts: Sequence[Mapping[str, Mapping[str, Any]]]) -> None:
-    """Give a metric what several processes have seen, each state reduced as it says."""
+    """Load a metric with the states of several processes, each reduced as the metric declares."""
     for place, one in _metrics_in(metric).items():
         seen = [part[place] for part in parts if place in part]
         one._computed, one._update_count = None, max(one._update_count, len(seen))
@@ -174,10 +154,6 @@ def _merge(metric: Metric, parts: Sequence[Mapping[str, Mapping[str, Any]]]) -> 
                 setattr(one, name, [entry for value in values for entry in value])
             else:
                 setattr(one, name, reduce(torch.stack(values)) if callable(reduce) else torch.stack(values))
-
-
-def _means(totals: dict[str, tuple[float, int]]) -> dict[str, float]:
-    return {name: total / max(count, 1) for name, (total, count) in totals.items()}
 
 
 def _numbers(folded: Mapping[str, tuple[str, Tensor]]) -> dict[str, float]:

@@ -1,24 +1,33 @@
-"""Which metric is better which way, and which one names the best round: the task's word, else what can be seen."""
+"""Direction of metrics, and the metric that names the best round: as the task declares, else by their names."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal
 
 Direction = Literal["max", "min"]
 _LOWER_IS_BETTER = {"error", "err", "nll", "mse", "rmse", "mae", "perplexity", "ppl", "ece", "brier", "wer", "cer"}
 _OVER_CLIENTS = ("_mean", "_std", "_p10", "_min")
+_STAGE = re.compile(r"^(train|val|test)[/_]")
+
+
+@cache
+def plain_name(name: str) -> str:
+    """A logged name without a leading ``train``, ``val`` or ``test`` and its ``/`` or ``_``."""
+    return _STAGE.sub("", name)
 
 
 def lower_is_better(name: str) -> bool:
-    """Whether a metric is loss-like, judged by the words of its name after the prefix, such as ``loss`` or ``rmse``."""
+    """Whether a metric is loss-like, by the words of its name after the prefix, such as ``loss`` or ``rmse``."""
     words = name.rpartition("/")[2].lower().split("_")
     return any(word in _LOWER_IS_BETTER or word.endswith("loss") for word in words)
 
 
 def base_name(name: str) -> str:
-    """A metric's name as the task logs it: without the protocol before it and the statistic over clients after it."""
+    """A metric's name as the task logs it: without the protocol's prefix and the suffix of a statistic over clients."""
     prefix, _, plain = name.partition("/")
     if not plain:
         return prefix
@@ -30,13 +39,13 @@ def base_name(name: str) -> str:
 
 @dataclass(slots=True)
 class MetricNames:
-    """What is known about a run's metrics.
+    """A run's metrics.
 
     Args:
         directions: ``max`` or ``min`` by the task's own name of the metric, the most important first.
-        declared: Whether the task itself said what is important.
-        monitor: The metric that names the best round, once it has been seen.
-        promised: The metrics that the task says it logs, by its own names.
+        declared: Whether the task declared its metrics.
+        monitor: The metric that names the best round, once it has been reported.
+        promised: Metrics that the task declares, by its own names.
     """
 
     directions: dict[str, Direction] = field(default_factory=dict)
@@ -45,7 +54,7 @@ class MetricNames:
     promised: set[str] = field(default_factory=set)
 
     def declare(self, task: Any) -> None:
-        """Take in what a task says: a mapping ``metrics`` from names to ``max`` or ``min``."""
+        """Add a task's declaration: a mapping ``metrics`` from names to ``max`` or ``min``."""
         said = getattr(task, "metrics", None)
         if isinstance(said, Mapping) and all(value in ("max", "min") for value in said.values()):
             self.directions.update(said)
@@ -53,28 +62,28 @@ class MetricNames:
             self.promised.update(said)
 
     def observe(self, directions: Mapping[str, Direction]) -> None:
-        """Take in what logged torchmetrics objects say of themselves (``higher_is_better``)."""
+        """Add the directions of logged torchmetrics objects (``higher_is_better``)."""
         for name, direction in directions.items():
             self.directions.setdefault(name, direction)
 
     def see(self, metrics: Mapping[str, float]) -> None:
-        """Choose the metric that names the best round from those that a round reports."""
+        """Choose the metric that names the best round from a round's metrics."""
         if self.monitor is None:
             self.monitor = self._choose(metrics)
 
     def direction(self, name: str) -> Direction:
-        """Whether larger or smaller values of a metric are better."""
+        """Whether larger (``max``) or smaller (``min``) values of a metric are better."""
         said = self.directions.get(base_name(name))
         return said if said is not None else "min" if lower_is_better(name) else "max"
 
     def is_declared(self, name: str) -> bool:
-        """Whether the task itself said that a metric is important."""
+        """Whether the task declared a metric."""
         return self.declared and base_name(name) in self.directions
 
     def _choose(self, metrics: Mapping[str, float]) -> str | None:
         on_server = [name for name in metrics if name.startswith("global/")]
         on_clients = [name for name in metrics if name.startswith("clients/") and name.endswith("_mean")]
-        of_kinds = [name for name in metrics if name.startswith("global_")]  # one kind's model does not speak for all
+        of_kinds = [name for name in metrics if name.startswith("global_")]  # models of single kinds
         candidates = on_server + on_clients + of_kinds
         if self.declared:
             order = list(self.directions)

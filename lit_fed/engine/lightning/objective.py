@@ -1,8 +1,8 @@
 """A client's objective: a task's class with a method's client half mixed in, again a LightningModule.
 
-The mixture shares the task's memory, attributes and hooks, so nothing is copied and no parameter changes its name; the
-task itself stays what it is. It also trains under a plain ``lightning.Trainer`` (`lit_fed.engine.lightning.alone`),
-where a method's terms that need something received are absent.
+The objective shares the task's memory, attributes and hooks: nothing is copied, no parameter is renamed, and the task
+itself stays unchanged. It also trains under a plain ``lightning.Trainer`` (`lit_fed.engine.lightning.alone`), without
+the method's terms that need a broadcast.
 """
 
 from __future__ import annotations
@@ -10,33 +10,85 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from lightning import LightningModule
+from lightning.fabric.utilities.apply_func import convert_to_tensors
 from torch import Tensor, nn
-from torch.func import functional_call
+from typing_extensions import override
 
-from lit_fed.engine.lightning.surface import ATTRIBUTE, ObjectiveState, Surface
-from lit_fed.engine.method.client import Client, Outputs
+from lit_fed.engine.lightning.meter import Meter
+from lit_fed.engine.lightning.metric_names import plain_name
+from lit_fed.engine.lightning.options import GradientOptions
+from lit_fed.engine.lightning.task_trainer import TaskTrainer, clip_gradients
+from lit_fed.engine.method.client import Client
 from lit_fed.engine.method.model import Model
+from lit_fed.engine.method.task_run import Outputs, TaskRun
 from lit_fed.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from lightning import Fabric
-    from torch.utils.hooks import RemovableHandle
 
     from lit_fed.engine.method.algorithm import Algorithm
 
+ATTRIBUTE = "_lit_fed"
+"""Attribute of a task that holds its objective's state."""
 
-class Objective(Surface):
-    """The half of a client's objective that the method adds to a task's class; made by `join`."""
 
+@dataclass(slots=True)
+class ObjectiveState:
+    """State of an objective at work; a plain object, because ``nn.Module`` makes setting attributes slow.
+
+    Args:
+        algorithm: The method.
+        client: The client at work.
+        task_run: Runs the task's own step.
+        meter: Takes logged values; None under a plain ``lightning.Trainer``.
+        trainer: The task's ``self.trainer`` in a federation.
+        training: Whether logged values are about training.
+        public: Whether the batch is of the public set.
+    """
+
+    algorithm: Algorithm[Any]
+    client: Client
+    task_run: TaskRun
+    meter: Meter | None = None
+    trainer: TaskTrainer | None = None
+    training: bool = False
+    public: bool = False
+
+
+def _of_trainer(name: str) -> Any:
+    """A property of Lightning's that the task's trainer answers in a federation."""
+
+    def answer(self: Objective) -> Any:
+        own = self.state.trainer
+        return getattr(super(Objective, self) if own is None else own, name)
+
+    return property(answer)
+
+
+class Objective(LightningModule):
+    """The half of a client's objective that is mixed into a task's class by `join`.
+
+    It adds the method's terms to the task's step, and answers the task where Lightning's trainer would; under a plain
+    ``lightning.Trainer`` the answers are Lightning's own.
+    """
+
+    @property
+    def state(self) -> ObjectiveState:
+        """The state put there by `at_work`."""
+        state: ObjectiveState = self.__dict__[ATTRIBUTE]
+        return state
+
+    @override
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         """The method's objective on a batch: the sum of its terms, each of which is logged."""
         state = self.state
-        state.batch_idx = batch_idx
+        state.task_run.batch_idx = batch_idx
         state.client.forget()
         found = state.algorithm.terms(state.client, batch, state.public)
         loss: Tensor | None = None
@@ -56,47 +108,7 @@ class Objective(Surface):
 
     def run(self, batch: Any) -> Outputs:
         """The task's own step on a batch."""
-        state = self.state
-        if state.head is None:
-            state.returned = state.step(batch, state.batch_idx)
-            return _outputs(state.returned)
-        state.captured.clear()
-        state.capturing = True
-        try:
-            returned = state.returned = state.step(batch, state.batch_idx)
-        finally:
-            state.capturing = False
-        given = returned if isinstance(returned, Mapping) else {}
-        logits, features = given.get("logits"), given.get("features")
-        if logits is None or features is None:
-            saw, put_out = self._once(state)
-            logits, features = put_out if logits is None else logits, saw if features is None else features
-        return Outputs(_outputs(returned).loss, logits, features)
-
-    def run_with(self, batch: Any, tensors: Mapping[str, Tensor]) -> Outputs:
-        """`run` with other parameters and buffers, by name, in place of the task's."""
-        renamed = {f"objective.{name}": tensor for name, tensor in tensors.items()}
-        found: Outputs = functional_call(_Runner(self), renamed, (batch,))
-        return found
-
-    @contextmanager
-    def muted(self) -> Iterator[None]:
-        """What the task logs meanwhile is dropped: it is not about the model that trains."""
-        state = self.state
-        before, state.muted = state.muted, True
-        try:
-            yield
-        finally:
-            state.muted = before
-
-    def _once(self, state: ObjectiveState) -> tuple[Tensor, Tensor]:
-        if len(state.captured) != 1:
-            raise ConfigError(
-                f"the head {type(state.head).__name__} ran {len(state.captured)} times in a training_step of "
-                f"{task_name(self)}, where once is needed for logits and features; name another submodule as "
-                "algorithm.head, or return them from training_step"
-            )
-        return state.captured[0]
+        return self.state.task_run.run(batch)
 
     def _log_under_trainer(self, terms: Mapping[str, Tensor], loss: Tensor) -> None:
         if self._trainer is None:
@@ -105,41 +117,120 @@ class Objective(Surface):
             super().log_dict({f"train/{name}": term for name, term in terms.items()})
             super().log("train/objective", loss, prog_bar=True)
 
+    @override
+    def log(self, name: str, value: Any, *args: Any, batch_size: int | None = None, **kwargs: Any) -> None:
+        """Log as in Lightning; in a federation the value joins the client's mean over batches, without a device sync.
 
-class _Runner(nn.Module):
-    """An objective's `Objective.run` as a module's forward, which is what ``functional_call`` takes."""
+        ``on_step``, ``prog_bar`` and the like have no effect there; ``logger=False`` keeps a value out of the record.
+        """
+        state = self.state
+        if state.meter is None:
+            if state.trainer is not None and not state.task_run.is_muted:
+                raise ConfigError(
+                    f"self.log({name!r}, …) runs outside of training, validation and test, where nothing is recorded; "
+                    "move or remove it"
+                )
+            if self._trainer is not None and not state.task_run.is_muted:
+                super().log(name, value, *args, batch_size=batch_size, **kwargs)  # type: ignore[misc]
+            return
+        logged = args[1] if len(args) > 1 else kwargs.get("logger")
+        if state.task_run.is_muted or logged is False:
+            return
+        reduce_fx = args[4] if len(args) > 4 else kwargs.get("reduce_fx", "mean")
+        if isinstance(value, Mapping):
+            for key, entry in value.items():
+                self.log(f"{name}.{key}", entry, *args, batch_size=batch_size, **kwargs)
+            return
+        plain = plain_name(name)
+        if state.training:
+            if plain == "loss" and self.automatic_optimization:
+                return  # the objective is logged under this name, and the task's loss beside it as a term
+            plain = f"train/{plain}"
+        state.meter.add(plain, value, batch_size, reduce_fx)
 
-    def __init__(self, objective: Objective) -> None:
-        super().__init__()
-        self.objective = objective
+    @override
+    def log_dict(self, dictionary: Any, *args: Any, **kwargs: Any) -> None:
+        if self.state.meter is None and self.state.trainer is None:
+            if self._trainer is not None:
+                super().log_dict(dictionary, *args, **kwargs)
+            return
+        for name, value in dictionary.items():
+            self.log(name, value, *args, **kwargs)
 
-    def forward(self, batch: Any) -> Outputs:
-        return self.objective.run(batch)
+    @property
+    @override
+    def trainer(self) -> Any:
+        """In a federation, the client's clock and surroundings."""
+        own = self.state.trainer
+        return super().trainer if own is None else own
 
+    @trainer.setter
+    def trainer(self, trainer: Any) -> None:
+        LightningModule.trainer.fset(self, trainer)  # type: ignore[attr-defined]  # the property's own setter
 
-def _outputs(returned: Any) -> Outputs:
-    """What a ``training_step`` returned, in any of the forms that Lightning takes.
+    current_epoch = _of_trainer("current_epoch")
+    """In a federation, the round: the unit of learning-rate schedules."""
+    global_step = _of_trainer("global_step")
+    """In a federation, optimizer steps of the client's work in this round."""
+    global_rank = _of_trainer("global_rank")
+    local_rank = _of_trainer("local_rank")
+    logger = _of_trainer("logger")
+    loggers = _of_trainer("loggers")
 
-    Raises:
-        ConfigError: For another form, which has no loss.
-    """
-    if returned is None or isinstance(returned, Tensor):
-        return Outputs(returned)
-    if isinstance(returned, Mapping) and "loss" in returned:
-        return Outputs(returned["loss"], returned.get("logits"), returned.get("features"))
-    what = f"a dict of {', '.join(map(str, returned))}" if isinstance(returned, Mapping) else type(returned).__name__
-    raise ConfigError(f"training_step must return a tensor, a dict with the key loss, or None, and returned {what}")
+    @override
+    def optimizers(self, use_pl_optimizer: bool = True) -> Any:
+        own = self.state.trainer
+        if own is None:
+            return super().optimizers(use_pl_optimizer)
+        found = self._fabric_optimizers if use_pl_optimizer and not self.automatic_optimization else own.optimizers
+        return found[0] if len(found) == 1 else found
+
+    @override
+    def manual_backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        own = self.state.trainer
+        if own is not None:
+            own.call("on_before_backward", loss)
+        super().manual_backward(loss, *args, **kwargs)
+        if own is not None:
+            own.call("on_after_backward")
+
+    @override
+    def all_gather(self, data: Any, group: Any = None, sync_grads: bool = False) -> Any:
+        """Gather tensors from the processes that work on one client; a single process gets its tensors back."""
+        own = self.state.trainer
+        if own is None or own.data_parallel:
+            return super().all_gather(data, group, sync_grads)
+        return convert_to_tensors(data, device=self.device)
+
+    @override
+    def lr_schedulers(self) -> Any:
+        own = self.state.trainer
+        if own is None:
+            return super().lr_schedulers()
+        return None if not own.schedulers else own.schedulers[0] if len(own.schedulers) == 1 else own.schedulers
+
+    @override
+    def clip_gradients(
+        self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: str | None = None
+    ) -> None:
+        own = self.state.trainer
+        if own is None:
+            super().clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+            return
+        value = own.gradient_clip_val if gradient_clip_val is None else gradient_clip_val
+        if value is not None:
+            algorithm: Any = gradient_clip_algorithm or own.gradient_clip_algorithm
+            clip_gradients(optimizer, GradientOptions(value, algorithm))
 
 
 def task_name(task: LightningModule) -> str:
-    """The name of a task's own class, also of an objective's."""
-    ours = (Objective, Surface)
-    own = (kind for kind in type(task).__mro__ if kind not in ours and "_objective_class" not in kind.__dict__)
-    return next(own).__name__
+    """Name of a task's own class, also of an objective's."""
+    kinds = type(task).__mro__
+    return next(kind for kind in kinds if kind is not Objective and "_objective_class" not in kind.__dict__).__name__
 
 
 def bind_step(task: LightningModule, hook: str) -> Callable[..., Any]:
-    """One of a task's steps as a function of (batch, batch_idx), whether or not it takes the index."""
+    """A task's step as a function of (batch, batch_idx), with or without the index in its signature."""
     step = getattr(task, hook)
     parameters = list(inspect.signature(step).parameters.values())
     several = len(parameters) > 1 or any(one.kind is one.VAR_POSITIONAL for one in parameters)
@@ -147,14 +238,14 @@ def bind_step(task: LightningModule, hook: str) -> Callable[..., Any]:
 
 
 def head_of(task: LightningModule, name: str | None) -> nn.Module | None:
-    """The submodule whose input are the features and whose output the logits; None where the task has none.
+    """The submodule with the features as input and the logits as output; None where the task has none.
 
     Args:
         task: Any LightningModule.
-        name: Its name (``algorithm.head``); None for ``task.head``.
+        name: The submodule's (``algorithm.head``); None for ``task.head``.
 
     Raises:
-        ConfigError: If there is no submodule of this name.
+        ConfigError: If the task has no submodule of this name.
     """
     if name is None:
         found = getattr(task, "head", None)
@@ -163,14 +254,14 @@ def head_of(task: LightningModule, name: str | None) -> nn.Module | None:
         return task.get_submodule(name)
     except AttributeError:
         known = ", ".join(key for key, _ in task.named_modules() if key)
-        raise ConfigError(f"algorithm.head is {name!r}, and the model's submodules are {known}") from None
+        raise ConfigError(f"algorithm.head is {name!r}; it must be one of the model's submodules {known}") from None
 
 
 def head_names(model: Model, name: str | None) -> tuple[str, ...]:
-    """Names of the parameters of a task's head (`head_of`), in the model's order; none where it has no head."""
+    """Names of the parameters of a task's head (`head_of`) in the model's order; empty without a head."""
     head = head_of(model.task, name)
     own = {id(parameter) for parameter in head.parameters()} if head is not None else set()
-    return tuple(key for key, parameter in model.parameters.items() if id(parameter) in own)
+    return tuple(key for key, parameter in model.task.named_parameters() if id(parameter) in own)
 
 
 _CLASSES: dict[type[LightningModule], type[Objective]] = {}
@@ -183,29 +274,25 @@ def _objective_class(kind: type[LightningModule]) -> type[Objective]:
 
 
 def join(task: LightningModule, algorithm: Algorithm[Any], model: Model) -> tuple[Objective, ObjectiveState]:
-    """A task's objective under a method, sharing the task's memory; `at_work` puts the two together."""
-    kind = _objective_class(type(task))
-    objective: Objective = object.__new__(kind)
-    client = Client(0, 0, "train", 0, model)
-    state = ObjectiveState(algorithm, client, _unbound)
+    """A task's objective under a method, sharing the task's memory, and its state; `at_work` binds the two."""
+    objective: Objective = object.__new__(_objective_class(type(task)))
     objective.__dict__ = task.__dict__
-    client.objective = objective
-    state.step = _own_step(objective, type(task))
-    if algorithm.all_needs & {"logits", "outputs", "features"}:
-        state.head = head_of(task, algorithm.head)
-    return objective, state
+    needs_head = algorithm.all_needs & {"logits", "outputs", "features"}
+    head = head_of(task, algorithm.head) if needs_head else None
+    task_run = TaskRun(objective, _own_step(objective, type(task)), task_name(task), head)
+    return objective, ObjectiveState(algorithm, Client(0, 0, "train", 0, model, task_run=task_run), task_run)
 
 
 @contextmanager
 def at_work(objective: Objective, state: ObjectiveState, fabric: Fabric | None = None) -> Iterator[None]:
-    """An objective bound to its state and Fabric for a while; its task is a plain LightningModule before and after."""
+    """Bind an objective to its state and Fabric; its task is a plain LightningModule before and after."""
     own = objective.__dict__
     before = own.get(ATTRIBUTE)
     if before is state:
         yield
         return
     own[ATTRIBUTE], own["_fabric"] = state, fabric
-    listening = listen(state)
+    listening = state.task_run.listen()
     try:
         yield
     finally:
@@ -218,16 +305,6 @@ def at_work(objective: Objective, state: ObjectiveState, fabric: Fabric | None =
             own[ATTRIBUTE] = before
 
 
-def listen(state: ObjectiveState) -> RemovableHandle | None:
-    """Capture what the head sees and puts out, while a step runs that is asked for it."""
-
-    def capture(_module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        if state.capturing:
-            state.captured.append((inputs[0], output))
-
-    return None if state.head is None else state.head.register_forward_hook(capture)
-
-
 def _own_step(objective: Objective, kind: type[LightningModule]) -> Callable[[Any, int], Any]:
     """The task's own ``training_step``, run with the objective as ``self``."""
     function = kind.training_step
@@ -235,7 +312,3 @@ def _own_step(objective: Objective, kind: type[LightningModule]) -> Callable[[An
     if len(parameters) > 1 or any(one.kind is one.VAR_POSITIONAL for one in parameters):
         return lambda batch, batch_idx: function(objective, batch, batch_idx)
     return lambda batch, _batch_idx: function(objective, batch)
-
-
-def _unbound(batch: Any, batch_idx: int) -> Any:
-    raise RuntimeError("an objective runs once it is joined")

@@ -1,8 +1,8 @@
 """Optimizers and learning-rate schedules of a client's local work.
 
-`configure_optimizers` is asked anew for every phase of every client, so momentum never leaks from one client to the
-next; where a task says by `same_for_all` that it answers everybody alike, its optimizers are emptied and used again. An
-``epoch`` schedule counts rounds: every client of a round starts from the same learning rate.
+`configure_optimizers` is called for every phase of every client, so that momentum never leaks from one client to the
+next; where a task declares it `same_for_all`, its optimizers are reset and reused. An ``epoch`` schedule counts rounds:
+every client of a round starts from the same learning rate.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _FORMS = "an optimizer, a list of optimizers, ([optimizers], [schedulers]) or {'
 
 @dataclass(slots=True)
 class Schedule:
-    """A scheduler and how often it steps.
+    """A scheduler and its frequency.
 
     Args:
-        scheduler: Of torch, or another that the task steps itself.
-        frequency: It steps after every so many rounds, or steps.
+        scheduler: One of torch, or another that the task steps itself.
+        frequency: Rounds or optimizer steps between its steps.
     """
 
     scheduler: Any
@@ -36,13 +36,13 @@ class Schedule:
 
 @dataclass(slots=True)
 class _Kept:
-    """Optimizers to be used again.
+    """Optimizers for reuse.
 
     Args:
-        optimizers: As `configure_optimizers` gave them.
+        optimizers: From `configure_optimizers`.
         by_round: Whether a schedule sets their learning rates by round.
-        trained: Identities of the parameters that trained when they were made.
-        settings: Of each optimizer's parameter groups, when it was made.
+        trained: Identities of the trainable parameters at creation.
+        settings: Settings of each optimizer's parameter groups at creation.
     """
 
     optimizers: list[Optimizer]
@@ -51,7 +51,7 @@ class _Kept:
     settings: list[list[dict[str, Any]]]
 
     def renew(self) -> None:
-        """Make the optimizers what they were at first."""
+        """Restore the optimizers as at creation."""
         for optimizer, groups in zip(self.optimizers, self.settings, strict=True):
             optimizer.state.clear()
             for group, settings in zip(optimizer.param_groups, groups, strict=True):
@@ -59,9 +59,9 @@ class _Kept:
 
 
 def same_for_all(method: Callable[..., Any]) -> bool:
-    """Whether a task says of its method, by an attribute of this name, that it treats everybody alike.
+    """Whether an attribute of this name on a task's method declares it equal for all clients.
 
-    It then depends on its arguments, parameters and generators only, and leaves nothing behind.
+    It then depends on its arguments, parameters and generators only, and has no side effects.
     """
     return getattr(method, "same_for_all", False) is True
 
@@ -70,12 +70,12 @@ class OptimizerFactory:
     """Makes a client's optimizers, at the learning rate of the round.
 
     Args:
-        task: The module whose ``configure_optimizers`` is asked.
+        task: The module with ``configure_optimizers``.
 
     Note:
-        The values a schedule gives a round come from one optimizer a phase that is stepped once a round; nothing of it
-        is saved, a resumed run steps it up to its round. A task that optimises by hand steps its schedulers itself, as
-        in Lightning: they start anew with every client and round.
+        A schedule's values by round come from one optimizer a phase that is stepped once a round; it is not saved, a
+        resumed run steps it up to its round. A task that optimises by hand steps its schedulers itself, as in
+        Lightning: they start anew with every client and round.
     """
 
     def __init__(self, task: LightningModule) -> None:
@@ -87,19 +87,27 @@ class OptimizerFactory:
         self._templates: dict[str, tuple[list[Optimizer], list[Schedule], int]] = {}
         self._first_rate: tuple[int, float | None] = (-1, None)
 
-    def build(self, phase: str, round_idx: int) -> tuple[list[Optimizer], list[Schedule]]:
-        """Fresh optimizers for one phase, and those schedulers that step with every batch.
+    def build(self, phase: str, round_idx: int, lr: float | None = None) -> tuple[list[Optimizer], list[Schedule]]:
+        """Fresh optimizers for a phase, and the schedulers that step with every batch.
 
         Where the task optimises by hand, these are all its schedulers.
+
+        Args:
+            phase: The phase's name.
+            round_idx: The round, from 0.
+            lr: Learning rate of every parameter group; None for the round's.
         """
         optimizers, schedules = self._build(phase, round_idx)
         if self._first_rate[0] != round_idx:
             rate = optimizers[0].param_groups[0].get("lr")
             self._first_rate = (round_idx, None if rate is None else float(rate))
+        if lr is not None:
+            for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+                group["lr"] = lr
         return optimizers, schedules
 
     def rate_of(self, round_idx: int) -> float | None:
-        """The learning rate that a round began with, of the first optimizer; None where nothing was trained in it."""
+        """Learning rate of the first optimizer at the start of a round; None where nothing was trained in it."""
         return self._first_rate[1] if self._first_rate[0] == round_idx else None
 
     def _build(self, phase: str, round_idx: int) -> tuple[list[Optimizer], list[Schedule]]:
@@ -124,7 +132,7 @@ class OptimizerFactory:
         return optimizers, by_step
 
     def make(self) -> tuple[list[Optimizer], list[Schedule], list[Schedule]]:
-        """Fresh optimizers that will never step, the schedules that step with rounds and those that do with batches."""
+        """Fresh optimizers that never step, the schedules that step with rounds and those that step with batches."""
         made = parse_optimizers(self.task.configure_optimizers(), self._steps_itself)
         for optimizer in made[0]:
             # A scheduler warns unless its optimizer has stepped, by a flag that it adds to the optimizer; these carry
@@ -137,7 +145,7 @@ class OptimizerFactory:
 
         Args:
             entry: The scheduler.
-            epoch: The round that is over, which the hook sees as ``self.current_epoch``; None for the present one.
+            epoch: The finished round, ``self.current_epoch`` in the hook; None for the current one.
         """
         if not self._steps_itself:
             entry.scheduler.step()
@@ -169,7 +177,7 @@ def _settings(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _keeps_all_in_its_state(optimizer: Optimizer) -> bool:
-    """Whether emptying its state makes it new: true of torch's own, whose settings are plain values."""
+    """Whether an optimizer with emptied state is new: true of torch's own with plain values as settings."""
     plain = not any(
         isinstance(value, Tensor) for group in optimizer.param_groups for value in _settings(group).values()
     )
@@ -177,11 +185,11 @@ def _keeps_all_in_its_state(optimizer: Optimizer) -> bool:
 
 
 class HandedOptimizer:
-    """What a task's own ``optimizer_step`` is handed, as in Lightning: its ``step`` does all that belongs to a step.
+    """Argument of a task's own ``optimizer_step``, as in Lightning: its ``step`` does the whole step.
 
     Args:
         optimizer: The task's.
-        step: Takes the step: correction, clipping, scaling.
+        step: Makes the step: correction, clipping, scaling.
     """
 
     def __init__(self, optimizer: Optimizer, step: Callable[[], None]) -> None:
@@ -189,29 +197,29 @@ class HandedOptimizer:
         self._step = step
 
     def step(self, closure: Callable[[], Any] | None = None, **_kwargs: Any) -> Any:
-        """Take the gradients by the closure, where one is given, and step."""
+        """Compute gradients by the closure, if given, and step."""
         value = None if closure is None else closure()
         self._step()
         return value
 
     def __getattr__(self, name: str) -> Any:
-        """Everything else is the optimizer's."""
+        """All other attributes are the optimizer's."""
         return getattr(self.optimizer, name)
 
 
 def has_own_scheduler_step(task: LightningModule) -> bool:
-    """Whether a task steps its schedulers by a hook of its own, which may take schedulers that are not torch's."""
+    """Whether a task overrides the hook that steps its schedulers, which may then be others than torch's."""
     return type(task).lr_scheduler_step is not LightningModule.lr_scheduler_step
 
 
 def parse_optimizers(
     configured: Any, any_scheduler: bool = False
 ) -> tuple[list[Optimizer], list[Schedule], list[Schedule]]:
-    """Read what `configure_optimizers` returned, in any of Lightning's forms.
+    """Read the result of `configure_optimizers`, in any of Lightning's forms.
 
     Args:
-        configured: What it returned.
-        any_scheduler: Whether schedulers may be other than torch's, because the task steps them itself.
+        configured: The result.
+        any_scheduler: Whether schedulers may be others than torch's, because the task steps them itself.
 
     Returns:
         The optimizers, the schedulers that step with rounds, and those that step with batches.

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+import torch
+from torch import Tensor
 
 from lit_fed.checks import check_choice, check_range
 
 
 @dataclass(frozen=True, slots=True)
 class GradientOptions:
-    """What happens to gradients between backward and step.
+    """Treatment of gradients between backward and step.
 
     Args:
         clip_val: Threshold, None for no clipping.
@@ -29,15 +33,27 @@ class GradientOptions:
         check_range("trainer.gradient_clip_val", self.clip_val, above=0, null="for no clipping")
         check_choice("trainer.gradient_clip_algorithm", self.clip_algorithm, ("norm", "value"))
         check_range("trainer.accumulate_grad_batches", self.accumulate, least=1)
+    def clip(self, gradients: Sequence[Tensor]) -> None:
+        """Clip stacked gradients (n, …) in place, each client's as ``torch.nn.utils`` clips a single client's."""
+        if self.clip_val is None or not gradients:
+            return
+        if self.clip_algorithm == "value":
+            for gradient in gradients:
+                gradient.clamp_(-self.clip_val, self.clip_val)
+            return
+        norms = torch.stack([torch.linalg.vector_norm(g.reshape(len(g), -1), dim=1) for g in gradients])
+        factors = (self.clip_val / (torch.linalg.vector_norm(norms, dim=0) + 1e-6)).clamp(max=1.0)
+        for gradient in gradients:
+            gradient.mul_(factors.view(-1, *(1 for _ in gradient.shape[1:])))
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkOptions:
-    """How networks are run, which changes no more than rounding.
+    """Execution of networks, which changes results by rounding only.
 
     Args:
         compile: By ``torch.compile``.
-        channels_last: Images go to the networks with a pixel's channels side by side in memory.
+        channels_last: Lay out images with a pixel's channels side by side in memory.
     """
 
     compile: bool = False

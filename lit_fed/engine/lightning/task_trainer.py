@@ -1,4 +1,4 @@
-"""What a task sees as ``self.trainer`` in a federation."""
+"""The ``self.trainer`` of a task in a federation."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class TaskTrainer:
         data_parallel: Whether several processes work on one client.
 
     Note:
-        An epoch of this clock is a round, because that is what schedules with ``interval: epoch`` count; a client that
-        passes over its data five times in a round does so within one epoch of the clock. Steps are those of the
-        client's work in this round, which is what schedules with ``interval: step`` span.
+        An epoch of this clock is a round, because schedules with ``interval: epoch`` count rounds; a client that makes
+        five passes over its data in a round does so within one epoch of the clock. Steps are those of the client's
+        work in this round, the span of schedules with ``interval: step``.
     """
 
     max_steps = -1
@@ -71,7 +71,7 @@ class TaskTrainer:
 
     @property
     def logger(self) -> Any:
-        """The run's first logger; one that does nothing on other processes than the first."""
+        """The run's first logger; a dummy on other processes than the first."""
         return self.loggers[0] if self.loggers else None
 
     @property
@@ -81,17 +81,17 @@ class TaskTrainer:
 
     @property
     def validating(self) -> bool:
-        """Whether it is evaluated on validation data."""
+        """Whether the client is evaluated on validation data."""
         return self.stage == "validate"
 
     @property
     def testing(self) -> bool:
-        """Whether it is evaluated on test data."""
+        """Whether the client is evaluated on test data."""
         return self.stage == "test"
 
     @property
     def predicting(self) -> bool:
-        """Whether it predicts."""
+        """Whether the client predicts."""
         return self.stage == "predict"
 
     @property
@@ -116,7 +116,7 @@ class TaskTrainer:
 
     @property
     def num_devices(self) -> int:
-        """Devices on this machine that work on one client."""
+        """Devices of this machine that work on one client."""
         return len(getattr(self.fabric.strategy, "parallel_devices", [0])) if self.data_parallel else 1
 
     @property
@@ -145,9 +145,8 @@ class TaskTrainer:
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
-            f"self.trainer.{name} is not there for a client of a federation; there are current_epoch (the round), "
-            "max_epochs, global_step, estimated_stepping_batches, datamodule, logger, optimizers and what says where "
-            "the process runs"
+            f"a client of a federation has no self.trainer.{name}; use current_epoch (the round), max_epochs, "
+            "global_step, estimated_stepping_batches, datamodule, logger, optimizers or the properties of processes"
         )
 
     @property
@@ -160,13 +159,11 @@ class TaskTrainer:
         raise AttributeError("a client cannot stop the run by self.trainer.should_stop; use callback EarlyStopping")
 
 
-def clip_gradients(optimizer: Optimizer, clip_val: float, clip_algorithm: str) -> None:
-    """Clip an optimizer's gradients, by their ``norm`` together or each ``value``."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    if clip_algorithm == "norm":
-        torch.nn.utils.clip_grad_norm_(parameters, clip_val)
-    else:
-        torch.nn.utils.clip_grad_value_(parameters, clip_val)
+def clip_gradients(optimizer: Optimizer, options: GradientOptions) -> None:
+    """Clip an optimizer's gradients."""
+    if options.clip_val is not None:
+        found = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        options.clip([gradient.unsqueeze(0) for gradient in found])
 
 
 def _nobody(hook: str, *args: Any) -> None:

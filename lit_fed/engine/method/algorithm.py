@@ -1,8 +1,8 @@
-"""A method, whole: what a client does beside the task's loss, and what the server does.
+"""A whole method: the client's work beside the task's loss, and the server's.
 
-Twelve hooks carry every method here. The client's hooks are handed a `lit_fed.engine.method.client.Client` and keep
-nothing between two calls; what a client or the server keeps are mappings of tensors. An algorithm's own attributes are
-its settings and what `Algorithm.setup` learnt about the population.
+Twelve hooks carry every method here. The client's hooks take a `lit_fed.engine.method.client.Client` and keep nothing
+between calls; the state of a client or the server is a mapping of tensors. An algorithm's own attributes are its
+settings and what `Algorithm.setup` learnt about the population.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from lightning import LightningModule
 from torch import Tensor, nn
 
+from lit_fed.checks import check_range
 from lit_fed.engine.method.client import Client, Pass, Phase, Stage, Tensors, Update
 from lit_fed.engine.method.model import Model, Split
 from lit_fed.engine.method.reducers import Reducer
@@ -47,16 +48,16 @@ NEEDS = {
     "no_decay": "an optimizer without weight decay, beside which its own would be a second one; set weight_decay to 0",
     "whole_batches": "whole batches, which strategy=ddp would cut over processes; use 'clients'",
 }
-"""What a method may need beyond a LightningModule, and what to do where it is missing."""
+"""Needs of a method beyond a LightningModule, each as completion of "needs …" in an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cohort:
-    """Whose updates the server steps on.
+    """The clients whose updates the server steps on.
 
     Args:
-        round_idx: The round, counted from 0.
-        delivered: The clients whose updates arrived, ascending; a client with a late update may be there twice.
+        round_idx: The round, from 0.
+        delivered: Clients whose updates arrived, ascending; twice where a late update arrived too.
         num_clients: Clients in the population.
     """
 
@@ -66,7 +67,7 @@ class Cohort:
 
 
 class Regularizer(ABC):
-    """A term that wraps a method's objective while a client works for a federation.
+    """A term around a method's objective in a federation.
 
     Args:
         weight: The term's weight.
@@ -77,15 +78,14 @@ class Regularizer(ABC):
     """
 
     name: str
-    """What the term is logged as: ``train/<name>``, with its weight."""
+    """The term is logged as ``train/<name>``, with its weight."""
 
     needs: frozenset[str] = frozenset({"loss"})
-    """What it needs of the task, see `NEEDS`; one whose settings ask for more sets its own."""
+    """Needs of the task, see `NEEDS`; a regularizer with settings that need more sets its own."""
 
     def __init__(self, weight: float = 1.0, objective_weight: float = 1.0) -> None:
         for key, value in (("weight", weight), ("objective_weight", objective_weight)):
-            if not value >= 0:
-                raise ConfigError(f"regularizer {type(self).__name__}: {key} is {value}; it must not be negative")
+            check_range(f"{key} of regularizer {type(self).__name__}", value, least=0)
         self.weight = weight
         self.objective_weight = objective_weight
 
@@ -94,13 +94,13 @@ class Regularizer(ABC):
         """The term of a batch, without its weight.
 
         Args:
-            client: The client; ``client.run(batch)`` gives what its task gave, ``client.teach(batch)`` what the
-                downloaded model gives.
-            batch: As the loader gives it.
+            client: The client; ``client.run(batch)`` has its task's results, ``client.teach(batch)`` the downloaded
+                model's.
+            batch: As from the loader.
         """
 
     def around(self, client: Client, batch: Any, below: Callable[[Client, Any], Terms]) -> Terms:
-        """The terms of the objective below, weighed, and this one; without it where nothing was received."""
+        """Weighted terms of the objective below and this one; without this one where nothing was received."""
         terms = below(client, batch)
         if not client.begun or any(cast("Tensor | None", term) is None for term in terms.values()):  # the task skips it
             return terms
@@ -114,40 +114,40 @@ class Regularizer(ABC):
 class Algorithm(ABC, Generic[AggregateT]):
     """A federated-learning method. Every process holds one, in the same state.
 
-    The type parameter is what the reducer makes of a cohort's updates and `step` takes: a `Payload` for
+    The type parameter is the reducer's aggregate of a cohort's updates, which `step` takes: a `Payload` for
     `lit_fed.engine.method.reducers.WeightedMean`.
 
     Args:
         regularizer: A term over the method's objective, wherever a client trains on its own data.
-        head: The submodule whose input are the features and whose output the logits; null for the task's own
-            (``model.head``, where it is a module).
-        public_size: Training samples set aside, before the partition, as a public set without labels. Methods that
-            need none can set them aside too, to be compared on the same private data.
-        calibration_fraction: Share of every client's samples that is held out for density models and the like.
+        head: Submodule with the features as input and the logits as output; null for the task's own (``model.head``,
+            where it is a module).
+        public_size: Training samples set aside, before the partition, as a public set without labels; also by methods
+            that need none, for comparison on the same private data.
+        calibration_fraction: Share of every client's samples held out for density models and the like.
 
     Raises:
-        ConfigError: For sizes that cannot be.
+        ConfigError: For a setting outside its range.
     """
 
     needs: frozenset[str] = frozenset({"loss"})
-    """What the method needs of the task beyond a LightningModule, see `NEEDS`; checked before any training.
+    """Needs of the task beyond a LightningModule, see `NEEDS`; checked before any training.
 
-    A method whose settings ask for more sets its own.
+    A method with settings that need more sets its own.
     """
 
     varying: frozenset[str] = frozenset()
-    """Tensors of an update whose first dimension follows from a client's data, such as a row for each class it has.
+    """Tensors of an update whose first dimension depends on a client's data, such as a row for each of its classes.
 
-    It is the same in all of them, and at most that of a client that has not trained.
+    It is the same in all of them, and at most that of an untrained client.
     """
 
     nonnegative: frozenset[str] = frozenset()
-    """Tensors of an update that hold no negative number, such as counts and variances: a server refuses others."""
+    """Tensors of an update without negative numbers, such as counts and variances; a server refuses others."""
 
     heaviest: float | None = None
-    """The largest weight that a client can have, where `finish` gives weights of the method's own.
+    """Largest weight of a client, where `finish` sets weights.
 
-    None where a client weighs as many as it has training samples: a server then takes no other from a machine.
+    None where the weight is the number of training samples: a server then accepts no other from a node.
     """
 
     def __init__(
@@ -164,13 +164,13 @@ class Algorithm(ABC, Generic[AggregateT]):
 
     @property
     def all_needs(self) -> frozenset[str]:
-        """What the method and its regularizer need."""
+        """Needs of the method and its regularizer."""
         return self.needs | (self.regularizer.needs if self.regularizer is not None else frozenset())
 
     # ------------------------------------------------------------------ the whole
 
     def adapt(self, task: LightningModule) -> None:
-        """Change a task's network, in place, where the method takes another than the user's; by default not.
+        """Change a task's network in place, where the method needs another than the user's; by default no change.
 
         Called once for every network, before anything else, also under a plain ``lightning.Trainer``.
 
@@ -180,34 +180,34 @@ class Algorithm(ABC, Generic[AggregateT]):
 
     @abstractmethod
     def setup(self, models: Mapping[str, Model], population: Population) -> Server:
-        """Look at the population and make the server's first state; called once on every process.
+        """Read the population and make the server's first state; called once on every process.
 
         Args:
             models: The clients' models by kind; one where all clients have the same network.
-            population: What the server may know about the clients.
+            population: The server's knowledge of the clients.
 
         Returns:
-            Tensors and primitives, nested in dictionaries, which checkpoints hold. Under ``model`` stands the global
-            model by parameter and buffer name, or under ``models`` one for each kind, for methods that have one.
+            Tensors and primitives, nested in dictionaries, as checkpoints hold them. A method with a global model puts
+            it under ``model``, by parameter and buffer name, or one for each kind under ``models``.
 
         Raises:
             ConfigError: If the method cannot work on this task or population.
         """
 
     def split(self, model: Model, round_idx: int) -> Split:
-        """Which parameters travel, stay and freeze in a round; by default all travel. A pure function of the round."""
+        """Division of the parameters in a round, a pure function of it; by default all travel."""
         return Split(tuple(model.parameters))
 
     # ------------------------------------------------------------------ the client's half
 
     def initial_state(self, client: Client) -> Tensors:
-        """What the method keeps for a client that never took part; by default nothing."""
+        """State of a client that has not taken part; by default empty."""
         return {}
 
     def start(self, client: Client) -> Tensors:
-        """The model a client begins with, or is tested with, by name.
+        """The model that a client starts from, or is tested with, by name.
 
-        By default what it received and, where it has personal tensors, its own (``client.own``).
+        By default the received tensors and the client's personal ones (``client.own``).
         """
         received = {name: tensor for name, tensor in client.received.items() if name in client.model}
         return {**received, **client.own}
@@ -215,7 +215,7 @@ class Algorithm(ABC, Generic[AggregateT]):
     def phases(self, client: Client) -> list[Phase | Pass]:
         """The client's local work in order.
 
-        By default one phase over its own data where it trains or is fine-tuned, nothing where it is tested or used.
+        By default one phase over its data where it trains or is fine-tuned, none where it is tested or predicts.
         """
         if client.stage == "train":
             return [Phase("train", client.train_loader(), epochs=client.work.epochs, steps=client.work.steps)]
@@ -224,43 +224,43 @@ class Algorithm(ABC, Generic[AggregateT]):
         return []
 
     def objective(self, client: Client, batch: Any) -> Terms:
-        """What is minimised on a batch, as terms by name; by default the task's own loss, as ``task``."""
+        """Terms by name, whose sum is minimised on a batch; by default the task's own loss, as ``task``."""
         return {"task": client.run(batch).loss}  # type: ignore[dict-item]  # None is Lightning's way to skip a batch
 
     def correct(self, client: Client, gradients: Tensors) -> Tensors:
-        """The gradients to step along, by parameter name; by default as they are. Before clipping."""
+        """Gradients to step along, by parameter name, before clipping; by default unchanged."""
         return gradients
 
     def finish(self, client: Client) -> Update:
-        """The client's answer and what the method keeps of it; by default its shared tensors and nothing."""
+        """The client's answer and its new state; by default its shared tensors, and no state."""
         return Update(client.model.tensors(client.model.shared_names("up")))
 
     # ------------------------------------------------------------------ the server's half
 
     @abstractmethod
     def broadcast(self, server: Server, round_idx: int, kind: str, stage: Stage = "train") -> Payload:
-        """What every client of a kind receives. Clients do not write into it.
+        """Tensors for every client of a kind; read-only for clients.
 
         Args:
             server: The server's state.
-            round_idx: The round, counted from 0.
-            kind: Whose network it is for, a key of `setup`'s models.
-            stage: Whether they are to ``train`` with it or not. What is sent to be tested with is also what the
-                global model is tested, saved and handed out with.
+            round_idx: The round, from 0.
+            kind: Kind of network, a key of `setup`'s models.
+            stage: ``train``, or the stage of a test. The global model is tested, saved and handed out with the tensors
+                for tests.
         """
 
     @abstractmethod
     def reducer(self, server: Server) -> Reducer[AggregateT]:
-        """A new reducer for one round."""
+        """A new reducer for a round."""
 
     @abstractmethod
     def step(self, server: Server, aggregate: AggregateT, cohort: Cohort) -> dict[str, float]:
-        """Move the server's state, in place; skipped in a round in which no update arrived.
+        """Update the server's state in place; skipped in a round without updates.
 
         Args:
             server: The server's state.
-            aggregate: What the reducer gave.
-            cohort: Whose updates were combined.
+            aggregate: The reducer's result.
+            cohort: The clients whose updates were combined.
 
         Returns:
             Metrics of the server by name, such as ``server/step_size``.
@@ -269,19 +269,19 @@ class Algorithm(ABC, Generic[AggregateT]):
     # ------------------------------------------------------------------ for show and for use
 
     def figures(self, server: Server) -> dict[str, Figure]:
-        """Pictures of the server's state by name, for TensorBoard; by default none. Drawn on the first process only."""
+        """Figures of the server's state by name, for TensorBoard, on the first process only; by default none."""
         return {}
 
     def release(self, task: LightningModule) -> nn.Module:
-        """A trained task as a network for use without a federation; by default its ``network``, else the task itself.
+        """A trained task as a network for use without a federation; by default its ``network``, else the task.
 
-        A method that changed the network's form in `adapt`, and not what it computes, gives it its own form back.
+        A method whose `adapt` changed the network's form and not its function restores the form.
         """
         network = getattr(task, "network", None)
         return network if isinstance(network, nn.Module) else task
 
     def forecast(self, server: Server, round_idx: int, kind: str) -> Payload:
-        """A round's broadcast by names and shapes, for ``cost``, where nothing was ever stepped."""
+        """Names and shapes of a round's broadcast, for ``cost``, where no step is ever made."""
         return self.broadcast(server, round_idx, kind)
 
     # ------------------------------------------------------------------ what the engine calls
@@ -289,7 +289,7 @@ class Algorithm(ABC, Generic[AggregateT]):
     def terms(self, client: Client, batch: Any, public: bool = False) -> Terms:
         """The objective with the regularizer around it.
 
-        A method that takes both elsewhere than at the client's tensors says where (`lit_fed.methods.per_fedavg`).
+        A method that evaluates both at other tensors than the client's overrides this (`lit_fed.methods.per_fedavg`).
         """
         if self.regularizer is None or public:
             return self.objective(client, batch)

@@ -1,6 +1,6 @@
-"""One client at work: what a method's hooks are handed, and what its local work consists of.
+"""A client at work, as a method's hooks see it, and the parts of its local work.
 
-What a client keeps and what it received are mappings of tensors; nothing of a client is an attribute of the task.
+A client's state and broadcast are mappings of tensors; no attribute of the task belongs to a client.
 """
 
 from __future__ import annotations
@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
-from typing import Protocol as Interface
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,6 +16,7 @@ from torch import Tensor
 from lit_fed.checks import check_range
 from lit_fed.engine.method.model import Model
 from lit_fed.engine.method.steps import EffectiveSteps
+from lit_fed.engine.method.task_run import Outputs, TaskRun
 from lit_fed.engine.wire.payload import Payload
 from lit_fed.errors import ConfigError
 from lit_fed.seeding import derive_seed, torch_generator
@@ -30,11 +30,11 @@ Tensors = dict[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class FineTuning:
-    """How a model is adapted to a client before it is tested there.
+    """Adaptation of a model to a client before its test.
 
     Args:
         epochs: Passes over the client's training data.
-        lr: Learning rate of every parameter group; None keeps the round's own.
+        lr: Learning rate of every parameter group; None keeps the round's.
     """
 
     epochs: int = 1
@@ -43,10 +43,10 @@ class FineTuning:
 
 @dataclass(frozen=True, slots=True)
 class LocalWork:
-    """How long a client trains in a round.
+    """Length of a client's training in a round.
 
     Args:
-        epochs: Passes over the client's data, also fractions of one; None with ``steps``.
+        epochs: Passes over the client's data, also fractions; None with ``steps``.
         steps: Batches instead of epochs.
     """
 
@@ -54,41 +54,11 @@ class LocalWork:
     steps: int | None = None
 
 
-class Outputs(NamedTuple):
-    """What a task gives for a batch.
-
-    Args:
-        loss: The task's own, 0-d; None where the task skips the batch.
-        logits: (B, …), what the head put out; None where no method asked for it.
-        features: (B, …), what the head saw; None where no method asked for it.
-    """
-
-    loss: Tensor | None
-    logits: Tensor | None = None
-    features: Tensor | None = None
-
-
-class TaskRun(Interface):
-    """What a client runs its task with: `lit_fed.engine.lightning.objective.Objective`."""
-
-    def run(self, batch: Any) -> Outputs:
-        """The task's own step on a batch."""
-
-    def run_with(self, batch: Any, tensors: Mapping[str, Tensor]) -> Outputs:
-        """The same with other parameters and buffers, by name, in place of the task's."""
-
-    def muted(self) -> AbstractContextManager[None]:
-        """What the task logs meanwhile is dropped."""
-
-    def __call__(self, x: Any) -> Any:
-        """The task's ``forward``."""
-
-
 def local_work(epochs: float | None, steps: int | None) -> LocalWork:
-    """How long a client trains in a round: one epoch where nobody says otherwise.
+    """Length of a client's training in a round, by default one epoch.
 
     Raises:
-        ConfigError: If both epochs and steps are given, or one of them is nothing.
+        ConfigError: If both epochs and steps are given, or epochs are not above 0.
     """
     if steps is not None and epochs is not None:
         raise ConfigError(f"trainer.local_epochs is {epochs} and local_steps is {steps}; set one of them to null")
@@ -101,20 +71,20 @@ def local_work(epochs: float | None, steps: int | None) -> LocalWork:
 
 @dataclass(slots=True)
 class Phase:
-    """One stretch of local training, over one loader, with one fresh set of optimizers.
+    """A stretch of local training over one loader, with fresh optimizers.
 
     Args:
-        name: What the hooks see as ``client.phase``.
-        loader: Batches; iterated anew each epoch.
-        epochs: How often to go through the loader, also fractions. Give this or ``steps``.
-        steps: How many batches to train on, going through the loader as often as that takes.
-        trains: Names of the parameters that train in this phase; None for all that are not frozen.
-        begin: Tensors to begin with; the model as it was is then ``client.left``. None goes on with it.
-        moves: Whether the optimizer steps. Where not, ``client.results[name]`` is the mean gradient over the samples.
-        public: Whether the batches are the public set's, ``(x, index)``: no regularizer goes over them, their terms are
-            logged by name and not as ``train/loss``, and fine-tuning's learning rate is not theirs.
-        seed: Seeds the device's generators anew, for dropout and the like; None goes on with their stream.
-        lr: Learning rate of every parameter group; None for that of the fine-tuning, else the round's own.
+        name: ``client.phase`` while it runs.
+        loader: Batches, iterated anew each epoch.
+        epochs: Passes over the loader, also fractions. Give this or ``steps``.
+        steps: Batches to train on, over as many passes as that takes.
+        trains: Names of the parameters that train; None for all that are not frozen.
+        begin: Tensors to start from; the model before the phase is then ``client.left``. None continues with it.
+        moves: Whether the optimizer steps. If not, ``client.results[name]`` is the mean gradient over the samples.
+        public: Whether the batches are of the public set, ``(x, index)``: without regularizer, terms logged by name and
+            not as ``train/loss``, and without fine-tuning's learning rate.
+        seed: Reseeds the device's generators, for dropout and the like; None continues their stream.
+        lr: Learning rate of every parameter group; None for the fine-tuning's, else the round's.
     """
 
     name: str
@@ -129,23 +99,23 @@ class Phase:
     lr: float | None = None
 
     def __post_init__(self) -> None:
-        """Check that the length is given in exactly one way."""
+        """Check that exactly one of epochs and steps is given."""
         if (self.epochs is None) == (self.steps is None):
-            raise ConfigError(f"phase {self.name!r} needs either epochs or steps, not both and not neither")
+            raise ConfigError(f"phase {self.name!r} has both epochs and steps, or neither; give one of them")
 
 
 @dataclass(slots=True)
 class Pass:
-    """One reading of a loader that trains nothing, such as predictions on a public set.
+    """A pass over a loader without training, such as predictions on a public set.
 
-    It runs in evaluation mode, without gradients and in the weights' own precision.
+    It runs in evaluation mode, without gradients, in the precision of the weights.
 
     Args:
-        name: Where the answer stands: ``client.results[name]``.
+        name: The result's, in ``client.results``.
         loader: Batches.
-        read: What is taken from a client and a batch, tensors by name.
-        gather: ``cat`` joins what the batches gave along the first dimension, ``sum`` adds it up.
-        example: Empty tensors of the answer's names and sizes, for ``cost`` and for a loader without a batch.
+        read: Takes tensors by name from a client and a batch.
+        gather: ``cat`` joins the batches' results along the first dimension, ``sum`` adds them.
+        example: Empty tensors of the result's names and shapes, for ``cost`` and for a loader without batches.
     """
 
     name: str
@@ -157,25 +127,28 @@ class Pass:
 
 @dataclass(slots=True)
 class Client:
-    """A client at work: who it is, what it holds, and ways to run its task.
+    """A client at work: identity, tensors, and ways to run its task.
 
     Args:
-        id: The client, counted from 0.
-        round_idx: The round, counted from 0.
+        id: Position of the client, from 0.
+        round_idx: The round, from 0.
         stage: ``train`` (local work of a round), ``personal`` (fine-tuning for a test), ``test`` or ``predict``.
-        seed: The seed of the run.
-        model: The task's tensors, this client's at the moment.
-        data: Where the client's loaders come from; None under a plain ``lightning.Trainer``.
-        work: How long it trains.
-        fine_tuning: How to adapt the model, in the ``personal`` stage.
-        state: What the method keeps for this client between rounds. Its tensors must not be changed.
-        is_new: Whether the client never took part before.
-        received: The broadcast as it arrived. Its tensors must not be changed.
-        begun: The model it began with, shared and personal tensors by name; empty under a plain trainer.
-        left: The model as it was before a phase that begins with other tensors.
-        results: What passes and phases gave, by their names.
-        steps: What the optimizer's steps amount to, where the method needs it.
-        phase: Name of the phase under way, empty before the first one.
+        seed: The run's.
+        model: The task's tensors with this client's values. In ``initial_state`` and ``start`` these are the client's
+            own tensors and those it received.
+        data: Source of the client's loaders; None under a plain ``lightning.Trainer``.
+        work: Length of its training.
+        fine_tuning: Adaptation of the model, in the ``personal`` stage.
+        state: Tensors that the method keeps for this client between rounds; read-only.
+        is_new: Whether the client has not taken part before.
+        received: The broadcast as it arrived; read-only.
+        begun: The model at the start, shared and personal tensors by name; empty under a plain trainer.
+        left: The model before a phase that starts from other tensors.
+        results: Results of passes and phases, by their names.
+        steps: Effective length of the optimizer's steps, where the method needs it.
+        phase: Name of the current phase, empty before the first.
+        own: Personal tensors that the client kept, or the first ones.
+        task_run: Runs the task on this client's tensors.
     """
 
     id: int
@@ -195,7 +168,7 @@ class Client:
     steps: EffectiveSteps = field(default_factory=EffectiveSteps)
     phase: str = ""
     own: Payload = field(default_factory=dict)
-    objective: TaskRun | None = None
+    task_run: TaskRun | None = None
     _anchor: Tensors | None = None
     _at: Mapping[str, Tensor] | None = None
     _ran: dict[int, tuple[Any, Outputs]] = field(default_factory=dict)
@@ -204,26 +177,32 @@ class Client:
 
     @property
     def parameters(self) -> Mapping[str, Tensor]:
-        """The model's parameters by name, differentiable."""
+        """The parameters by name, differentiable."""
         return self.model.parameters
 
     @property
     def device(self) -> torch.device:
-        """Where the client works."""
+        """Device of the client's tensors."""
         return next(iter(self.model.parameters.values())).device
 
     @property
     def anchor(self) -> Tensors:
-        """What a term may hold the client to: its shared parameters as they arrived.
+        """Reference parameters for a term: the shared ones as received.
 
-        Where the method sends no parameters, the client's own as it began; empty where nothing was received at all.
+        Where the method sends no parameters, the client's own at the start; empty where nothing was received.
         """
-        if self._anchor is None:
+        if not self._anchor:  # empty until the client has begun
             names = self.model.split.shared or self.model.split.personal
             self._anchor = {name: self.begun[name] for name in names if name in self.begun}
         return self._anchor
 
     # ------------------------------------------------------------------ data
+
+    def rate_of(self, phase: Phase) -> float | None:
+        """Learning rate of a phase: its own, else fine-tuning's on the client's data; None for the round's."""
+        if phase.lr is not None or phase.public or self.fine_tuning is None:
+            return phase.lr
+        return self.fine_tuning.lr
 
     def derive_seed(self, purpose: str) -> int:
         """A seed for one purpose of this client in this round."""
@@ -235,17 +214,17 @@ class Client:
 
     @property
     def population(self) -> FederatedDataModule:
-        """The data, of which a client looks only at its own and at what is shared.
+        """The data module; a client reads only its own data and shared sets.
 
         Raises:
-            ConfigError: Under a plain ``lightning.Trainer``, where there is none.
+            ConfigError: Under a plain ``lightning.Trainer``.
         """
         if self.data is None:
-            raise ConfigError("this part of the method needs a federation; under a plain Trainer there is no client")
+            raise ConfigError("this part of the method needs clients' data; a plain Trainer has none")
         return self.data
 
     def train_loader(self) -> Iterable[Any]:
-        """The client's own training data, shuffled by this client's generator for this round."""
+        """The client's training data, shuffled by its generator for this round."""
         return self.population.train_loader(self.id, self.generator("data"))
 
     @property
@@ -258,24 +237,24 @@ class Client:
     def run(self, batch: Any, tensors: Mapping[str, Tensor] | None = None) -> Outputs:
         """The task's ``training_step`` on a batch: loss, and logits and features where the method needs them.
 
-        Asked again for the same batch it gives the same tensors, without a second pass.
+        Repeated calls for a batch return the same tensors without a second pass.
 
         Args:
-            batch: As the loader gives it.
-            tensors: Use these parameters and buffers, by name, in place of the model's; differentiable in them.
+            batch: As from the loader.
+            tensors: Parameters and buffers, by name, in place of the model's; differentiable in them.
         """
-        objective = self._objective
+        task = self._task
         if tensors is not None:
-            return objective.run_with(batch, tensors)
+            return task.run_with(batch, tensors)
         found = self._ran.get(id(batch))
         if found is None:
-            ran = objective.run(batch) if self._at is None else objective.run_with(batch, self._at)
+            ran = task.run(batch) if self._at is None else task.run_with(batch, self._at)
             found = self._ran[id(batch)] = batch, ran
         return found[1]
 
     @contextmanager
     def at(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-        """Let `run` use these parameters and buffers, by name, in place of the model's; differentiable in them."""
+        """Make `run` use these parameters and buffers, by name, in place of the model's; differentiable in them."""
         self.forget()
         self._at = tensors
         try:
@@ -286,60 +265,60 @@ class Client:
 
     @torch.no_grad()
     def teach(self, batch: Any, tensors: Mapping[str, Tensor] | None = None) -> Outputs:
-        """What a teacher gives for a batch: evaluation mode, no gradient, nothing logged.
+        """A teacher's results for a batch: evaluation mode, no gradient, nothing logged.
 
         Args:
-            batch: As the loader gives it.
-            tensors: The teacher's parameters and buffers by name; by default the model the client began with.
+            batch: As from the loader.
+            tensors: The teacher's parameters and buffers by name; by default the client's model at the start.
         """
         with self.model.evaluating(), self.muted():
-            return self._objective.run_with(batch, self.begun if tensors is None else tensors)
+            return self._task.run_with(batch, self.begun if tensors is None else tensors)
 
     def forward(self, x: Any) -> Tensor:
         """The task's ``forward`` on inputs without labels, such as a public set's."""
-        output: Tensor = self._objective(x)
+        output: Tensor = self._task.forward(x)
         return output
 
     def gradients(self, loss: Tensor, create_graph: bool = False) -> Tensors:
-        """The gradient of a loss by name, in every parameter that trains and that the loss depends on."""
+        """Gradients of a loss by name, for every trainable parameter that it depends on."""
         own = {name: parameter for name, parameter in self.parameters.items() if parameter.requires_grad}
         found = torch.autograd.grad(loss, list(own.values()), create_graph=create_graph, allow_unused=True)
         return {name: gradient for name, gradient in zip(own, found, strict=True) if gradient is not None}
 
     def targets(self, batch: Any) -> Tensor:
-        """The labels of a batch: ``task.targets(batch)`` where the task has it, else the second of a pair."""
+        """The labels of a batch: ``task.targets(batch)`` if the task defines it, else the pair's second element."""
         own = getattr(self.model.task, "targets", None)
         found: Tensor = own(batch) if callable(own) else batch[1]
         return found
 
     def levels(self, batch: Any) -> list[Any]:
-        """A batch at its lower resolutions, in descending order, by the task's own ``levels(batch)``."""
+        """A batch at its lower resolutions, descending, by the task's own ``levels(batch)``."""
         own: Callable[[Any], list[Any]] = self.model.task.levels  # type: ignore[assignment]  # declared in `needs`
         return own(batch)
 
     def muted(self) -> AbstractContextManager[None]:
-        """What the task logs meanwhile is dropped: it is not about the model that trains."""
-        return self._objective.muted()
+        """Drop the task's logged values: they do not describe the model in training."""
+        return self._task.muted()
 
     def forget(self) -> None:
-        """Forget the outputs of batches, whose parameters have moved."""
+        """Drop the outputs kept for batches, because the parameters have moved."""
         self._ran.clear()
 
     @property
-    def _objective(self) -> TaskRun:
-        if self.objective is None:
-            raise RuntimeError("a client runs its task only while it works")
-        return self.objective
+    def _task(self) -> TaskRun:
+        if self.task_run is None:
+            raise RuntimeError("a client without a task_run cannot run its task; enter it in a session")
+        return self.task_run
 
 
 @dataclass(slots=True)
 class Update:
-    """What a client's work gave, before it is anybody's.
+    """Result of a client's work.
 
     Args:
-        payload: What is sent to the server.
-        state: What the method keeps for the client, beside its personal tensors.
-        weight: Its weight in a weighted mean; None for its number of training samples.
+        payload: Tensors for the server.
+        state: Tensors that the method keeps for the client, beside its personal tensors.
+        weight: Weight in a weighted mean; None for its number of training samples.
     """
 
     payload: Payload

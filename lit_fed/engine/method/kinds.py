@@ -1,4 +1,4 @@
-"""Which client has which network."""
+"""Kinds of network, and their clients."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from lit_fed.errors import ConfigError
 ONLY = "model"
 """The kind of every client where all have the same network."""
 CHOSEN_BY = ("clients", "client_positions")
-"""The settings of a kind by which clients are given to it; the others are the model's."""
+"""Settings of a kind that name its clients; the others are the model's."""
 
 
 class Choice(NamedTuple):
-    """The clients that a kind is given.
+    """Clients of a kind, as configured.
 
     Args:
-        names: By their names.
-        positions: By their positions.
+        names: Clients by name.
+        positions: Clients by position.
     """
 
     names: Sequence[Any] = ()
@@ -29,11 +29,11 @@ class Choice(NamedTuple):
 
 
 class Kinds:
-    """The kinds of network in a population, and whose they are.
+    """The kinds of network in a population, and their clients.
 
     Args:
-        names: The kinds; clients take them in turn (client i the i-th, then from the start), unless they are chosen.
-        clients: The clients of each kind by name, all of them; None for turns. Who they are is known after `check`.
+        names: The kinds; by default client i has the i-th, cyclically.
+        clients: All clients of each kind; None for the default. Resolved by `check`.
 
     Raises:
         ConfigError: If there is no kind.
@@ -47,17 +47,17 @@ class Kinds:
         self._named: dict[int, str] = {}
 
     def check(self, data: NamedClients) -> None:
-        """Learn who is who, and refuse a population in which a client has no network or two, or a kind no client.
+        """Resolve the clients; refuse a population where a client has no network or two, or a kind has no client.
 
         Raises:
-            ConfigError: If one has none, or a network is for a client that does not exist.
+            ConfigError: Naming the client or kind, or a client that does not exist.
         """
         num_clients = data.num_clients
         if self._chosen is None:
             if num_clients < len(self.names):
                 raise ConfigError(
                     f"trainer.kinds {self.names[-1]!r} has no client: there are {len(self.names)} kinds and "
-                    f"{num_clients} clients"
+                    f"{num_clients} clients; name fewer kinds"
                 )
             return
         self._named = {}
@@ -66,7 +66,8 @@ class Kinds:
             for client_id in clients_of(data, keys, choice.names, choice.positions) or ():
                 if client_id in self._named:
                     raise ConfigError(
-                        f"trainer.kinds gives client {called(data, client_id)} to {self._named[client_id]} and {name}"
+                        f"trainer.kinds gives client {called(data, client_id)} to {self._named[client_id]} and {name}; "
+                        "name it once"
                     )
                 self._named[client_id] = name
         missing = next((client_id for client_id in range(num_clients) if client_id not in self._named), None)
@@ -86,11 +87,11 @@ class Kinds:
 
 
 def assign(tasks: Mapping[str, LightningModule], options: Mapping[str, Mapping[str, Any]] | None) -> Kinds:
-    """Which client has which of several models.
+    """The kinds of several models.
 
     Args:
         tasks: The models by kind.
-        options: ``trainer.kinds``, of which only ``clients`` and ``client_positions`` are looked at; None for turns.
+        options: ``trainer.kinds``, read for ``clients`` and ``client_positions``; None for the default.
 
     Raises:
         ConfigError: If the models and the options name different kinds, two models share a parameter, or only some
@@ -101,7 +102,7 @@ def assign(tasks: Mapping[str, LightningModule], options: Mapping[str, Mapping[s
         for parameter in task.parameters():
             if owners.setdefault(id(parameter), name) != name:
                 raise ConfigError(
-                    f"the models of kinds {owners[id(parameter)]!r} and {name!r} share parameters; make one for each"
+                    f"the models of kinds {owners[id(parameter)]!r} and {name!r} share parameters; create one for each"
                 )
     if options is None:
         return Kinds(tuple(tasks))

@@ -1,8 +1,8 @@
-"""The tensors of a task by name: which travel, which stay with a client, which never move."""
+"""The tensors of a task by name: those that travel, stay with a client, or are frozen."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from lightning import LightningModule
 from torch import Tensor, nn
+from typing_extensions import override
 
 from lit_fed.engine.wire.payload import Payload
 from lit_fed.errors import ConfigError
@@ -19,14 +20,12 @@ BufferPolicy = Literal["average", "local", "server"]
 
 @dataclass(frozen=True)
 class Split:
-    """Which parameters travel, which stay with the client, and which neither train nor travel.
-
-    Together the three name every parameter of the model exactly once.
+    """A division of the model's parameters; each is named exactly once.
 
     Args:
         shared: Trained, sent down and up.
         personal: Trained and kept by the client.
-        frozen: As the server's model has them.
+        frozen: Not trained, as in the server's model.
     """
 
     shared: tuple[str, ...]
@@ -37,13 +36,13 @@ class Split:
 class Model:
     """A task's parameters and persistent buffers by name, looked up once.
 
-    Parameters that the task itself does not train (``requires_grad`` false) are frozen, whatever a method says.
+    Parameters that the task does not train (``requires_grad`` false) are frozen, whatever the method's split says.
 
     Args:
-        task: Any LightningModule. One instance serves all clients of a process, one after the other.
-        buffers: What becomes of buffers that the task writes in place, such as batch-norm statistics: ``average``
-            sends and averages them, ``local`` keeps them with the client, ``server`` sends the server's down and never
-            changes them.
+        task: Any LightningModule. One instance serves all clients of a process in turn.
+        buffers: Policy for buffers that the task writes in place, such as batch-norm statistics: ``average`` sends and
+            averages them, ``local`` keeps them with the client, ``server`` sends the server's down and leaves them
+            unchanged.
     """
 
     def __init__(self, task: LightningModule, buffers: BufferPolicy = "average") -> None:
@@ -54,18 +53,18 @@ class Model:
         self.fixed = [name for name, parameter in self.parameters.items() if not parameter.requires_grad]
         self.split = self._without_fixed(Split(tuple(self.parameters)))
         self.initial: dict[str, Tensor] = {}
-        """What new clients begin with: all tensors where the method has an `initial_state`, else `staying`."""
+        """First tensors of a new client: all where the method has an `initial_state`, else `staying`."""
         self.staying: frozenset[str] = frozenset()
         """Names of tensors that do not travel in every round."""
         self._given: Split | None = None
         self.frozen_by_method: frozenset[str] = frozenset()
-        """Those of `fixed` that the method froze, and not the task's author."""
+        """The names in `fixed` that the method froze, not the task's author."""
         self._switched: list[nn.Parameter] = []
         self._modules = list(task.modules())
         self._first_passing: list[tuple[nn.Module, str, Tensor, int, Tensor]] = []
 
     def remember(self, names: Iterable[str] | None = None) -> None:
-        """Keep a copy of all tensors, or of some: what clients start from that never took part."""
+        """Copy all tensors, or some, as the start of clients that have not taken part."""
         self.initial = self.copy(names)
         for owner, key in self._passing:
             buffer = owner._buffers[key]
@@ -73,7 +72,7 @@ class Model:
                 self._first_passing.append((owner, key, buffer, buffer._version, buffer.clone()))
 
     def renew(self) -> None:
-        """Bring non-persistent buffers back that the task has changed: no client sees what another left in them."""
+        """Restore non-persistent buffers that the task has changed, so that no client sees another's values."""
         for idx, (owner, key, buffer, version, first) in enumerate(self._first_passing):
             if owner._buffers.get(key) is not buffer or buffer._version != version:
                 buffer.copy_(first)
@@ -81,44 +80,41 @@ class Model:
                 self._first_passing[idx] = (owner, key, buffer, buffer._version, first)
 
     def is_of(self, task: LightningModule) -> bool:
-        """Whether a task still has the parameters that were looked up."""
+        """Whether a task still has the parameters looked up at construction."""
         now = dict(task.named_parameters())
         return now.keys() == self.parameters.keys() and all(now[name] is one for name, one in self.parameters.items())
 
     def divide(self, split: Split) -> None:
-        """Take a round's split.
+        """Apply a round's split.
 
         Raises:
-            ConfigError: If it does not name every parameter once.
+            ConfigError: If the split does not name every parameter once.
         """
         if split != self._given:
             named = [*split.shared, *split.personal, *split.frozen]
             if len(named) != len(set(named)) or set(named) != self.parameters.keys():
                 odd = sorted(set(named) ^ self.parameters.keys()) or sorted({n for n in named if named.count(n) > 1})
-                raise ConfigError(
-                    f"the split of parameters must name each parameter once; look at {', '.join(odd[:5])}"
-                )
+                raise ConfigError(f"the split must name each parameter exactly once; check {', '.join(odd[:5])}")
             self._given, self.split = split, self._without_fixed(split)
         self.set_trainable(None)
 
     def leave(self) -> None:
-        """Let train what the task itself lets train, and forget all gradients."""
+        """Restore the task's own ``requires_grad`` and drop all gradients."""
         self._put_back()
-        for parameter in self.parameters.values():
-            parameter.grad = None
+        self.forget_gradients()
 
     def check_fixed(self) -> None:
-        """Refuse a task that lets parameters train while it works which it did not at first: they do not travel.
+        """Refuse a task whose hooks made a frozen parameter trainable, which would train and not be sent.
 
         Raises:
-            ConfigError: It names one.
+            ConfigError: Naming the parameter.
         """
         for name in self.fixed:
             parameter = self.parameters[name]
             if parameter.requires_grad and not any(parameter is one for one in self._switched):
                 raise ConfigError(
-                    f"the model lets {name!r} train by one of its hooks, and at first it did not, so that it is not "
-                    "sent; let it train from the start"
+                    f"a hook of the model makes {name!r} trainable, which was frozen at the start and is not sent; "
+                    "make it trainable from the start"
                 )
 
     def _put_back(self) -> None:
@@ -127,7 +123,7 @@ class Model:
         self._switched = []
 
     def _without_fixed(self, split: Split) -> Split:
-        """A split in which the parameters that the task itself does not train are frozen."""
+        """The split with the parameters that the task does not train moved to frozen."""
         if not self.fixed:
             return split
         shared, personal = (
@@ -146,7 +142,7 @@ class Model:
         return [*self.parameters, *self.buffers]
 
     def shared_names(self, direction: Literal["up", "down"] = "up") -> list[str]:
-        """Names of the tensors that travel: the shared parameters, and buffers as their policy says.
+        """Names of the tensors that travel: the shared parameters, and the buffers by their policy.
 
         Where no parameter travels, no buffer does.
         """
@@ -155,9 +151,9 @@ class Model:
 
     @property
     def personal_names(self) -> list[str]:
-        """Names of the tensors that stay with the client: the personal parameters, and local buffers.
+        """Names of the tensors that the client keeps: the personal parameters, and local buffers.
 
-        Where no parameter travels, all buffers are the client's.
+        Where no parameter travels, the client keeps all buffers.
         """
         local = self.buffer_policy == "local" or not self.split.shared
         return [*self.split.personal, *(self.buffers if local else ())]
@@ -165,7 +161,7 @@ class Model:
     # ------------------------------------------------------------------ tensors
 
     def tensor(self, name: str) -> Tensor:
-        """A parameter (detached) or buffer; it aliases the model's memory."""
+        """A parameter (detached) or buffer, aliasing the model's memory."""
         parameter = self.parameters.get(name)
         if parameter is not None:
             return parameter.detach()
@@ -173,18 +169,18 @@ class Model:
         return owner._buffers[key]  # type: ignore[return-value]  # None was left out when the buffers were listed
 
     def tensors(self, names: Iterable[str] | None = None) -> dict[str, Tensor]:
-        """Several tensors by name, or all of them, aliasing the model's memory."""
+        """The named tensors, or all, aliasing the model's memory."""
         return {name: self.tensor(name) for name in (self.names if names is None else names)}
 
     def copy(self, names: Iterable[str] | None = None) -> dict[str, Tensor]:
-        """Several tensors by name, or all of them, in memory of their own."""
+        """Copies of the named tensors, or of all."""
         return {name: tensor.clone() for name, tensor in self.tensors(names).items()}
 
     def load(self, payload: Payload) -> None:
         """Copy tensors into the parameters and buffers of the same names, in place.
 
         Raises:
-            ConfigError: For a name the model does not have, or another shape.
+            ConfigError: For an unknown name or a different shape.
         """
         if not payload:
             return
@@ -205,7 +201,7 @@ class Model:
 
     @contextmanager
     def lent(self) -> Iterator[None]:
-        """Restore every tensor, every submodule's mode and which parameters train on leaving; gradients are gone."""
+        """Restore every tensor, every submodule's mode and every ``requires_grad`` on leaving; drop gradients."""
         trains = {name for name, parameter in self.parameters.items() if parameter.requires_grad}
         with self.preserved(), self.same_modes():
             try:
@@ -214,9 +210,9 @@ class Model:
                 self.set_trainable(trains)
 
     def set_trainable(self, names: Collection[str] | None) -> None:
-        """Let only the named parameters train, and forget all gradients; None means all that are not frozen.
+        """Make only the named parameters trainable and drop all gradients; None means all that are not frozen.
 
-        What the task's author does not let train, at first or by a hook, stays so; what a method froze (in
+        A parameter frozen by the task's author, from the start or in a hook, stays frozen; one frozen by the method (in
         ``Algorithm.adapt``) trains where the method names it.
         """
         self._put_back()
@@ -229,13 +225,13 @@ class Model:
             parameter.grad = None
 
     def forget_gradients(self) -> None:
-        """Let go of gradients, which take as much memory as what trains."""
+        """Drop gradients, which take as much memory as the trainable parameters."""
         for parameter in self.parameters.values():
             parameter.grad = None
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Evaluation mode for a while; every submodule's own mode comes back, also where a task mixes them."""
+        """Evaluation mode; every submodule's own mode is restored on leaving, also where a task mixes them."""
         training = [module for module in self._modules if module.training]
         for module in training:
             module.training = False
@@ -247,7 +243,7 @@ class Model:
 
     @contextmanager
     def same_modes(self) -> Iterator[None]:
-        """Every submodule's own mode comes back on leaving, whatever the task makes of it."""
+        """Restore every submodule's own mode on leaving."""
         modes = [module.training for module in self._modules]
         try:
             yield
@@ -258,20 +254,70 @@ class Model:
     def _mismatch(self, payload: Mapping[str, Tensor]) -> str:
         for name, tensor in payload.items():
             if name not in self:
-                return f"the model has no parameter or buffer named {name!r}; was it saved from another model?"
+                return f"the model has no parameter or buffer {name!r}; was the state saved from another model?"
             if self.tensor(name).shape != tensor.shape:
                 own = tuple(self.tensor(name).shape)
                 return (
-                    f"{name!r} has shape {tuple(tensor.shape)} where the model has {own}; was it saved from another"
-                    " model?"
+                    f"{name!r} has shape {tuple(tensor.shape)} and the model's has {own}; was the state saved from "
+                    "another model?"
                 )
-        return "the model's tensors do not fit what was sent to it"
+        return "the tensors sent to the model do not fit its own"
+
+
+class ModelView(Model):
+    """A model whose tensors are stored elsewhere, such as a client's rows of a group's stacks.
+
+    Args:
+        whole: The model; names, split and policies are shared with it.
+        find: Finds a tensor by name, without gradient; None stands for the whole model's.
+        parameters: Differentiable parameters by name; None makes leaves of what `find` gives, as the whole's are.
+    """
+
+    def __init__(
+        self, whole: Model, find: Callable[[str], Tensor | None], parameters: Mapping[str, Tensor] | None = None
+    ) -> None:
+        self.__dict__.update(whole.__dict__)
+        self._whole, self._find = whole, find
+        self._leaves = _Leaves(whole, find) if parameters is None else parameters
+
+    @property
+    def parameters(self) -> Mapping[str, Tensor]:  # type: ignore[override]  # found by name, never modules' own
+        """The parameters by name, differentiable."""
+        return self._leaves
+
+    @override
+    def tensor(self, name: str) -> Tensor:
+        own = self._find(name)
+        return self._whole.tensor(name) if own is None else own
+
+
+class _Leaves(Mapping[str, Tensor]):
+    """The parameters of a view, each made a leaf of autograd when it is first asked for."""
+
+    def __init__(self, whole: Model, find: Callable[[str], Tensor | None]) -> None:
+        self._whole, self._find = whole, find
+        self._found: dict[str, Tensor] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._found:
+            like, own = self._whole.parameters[name], self._find(name)
+            self._found[name] = like if own is None else own.detach().requires_grad_(like.requires_grad)
+        return self._found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._whole.parameters)
+
+    def __len__(self) -> int:
+        return len(self._whole.parameters)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._whole.parameters
 
 
 def _buffers(module: nn.Module) -> tuple[dict[str, tuple[nn.Module, str]], list[tuple[nn.Module, str]]]:
-    """Where each persistent buffer lives, by name, and each other one.
+    """Owner and key of each persistent buffer by name, and of each non-persistent one.
 
-    Modules may rebind their buffers, so the tensor itself is not kept.
+    The tensors are not kept, because modules may rebind their buffers.
     """
     found, passing = {}, []
     for prefix, owner in module.named_modules():

@@ -1,7 +1,7 @@
 """Combine client updates as they arrive.
 
-A reducer needs memory for one model, whatever the size of the cohort, and partial results of several processes merge
-into the same answer as one process gives. `Gather` is the exception for methods that really need every update.
+A reducer needs memory for one model, for a cohort of any size, and partial results of several processes merge into the
+result of a single process. `Gather` is the exception, for methods that need every update.
 """
 
 from __future__ import annotations
@@ -12,37 +12,38 @@ from typing import Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lit_fed.engine.wire.payload import MOST_VALUES, ClientUpdate, Flat, Payload, add_prefix, split_prefix
 from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import NothingToAverage
 
 T = TypeVar("T")
-_BLOCK_VALUES = 2**18  # vectors that wait to be summed hold about this many values
-_PART = 2**17  # values of a vector that are added at once
+_BLOCK_VALUES = 2**18  # about as many values in vectors that wait to be summed
+_PART = 2**17  # values of a vector added at once
 
 
 class Reducer(ABC, Generic[T]):
-    """Turns the updates of a round into the one thing the server steps on."""
+    """Turns the updates of a round into the aggregate that the server steps on."""
 
     @abstractmethod
     def add(self, update: ClientUpdate) -> None:
-        """Take in one update; its tensors may be overwritten as soon as this returns."""
+        """Add an update; its tensors may be overwritten after the call."""
 
     @abstractmethod
     def result(self, workers: Workers) -> T | None:
-        """Merge across processes; the same on every process, None where no update arrived."""
+        """The aggregate over all processes, equal on each; None without updates."""
 
 
 class WeightedMean(Reducer[Payload]):
     r"""The weighted mean :math:`\sum_k n_k x_k / \sum_k n_k` of every named tensor.
 
-    Sums run in float64 with unnormalised weights: a float32 value times an integer count is exact there, so the
-    order of the clients and their spread over processes change the result by at most float64 rounding. Integer
+    Sums run in float64 with unnormalised weights: a float32 value times an integer count is exact there, so that the
+    order of the clients and their division among processes change the result by at most float64 rounding. Integer
     tensors, such as batch-norm's step counter, are averaged and rounded to the nearest integer.
 
     Args:
-        uniform: Weigh every client 1 instead of by ``update.weight``.
+        uniform: Weight 1 for every client instead of ``update.weight``.
 
     Raises:
         ValueError: If clients send different tensor names or shapes.
@@ -51,17 +52,17 @@ class WeightedMean(Reducer[Payload]):
 
     def __init__(self, uniform: bool = False) -> None:
         self.uniform = uniform
-        self._sum: Tensor | None = None  # all tensors, one after the other, where they are not too large for it
-        self._sums: dict[str, Tensor] = {}  # each of them, a part of it
+        self._sum: Tensor | None = None  # all tensors concatenated, unless too large
+        self._sums: dict[str, Tensor] = {}  # by name; views of the vector, where there is one
         self._dtypes: dict[str, torch.dtype] = {}
         self._total = 0.0
         self._alike: Mapping[str, torch.Size] | None = None
         self._waiting: list[Tensor] = []
         self._weights: list[float] = []
-        self._most = 0  # as many wait
+        self._most = 0  # vectors that may wait
 
+    @override
     def add(self, update: ClientUpdate) -> None:
-        """Add ``weight * tensor`` for every tensor of the payload."""
         weight, flat = 1.0 if self.uniform else float(update.weight), update.flat
         self._total += weight
         if flat is None or flat.layout is not self._alike:
@@ -79,7 +80,7 @@ class WeightedMean(Reducer[Payload]):
             self._sum_up()
 
     def _check(self, update: ClientUpdate) -> None:
-        """Refuse an update that is not like those before it; adding would broadcast, and quietly average."""
+        """Refuse an update with other names or shapes than before: adding would broadcast silently."""
         payload = update.payload
         if not self._sums:
             self._dtypes = {name: tensor.dtype for name, tensor in payload.items()}
@@ -87,7 +88,9 @@ class WeightedMean(Reducer[Payload]):
             self._begin(shapes, next((tensor.device for tensor in payload.values()), torch.device("cpu")))
         elif payload.keys() != self._sums.keys():
             odd = sorted(payload.keys() ^ self._sums.keys())
-            raise ValueError(f"client {update.client_id} sends other tensors than the clients before it: {odd}")
+            raise ValueError(
+                f"client {update.client_id} sends other tensors than the clients before it; they differ in {odd}"
+            )
         for name, tensor in payload.items():
             if tensor.shape != self._sums[name].shape:
                 raise ValueError(
@@ -96,7 +99,7 @@ class WeightedMean(Reducer[Payload]):
                 )
 
     def _begin(self, shapes: Mapping[str, torch.Size], device: torch.device) -> None:
-        """Zeros to add to: one vector, or, of a large model, tensors that can go one by one as their means are made."""
+        """Make zeros: one vector, or a tensor each for a large model, to be freed one by one in `result`."""
         count = sum(map(torch.Size.numel, shapes.values()))
         if count > MOST_VALUES:
             self._sums = {
@@ -108,10 +111,10 @@ class WeightedMean(Reducer[Payload]):
         self._most = -(-_BLOCK_VALUES // max(count, 1))
 
     def _sum_up(self) -> None:
-        """Add the vectors that wait, in one operation."""
+        """Add the waiting vectors in one operation."""
         if self._sum is None:
             return
-        if len(self._waiting) == 1:  # a part at a time, whose values in float64 stay in the processor's cache
+        if len(self._waiting) == 1:  # by parts, whose float64 values stay in the processor's cache
             for part, values in zip(self._sum.split(_PART), self._waiting[0].split(_PART), strict=True):
                 part.add_(values, alpha=self._weights[0])
         elif self._waiting:
@@ -120,18 +123,17 @@ class WeightedMean(Reducer[Payload]):
             self._sum.add_(weights @ values)
         self._waiting, self._weights = [], []
 
+    @override
     def result(self, workers: Workers) -> Payload | None:
-        """The mean over all processes, each tensor in the type it arrived in; the sums are gone with it."""
+        """The mean over all processes, each tensor in its original dtype; the sums are freed."""
         self._sum_up()
         self._merge(workers)
         if not self._sums:
             return None
         if self._total <= 0:
-            raise NothingToAverage(
-                "the weights of this round's updates sum to 0; a mean needs at least one positive weight"
-            )
+            raise NothingToAverage("the weights of this round's updates sum to 0; a mean needs a positive weight")
         for total in self._sums.values() if self._sum is None else (self._sum,):
-            total.div_(self._total)  # in its place: a new vector would cost as much as some updates
+            total.div_(self._total)  # in place: a new vector would cost as much as several updates
         return {name: _as(self._dtypes[name], self._sums.pop(name)) for name in list(self._sums)}
 
     def _merge(self, workers: Workers) -> None:
@@ -144,12 +146,12 @@ class WeightedMean(Reducer[Payload]):
         odd = sorted({name for spec in specs for name in dict(spec[0].items() ^ specs[0][0].items())})
         if odd:
             raise ValueError(f"clients of different processes send different tensors; they differ in {odd}")
-        shapes, self._dtypes = specs[0]  # a process without a client learns here what the others sum
+        shapes, self._dtypes = specs[0]  # for a process without a client
         if not self._sums:
             self._begin(shapes, workers.fabric.device)
         total = torch.tensor([self._total], dtype=torch.float64, device=workers.fabric.device)
         if self._sum is None:
-            for name in shapes:  # in one order on every process, each gone before the next is there twice
+            for name in shapes:  # in one order on every process, one at a time
                 self._sums[name] = workers.all_reduce(self._sums[name])
             self._total = float(workers.all_reduce(total).item())
             return
@@ -159,12 +161,12 @@ class WeightedMean(Reducer[Payload]):
 
 
 def _as(dtype: torch.dtype, mean: Tensor) -> Tensor:
-    """A mean as what was sent, in memory of its own; a whole number is the nearest."""
+    """A mean in the dtype that was sent, in new memory; integers are rounded."""
     return mean.to(dtype, copy=True) if dtype.is_floating_point else mean.round().to(dtype)
 
 
 class _Place(NamedTuple):
-    """A part of a vector: its names, each with the one it has in the whole, its layout, where it begins, its length."""
+    """A part of a vector: its names with those in the whole, its layout, start and length."""
 
     names: Mapping[str, str]
     layout: Mapping[str, torch.Size]
@@ -173,10 +175,10 @@ class _Place(NamedTuple):
 
 
 class ByPrefix(Reducer[Payload]):
-    """Several reducers, each with the tensors whose names begin with its prefix; what has none is the first one's.
+    """Several reducers, each for the tensors with its prefix.
 
     Args:
-        rest: Takes what has no prefix.
+        rest: Takes tensors without a prefix.
         parts: The others by prefix, such as ``control.``.
     """
 
@@ -186,8 +188,8 @@ class ByPrefix(Reducer[Payload]):
         self._alike: Mapping[str, torch.Size] | None = None
         self._places: dict[str, _Place] = {}
 
+    @override
     def add(self, update: ClientUpdate) -> None:
-        """Give each its part."""
         flat, rest = update.flat, update.payload
         if flat is not None and flat.layout is not self._alike:
             self._alike, self._places = flat.layout, self._find(flat.layout)
@@ -203,7 +205,7 @@ class ByPrefix(Reducer[Payload]):
         self.rest.add(update.with_payload(rest))
 
     def _find(self, layout: Mapping[str, torch.Size]) -> dict[str, _Place]:
-        """Where each part stands in a vector of this layout, by prefix; nothing where one is scattered."""
+        """Place of each part in a vector of this layout, by prefix; empty where a part is scattered."""
         numbers = torch.arange(sum(map(torch.Size.numel, layout.values())))
         rest = Flat(layout, numbers).split(numbers)
         found: dict[str, _Place] = {}
@@ -217,8 +219,8 @@ class ByPrefix(Reducer[Payload]):
             found[prefix] = _Place(names, {name: tensor.shape for name, tensor in own.items()}, first, len(at))
         return found
 
+    @override
     def result(self, workers: Workers) -> Payload | None:
-        """All results, under the names that clients sent."""
         results = {prefix: reducer.result(workers) for prefix, reducer in self.parts.items()}
         rest = self.rest.result(workers)
         if rest is None:
@@ -228,15 +230,16 @@ class ByPrefix(Reducer[Payload]):
 
 
 class Gather(Reducer[list[ClientUpdate]]):
-    """Keeps every update, for servers that need them side by side; memory grows with the cohort."""
+    """Keeps every update; memory grows with the cohort."""
 
     def __init__(self) -> None:
         self._updates: list[ClientUpdate] = []
 
+    @override
     def add(self, update: ClientUpdate) -> None:
-        """Keep a copy of the update."""
         self._updates.append(update.detached())
 
+    @override
     def result(self, workers: Workers) -> list[ClientUpdate] | None:
         """All updates of all processes, sorted by client."""
         parts = workers.gather(

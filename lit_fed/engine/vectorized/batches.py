@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from itertools import chain, repeat
 from typing import Any
-from typing import Protocol as Interface
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from typing_extensions import override
 
 from lit_fed.data.loaders.tensor_loader import TensorLoader
 from lit_fed.data.partitions.csr import IntArray
@@ -20,67 +21,66 @@ from lit_fed.engine.vectorized.objective import NotVectorizable
 from lit_fed.engine.wire.batches import batch_size_of
 
 
-class GroupBatches(Interface):
-    """What a group trains on: for every step the batches of the clients that still train, the first ones."""
+class GroupBatches(ABC):
+    """A group's training data: for every step, the batches of the clients that still train, the first ones."""
 
-    @property
-    def num_steps(self) -> Sequence[int]:
-        """Of every client, descending."""
+    num_steps: Sequence[int]
+    """Steps of every client, descending."""
 
-    @property
-    def each(self) -> Sequence[int]:
-        """Of every client, in one pass over its data."""
+    each: Sequence[int]
+    """Steps of every client in one pass over its data."""
 
+    @abstractmethod
     def take(self, step: int, active: int, pad_to: int) -> tuple[Any, list[int]]:
         """The batches of a step, stacked and padded to the largest, and their sizes.
 
         Args:
             step: Counted from 0; every step is taken once, in order.
-            active: How many clients.
-            pad_to: Pad to at least as many samples, where a batch has fewer.
+            active: Number of clients.
+            pad_to: Pad smaller batches to at least this many samples.
         """
 
 
-class Collected:
+class Collected(GroupBatches):
     """Batches of any loaders, one client after the other.
 
     Args:
         phases: The same phase of every client.
-        num_steps: Of every client, descending.
-        to_device: Moves a batch that a loader gave.
+        num_steps: Steps of every client, descending.
+        to_device: Moves a loader's batch.
     """
 
     def __init__(self, phases: Sequence[Phase], num_steps: Sequence[int], to_device: Any) -> None:
-        self.num_steps: Sequence[int] = num_steps
+        self.num_steps = num_steps
         self._loaders = [phase.loader for phase in phases]
-        self.each: Sequence[int] = [len(loader) for loader in self._loaders]  # type: ignore[arg-type]  # `total_steps` has looked
+        self.each = [len(loader) for loader in self._loaders]  # type: ignore[arg-type]  # `total_steps` has looked
         self._batches = [_endless(loader) for loader in self._loaders]
         self._to_device = to_device
 
+    @override
     def take(self, step: int, active: int, pad_to: int) -> tuple[Any, list[int]]:
-        """See `GroupBatches.take`."""
         found = [self._to_device(next(self._batches[idx]), self._loaders[idx]) for idx in range(active)]
         sizes = [batch_size_of(batch) for batch in found]
         return _stack(found, sizes, _width(sizes, pad_to)), sizes
 
 
-class Gathered:
+class Gathered(GroupBatches):
     """Batches of loaders over rows of one tensor, fetched for all clients at once.
 
     Args:
         loaders: One a client.
-        num_steps: Of every client, descending; the first one's is not 0.
+        num_steps: Steps of every client, descending; the first is not 0.
     """
 
     def __init__(self, loaders: Sequence[TensorLoader], num_steps: Sequence[int]) -> None:
-        self.num_steps: Sequence[int] = num_steps
-        self.each: Sequence[int] = [len(loader) for loader in loaders]
+        self.num_steps = num_steps
+        self.each = [len(loader) for loader in loaders]
         self._like = loaders[0]
         size, longest = self._like.batch_size, num_steps[0]
         steps, each = np.array(num_steps), np.maximum(self.each, 1)
         taken = np.array([loader.num_samples for loader in loaders])
         self._sizes = _sizes(size, steps, each, taken)
-        # Every pass of every client: whose it is, at which of its steps it begins, and how many samples it takes.
+        # Every pass of every client: the client, the pass's first step, and its number of samples.
         passes = -(-steps // each)
         whose = np.arange(len(loaders)).repeat(passes)
         begins = (np.arange(len(whose)) - (passes.cumsum() - passes)[whose]) * each[whose]
@@ -92,15 +92,15 @@ class Gathered:
         own = torch.cat([loader.indices for loader in loaders])
         firsts = counts.cumsum() - counts
         chosen = own[torch.cat(orders) + torch.from_numpy(firsts[whose].repeat(lengths))]
-        # Where each pass begins, and on from there: one copy for all.
+        # Start of each pass, and the places after it: one copy for all.
         places = ((whose * longest + begins) * size - lengths.cumsum() + lengths).repeat(lengths)
-        # Padding is its own sample: of another's its loss may not know the label.
+        # Padding is the client's own sample: its loss may not know the label of another's.
         rows = own[torch.from_numpy(np.minimum(firsts, len(own) - 1))].repeat_interleave(longest * size)
         rows[torch.from_numpy(places + np.arange(len(places)))] = chosen
         self._rows = rows.view(len(loaders), longest, size).to(self._like.device)
 
+    @override
     def take(self, step: int, active: int, pad_to: int) -> tuple[Any, list[int]]:
-        """See `GroupBatches.take`."""
         sizes = self._sizes[:active, step].tolist()
         longest = _width(sizes, pad_to)
         x, y = self._like.fetch(self._rows[:active, step, :longest].reshape(-1))
@@ -108,19 +108,19 @@ class Gathered:
 
 
 def can_gather(loaders: Iterable[Any]) -> bool:
-    """Whether loaders read the rows of one tensor, and nothing is drawn for a sample."""
+    """Whether loaders read rows of one tensor, without drawing anything for a sample."""
     found = list(loaders)
     return all(type(one) is TensorLoader and one.reads_as(found[0]) for one in found)
 
 
 def total_steps(phase: Phase) -> int:
-    """How many batches a phase takes in all.
+    """Batches of a phase in all.
 
     Raises:
-        NotVectorizable: If its loader does not know its length.
+        NotVectorizable: If its loader has no length.
     """
     if not isinstance(phase.loader, Sized):
-        raise NotVectorizable("a loader does not know how many batches it has")
+        raise NotVectorizable("a loader has no length")
     if not (each := len(phase.loader)):
         return 0
     steps = num_batches(phase)
@@ -128,7 +128,7 @@ def total_steps(phase: Phase) -> int:
 
 
 def cut(batch: Any, rows: Tensor, size: int, longest: int) -> Any:
-    """The batches of some clients of one size, without what they were padded with up to the longest."""
+    """The batches of some clients with one size, without their padding to the longest."""
 
     def one(leaf: Any) -> Any:
         chosen = leaf[rows] if isinstance(leaf, Tensor) else leaf
@@ -139,13 +139,13 @@ def cut(batch: Any, rows: Tensor, size: int, longest: int) -> Any:
 
 
 def _sizes(size: int, steps: IntArray, each: IntArray, taken: IntArray) -> IntArray:
-    """The samples of every client's batches, (clients, steps); 0 where it is done.
+    """Samples of every client's batches, (clients, steps); 0 after its last.
 
     Args:
-        size: Of a batch that is no pass's last.
-        steps: How many batches, by client.
-        each: How many in one pass.
-        taken: Samples in one pass.
+        size: Samples of a batch that is not a pass's last.
+        steps: Batches by client.
+        each: Batches in one pass by client.
+        taken: Samples in one pass by client.
     """
     step = np.arange(steps[0])
     ends_pass = (step + 1) % each[:, None] == 0
@@ -166,17 +166,17 @@ def _stack(batches: Sequence[Any], sizes: Sequence[int], longest: int) -> Any:
     flat = [tree_flatten(batch) for batch in batches]
     spec = flat[0][1]
     if any(other != spec for _, other in flat):
-        raise NotVectorizable("the batches of the clients of a group are nested differently")
+        raise NotVectorizable("the batches of a group's clients are nested differently")
     leaves = []
     for column in zip(*(leaves for leaves, _ in flat), strict=True):
         if not isinstance(column[0], Tensor):
             if any(one != column[0] for one in column):
-                raise NotVectorizable("batches hold something that is no tensor and differs between clients")
+                raise NotVectorizable("batches hold a value other than a tensor that differs between clients")
             leaves.append(column[0])
             continue
         padded = [_pad(tensor, size, longest) for tensor, size in zip(column, sizes, strict=True)]
         if len({tensor.shape for tensor in padded}) > 1:
-            raise NotVectorizable("the samples of the clients of a group have different shapes")
+            raise NotVectorizable("the samples of a group's clients have different shapes")
         leaves.append(torch.stack(padded))
     return tree_unflatten(leaves, spec)
 

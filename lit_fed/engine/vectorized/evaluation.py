@@ -1,7 +1,7 @@
-"""Clients with models of their own, tested as one computation: as a group trains, batch by batch.
+"""Clients with different models, tested as one computation, batch by batch.
 
-Where a test begins with work, such as fine-tuning, the group does that work first. What one client's values are does
-not depend on who else is in the group; the differences to one client after the other are those of rounding.
+Where a test begins with work, such as fine-tuning, the group does that work first. A client's values do not depend on
+the other clients of its group, and differ from those of one client after the other by rounding only.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from torch.utils._pytree import tree_map
 from lit_fed.data.loaders.tensor_loader import TensorLoader
 from lit_fed.engine.clients.executor import Question
 from lit_fed.engine.clients.session import Session
-from lit_fed.engine.lightning.surface import plain_name
+from lit_fed.engine.lightning.metric_names import plain_name
+from lit_fed.engine.lightning.sums import StackedSums
 from lit_fed.engine.method.client import Client, Tensors
 from lit_fed.engine.vectorized.batches import Gathered, can_gather, cut
-from lit_fed.engine.vectorized.meter import GroupMeter
 from lit_fed.engine.vectorized.objective import GroupClient, NotVectorizable, StepMeter, Stepper, batch_dims, twice
 from lit_fed.engine.vectorized.shared_evaluation import is_only_its_step
 from lit_fed.engine.vectorized.training import GroupLoop, holdings
 from lit_fed.engine.wire.broadcast import Broadcast
 from lit_fed.engine.wire.payload import ClientUpdate
 
-_BATCH_VALUES = 2**21  # of all clients' inputs in a step
+_BATCH_VALUES = 2**21  # in all clients' inputs of a step
 _FEWEST = 8
 
 
@@ -38,24 +38,24 @@ class GroupEvaluation:
 
     Args:
         session: Admits them.
-        kind: Theirs.
+        kind: Kind of their networks.
         group: Does the work before a test.
     """
 
     def __init__(self, session: Session, kind: str, group: GroupLoop) -> None:
         self.session, self.kind, self.group, self.loop = session, kind, group, group.loop
-        self._impossible: set[str] = set()  # protocols for which it was tried in vain
+        self._impossible: set[str] = set()  # protocols that failed
 
     def answers(
         self, question: Question, ids: Sequence[int], broadcast: Broadcast, size: int
     ) -> Iterator[ClientUpdate]:
-        """The answers of those clients for which this gives them; the others are to be asked one by one.
+        """Answers of the clients that can be tested so; the caller asks the others one by one.
 
         Args:
-            question: What is asked, with `Question.loader`.
-            ids: Whom.
-            broadcast: What they receive.
-            size: How many clients at a time.
+            question: The question, with `Question.loader`.
+            ids: The clients.
+            broadcast: Received by them.
+            size: Clients at a time.
         """
         if question.loader is None or question.protocol in self._impossible:
             return
@@ -69,11 +69,11 @@ class GroupEvaluation:
             loaders[client_id] = own
         largest = max((min(one.batch_size, one.num_samples) for one in loaders.values()), default=1)
         size = min(size, _BATCH_VALUES // max(1, largest * math.prod(self.session.data.input_shape)))
-        if size < _FEWEST:  # a batch is large enough to be computed alone
+        if size < _FEWEST:  # a batch is large enough to be efficient alone
             return
         samples = self.session.data.num_samples
 
-        def many(client_id: int) -> int:  # who has more batches to train on comes first; else, alike ones go together
+        def many(client_id: int) -> int:  # more batches to train on come first; else, equal sizes go together
             return samples(client_id) if question.fine_tuning is not None else loaders[client_id].num_samples
 
         ordered = sorted(ids, key=lambda client_id: (-many(client_id), client_id))
@@ -81,7 +81,7 @@ class GroupEvaluation:
             chosen = ordered[start : start + size]
             try:
                 yield from self._answers(question, chosen, [loaders[one] for one in chosen], broadcast)
-            except Exception:  # whatever a step for several clients cannot do; asked alone, a client says what is wrong
+            except Exception:  # of any kind: asked alone, a client raises its own
                 self._impossible.add(question.protocol)
                 return
 
@@ -107,15 +107,11 @@ class GroupEvaluation:
     def _test(
         self, clients: Sequence[Client], tensors: Tensors, loaders: Sequence[TensorLoader], subset: Any
     ) -> list[dict[str, float]]:
-        """What each client's evaluation step logs over its loader."""
+        """Means that each client's evaluation step logs over its loader."""
         if not can_gather(loaders):
             raise NotVectorizable("the clients' test data are not rows of one tensor")
-        loop, stage, recorder, meter = (
-            self.loop,
-            self.loop.evaluation_stage(subset),
-            StepMeter(),
-            GroupMeter(len(clients)),
-        )
+        loop, stage = self.loop, self.loop.evaluation_stage(subset)
+        recorder, meter = StepMeter(), StackedSums(len(clients))
         order = sorted(range(len(clients)), key=lambda idx: -len(loaders[idx]))
         lengths = [len(loaders[idx]) for idx in order]
         if not lengths[0]:
@@ -123,7 +119,7 @@ class GroupEvaluation:
         batches = Gathered([loaders[idx] for idx in order], lengths)
         stacks = {name: tensor[order] for name, tensor in tensors.items()}
         step = _by_client(Stepper(loop.objective, loop.bound(f"{stage}_step")), recorder)
-        loop.state.client, loop.state.meter = GroupClient(clients[0]), recorder
+        loop.state.client, loop.state.meter = GroupClient(clients[0], loop.state.task_run), recorder
         loop.trainer.stage = "test" if subset == "test" else "validate"
         loop.begin_metrics(sync=False)
         try:
@@ -137,16 +133,17 @@ class GroupEvaluation:
                         with loop.autocast():
                             values = step({name: tensor[rows] for name, tensor in stacks.items()}, part, batch_idx)
                         for (name, weight), value in zip(recorder.logged, values, strict=True):
-                            meter.add_at(rows, name, value.double(), size if weight is None else weight)
+                            weight = size if weight is None else weight
+                            meter.add(name, value.double(), weight, weight, rows)
         finally:
             loop.state.meter = None
-        found = meter.compute()
+        found = meter.means()
         by_client = sorted(zip(order, found, strict=True), key=lambda one: one[0])
         return [{plain_name(name): value for name, value in metrics.items()} for _, metrics in by_client]
 
 
 def _by_client(step: Stepper, recorder: StepMeter) -> Callable[[Tensors, Any, int], list[Tensor]]:
-    """The step for several clients at once: what it logs for each, given stacked tensors and batches of one size."""
+    """The step for several clients: each one's logged values, given stacked tensors and batches of one size."""
 
     def several(tensors: Tensors, batch: Any, batch_idx: int) -> list[Tensor]:
         def one(own: Tensors, batch: Any) -> tuple[Tensor, ...]:
@@ -155,7 +152,7 @@ def _by_client(step: Stepper, recorder: StepMeter) -> Callable[[Tensors, Any, in
             return tuple(recorder.values)
 
         dims, count = batch_dims(batch), len(next(iter(tensors.values())))
-        if count == 1:  # one alone would be multiplied by other kernels than a group
+        if count == 1:  # other kernels multiply a single client than a group
             tensors, batch = tree_map(twice, (tensors, batch))
         values = torch.vmap(one, in_dims=(0, dims))(tensors, batch)
         return [value[:count] for value in values]

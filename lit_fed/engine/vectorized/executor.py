@@ -1,8 +1,8 @@
 """Groups of clients trained as one computation.
 
 A group's tensors are stacked, and the task's own ``training_step`` runs under ``torch.vmap`` with each client's weights
-on its batch; torch's element-wise optimizers step the stacks. The differences to one client after the other are those
-of rounding. What cannot be run so is refused before the run, by name: see `lit_fed.engine.vectorized.probe`.
+on its batch; torch's element-wise optimizers step the stacks. Results differ from those of one client after the other
+by rounding only. `lit_fed.engine.vectorized.probe` refuses everything else by name before the run.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from typing_extensions import override
+
 from lit_fed.engine.clients.executor import Executor, Question, SequentialExecutor, failure
 from lit_fed.engine.clients.session import Session
 from lit_fed.engine.method.client import Client
 from lit_fed.engine.vectorized.evaluation import GroupEvaluation
-from lit_fed.engine.vectorized.finish import Answer, GroupFinish
+from lit_fed.engine.vectorized.finish import GroupFinish
 from lit_fed.engine.vectorized.objective import NotVectorizable
 from lit_fed.engine.vectorized.probe import probe, refuse
 from lit_fed.engine.vectorized.shared_evaluation import SharedEvaluation
@@ -27,9 +29,9 @@ from lit_fed.errors import ClientFailure, ConfigError
 
 _CACHE_BYTES = 4 * 2**20
 _MOST = 512
-_MANY = 128  # whatever a batch holds
-_BATCH_VALUES = 2**19  # of all clients' inputs in a step
-_FEWEST = 8  # below it, groups were measured slower on a CPU than one client after the other
+_MANY = 128  # with batches of any size
+_BATCH_VALUES = 2**19  # in all clients' inputs of a step
+_FEWEST = 8  # smaller groups were measured slower on a CPU than one client after the other
 
 
 class VectorizedExecutor(Executor):
@@ -37,7 +39,7 @@ class VectorizedExecutor(Executor):
 
     Args:
         session: Admits them.
-        group_size: Clients in a group; None for as many as fit a processor's cache.
+        group_size: Clients in a group; None for as many as fit into a processor's cache.
     """
 
     def __init__(self, session: Session, group_size: int | None = None) -> None:
@@ -48,11 +50,11 @@ class VectorizedExecutor(Executor):
         self.own = {kind: GroupEvaluation(session, kind, group) for kind, group in self.groups.items()}
         self.finishes = {kind: GroupFinish(session, loop) for kind, loop in session.loops.items()}
 
+    @override
     def prepare(self, broadcast: Broadcast) -> None:
-        """See `lit_fed.engine.vectorized.probe`."""
         try:
             if self.session.guard.seconds is not None:
-                raise NotVectorizable("trainer.client_timeout watches one client at a time")
+                raise NotVectorizable("trainer.client_timeout limits the time of one client at a time")
             for kind, group in self.groups.items():
                 refuse(group.loop)
                 probe(self.session, kind, broadcast, group, self.finishes[kind])
@@ -61,8 +63,9 @@ class VectorizedExecutor(Executor):
                 f"trainer.executor=vectorized cannot train these clients: {error}; use sequential"
             ) from error
 
+    @override
     def run(self, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[ClientUpdate | ClientFailure]:
-        """Train every client, in groups of those that are most alike in size."""
+        """Train every client, in groups of similar size."""
         session = self.session
         ids = sorted(sorted(client_ids), key=session.data.num_samples, reverse=True)
         for kind in session.kinds.names:
@@ -71,8 +74,9 @@ class VectorizedExecutor(Executor):
             for start in range(0, len(own), size):
                 yield from self._run_group(kind, own[start : start + size], broadcast)
 
+    @override
     def ask(self, question: Question, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[ClientUpdate]:
-        """Ask every client: those who share a model by one pass over the data they share, others in groups."""
+        """Ask every client: those with a common model by one pass over their common data, others in groups."""
         left = dict.fromkeys(client_ids)
 
         def of(kind: str) -> list[int]:
@@ -107,43 +111,34 @@ class VectorizedExecutor(Executor):
             except (Exception, SystemExit) as error:
                 if len(clients) == 1:
                     yield failure(clients[0].id, broadcast.round_idx, error)
-                else:  # who was it? what each gives does not depend on who else is in the group
+                else:  # find the client: results do not depend on the other clients of a group
                     half = len(clients) // 2
                     for part in (clients[:half], clients[half:]):
                         yield from self._run_group(kind, [client.id for client in part], broadcast)
                 continue
-            finish = self.finishes[kind]
-            answers = finish.of_all(clients, trained.tensors)
+            answers = self.finishes[kind].of_all(clients, trained.tensors)
             seconds = (time.perf_counter() - started) / len(ids)
             for idx, client in enumerate(clients):
                 try:
-                    answer = finish.of(client) if answers is None else answers[idx]
-                    update = self._update(client, answer, trained.metrics[idx], kind)
+                    answer = self.session.answer(client) if answers is None else answers[idx]
+                    update = self.session.take(client, answer, trained.metrics[idx])
                 except (Exception, SystemExit) as error:
                     yield failure(client.id, broadcast.round_idx, error)
                     continue
                 update.metrics["time_s"] = seconds
                 yield update
 
-    def _update(self, client: Client, answer: Answer, metrics: dict[str, float], kind: str) -> ClientUpdate:
-        session = self.session
-        session.put_away(client, metrics, answer.payload, answer.kept, answer.finite)
-        if (rate := session.loops[kind].optimizers.rate_of(client.round_idx)) is not None:
-            metrics["lr"] = rate
-        weight = client.num_samples if answer.weight is None else answer.weight
-        return ClientUpdate(client.id, answer.payload, weight, metrics, kind, flat=answer.flat)
-
     def _size(self, kind: str) -> int:
-        """As many as fit the cache with their weights, and the more the smaller a step's batches are."""
+        """Clients whose weights fit into the cache, more of them where a step's batches are small."""
         data = self.session.data
         values = data.batch_size * math.prod(data.input_shape)
         return max(2, min(_MOST, max(_BATCH_VALUES // values, _MANY), fitting(self.session, kind)))
 
 
 class AutoExecutor(Executor):
-    """Groups where they are faster, one client after the other elsewhere; says once which.
+    """Groups where they are faster, else one client after the other; prints its choice once.
 
-    The choice is a function of the configuration and not of a clock, so that a resumed run makes the same.
+    The choice is a function of the configuration and not of a clock, so that a resumed run chooses the same.
 
     Args:
         session: Admits and enters clients.
@@ -153,8 +148,8 @@ class AutoExecutor(Executor):
         self.session = session
         self.chosen: Executor = SequentialExecutor(session)
 
+    @override
     def prepare(self, broadcast: Broadcast) -> None:
-        """Choose."""
         fabric = next(iter(self.session.loops.values())).fabric
         fitting_clients = min(fitting(self.session, kind) for kind in self.session.loops)
         if fabric.device.type == "cpu" and fitting_clients < _FEWEST:
@@ -165,7 +160,7 @@ class AutoExecutor(Executor):
                 vectorized.prepare(broadcast)
             except ConfigError as error:
                 why = str(error.__cause__ or error)
-            except ClientFailure as error:  # whom one after the other names in its round, if it comes to that
+            except ClientFailure as error:  # the sequential executor names the client in its round, if it fails there
                 why = str(error)
             else:
                 self.chosen = vectorized
@@ -173,17 +168,17 @@ class AutoExecutor(Executor):
                 return
         fabric.print(f"trainer.executor=auto trains one client after the other: {why}")
 
+    @override
     def run(self, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[ClientUpdate | ClientFailure]:
-        """As was chosen."""
         return self.chosen.run(client_ids, broadcast)
 
+    @override
     def ask(self, question: Question, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[ClientUpdate]:
-        """As was chosen."""
         return self.chosen.ask(question, client_ids, broadcast)
 
 
 def fitting(session: Session, kind: str) -> int:
-    """How many clients' weights, gradients and momentum fit a processor's cache together."""
+    """Clients whose weights, gradients and momentum fit into a processor's cache together."""
     model = session.loops[kind].model
     each = 3 * sum(tensor.numel() * tensor.element_size() for tensor in model.parameters.values())
     return _CACHE_BYTES // max(each, 1)

@@ -1,42 +1,24 @@
-"""What the clients of a group send and keep.
+"""The answers of a group's clients.
 
-A method's ``finish`` that is pure in tensors runs once for all of them, under ``torch.vmap``. One that looks at a
-client by itself (its number, its data, a value of Python) is asked for each client. What comes out is the same: a
-tensor's values are worked out one by one either way.
+A method's ``finish`` that is pure in tensors runs once for all of them, under ``torch.vmap``. One that uses a client's
+number, its data or another value of Python is asked for each client. The results are the same bits: ``finish`` computes
+every value of a tensor by itself.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lit_fed.engine.clients.local import LocalLoop
-from lit_fed.engine.clients.session import Session
+from lit_fed.engine.clients.session import Answer, Session
 from lit_fed.engine.method.client import Client, Tensors
 from lit_fed.engine.vectorized.objective import GroupObjective, NotVectorizable
-from lit_fed.engine.wire.payload import MOST_VALUES, Flat, FlatPayload, Payload, are_finite
-
-
-class Answer(NamedTuple):
-    """What a client sends and keeps.
-
-    Args:
-        payload: What it sends.
-        kept: What it keeps until it next takes part.
-        weight: Its weight in a weighted mean; None for its number of samples.
-        flat: The payload as one vector, where it can be one.
-        finite: Whether all that it sends and keeps is, as far as a sum of each tensor tells.
-    """
-
-    payload: Payload
-    kept: Tensors
-    weight: float | None
-    flat: Flat | None
-    finite: bool
+from lit_fed.engine.wire.payload import MOST_VALUES, Flat, FlatPayload, Payload
 
 
 class GroupFinish:
@@ -44,22 +26,22 @@ class GroupFinish:
 
     Args:
         session: Knows the method.
-        loop: Of the kind.
+        loop: The kind's.
     """
 
     def __init__(self, session: Session, loop: LocalLoop) -> None:
         self.session = session
         self.loop = loop
         self.together = True
-        """Whether ``finish`` is asked for all at once; until it turns out to look at clients one by one."""
+        """Whether ``finish`` is asked for all at once; false as soon as it fails so."""
         self._layout: Mapping[str, torch.Size] = {}
 
     def of_all(self, clients: Sequence[Client], tensors: Tensors) -> list[Answer] | None:
-        """Every client's answer; None where each has to be asked for `of` itself.
+        """Every client's answer; None where each has to be asked by `Session.answer`.
 
         Args:
             clients: Trained, those with more steps first.
-            tensors: Of their models, stacked.
+            tensors: Their models, stacked.
         """
         found: list[Answer] = []
         for _, equals in itertools.groupby(range(len(clients)), lambda idx: clients[idx].steps.distance):
@@ -68,25 +50,15 @@ class GroupFinish:
             try:
                 if self.together:
                     found += self._answers(clients[rows], {name: tensor[rows] for name, tensor in tensors.items()})
-            except (Exception, SystemExit):  # also where it fails for one of them: asked alone it says for whom
+            except (Exception, SystemExit):  # asked alone, a failing client is named
                 self.together = False
         return found if self.together else None
-
-    def of(self, client: Client) -> Answer:
-        """One client's answer."""
-        made = self.session.algorithm.finish(client)
-        flat = Flat.of(made.payload, self._layout)
-        if flat is not None:
-            self._layout = flat.layout
-        kept = self.session.kept(client, made.state)
-        sent = made.payload.values() if flat is None else [flat.values]
-        return Answer(made.payload, kept, made.weight, flat, are_finite([*sent, *kept.values()]))
 
     def _answers(self, clients: Sequence[Client], tensors: Tensors) -> list[Answer]:
         objective, count = GroupObjective(self.loop, clients), len(clients)
         made = objective.finish(clients, tensors)
         if isinstance(made.weight, Tensor):
-            raise NotVectorizable("the method weighs clients by what they have trained")
+            raise NotVectorizable("algorithm.finish gives a weight that is a tensor")
         stacks = self.session.kept(objective.client, made.state)
         finite = finite_rows([*made.payload.values(), *stacks.values()], count)
         kept, flats = _rows(stacks, count), self._flats(made.payload, count)
@@ -96,7 +68,7 @@ class GroupFinish:
         return [Answer(FlatPayload(flat), kept[idx], made.weight, flat, finite[idx]) for idx, flat in enumerate(flats)]
 
     def _flats(self, payload: Payload, count: int) -> list[Flat] | None:
-        """Every client's payload as one vector, by one copy of all; None where it cannot be one, see `Flat.of`."""
+        """Every client's payload as one vector, by one copy for all; None where it cannot be one, see `Flat.of`."""
         shapes = {name: stack.shape[1:] for name, stack in payload.items()}
         kinds = {stack.dtype for stack in payload.values()}
         if len(kinds) != 1 or not kinds.pop().is_floating_point:
@@ -109,7 +81,7 @@ class GroupFinish:
 
 
 def finite_rows(stacks: Iterable[Tensor], count: int) -> list[bool]:
-    """Of each client, whether its tensors are finite, as `are_finite` tells; one device sync."""
+    """Whether each client's tensors are finite, as by `are_finite`; one device synchronization."""
     parts = (torch.view_as_real(stack) if stack.is_complex() else stack for stack in stacks)
     floats = [stack for stack in parts if stack.is_floating_point() and stack.numel()]
     if not floats:
@@ -120,7 +92,7 @@ def finite_rows(stacks: Iterable[Tensor], count: int) -> list[bool]:
 
 
 def _rows(stacks: Mapping[str, Any], count: int) -> list[Tensors]:
-    """Stacked tensors by name, client by client."""
+    """Stacked tensors by name, unbound by client."""
     if not stacks:
         return [{} for _ in range(count)]
     columns = [stack.unbind(0) for stack in stacks.values()]

@@ -2,35 +2,39 @@
 
 Hooks that are pure in tensors (``objective``, ``correct``) run once for the whole group under ``torch.vmap``, on the
 unchanged task, and so does ``finish`` where it is pure too; hooks that are asked for each client alone (``start``,
-``phases``) see its part of the stacked tensors as its model.
+``phases``) see the client's rows of the stacks as its model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils._pytree import tree_map
 from torchmetrics import Metric
+from typing_extensions import override
 
 from lit_fed.engine.clients.local import LocalLoop
 from lit_fed.engine.lightning.meter import Meter
 from lit_fed.engine.method.client import Client, Tensors, Update
-from lit_fed.engine.method.model import Model
+from lit_fed.engine.method.model import ModelView
+from lit_fed.engine.method.task_run import TaskRun
 from lit_fed.errors import ConfigError
 
 Rows = slice | Tensor
+Hook = Literal["objective", "correct", "finish"]
+_DIFFERS = "which differs between the clients of a group"
 
 
 class NotVectorizable(ConfigError):
-    """What a group of clients cannot do as one computation."""
+    """A group of clients cannot be trained as one computation."""
 
 
 class StackedTensors:
-    """Stacked tensors of a group, client by client: taken apart where somebody looks.
+    """Stacked tensors of a group, unbound by client on first use.
 
     Args:
         stacks: Tensors (n, …) by name.
@@ -41,7 +45,7 @@ class StackedTensors:
         self._columns: dict[str, Sequence[Tensor]] = {}
 
     def at(self, idx: int, name: str) -> Tensor | None:
-        """A client's tensor; None where the group has none of that name."""
+        """A client's tensor; None where the group has none of this name."""
         if name not in self._columns:
             if name not in self._stacks:
                 return None
@@ -49,86 +53,96 @@ class StackedTensors:
         return self._columns[name][idx]
 
 
-class Slice(Model):
-    """A model whose tensors are elsewhere, such as a client's part of a group's.
-
-    Args:
-        whole: The model, whose names, split and policies are its own.
-        find: A tensor by name, which needs no gradient; where it is None it is the model's.
-    """
-
-    def __init__(self, whole: Model, find: Callable[[str], Tensor | None]) -> None:
-        self.__dict__.update(whole.__dict__)
-        self._whole, self._find = whole, find
-
-    def tensor(self, name: str) -> Tensor:
-        """A parameter (detached) or buffer."""
-        own = self._find(name)
-        return self._whole.tensor(name) if own is None else own
-
-
 class GroupClient(Client):
     """All clients of a group at once, as ``objective``, ``correct`` and ``finish`` see them.
 
+    An attribute has the value of the client in whose place the hook runs, or raises `NotVectorizable` where it is used.
+
     Args:
-        one: Any of them: what they have in common is taken from it.
+        one: Any of them, whose common attributes are taken over.
+        task_run: Runs the task on the module's tensors.
     """
 
-    def __init__(self, one: Client) -> None:
-        super().__init__(one.id, one.round_idx, one.stage, one.seed, one.model, objective=one.objective)
+    def __init__(self, one: Client, task_run: TaskRun) -> None:
+        super().__init__(one.id, one.round_idx, one.stage, one.seed, one.model, task_run=task_run)
         self.received, self.is_new, self.phase = one.received, one.is_new, one.phase
         self.work, self.fine_tuning = one.work, one.fine_tuning
-        self.id = Differs("client.id")  # type: ignore[assignment]  # says so where it is used
-        self.data = one.data  # a method may ask whether there are data, see `population`
-        self.tensors: Mapping[str, Tensor] = {}
+        self.data = one.data  # a method may ask whether there are data; `population` is refused
+        self.hook: Hook = "objective"
+        self.id, self.steps = self.differs("id"), self.differs("steps")
+
+    def differs(self, attribute: str) -> Any:
+        """Placeholder of an attribute that is not one value or one stack for the group."""
+        return Differs(lambda: f"algorithm.{self.hook} uses client.{attribute}, {_DIFFERS}")
 
     @property
-    def parameters(self) -> Mapping[str, Tensor]:
-        """The parameters by name, differentiable."""
-        return self.tensors
-
-    @property
+    @override
     def population(self) -> NoReturn:
-        """Refused: what depends on a client's data is looked up in ``start`` and put among ``client.results``."""
-        raise NotVectorizable("the method looks at each client's data while it trains")
+        """Refused: look up what depends on a client's data in ``start`` or ``phases``, as ``client.results``."""
+        raise NotVectorizable(f"algorithm.{self.hook} uses client.population, {_DIFFERS}")
 
+    @property
+    @override
+    def _task(self) -> TaskRun:
+        """Runs the task in ``objective`` only: in other hooks the module does not hold the group's tensors."""
+        if self.hook != "objective":
+            raise NotVectorizable(f"algorithm.{self.hook} runs the task, which a group does only in objective")
+        return super()._task
+
+    @override
     def gradients(self, loss: Tensor, create_graph: bool = False) -> Tensors:
         """Refused: within the computation there is no graph yet."""
-        raise NotVectorizable("the method takes gradients within its objective")
+        raise NotVectorizable(f"algorithm.{self.hook} uses client.gradients, and a group has no graph yet")
 
 
 class Differs:
-    """Stands for a number of Python that is not the same for all clients of a group.
+    """Placeholder of a value that differs between the clients of a group; refuses every use.
 
     Args:
-        what: Its name.
+        reason: Gives the refusal.
     """
 
-    def __init__(self, what: str) -> None:
-        self.what = what
+    def __init__(self, reason: Callable[[], str]) -> None:
+        self._reason = reason
 
-    def _refuse(self, *_args: Any) -> NoReturn:
-        raise NotVectorizable(f"{self.what} is used, which differs between the clients of a group")
+    def _refuse(self, *_args: Any, **_kwargs: Any) -> NoReturn:
+        raise NotVectorizable(self._reason())
 
-    __int__ = __index__ = __float__ = __bool__ = __hash__ = __str__ = _refuse
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _refuse
+    def __getattr__(self, name: str) -> NoReturn:
+        self._refuse()
+
+    @classmethod
+    def __torch_function__(cls, _function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
+        """Refuse an operation of torch, with the reason of the first placeholder among its arguments."""
+        for leaf in torch.utils._pytree.tree_leaves((args, kwargs)):
+            if isinstance(leaf, Differs):
+                leaf._refuse()
+        raise NotVectorizable(f"a value is used, {_DIFFERS}")
+
+    __int__ = __index__ = __float__ = __bool__ = __hash__ = __str__ = __len__ = __iter__ = __getitem__ = _refuse
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __neg__ = __matmul__ = _refuse
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __truediv__ = __floordiv__ = _refuse
 
 
+def differing_batch_idx() -> Differs:
+    """Placeholder of a batch's number, where the clients of a group are at different ones."""
+    return Differs(lambda: f"training_step or a step of evaluation uses batch_idx, {_DIFFERS}")
+
+
 class StepMeter(Meter):
-    """Hands what is logged in one step out of the computation."""
+    """Collects the values logged in one step, as outputs of the computation."""
 
     def __init__(self) -> None:
         super().__init__()
         self.logged: list[tuple[str, int | None]] = []
         self.values: list[Tensor] = []
 
+    @override
     def add(self, name: str, value: Any, batch_size: int | None = None, reduce_fx: Any = "mean") -> None:
-        """See `Meter.add`."""
         if isinstance(value, Metric):
-            raise NotVectorizable(f"a step logs {name!r} as a torchmetrics object, which sees one client at a time")
+            raise NotVectorizable(f"a step logs {name!r} as a torchmetrics object, which holds one client's state")
         if reduce_fx != "mean" and reduce_fx is not torch.mean:
-            raise NotVectorizable(f"a step logs {name!r} with reduce_fx={reduce_fx!r} and not as a mean")
+            raise NotVectorizable(f"a step logs {name!r} with reduce_fx={reduce_fx!r}, which is not mean")
         tensor = value.detach() if isinstance(value, Tensor) else torch.tensor(float(value))
         if tensor.numel() != 1:
             raise ConfigError(f"self.log({name!r}, …) got {tensor.numel()} values; log one number, or their mean")
@@ -137,11 +151,11 @@ class StepMeter(Meter):
 
 
 class Stepper(nn.Module):
-    """One of an objective's steps as a forward, which is what ``functional_call`` takes.
+    """A step of an objective as a module's forward, as ``functional_call`` needs it.
 
     Args:
-        objective: Whose tensors are replaced for the while, under ``objective.``.
-        step: Such as its ``training_step``.
+        objective: The module whose tensors are replaced, under ``objective.``.
+        step: A step of it, such as ``training_step``.
     """
 
     def __init__(self, objective: nn.Module, step: Callable[..., Any]) -> None:
@@ -154,45 +168,54 @@ class Stepper(nn.Module):
 
 
 class GroupObjective:
-    """What a group's clients minimise in a phase, as a function of stacked tensors.
+    """The objective of a group's clients in a phase, as a function of stacked tensors.
 
     Args:
-        loop: Of the clients' kind.
-        clients: Who, in the order of the stacks. What they hold has the same names and shapes.
+        loop: The loop of the clients' kind.
+        clients: The clients in the order of the stacks. Their tensors have the same names and shapes.
     """
 
     def __init__(self, loop: LocalLoop, clients: Sequence[Client]) -> None:
         self.loop = loop
-        self.client = GroupClient(clients[0])
+        self.client = GroupClient(clients[0], loop.state.task_run)
         self.recorder = StepMeter()
         self.batch_idx: Any = 0
         self._stepper = Stepper(loop.objective, loop.objective.training_step)
         self._rebound: list[str] = []
-        self._common, own = _common({name: [one.begun[name] for one in clients] for name in clients[0].begun})
+        self._common, begun = _common({name: [one.begun[name] for one in clients] for name in clients[0].begun})
+        # Where every client starts from its own tensors, as by default, there is one stack of both.
+        self._started = [n for n in clients[0].own if all(one.own[n] is one.begun.get(n) for one in clients)]
+        own = [{name: one.own[name] for name in one.own if name not in self._started} for one in clients]
+        self._odd: dict[str, list[str]] = {}
         self._own: dict[str, Any] = {
-            "begun": own,
-            "state": _stacked([client.state for client in clients]),
-            "results": {key: _stacked([one.results[key] for one in clients]) for key in clients[0].results},
+            "begun": begun,
+            "own": self._stacked("own", own),
+            "left": self._stacked("left", [one.left for one in clients]),
+            "state": self._stacked("state", [one.state for one in clients]),
+            "results": {
+                key: self._stacked(f"results[{key!r}]", [one.results[key] for one in clients])
+                for key in clients[0].results
+            },
         }
 
     def losses(
         self, parameters: Tensors, buffers: Tensors, batch: Any, rows: Rows, counts: Tensor | None = None
     ) -> tuple[Tensor, list[Tensor]]:
-        """Every client's objective on its batch, and what it logs (`Recorder.logged` says under which names).
+        """Every client's objective on its batch, and its logged values, named in `StepMeter.logged`.
 
         Args:
-            parameters: Those that train, each (n, …).
+            parameters: All parameters, each (n, …).
             buffers: Each (n, …); written in place.
             batch: Tensors (n, B, …).
-            rows: Which of the group's clients these are.
-            counts: How many of each batch's samples are real, (n,): the others are padding, and the objective is taken
-                sample by sample. None where all are.
+            rows: The clients among the group's.
+            counts: Real samples of each batch, (n,): the others are padding, and the objective is taken sample by
+                sample. None without padding.
 
         Returns:
             The objective, (n,), and each logged value, (n,).
         """
         own = self._of(rows)
-        if len(next(iter(parameters.values()))) == 1:  # one alone would be multiplied by other kernels than a group
+        if len(next(iter(parameters.values()))) == 1:  # other kernels multiply a single client than a group
             doubled = tree_map(twice, (parameters, buffers, batch, own, counts))
             loss, values = self._run(*doubled)
             for name, tensor in buffers.items():
@@ -216,10 +239,16 @@ class GroupObjective:
 
     @torch.no_grad()
     def correct(self, parameters: Tensors, gradients: Tensors, rows: Rows) -> Tensors:
-        """What the method makes of the gradients, see `lit_fed.engine.method.algorithm.Algorithm.correct`."""
+        """`Algorithm.correct` of stacked gradients.
+
+        Args:
+            parameters: All tensors of the clients' models, each (n, …).
+            gradients: Each (n, …).
+            rows: The clients among the group's.
+        """
 
         def one(parameters: Tensors, gradients: Tensors, own: dict[str, Any]) -> Tensors:
-            self._become(parameters, {}, own)
+            self._become("correct", parameters, own)
             return dict(self.loop.algorithm.correct(self.client, gradients))
 
         corrected: Tensors = torch.vmap(one)(parameters, gradients, self._of(rows))
@@ -227,28 +256,26 @@ class GroupObjective:
 
     @torch.no_grad()
     def finish(self, clients: Sequence[Client], tensors: Tensors) -> Update:
-        """What all clients send and what the method keeps of them, stacked; ``self.client`` then has their tensors.
+        """Answers and method's states of all clients, stacked; ``self.client`` then has their tensors.
 
         Args:
-            clients: Them, each trained by as many steps.
-            tensors: Of their models, each (n, …).
+            clients: The group, each trained by equally many steps.
+            tensors: Tensors of their models, each (n, …).
 
         Raises:
-            NotVectorizable: If ``finish`` looks at what is not the same for all of them, and is no tensor.
+            NotVectorizable: If ``finish`` uses a value other than a tensor that differs between them.
         """
         client, weights = self.client, list[float | None]()
         client.steps = clients[0].steps
-        held = {"own": _stacked([one.own for one in clients]), "left": _stacked([one.left for one in clients])}
 
-        def one(tensors: Tensors, own: dict[str, Any], held: dict[str, Tensors]) -> tuple[Tensors, Tensors]:
-            self._become(tensors, {}, own)
-            client.own, client.left = held["own"], held["left"]
+        def one(tensors: Tensors, own: dict[str, Any]) -> tuple[Tensors, Tensors]:
+            self._become("finish", tensors, own)
             made = self.loop.algorithm.finish(client)
             weights.append(made.weight)
             return dict(made.payload), dict(made.state)
 
-        payload, state = torch.vmap(one)(tensors, self._own, held)
-        client.model = Slice(self.loop.model, tensors.get)
+        payload, state = torch.vmap(one)(tensors, self._own)
+        client.model = ModelView(self.loop.model, tensors.get)
         return Update(payload, state, weights[0])
 
     def _of(self, rows: Rows) -> dict[str, Any]:
@@ -258,13 +285,13 @@ class GroupObjective:
     # ------------------------------------------------------------------ within the computation: one client each
 
     def _step(self, parameters: Tensors, buffers: Tensors, batch: Any, own: dict[str, Any]) -> Any:
-        self._become(parameters, buffers, own)
+        self._become("objective", parameters, own)  # the module has the buffers, also where a step rebinds one
         self.recorder.logged, self.recorder.values = [], []
         given = {f"objective.{name}": tensor for name, tensor in (parameters | buffers).items()}
         loss = functional_call(self._stepper, given, (batch, self.batch_idx))
         if loss is None:
-            raise NotVectorizable("training_step skips a batch by returning None")
-        # What was written in place is in the group's tensors already, what was bound anew is not.
+            raise NotVectorizable("training_step returns None, which skips a batch")
+        # Buffers written in place are in the group's tensors already, rebound ones are not.
         self._rebound = [name for name in buffers if given[f"objective.{name}"] is not buffers[name]]
         return loss, tuple(self.recorder.values), tuple(given[f"objective.{name}"] for name in self._rebound)
 
@@ -272,34 +299,46 @@ class GroupObjective:
         batch = tree_map(lambda leaf: leaf.unsqueeze(0) if isinstance(leaf, Tensor) else leaf, sample)
         return self._step(parameters, buffers, batch, own)[:2]
 
-    def _become(self, parameters: Tensors, buffers: Tensors, own: dict[str, Any]) -> None:
-        client = self.client
-        client.tensors = {**self.loop.model.parameters, **parameters}
-        client.model = Slice(self.loop.model, {n: t.detach() for n, t in (parameters | buffers).items()}.get)
-        client.state, client.results = own["state"], dict(own["results"])
+    def _become(self, hook: Hook, tensors: Tensors, own: dict[str, Any]) -> None:
+        """Make ``self.client`` the client with these tensors; others are the module's."""
+        client, model = self.client, self.loop.model
+        detached = {name: tensor.detach() for name, tensor in tensors.items()}
+        parameters = {name: tensors.get(name, parameter) for name, parameter in model.parameters.items()}
+        client.hook, client.model = hook, ModelView(model, detached.get, parameters)
+        client.task_run = self.loop.state.task_run if hook == "objective" else client.differs("task_run")
         client.begun = {**self._common, **own["begun"]}
+        client.own = {**{name: client.begun[name] for name in self._started}, **own["own"], **self._refusing("own")}
+        client.left = {**own["left"], **self._refusing("left")}
+        client.state = {**own["state"], **self._refusing("state")}
+        client.results = {key: {**held, **self._refusing(f"results[{key!r}]")} for key, held in own["results"].items()}
         client._anchor = None
         client.forget()
 
+    def _stacked(self, what: str, held: Sequence[Mapping[str, Tensor]]) -> Tensors:
+        """Stacks of the clients' tensors by name, where all have the same shape; the others are `_refusing`."""
+        names = dict.fromkeys(name for tensors in held for name in tensors)
+        columns = {name: [tensors[name] for tensors in held if name in tensors] for name in names}
+        alike = {n for n, found in columns.items() if len(found) == len(held) and len({t.shape for t in found}) == 1}
+        if odd := [name for name in names if name not in alike]:
+            self._odd[what] = odd
+        return {name: torch.stack(columns[name]) for name in names if name in alike}
+
+    def _refusing(self, what: str) -> dict[str, Any]:
+        """Placeholders of the tensors that cannot be stacked."""
+        return {name: self.client.differs(f"{what}[{name!r}]") for name in self._odd.get(what, ())}
+
 
 def _common(columns: Mapping[str, list[Tensor]]) -> tuple[Tensors, Tensors]:
-    """Tensors that are one for all clients, such as the global model, and stacks of those that are not."""
+    """Tensors that all clients share, such as the global model's, and stacks of the others."""
     common = {name: found[0] for name, found in columns.items() if all(one is found[0] for one in found)}
     return common, {name: torch.stack(found) for name, found in columns.items() if name not in common}
 
 
-def _stacked(held: Sequence[Mapping[str, Tensor]]) -> Tensors:
-    """Stacks of what clients hold, by name, where all hold it in one shape; others are for ``finish`` alone."""
-    columns = {name: [one.get(name) for one in held] for name in held[0]}
-    fit = {n: found for n, found in columns.items() if len({None if t is None else t.shape for t in found}) == 1}
-    return {name: torch.stack(found) for name, found in fit.items()}  # type: ignore[arg-type]  # of one shape, so no None
-
-
 def twice(leaf: Any) -> Any:
-    """A client's tensor for two that are alike."""
+    """A single client's tensor (1, …) as that of two equal clients."""
     return torch.cat([leaf, leaf.detach()]) if isinstance(leaf, Tensor) else leaf
 
 
 def batch_dims(batch: Any) -> Any:
-    """Along what ``torch.vmap`` takes apart a batch that holds tensors of several clients, and anything else."""
+    """``in_dims`` of ``torch.vmap`` for a batch of several clients: 0 for tensors, None for other leaves."""
     return tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) else None, batch)

@@ -1,7 +1,7 @@
 """Whether clients of a federation can be trained in groups.
 
-What is known to be impossible is refused by name; whatever else could go wrong without a word (an optimizer that mixes
-clients, a loss that is no mean) is found by training two clients both ways before the run.
+Known obstacles are refused by name; silent ones (an optimizer that mixes clients, a loss that is not a mean) are found
+by training two clients both ways before the run.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lit_fed.engine.clients.executor import failure
 from lit_fed.engine.clients.local import LocalLoop
-from lit_fed.engine.clients.session import Session
+from lit_fed.engine.clients.session import Answer, Session
 from lit_fed.engine.lightning.objective import task_name
 from lit_fed.engine.method.client import Client, LocalWork
 from lit_fed.engine.vectorized.finish import GroupFinish
@@ -42,23 +42,37 @@ _HOOKS = (
     "configure_gradient_clipping",
     "lr_scheduler_step",
 )
-"""Hooks that see one client at a time."""
+"""Hooks that need a single client."""
 
 _PROBE_STEPS = 6
 _CLOSE, _ROUNDING = 1e-3, 1e-5
-_COARSE = 0.1  # of mixed precision, which rounds otherwise in other kernels
-_WHY_OTHERWISE = (
-    "something mixes clients or samples; rounding grows in a deep network, which trainer.precision=64-true would tell;"
-    " or the optimizer makes a step of what is rounding alone in a gradient, as Adam does for a bias of attention's"
-    " keys (with timm's qkv_bias: false there is none)"
+_COARSE = 0.1  # of mixed precision, which rounds differently in other kernels
+_CAUSES = (
+    "something mixes clients or samples; or rounding grows in a deep network, which trainer.precision=64-true would "
+    "show; or the optimizer amplifies rounding, as Adam does for a bias of attention's keys (none with timm's "
+    "qkv_bias: false)"
 )
 
 
+class _Alone(NamedTuple):
+    """A client trained alone.
+
+    Args:
+        model: All tensors of its model.
+        answer: Tensors that it sends and keeps.
+        metrics: Logged means.
+    """
+
+    model: dict[str, Tensor]
+    answer: dict[str, Tensor]
+    metrics: dict[str, float]
+
+
 def refuse(loop: LocalLoop) -> None:
-    """Say what keeps a task from being run for a group, as far as one can see.
+    """Refuse a task with a known obstacle to groups.
 
     Raises:
-        NotVectorizable: It names it.
+        NotVectorizable: Naming the obstacle.
     """
     name = task_name(loop.objective)
     if not loop.objective.automatic_optimization:
@@ -68,27 +82,27 @@ def refuse(loop: LocalLoop) -> None:
     if loop.channels_last:
         raise NotVectorizable("trainer.channels_last lays out one client's images")
     if loop.scaler is not None:
-        raise NotVectorizable("precision 16-mixed scales each client's gradients by a number of its own")
+        raise NotVectorizable("precision 16-mixed scales each client's gradients by a different number")
     for hook in _HOOKS:
         if loop.listeners(hook):
-            raise NotVectorizable(f"model {name} or a callback has {hook}, which sees one client at a time")
+            raise NotVectorizable(f"model {name} or a callback has {hook}, which needs a single client")
 
 
 def probe(session: Session, kind: str, broadcast: Broadcast, group: GroupLoop, finish: GroupFinish) -> None:
-    """Train two clients of a kind one after the other and as a group, and ask for their answers so.
+    """Compare two clients of a kind trained and asked one after the other with the same clients as a group.
 
-    Nothing else of it stays: no state is kept, the generators and the model are as before.
+    States, generators and the model stay unchanged.
 
     Args:
         session: Admits them.
-        kind: The kind.
-        broadcast: Such as they will receive.
-        group: Learns to how many samples it may pad smaller batches, because the objective is a mean over samples.
-        finish: Learns whether all can be asked together.
+        kind: The kind of network.
+        broadcast: As they will receive.
+        group: Its `pad_to` is set where smaller batches may be padded, because the objective is a mean over samples.
+        finish: Its `together` is set where all clients can be asked at once.
 
     Raises:
-        NotVectorizable: If the two ways differ, or one fails.
-        ClientFailure: If what a client makes alone is not finite, by which nothing can be compared.
+        NotVectorizable: If the two ways differ, or the group fails.
+        ClientFailure: If a client's result alone is not finite, so that nothing can be compared.
     """
     loop = session.loops[kind]
     ids = _two_clients(session, kind)
@@ -105,7 +119,7 @@ def probe(session: Session, kind: str, broadcast: Broadcast, group: GroupLoop, f
 
 @contextmanager
 def _all_bits() -> Iterator[None]:
-    """Float32 without TF32, by which GPUs round a group's products otherwise than a client's, too coarsely to tell."""
+    """Float32 without TF32, whose coarse rounding on GPUs differs between a group's products and a client's."""
     backends: Any = torch.backends  # whose settings have no types
     kinds = (backends.cudnn.conv, backends.cuda.matmul)
     before = [kind.fp32_precision for kind in kinds]
@@ -119,7 +133,7 @@ def _all_bits() -> Iterator[None]:
 
 
 def _largest_smaller_batch(session: Session) -> int:
-    """The samples of the largest batch in the population that is smaller than the others; 0 where there is none."""
+    """Samples of the population's largest batch that is smaller than a full one; 0 where there is none."""
     data, found = session.data, 0
     for client_id in data.clients:
         num_samples = data.num_samples(client_id)
@@ -129,7 +143,7 @@ def _largest_smaller_batch(session: Session) -> int:
 
 
 def _two_clients(session: Session, kind: str) -> list[int]:
-    """Two small clients, of different sizes where there are such, the larger one first; fewer where there are."""
+    """Two small clients, of different sizes where possible, the larger first; fewer in a smaller population."""
     sizes: dict[int, list[int]] = {}
     for client_id in session.data.clients:
         if session.kinds[client_id] == kind and (size := session.data.num_samples(client_id)):
@@ -147,25 +161,20 @@ def _admit(session: Session, client_id: int, broadcast: Broadcast) -> Client:
     return client
 
 
-def _train_alone(session: Session, client_id: int, broadcast: Broadcast) -> tuple[dict[str, Tensor], dict[str, float]]:
+def _train_alone(session: Session, client_id: int, broadcast: Broadcast) -> _Alone:
     client = _admit(session, client_id, broadcast)
-    session.loop(client).state.client = client
-    client.model.renew()
-    client.model.load(client.begun)
+    session.become(client)
     metrics = session.train(client).compute()
-    made = session.algorithm.finish(client)
-    kept = session.kept(client, made.state)
+    answer = session.answer(client)
     try:
-        session.check_finite(client, metrics, made.payload, kept)
+        session.check_finite(client, metrics, answer)
     except NonFiniteUpdate as error:
         raise failure(client_id, broadcast.round_idx, error) from error
-    return {name: tensor.clone() for name, tensor in {**kept, **made.payload}.items()}, metrics
+    return _Alone(client.model.copy(), {name: tensor.clone() for name, tensor in _tensors(answer).items()}, metrics)
 
 
-def _outcome(session: Session, client: Client) -> dict[str, Tensor]:
-    """What a client sends and keeps."""
-    made = session.algorithm.finish(client)
-    return {**session.kept(client, made.state), **made.payload}
+def _tensors(answer: Answer) -> dict[str, Tensor]:
+    return {**answer.kept, **answer.payload}
 
 
 def _misfit(
@@ -174,45 +183,54 @@ def _misfit(
     finish: GroupFinish,
     ids: Sequence[int],
     broadcast: Broadcast,
-    alone: Mapping[int, tuple[dict[str, Tensor], dict[str, float]]],
+    alone: Mapping[int, _Alone],
 ) -> str:
-    """What differs between the two ways; empty where nothing does."""
+    """The first difference between the two ways; empty where there is none."""
     clients = [_admit(session, client_id, broadcast) for client_id in ids]
     try:
         trained = group.train(clients)
     except NotVectorizable as error:
         return str(error)
-    except Exception as error:  # whatever a task that trains alone cannot do as a group
+    except Exception as error:  # of any kind, from a task that trains alone
         if "randomness" in str(error):
-            return "training draws random numbers (dropout, say), which are a stream of each client's own"
+            return "training draws random numbers (dropout, say), which come from each client's own stream"
         return " ".join(str(error).split())[:300]
     close = _COARSE if _is_coarse(group.loop) else _CLOSE
     answers = finish.of_all(clients, trained.tensors)
     for idx, (client, logged) in enumerate(zip(clients, trained.metrics, strict=True)):
-        (expected, metrics), outcome = alone[client.id], _outcome(session, client)
-        if answers is not None and not _same(outcome, {**answers[idx].kept, **answers[idx].payload}):
-            finish.together = False
-        for name, tensor in outcome.items():
-            if not _is_close(tensor, expected[name], client.begun.get(name), close):
-                return f"{name!r} comes out otherwise in a group than alone: {_WHY_OTHERWISE}"
-        for name, value in metrics.items():
+        expected = alone[client.id]
+        for name, tensor in client.model.tensors(trained.tensors).items():
+            if not _is_close(tensor, expected.model[name], client.begun.get(name), close):
+                return f"{name!r} differs after training in a group and alone: {_CAUSES}"
+        for name, value in expected.metrics.items():
             if not abs(value - logged.get(name, math.nan)) <= close * (1 + abs(value)):
-                return f"{name!r} is logged otherwise for a client of a group than alone"
+                return f"the logged {name!r} differs between a client in a group and alone"
+        found = _tensors(session.answer(client))
+        if answers is not None and not _same(found, _tensors(answers[idx])):
+            finish.together = False
+        for name, tensor in found.items():
+            if name not in expected.answer or not _is_close(
+                tensor, expected.answer[name], client.begun.get(name), close
+            ):
+                return (
+                    f"algorithm.finish gives another {name!r} for a client in a group than alone, though its model is "
+                    "the same after training; it must depend on the client only"
+                )
     return ""
 
 
 def _is_close(found: Tensor, expected: Tensor, begun: Tensor | None, close: float) -> bool:
-    """Whether two results differ by rounding, measured by how far the client moved."""
+    """Whether two results differ by rounding only, relative to the client's movement."""
     if found.shape != expected.shape:
         return False
-    infinite = expected.isinf() & (found == expected)  # as a method may begin what it keeps
+    infinite = expected.isinf() & (found == expected)  # a method's state may start so
     found, expected = found.double().masked_fill(infinite, 0), expected.double().masked_fill(infinite, 0)
     moved = expected if begun is None else expected - begun.double().masked_fill(infinite, 0)
     return bool((found - expected).norm() <= close * moved.norm() + _ROUNDING * expected.norm())
 
 
 def _same(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
-    """Whether tensors have the same names, types, shapes and bits."""
+    """Whether tensors have the same names, dtypes, shapes and bits."""
     return one.keys() == other.keys() and all(
         tensor.dtype == other[name].dtype and tensor.equal(other[name]) for name, tensor in one.items()
     )

@@ -1,7 +1,7 @@
-"""Clients that are tested with one and the same model: it goes over the data that they share once.
+"""Clients that are tested with one model: a single pass over the data that they share.
 
-What a client's part gives follows by index, from what the task logs of every sample: its ``test_step`` runs under
-``torch.vmap``, one sample at a time. The differences to one client after the other are those of rounding.
+The task's ``test_step`` runs under ``torch.vmap``, one sample at a time; a client's means follow by index from the
+values logged of its samples. They differ from those of one client after the other by rounding only.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from lit_fed.data.loaders.tensor_loader import TensorLoader
 from lit_fed.engine.clients.executor import Question
 from lit_fed.engine.clients.local import LocalLoop
 from lit_fed.engine.clients.session import Session
-from lit_fed.engine.lightning.surface import plain_name
-from lit_fed.engine.vectorized.objective import Differs, NotVectorizable, StepMeter
+from lit_fed.engine.lightning.metric_names import plain_name
+from lit_fed.engine.vectorized.objective import NotVectorizable, StepMeter, differing_batch_idx
 from lit_fed.engine.wire.broadcast import Broadcast
 from lit_fed.engine.wire.payload import ClientUpdate
 
@@ -30,15 +30,15 @@ Columns = dict[str, NDArray[np.float64]]
 _HOOKS = ("start", "epoch_start", "batch_start", "batch_end", "epoch_end", "end", "model_eval", "model_train")
 _LOOK = 32  # samples on which both ways are compared
 _CLOSE = 1e-4
-_PIECE_VALUES = 2**19  # of inputs that the model goes over at once, or a batch
+_PIECE_VALUES = 2**19  # in the inputs of one pass, or a batch
 
 
 class SharedEvaluation:
-    """Answers for the clients of a kind that share its model, where their data are parts of shared ones.
+    """Answers for the clients of a kind that share its model, where their data are parts of shared data.
 
     Args:
         session: Admits them.
-        kind: Theirs.
+        kind: Kind of their networks.
     """
 
     def __init__(self, session: Session, kind: str) -> None:
@@ -46,12 +46,12 @@ class SharedEvaluation:
         self.loop: LocalLoop = session.loops[kind]
 
     def answers(self, question: Question, ids: Sequence[int], broadcast: Broadcast) -> Iterator[ClientUpdate]:
-        """The answers of those clients for which this gives them; the others are to be asked one by one.
+        """Answers of the clients that can be tested so; the caller asks the others one by one.
 
         Args:
-            question: What is asked, with `Question.loader`.
-            ids: Whom.
-            broadcast: What they receive.
+            question: The question, with `Question.loader`.
+            ids: The clients.
+            broadcast: Received by them.
         """
         if question.loader is None or not question.of_all or question.stage != "test":
             return
@@ -77,7 +77,7 @@ class SharedEvaluation:
     def _rows(
         self, loader_of: Callable[[int | None], Iterable[object]], ids: Iterable[int], whole: TensorLoader
     ) -> dict[int, NDArray[np.int64]]:
-        """The rows that each client is tested on, of those clients whose rows are of the shared tensors."""
+        """Rows of the shared tensors that each client is tested on, for the clients with such rows."""
         found = {}
         for client_id in ids:
             own = loader_of(client_id)
@@ -86,7 +86,7 @@ class SharedEvaluation:
         return found
 
     def _alike(self, ids: Sequence[int], broadcast: Broadcast) -> list[int]:
-        """Those who begin with the very tensors of the first, which is entered, and go on to no work before a test."""
+        """Clients that start from the first one's tensors and do no work before a test; the first is entered."""
         found: list[int] = []
         session, begun = self.session, None
         for client_id in ids:
@@ -100,16 +100,16 @@ class SharedEvaluation:
         return found
 
     def _fits(self, whole: TensorLoader, subset: Subset) -> bool:
-        """Whether what the task logs of a batch is the mean of what it logs of its samples, with the model as it is.
+        """Whether the values that the task logs of a batch are the means of its samples', with the current model.
 
-        It is looked at every time, on samples from all over the shared data: what is no mean may look like one while
-        all outputs are alike, or all samples of a class. So it is a function of model and data, on every process alike.
+        Checked every time, on samples from all over the shared data: another value may look like a mean while all
+        outputs, or all samples' classes, are equal. The result is a function of model and data, equal on all processes.
         """
         places = torch.linspace(0, len(whole.indices) - 1, min(_LOOK, len(whole.indices))).long()
         batch = whole.fetch(whole.indices[places].to(whole.device))
         try:
             found = {name: float(values.mean()) for name, values in self._values(batch, whole, subset).items()}
-        except Exception:  # whatever a step that takes a batch cannot do with one sample
+        except Exception:  # of any kind: the step cannot take a single sample
             return False
         expected = self.loop.evaluate([batch], subset)
         return found.keys() == expected.keys() and all(
@@ -117,10 +117,10 @@ class SharedEvaluation:
         )
 
     def _columns(self, whole: TensorLoader, subset: Subset, places: NDArray[np.int64]) -> Columns:
-        """What is logged of every shared sample; of pieces of the data without a sample at these places, nothing.
+        """Logged values of every shared sample; NaN in pieces of the data without a sample at these places.
 
-        Pieces are those of the shared data whoever asks for them, so that their values are the same bits on any number
-        of processes: batches, or several where samples are so small that a batch is done at once.
+        A piece is one batch of the shared data, or several where samples are small. Pieces do not depend on the
+        clients, so that their values are the same bits on any number of processes.
         """
         batch_values = whole.batch_size * math.prod(self.session.data.input_shape)
         size, rows = whole.batch_size * max(1, _PIECE_VALUES // max(1, batch_values)), whole.indices
@@ -138,9 +138,9 @@ class SharedEvaluation:
 
     @torch.no_grad()
     def _values(self, batch: Any, whole: TensorLoader, subset: Subset) -> dict[str, Tensor]:
-        """What the task logs of each sample of a batch, (B,), by name."""
+        """Values that the task logs of each sample of a batch, (B,), by name."""
         loop, stage, recorder = self.loop, self.loop.evaluation_stage(subset), StepMeter()
-        step, batch_idx = loop.bound(f"{stage}_step"), Differs("batch_idx")
+        step, batch_idx = loop.bound(f"{stage}_step"), differing_batch_idx()
 
         def one(sample: Any) -> tuple[Tensor, ...]:
             recorder.logged, recorder.values = [], []
@@ -155,18 +155,18 @@ class SharedEvaluation:
         finally:
             loop.state.meter = None
         if any(weight not in (None, 1) for _, weight in recorder.logged):
-            raise NotVectorizable("the step says itself what its values weigh")
+            raise NotVectorizable("the step sets batch_size in self.log")
         return {plain_name(name): found for (name, _), found in zip(recorder.logged, values, strict=True)}
 
 
 def is_only_its_step(loop: LocalLoop, subset: Subset) -> bool:
-    """Whether the task has a step that evaluates, and nothing else of it or of a callback looks at a batch."""
+    """Whether the task has a step of evaluation, and no other hook of it or of a callback sees a batch."""
     stage = loop.evaluation_stage(subset)
     return stage is not None and not any(loop.listeners(f"on_{stage}_{hook}") for hook in _HOOKS)
 
 
 def _places(rows: NDArray[np.int64], among: NDArray[np.int64]) -> NDArray[np.int64] | None:
-    """Where rows stand among others; None where one does not."""
+    """Positions of rows among others; None where one is missing."""
     place_of = np.full(max(among.max(), rows.max(initial=0)) + 1, -1)
     place_of[among] = np.arange(len(among))
     places: NDArray[np.int64] = place_of[rows]
@@ -174,7 +174,7 @@ def _places(rows: NDArray[np.int64], among: NDArray[np.int64]) -> NDArray[np.int
 
 
 def _means(values: NDArray[np.float64], sizes: NDArray[np.int64]) -> list[float]:
-    """Means of consecutive parts; of an empty one, NaN."""
+    """Means of consecutive parts; NaN for an empty one."""
     means, some = np.full(len(sizes), math.nan), sizes > 0
     if some.any():
         means[some] = np.add.reduceat(values, (np.cumsum(sizes) - sizes)[some]) / sizes[some]

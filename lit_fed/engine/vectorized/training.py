@@ -7,24 +7,27 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lit_fed.engine.clients.local import LocalLoop
+from lit_fed.engine.lightning.sums import StackedSums
 from lit_fed.engine.method.client import Client, Pass, Phase, Tensors
+from lit_fed.engine.method.model import ModelView
 from lit_fed.engine.method.steps import EffectiveSteps
+from lit_fed.engine.method.task_run import TaskRunOn
 from lit_fed.engine.vectorized.batches import Collected, Gathered, GroupBatches, can_gather, cut, total_steps
-from lit_fed.engine.vectorized.meter import GroupMeter, MeanGradients
-from lit_fed.engine.vectorized.objective import Differs, GroupObjective, NotVectorizable, Slice, StackedTensors
+from lit_fed.engine.vectorized.objective import GroupObjective, NotVectorizable, StackedTensors, differing_batch_idx
 
 
 class Trained(NamedTuple):
-    """What a group's work gave.
+    """Result of a group's work.
 
     Args:
-        tensors: Of the clients' models, stacked.
-        metrics: What each client logged.
+        tensors: The clients' models, stacked.
+        metrics: Logged means of each client.
     """
 
     tensors: Tensors
@@ -32,7 +35,7 @@ class Trained(NamedTuple):
 
 
 def holdings(client: Client) -> Any:
-    """What must be the same for clients of a group: names and shapes of what they hold, and whether they are new."""
+    """Key of a group: names and shapes of a client's tensors, and whether it is new; equal for all its clients."""
     held = (client.state, *client.results.values())
     shapes = tuple([tuple([(name, tensor.shape) for name, tensor in one.items()]) for one in held])
     return client.is_new, tuple(client.begun), tuple(client.results), shapes
@@ -42,9 +45,9 @@ class GroupLoop:
     """Trains groups of clients of one kind.
 
     Args:
-        loop: What trains one of them.
-        pad_to: Batches with fewer samples are padded to as many, which is right where the objective on a batch is the
-            mean of what it is on its samples alone; 0 pads none.
+        loop: Trains one of them.
+        pad_to: Pad smaller batches to this many samples, which is right where a batch's objective is the mean of its
+            samples'; 0 pads none.
     """
 
     def __init__(self, loop: LocalLoop, pad_to: int = 0) -> None:
@@ -52,13 +55,10 @@ class GroupLoop:
         self.pad_to = pad_to
 
     def train(self, clients: Sequence[Client]) -> Trained:
-        """Do the clients' work; each then has its trained tensors as ``client.model``, and its results.
+        """Run the clients' local work; each then has its trained tensors as ``client.model``, and its results.
 
         Args:
-            clients: Admitted, and alike in what they hold; those with more steps first.
-
-        Returns:
-            What each logged, and their tensors.
+            clients: Admitted, with equal `holdings`; those with more steps first.
 
         Raises:
             NotVectorizable: If they have to be trained one by one.
@@ -67,15 +67,16 @@ class GroupLoop:
         tensors = _stack_models(model, clients)
         parts = StackedTensors(tensors)
         for idx, client in enumerate(clients):
-            client.model = Slice(model, partial(parts.at, idx))
+            client.model = ModelView(model, partial(parts.at, idx))
+            client.task_run = TaskRunOn(loop.state.task_run, client.model)
         work = [loop.algorithm.phases(client) for client in clients]
         if len({len(phases) for phases in work}) > 1:
-            raise NotVectorizable("clients of a round have different phases of work")
-        meter = GroupMeter(len(clients))
+            raise NotVectorizable("clients of a round have different phases; a group needs equal ones")
+        meter = StackedSums(len(clients))
         with self._at_work(clients[0].round_idx):
             for phases in zip(*work, strict=True):
                 self._run(phases, clients, tensors, meter)
-        return Trained(tensors, meter.compute())
+        return Trained(tensors, meter.means())
 
     @contextmanager
     def _at_work(self, round_idx: int) -> Iterator[None]:
@@ -90,20 +91,23 @@ class GroupLoop:
             state.meter, state.training, state.public = None, False, False
 
     def _run(
-        self, phases: Sequence[Phase | Pass], clients: Sequence[Client], tensors: Tensors, meter: GroupMeter
+        self, phases: Sequence[Phase | Pass], clients: Sequence[Client], tensors: Tensors, meter: StackedSums
     ) -> None:
         for one, client in zip(phases, clients, strict=True):
             client.phase = one.name
         found = [one for one in phases if isinstance(one, Phase)]
         if not found:
             for one, client in zip(phases, clients, strict=True):
-                self.loop.model.load(client.model.tensors(tensors))
+                view, task_run = client.model, client.task_run
+                self.loop.model.load(view.tensors(tensors))
+                client.model, client.task_run = self.loop.model, self.loop.state.task_run
                 self.loop.read(one, client)  # type: ignore[arg-type]  # a Pass: no phase was found
+                client.model, client.task_run = view, task_run
             return
         first = found[0]
         kind = _kind(first)
         if len(found) < len(phases) or any(_kind(one) != kind for one in found):
-            raise NotVectorizable("clients of a round have different phases of work")
+            raise NotVectorizable("clients of a round have different phases; a group needs equal ones")
         if first.begin is not None:
             for one, client in zip(found, clients, strict=True):
                 client.left = client.model.copy(tensors)
@@ -120,7 +124,7 @@ class _PhaseOfGroup:
     """One phase of a group's work."""
 
     def __init__(
-        self, group: GroupLoop, phases: Sequence[Phase], clients: Sequence[Client], tensors: Tensors, meter: GroupMeter
+        self, group: GroupLoop, phases: Sequence[Phase], clients: Sequence[Client], tensors: Tensors, meter: StackedSums
     ) -> None:
         loop = self.loop = group.loop
         self.pad_to, self.phase, self.clients, self.meter = group.pad_to, phases[0], clients, meter
@@ -145,18 +149,15 @@ class _PhaseOfGroup:
         accumulate = loop.gradients.accumulate if self.phase.moves else 1
         if accumulate > 1 and len({*zip(lengths, self.batches.each, strict=True)}) > 1:
             raise NotVectorizable("with accumulate_grad_batches, the clients of a group need equally many batches")
-        optimizers, schedulers = loop.optimizers.build(self.phase.name, loop.trainer.current_epoch)
+        optimizers, schedulers = loop.optimizers.build(
+            self.phase.name, loop.trainer.current_epoch, self.clients[0].rate_of(self.phase)
+        )
         optimizer = optimizers[0]
         if schedulers and len(set(lengths)) > 1:
             raise NotVectorizable("with a schedule by steps, the clients of a group need equally many batches")
-        lr, fine_tuning = self.phase.lr, self.clients[0].fine_tuning
-        if lr is None and fine_tuning is not None and not self.phase.public:
-            lr = fine_tuning.lr
-        for group in optimizer.param_groups if lr is not None else ():
-            group["lr"] = lr
         own_parameters = [list(group["params"]) for group in optimizer.param_groups]
         distances = [0.0]
-        mean_gradient = MeanGradients(len(self.clients))
+        gradients, samples = StackedSums(len(self.clients)), np.zeros(len(self.clients), dtype=np.int64)
         try:
             active = 0
             for step in range(lengths[0] if lengths else 0):
@@ -167,7 +168,8 @@ class _PhaseOfGroup:
                 batch_idx = self._batch_idx(step, active)
                 sizes = self._take_gradients(step, batch_idx, active, accumulate)
                 if not self.phase.moves:
-                    mean_gradient.add({n: leaf.grad for n, leaf in self.leaves.items() if leaf.grad is not None}, sizes)
+                    samples[:active] += sizes
+                    self._add_gradients(gradients, sizes)
                 elif accumulate == 1 or self._ends_here(step, batch_idx, accumulate):
                     self._step(optimizer, active)
                     for entry in schedulers:
@@ -182,22 +184,31 @@ class _PhaseOfGroup:
         for client, length in zip(self.clients, lengths, strict=True):
             client.steps.extend(distances[length], self.steps)
         if not self.phase.moves:
-            for client, found in zip(self.clients, mean_gradient.means(), strict=True):
-                client.results[self.phase.name] = found
+            parts = {name: total.unbind(0) for name, total in gradients.totals.items()}
+            for idx, (client, count) in enumerate(zip(self.clients, samples.tolist(), strict=True)):
+                means = {name: part[idx] / count for name, part in parts.items()} if count else {}
+                client.results[self.phase.name] = means
+
+    def _add_gradients(self, sums: StackedSums, sizes: Sequence[int]) -> None:
+        """Add the gradients of the first clients' batches, each weighted by its samples."""
+        for name, leaf in self.leaves.items():
+            if (gradient := leaf.grad) is not None:
+                weights = torch.tensor(sizes, device=self.device).view(-1, *(1 for _ in gradient.shape[1:]))
+                sums.add(name, gradient, weights, sizes, slice(0, len(sizes)))
 
     def _batch_idx(self, step: int, active: int) -> Any:
-        """The number of the batch in its epoch, where that is one number."""
+        """The number of the batch in its epoch, where all clients are at the same."""
         each = self.batches.each
         alike = each[0] == each[active - 1] or step < each[active - 1]
-        return step % each[0] if alike else Differs("batch_idx")
+        return step % each[0] if alike else differing_batch_idx()
 
     def _ends_here(self, step: int, batch_idx: int, accumulate: int) -> bool:
-        """Whether gradients that were accumulated are stepped on; what is left over at the end of an epoch is."""
+        """Whether to step on the accumulated gradients, also on those left over at the end of an epoch."""
         last = batch_idx + 1 == self.batches.each[0] or step + 1 == self.batches.num_steps[0]
         return last or (batch_idx + 1) % accumulate == 0
 
     def _narrow(self, optimizer: Optimizer, active: int) -> None:
-        """Go on with the first clients only: parameters and the optimizer's state are views of what they were."""
+        """Continue with the first clients only, on views of the parameters and of the optimizer's state."""
         own = self.loop.model.parameters
         before = self.leaves
         self.leaves = {name: nn.Parameter(tensor[:active]) for name, tensor in self.trained.items()}
@@ -226,14 +237,15 @@ class _PhaseOfGroup:
         (total / accumulate if accumulate > 1 else total).backward()
         counts = torch.tensor(sizes, device=self.device)
         for (name, weight), value in zip(recorder.logged, values, strict=True):
-            self.meter.add(name, value, counts if weight is None else weight, sizes if weight is None else weight)
+            weights, numbers = (counts, sizes) if weight is None else (weight, weight)
+            self.meter.add(name, value, weights, numbers, slice(0, active))
         return sizes
 
     def _losses(self, batch: Any, sizes: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
-        """Every client's objective, and what it logs.
+        """Every client's objective and logged values.
 
-        How a client's is computed depends on the size of its own batch alone: its bits do not depend on who else is in
-        the group.
+        The computation for a client depends on the size of its own batch alone, so that its bits do not depend on the
+        other clients of the group.
         """
         ways: dict[tuple[int, bool], list[int]] = {}
         for idx, size in enumerate(sizes):
@@ -267,18 +279,17 @@ class _PhaseOfGroup:
             self.steps.count(optimizer)
         found = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
         if loop.corrects:
-            parameters = {name: leaf.detach() for name, leaf in leaves.items()}
-            for name, gradient in self.objective.correct(parameters, found, slice(0, active)).items():
+            others = {name: tensor[:active] for name, tensor in (self.still | self.buffers).items()}
+            held = others | {name: leaf.detach() for name, leaf in leaves.items()}
+            for name, gradient in self.objective.correct(held, found, slice(0, active)).items():
                 leaves[name].grad = found[name] = gradient
-        options = loop.gradients
-        if options.clip_val is not None:
-            _clip(list(found.values()), options.clip_val, options.clip_algorithm)
+        loop.gradients.clip(list(found.values()))
         loop.take_step(optimizer)
         loop.trainer.global_step += 1
 
 
 def _stack_models(model: Any, clients: Sequence[Client]) -> Tensors:
-    """What the clients begin with, stacked: all parameters that may train in this round, and all buffers."""
+    """Stacks of the tensors that the clients start from: all parameters but the frozen, and all buffers."""
     frozen = set(model.split.frozen)
     found = {}
     for name in model.names:
@@ -301,15 +312,3 @@ def _batches(loop: LocalLoop, phases: Sequence[Phase]) -> GroupBatches:
     if lengths[0] and not loop.converts and can_gather(phase.loader for phase in phases):
         return Gathered([phase.loader for phase in phases], lengths)  # type: ignore[misc]  # `can_gather` has looked
     return Collected(phases, lengths, loop.to_device)
-
-
-def _clip(gradients: Sequence[Tensor], clip_val: float, clip_algorithm: str) -> None:
-    """Clip each client's gradients, as `torch.nn.utils` does one client's."""
-    if clip_algorithm != "norm":
-        for gradient in gradients:
-            gradient.clamp_(-clip_val, clip_val)
-        return
-    norms = torch.stack([torch.linalg.vector_norm(g.reshape(len(g), -1), dim=1) for g in gradients])
-    factors = (clip_val / (torch.linalg.vector_norm(norms, dim=0) + 1e-6)).clamp(max=1.0)
-    for gradient in gradients:
-        gradient.mul_(factors.view(-1, *(1 for _ in gradient.shape[1:])))

@@ -17,7 +17,7 @@ from lit_fed.algorithm import (
     Payload,
     Population,
     Server,
-    ServerTraining,
+    ServerLoop,
     Stage,
     Update,
     task_name,
@@ -240,10 +240,11 @@ class DataFree(Algorithm[AggregateT]):
         return made.view(len(classes), count, *made.shape[1:])
 
     @property
-    def server_loop(self) -> ServerTraining:
+    def server_loop(self) -> ServerLoop:
         """What trains on the server."""
         assert self.population.server_loop is not None, "it is only in forecasts that nothing is run"
-        return self.population.server_loop
+        found: ServerLoop = self.population.server_loop
+        return found
 
     def figures(self, server: Server) -> dict[str, Figure]:
         """What the generator makes of each class, from the same noise every time: images, or the mean features."""

@@ -23,7 +23,6 @@ from lit_fed.algorithm import (
     Objective,
     batch_size_of,
     head_of,
-    listen,
     map_tensors,
     task_name,
 )
@@ -239,16 +238,9 @@ def _observing(loop: LocalLoop, head: nn.Module) -> Iterator[View]:
         found: tuple[Tensor, Tensor, Tensor] = functional_call(seen, renamed, (batch,))
         return found
 
-    state = loop.state
-    before, state.head = state.head, head  # a method that asks for neither logits nor features has none
-    listening = listen(state) if before is None else None
-    try:
-        with torch.no_grad(), loop.model.evaluating(), state.client.muted(), loop.fabric.autocast():
-            yield view
-    finally:
-        state.head = before
-        if listening is not None:
-            listening.remove()
+    task_run = loop.state.task_run
+    with torch.no_grad(), loop.model.evaluating(), task_run.muted(), task_run.observing(head), loop.fabric.autocast():
+        yield view
 
 
 class _Seen(nn.Module):

@@ -132,7 +132,7 @@ class FedETF(NewHead):
         head = head_of(client.model.task, self.head)
         assert isinstance(head, ProjectedETFHead), "adapt puts it there"
         own = {id(parameter) for parameter in head.projection.parameters()}
-        return tuple(name for name, parameter in client.model.parameters.items() if id(parameter) in own)
+        return tuple(name for name, parameter in client.model.task.named_parameters() if id(parameter) in own)
 
     # ------------------------------------------------------------------ the loss
 

@@ -128,7 +128,7 @@ class TwoOptimizers(LeastSquares):
 
 
 def test_which_of_several_optimizers_is_not_guessed(tmp_path: Path) -> None:
-    message = "model TwoOptimizers has 2 optimizers, and training on the server needs one"
+    message = "model TwoOptimizers has 2 optimizers; training on the server needs exactly one"
     with server(tmp_path, TwoOptimizers()) as loop, pytest.raises(ConfigError, match=message):
         train(loop)
 

@@ -114,12 +114,12 @@ class Reducing(LeastSquares):
 @pytest.mark.parametrize(
     ("module", "message"),
     [
-        (Forgetful(), "with the key loss, or None, and returned a dict of predictions"),
-        (Numeric(), "with the key loss, or None, and returned float"),
-        (Thawing(), "lets 'other.weight' train by one of its hooks, and at first it did not"),
-        (Reader(), "self.trainer.fit_loop is not there for a client of a federation; there are current_epoch"),
+        (Forgetful(), "training_step returned a dict of predictions; it must return a tensor"),
+        (Numeric(), "training_step returned float; it must return a tensor"),
+        (Thawing(), "a hook of the model makes 'other.weight' trainable, which was frozen at the start"),
+        (Reader(), "a client of a federation has no self.trainer.fit_loop; use current_epoch"),
         (Stopper(), "a client cannot stop the run by self.trainer.should_stop; use callback EarlyStopping"),
-        (Reducing(), "values are reduced by mean, sum, min or max"),
+        (Reducing(), "it must be mean, sum, min or max"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, LightningModule) else "",
 )

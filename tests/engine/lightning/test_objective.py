@@ -174,7 +174,7 @@ def test_the_head_is_listened_to_only_where_a_step_asks(tmp_path: Path) -> None:
 
     class Watching(Plain):
         def on_test_batch_end(self, *args: Any) -> None:
-            most.append(len(self.state.captured))  # type: ignore[attr-defined]  # the objective's
+            most.append(len(self.state.task_run._captured))  # type: ignore[union-attr,arg-type]  # the objective's
 
     data = Points(num_clients=4, sizes=(2, 3), test_batch_size=1)
     fit(tmp_path, Watching(), data, FedAvg(regularizer=NTD()), max_rounds=1)

@@ -79,9 +79,9 @@ def test_buffers_that_are_not_saved_do_not_travel() -> None:
 
 def test_tensors_of_another_model_are_refused_by_name() -> None:
     model = Model(Classifier(nn.Linear(2, 1)))
-    with pytest.raises(ConfigError, match=r"no parameter or buffer named 'network\.scale'"):
+    with pytest.raises(ConfigError, match=r"no parameter or buffer 'network\.scale'"):
         model.load({"network.scale": torch.zeros(1)})
-    with pytest.raises(ConfigError, match=r"'network\.weight' has shape \(1, 3\) where the model has \(1, 2\)"):
+    with pytest.raises(ConfigError, match=r"'network\.weight' has shape \(1, 3\) and the model's has \(1, 2\)"):
         model.load({"network.weight": torch.zeros(1, 3)})
 
 
@@ -94,7 +94,7 @@ def test_tensors_of_another_model_are_refused_by_name() -> None:
     ],
 )
 def test_a_split_names_every_parameter_once(split: Split, odd: str) -> None:
-    with pytest.raises(ConfigError, match=f"must name each parameter once; look at {odd}"):
+    with pytest.raises(ConfigError, match=f"must name each parameter exactly once; check {odd}"):
         Model(Classifier(nn.Linear(2, 1))).divide(split)
 
 

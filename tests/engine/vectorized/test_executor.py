@@ -281,7 +281,7 @@ def attending(key_bias: bool) -> Callable[[], Classifier]:
 
 
 def test_adam_steps_on_rounding_where_a_gradient_is_nothing_else(tmp_path: Path) -> None:
-    reason = r"'network\.key\.bias' comes out otherwise .* rounding alone in a gradient, as Adam does"
+    reason = r"'network\.key\.bias' differs after training .* amplifies rounding, as Adam does"
     with pytest.raises(ConfigError, match=reason):
         federate(tmp_path / "with", "vectorized", task=attending(key_bias=True))
     assert_close(*(federate(tmp_path / how, how, task=attending(False)) for how in ("sequential", "vectorized")))
@@ -299,7 +299,7 @@ def classifier(kind: type[Classifier], optimizer: Any = sgd) -> Callable[[], Cla
         (ByHand, FedAvg, "model ByHand optimises by hand"),
         (classifier(Hooked), FedAvg, "on_train_batch_end"),
         (classifier(Branching), FedAvg, "control flow"),
-        (classifier(Classifier), PerFedAvg, "the method takes gradients within its objective"),
+        (classifier(Classifier), PerFedAvg, "algorithm.objective uses client.gradients"),
     ],
     ids=["optimizer", "dropout", "by hand", "hook", "branch", "Per-FedAvg"],
 )
@@ -316,7 +316,7 @@ def test_auto_takes_one_after_the_other_where_groups_cannot_be_and_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made = federate(tmp_path / "a", "auto", PerFedAvg())
-    assert "one client after the other: the method takes gradients within its objective" in capsys.readouterr().out
+    assert "one client after the other: algorithm.objective uses client.gradients" in capsys.readouterr().out
     assert_same(everything(made), everything(federate(tmp_path / "b", "sequential", PerFedAvg())))
     grouped = federate(tmp_path / "c", "auto")
     assert "trains clients in groups" in capsys.readouterr().out

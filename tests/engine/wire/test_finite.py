@@ -97,7 +97,7 @@ class Hoards(Best):
 @pytest.mark.parametrize("executor", ["sequential", "vectorized"])
 def test_a_client_that_would_keep_infinity_fails_in_its_round(tmp_path: Path, executor: str) -> None:
     ours = trainer(tmp_path, executor=executor)
-    with pytest.raises(ClientFailure, match="client 0 failed in round 0: what it keeps as sum is not finite"):
+    with pytest.raises(ClientFailure, match="client 0 failed in round 0: its kept sum is not finite"):
         ours.fit(LeastSquares(), Threes(), Hoards())
     assert not list(tmp_path.rglob("*.states"))
 
@@ -106,7 +106,7 @@ def test_a_client_that_would_keep_infinity_fails_in_its_round(tmp_path: Path, ex
 def test_a_client_whose_own_model_ends_infinite_fails(tmp_path: Path, executor: str) -> None:
     # One step of rate 3e38 from w = 0 is 3e38·2, beyond the 3.4e38 of float32; the loss before it is ½·2².
     ours = trainer(tmp_path, executor=executor, local_steps=1)
-    with pytest.raises(ClientFailure, match=r"client [01] failed in round 0: what it keeps as network.weight"):
+    with pytest.raises(ClientFailure, match=r"client [01] failed in round 0: its kept network.weight"):
         ours.fit(LeastSquares(lr=3e38), Points(), LocalOnly())
 
 

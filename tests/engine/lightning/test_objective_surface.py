@@ -188,7 +188,7 @@ def test_parameters_may_be_made_in_setup_once(tmp_path: Path) -> None:
     parts, made = (Late(), Points(), FedAvg()), trainer(tmp_path, max_rounds=1)
     made.fit(*parts)
     assert list(weights(made)) == ["network.weight"]
-    with pytest.raises(ConfigError, match=r"model Late makes other parameters in setup\('test'\)"):
+    with pytest.raises(ConfigError, match=r"model Late replaces its parameters in setup\('test'\)"):
         made.test(*parts)
 
 
