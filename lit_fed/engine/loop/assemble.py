@@ -99,6 +99,8 @@ def assemble(
         model = models[kind] = Model(task, buffers)
         model.frozen_by_method = frozenset(name for name in model.fixed if id(model.parameters[name]) not in own)
     population = Population(data, participation, kinds, seed)
+    if stage == "fit":
+        population.say = fabric.print
     loops = {
         kind: LocalLoop(
             fabric, model, algorithm, workers, gradients, watchers, max_rounds, data, networks.channels_last
@@ -115,7 +117,7 @@ def assemble(
             model.remember(_first_tensors(model, algorithm))
             loop, loader = loops[kind], _some_batches(data, kinds, kind)
             loop.expect(Phase("train", loader, work.epochs, work.steps))
-            check_optimization(loop.objective, algorithm, workers.data_parallel, gradients)
+            model.optimizer = check_optimization(loop.objective, algorithm, workers.data_parallel, gradients)
             probe(loop.objective, algorithm, loop.batches(loader))
             if stage == "fit" and (found := extremes(data, kinds, kind, work)) is not None:
                 try_out(loop, data, found, work, max_rounds)

@@ -65,6 +65,7 @@ class Population:
         kinds: Which client has which network.
         seed: The run's seed.
         server_loop: Trains on the server, where a method does; None where nothing is run, as in ``cost``.
+        say: Prints a line before training, such as a method's choice of a setting that is null.
     """
 
     data: FederatedDataModule
@@ -72,6 +73,7 @@ class Population:
     kinds: Kinds
     seed: int
     server_loop: ServerTraining | None = None
+    say: Callable[[str], object] = str  # which prints nothing
 
     @property
     def num_clients(self) -> int:
