@@ -72,8 +72,8 @@ class FedNova(ServerOptimizer):
         optimizer = self.model.optimizer
         if optimizer is not None and issubclass(optimizer, UNEVEN):
             raise ConfigError(
-                f"model {task_name(self.model.task)} has {optimizer.__name__}, and algorithm FedNova counts steps, which "
-                "must be of even length; use torch.optim.SGD, Adam or AdamW"
+                f"model {task_name(self.model.task)} has {optimizer.__name__}, and algorithm FedNova counts steps, "
+                "which must be of even length; use torch.optim.SGD, Adam or AdamW"
             )
         return server
 

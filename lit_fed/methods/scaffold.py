@@ -74,8 +74,8 @@ class Scaffold(FedAvg):
         (`lit_fed.algorithm.EffectiveSteps`); the number of steps in its place would make the control variates
         too large by up to 1/(1 − ρ). The correction comes before gradient clipping.
 
-        Steps of an adaptive optimizer, such as Adam's, are not in proportion to the gradients, so the path gives no mean
-        gradient: option 2 would correct by numbers of another size, and spoil the model. Option 1 measures a gradient.
+        Steps of an adaptive optimizer, such as Adam's, are not in proportion to the gradients, so the path gives no
+        mean gradient, and option 2 would correct by numbers of another size.
 
         In option 1 batches are weighed by their size, and dropout and batch norm work as in training. A client whose
         update is lost on the way has moved its own control variate without the server learning of it.
@@ -122,7 +122,8 @@ class Scaffold(FedAvg):
             )
         elif not self.model.task.automatic_optimization:
             raise ConfigError(
-                f"model {task} optimises by hand with {optimizer.__name__}, and algorithm Scaffold needs {NEEDS['loss']}"
+                f"model {task} optimises by hand with {optimizer.__name__}, and algorithm Scaffold needs "
+                f"{NEEDS['loss']}"
             )
         else:
             option = 1
