@@ -31,7 +31,7 @@ class DeconvolutionHead(nn.Sequential):
     ) -> None:
         if upsample < 1 or upsample & (upsample - 1):
             raise ConfigError(
-                f"upsample is {upsample}; it must be a power of two for deconvolutions; or use head: shuffle"
+                f"DeconvolutionHead.upsample is {upsample}; it must be a power of two, else set head: shuffle"
             )
         check_choice("DeconvolutionHead.norm", norm, ("batch", "group"))
         layers: list[nn.Module] = []
@@ -85,14 +85,14 @@ def check_grid(network: str, image: Tensor, in_channels: int, cell: int) -> None
         ConfigError: If they are not, or the image has other channels or none of its pixels make a cell.
     """
     if image.ndim != 4 or image.shape[1] != in_channels:
-        raise ConfigError(f"network {network} got {tuple(image.shape)}; it takes images (B, {in_channels}, H, W)")
+        raise ConfigError(f"network {network} takes images (B, {in_channels}, H, W) and got {tuple(image.shape)}")
     height, width = image.shape[2:]
     if min(height, width) < cell:
-        raise ConfigError(f"an image of {height}×{width} pixels is smaller than a patch of {network}, {cell} pixels")
+        raise ConfigError(f"network {network}: an image of {height}×{width} pixels is smaller than a patch of {cell}")
     if height % cell or width % cell:
         raise ConfigError(
-            f"network {network} cuts patches of {cell} pixels, and an image has {height}×{width}; choose resolutions "
-            f"that are multiples of {cell}"
+            f"network {network}: an image of {height}×{width} pixels cannot be cut into patches of {cell}; choose "
+            f"resolutions that are multiples of {cell}"
         )
 
 
