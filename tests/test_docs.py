@@ -16,12 +16,12 @@ from examples.my_data import Blobs
 from examples.my_module import LitDigits
 from lit_fed import Algorithm, Classifier, Regularizer
 from lit_fed.command.cli import main
-from lit_fed.data import Digits, FederatedDataModule
-from lit_fed.methods import FedAvg
+from lit_fed.data import Digits, FederatedDataModule, Samples
+from lit_fed.methods import FedAvg, Scaffold
 from lit_fed.studies.cells import chosen, lay_out
 from lit_fed.studies.metric_check import check_metrics
 from lit_fed.studies.study import read_study
-from tests.support import ROOT, fit, rows, trainer
+from tests.support import ROOT, fit, rows, trainer, weights
 
 GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("configs/**/*.md"), *ROOT.glob("docs/**/*.md")])
@@ -94,7 +94,8 @@ def test_python_blocks_run(page: Path, with_a_run: Path) -> None:
     made = [value for value in names.values() if isinstance(value, type) and value.__module__ == "builtins"]
     for one in made:  # a method, a regularizer, a data set: the classes of the page take part in a run
         if issubclass(one, Algorithm):
-            assert {"train/anchor", "train/near"} & fit(with_a_run / "own", algorithm=one()).metrics.keys()  # its term
+            term = {"Anchored": "train/anchor", "Near": "train/near"}.get(one.__name__, "train/loss")
+            assert term in fit(with_a_run / "own", algorithm=one()).metrics
         elif issubclass(one, Regularizer):
             assert f"train/{one.name}" in fit(with_a_run / "own", algorithm=FedAvg(regularizer=one())).metrics
         elif issubclass(one, Digits):
@@ -121,6 +122,77 @@ def test_the_method_of_the_docs_is_the_example() -> None:
     shown = bare(block)
     assert shown == bare((ROOT / "examples/my_method.py").read_text(encoding="utf-8"))
     assert len([line for line in shown.splitlines() if line.strip()]) <= 20
+
+
+@pytest.fixture(scope="module")
+def own() -> dict[str, Any]:
+    """The classes of the page of one's own method."""
+    names: dict[str, Any] = {}
+    for block in blocks(ROOT / "docs/own_method.md", "python"):
+        exec(compile(block, "own_method.md", "exec"), names)
+    return names
+
+
+def global_weight(made: Any) -> list[float]:
+    found: list[float] = weights(made)["network.weight"].flatten().tolist()
+    return found
+
+
+def test_fedcm_of_own_method_is_the_papers_by_hand(tmp_path: Path, own: dict[str, Any]) -> None:
+    # Points: client 0 has the gradient (w₁ − 2, 0), client 1 (0, w₂ − 4). η = ½, K = 2, so ηK = 1; α = ½.
+    # Round 0, Δ = 0, v = ½g:
+    #   client 0: w₁ = 0 → ½·½·2 = 0.5 → 0.5 + ½·½·1.5 = 0.875;  client 1: w₂ = 0 → 1 → 1.75
+    #   w = (0.4375, 0.875), Δ = mean of (w_g − w_i)/1 = (−0.4375, −0.875)
+    # Round 1, v = ½g + ½Δ:
+    #   client 0: v = ½(−1.5625, 0) + ½Δ = (−1, −0.4375) → (0.9375, 1.09375)
+    #             v = ½(−1.0625, 0) + ½Δ = (−0.75, −0.4375) → (1.3125, 1.3125)
+    #   client 1: v = ½(0, −3.125) + ½Δ = (−0.21875, −2) → (0.546875, 1.875)
+    #             v = ½(0, −2.125) + ½Δ = (−0.21875, −1.5) → (0.65625, 2.625)
+    #   w = (0.984375, 1.96875), Δ = (0.4375, 0.875) − w = (−0.546875, −1.09375)
+    made = fit(tmp_path, algorithm=own["FedCM"](alpha=0.5, weighting="uniform"), max_rounds=2, local_epochs=2)
+    assert global_weight(made) == [0.984375, 1.96875]
+    assert made.run.federation.server["delta"]["network.weight"].tolist() == [[-0.546875, -1.09375]]
+
+
+def test_fedcm_of_own_method_is_fedavg_where_alpha_is_1(tmp_path: Path, own: dict[str, Any]) -> None:
+    made = [fit(tmp_path, algorithm=one, max_rounds=3, local_epochs=2) for one in (own["FedCM"](alpha=1.0), FedAvg())]
+    assert global_weight(made[0]) == global_weight(made[1])
+
+
+def test_controlled_of_own_method_is_scaffold(tmp_path: Path, own: dict[str, Any]) -> None:
+    methods = own["Controlled"](weighting="uniform"), Scaffold(option=2)
+    made = [fit(tmp_path, algorithm=one, max_rounds=3, local_epochs=2) for one in methods]
+    assert global_weight(made[0]) == global_weight(made[1])
+    assert made[0].metrics["comm/total_bytes"] == made[1].metrics["comm/total_bytes"]
+
+
+def test_noisy_median_of_own_method_draws_the_same_in_a_resumed_run(tmp_path: Path, own: dict[str, Any]) -> None:
+    # One step from 0 takes client 0 to (1, 0) and client 1 to (0, 2); torch's median of two is the smaller: (0, 0).
+    made = fit(tmp_path / "none", algorithm=own["NoisyMedian"](std=0.0), max_rounds=1)
+    assert global_weight(made) == [0.0, 0.0]
+    whole = fit(tmp_path / "whole", algorithm=own["NoisyMedian"](), max_rounds=3)
+    fit(tmp_path / "parts", algorithm=own["NoisyMedian"](), max_rounds=1)
+    parts = fit(tmp_path / "parts", algorithm=own["NoisyMedian"](), max_rounds=3, ckpt_path="last")
+    assert global_weight(whole) == global_weight(parts) != [0.0, 0.0]
+
+
+def test_top_k_of_own_method_keeps_the_largest_entries(tmp_path: Path, own: dict[str, Any]) -> None:
+    codec = own["TopK"](share=0.5)
+    wire = codec.encode({"w": torch.tensor([[1.0, -3.0], [2.0, 0.5]]), "b": torch.tensor(4.0)})
+    assert codec.decode(wire)["w"].tolist() == [[0.0, -3.0], [2.0, 0.0]]
+    assert codec.decode(wire)["b"].item() == 4.0
+    # A client of Points moves along one of two axes, so that half of the entries is all of them. They are 4 bytes of a
+    # value, 4 of a place and 2 · 4 of a shape for each of two clients.
+    settings: dict[str, Any] = {"max_rounds": 3, "local_epochs": 2}
+    coded = fit(tmp_path, algorithm=own["Movements"](), uplink_codec=codec, **settings)
+    assert global_weight(coded) == global_weight(fit(tmp_path, algorithm=FedAvg(), **settings))
+    assert coded.metrics["comm/uplink_bytes"] == 2 * 16
+
+
+def test_round_robin_of_own_method_deals_every_sample_once(own: dict[str, Any]) -> None:
+    csr = own["RoundRobin"]()(Samples(7), 3, 0)
+    assert csr.sizes.tolist() == [3, 2, 2]
+    assert sorted(csr.indices.tolist()) == list(range(7))
 
 
 def yaml_blocks(studies: bool) -> list[tuple[Path, str]]:

@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from lit_fed.checks import check_choice, check_range
 from lit_fed.errors import ConfigError
 
 Decoding = Literal["dark", "quarter", "argmax"]
@@ -147,16 +148,12 @@ class HeatmapCodec(ABC):
         sigma_height: int | None = None,
     ) -> None:
         name = type(self).__name__
-        if stride < 1:
-            raise ConfigError(f"{name}.stride is {stride}: it must be at least 1 pixel")
-        if not sigma > 0:
-            raise ConfigError(f"{name}.sigma is {sigma}: it must be above 0 pixels")
-        if sigma_height is not None and sigma_height < 1:
-            raise ConfigError(f"{name}.sigma_height is {sigma_height}: it must be at least 1 pixel")
-        if decoding not in ("dark", "quarter", "argmax"):
-            raise ConfigError(f"{name}.decoding is {decoding!r}: it must be dark, quarter or argmax")
+        check_range(f"{name}.stride", stride, least=1, why=" pixel")
+        check_range(f"{name}.sigma", sigma, above=0, why=" pixels")
+        check_range(f"{name}.sigma_height", sigma_height, least=1, why=" pixel", null="for sigma at every size")
+        check_choice(f"{name}.decoding", decoding, ("dark", "quarter", "argmax"))
         if kernel < 1 or kernel % 2 == 0:
-            raise ConfigError(f"{name}.kernel is {kernel}: it must be odd, such as 11")
+            raise ConfigError(f"{name}.kernel is {kernel}; it must be odd, such as 11")
         self.stride, self.sigma, self.decoding, self.kernel = stride, sigma, decoding, kernel
         self.sigma_height = sigma_height
 
@@ -169,8 +166,8 @@ class HeatmapCodec(ABC):
         height, width = input_size
         if height % self.stride or width % self.stride or min(height, width) < 3 * self.stride:
             raise ConfigError(
-                f"a picture of {height}×{width} pixels has no heatmaps of stride {self.stride}: "
-                f"both sides must be multiples of {self.stride}, and {3 * self.stride} or more"
+                f"an image has {height}×{width} pixels; for heatmaps of stride {self.stride} both sides must be "
+                f"multiples of {self.stride}, at least {3 * self.stride}"
             )
         return height // self.stride, width // self.stride
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from lit_fed.algorithm import Client, Pass, Phase, Tensors, Terms, Update, add_prefix, split_prefix
-from lit_fed.errors import ConfigError
+from lit_fed.checks import check_range
 from lit_fed.losses import proximal
 from lit_fed.methods.fedavg import FedAvg
 
@@ -36,10 +36,8 @@ class Ditto(FedAvg):
 
     def __init__(self, lam: float = 0.75, own_epochs: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if not lam >= 0:
-            raise ConfigError(f"algorithm.lam is {lam}; it must not be negative")
-        if own_epochs is not None and own_epochs < 1:
-            raise ConfigError(f"algorithm.own_epochs is {own_epochs}; it must be at least 1")
+        check_range("algorithm.lam", lam, least=0)
+        check_range("algorithm.own_epochs", own_epochs, least=1, null="for the global model's epochs or steps")
         self.lam = lam
         self.own_epochs = own_epochs
 

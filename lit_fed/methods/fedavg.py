@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from lit_fed.algorithm import Algorithm, Cohort, Model, Payload, Population, Reducer, Server, Stage, WeightedMean, sole
-from lit_fed.errors import ConfigError
+from lit_fed.checks import check_choice
 
 
 class FedAvg(Algorithm[Payload]):
@@ -31,8 +31,7 @@ class FedAvg(Algorithm[Payload]):
 
     def __init__(self, weighting: Literal["samples", "uniform"] = "samples", **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if weighting not in ("samples", "uniform"):
-            raise ConfigError(f"algorithm.weighting is {weighting!r}; it must be 'samples' or 'uniform'")
+        check_choice("algorithm.weighting", weighting, ("samples", "uniform"))
         self.weighting = weighting
 
     def setup(self, models: Mapping[str, Model], population: Population) -> Server:

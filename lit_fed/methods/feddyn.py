@@ -25,7 +25,7 @@ from lit_fed.algorithm import (
     split_prefix,
     zeros_like,
 )
-from lit_fed.errors import ConfigError
+from lit_fed.checks import check_range
 from lit_fed.methods.fedavg import FedAvg
 
 DUAL = "dual."  # in a client's state: ∇L_k, the gradient of its loss where it last stopped
@@ -61,8 +61,7 @@ class FedDyn(FedAvg):
         self, alpha: float = 0.01, weighting: Literal["samples", "uniform"] = "uniform", **kwargs: Any
     ) -> None:
         super().__init__(weighting, **kwargs)
-        if not alpha >= 0:
-            raise ConfigError(f"algorithm.alpha is {alpha}; it must not be negative")
+        check_range("algorithm.alpha", alpha, least=0)
         self.alpha = alpha
 
     def setup(self, models: Mapping[str, Model], population: Population) -> Server:

@@ -6,16 +6,35 @@ NeurIPS 2020, Section 4.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.optim import Adadelta, Adagrad, RMSprop, Rprop
 
-from lit_fed.algorithm import Client, ClientUpdate, Payload, Reducer, Server, Tensors, Update, WeightedMean, Workers
+from lit_fed.algorithm import (
+    Client,
+    ClientUpdate,
+    Model,
+    Payload,
+    Population,
+    Reducer,
+    Server,
+    Tensors,
+    Update,
+    WeightedMean,
+    Workers,
+    task_name,
+)
+from lit_fed.errors import ConfigError
 from lit_fed.methods.server import ServerOptimizer, scaled
 
 LOCAL_STEPS = "local_steps"
 """The name under which clients send how many steps their work amounts to."""
+
+UNEVEN = (Adadelta, Adagrad, RMSprop, Rprop)
+"""Optimizers whose steps along a constant gradient shrink or grow, so that their number measures nothing."""
 
 
 class FedNova(ServerOptimizer):
@@ -31,6 +50,9 @@ class FedNova(ServerOptimizer):
     The settings are those of `lit_fed.methods.server.ServerOptimizer`: its learning rate η, which leaves the equation
     as it is in the paper where it is 1, and :math:`p_i`, its weighting.
 
+    Raises:
+        ConfigError: For an optimizer whose steps are `UNEVEN`.
+
     Note:
         Where the paper has the vector of weights that a client's gradients get, :math:`a_i` is the sum of its entries,
         by `lit_fed.algorithm.EffectiveSteps`. Weight decay, clipping and a regularizer's pull are not
@@ -43,6 +65,17 @@ class FedNova(ServerOptimizer):
 
     needs = frozenset({"one_optimizer"})
     nonnegative = frozenset({LOCAL_STEPS})
+
+    def setup(self, models: Mapping[str, Model], population: Population) -> Server:
+        """Refuse steps that cannot be counted."""
+        server = super().setup(models, population)
+        optimizer = self.model.optimizer
+        if optimizer is not None and issubclass(optimizer, UNEVEN):
+            raise ConfigError(
+                f"model {task_name(self.model.task)} has {optimizer.__name__}, and algorithm FedNova counts steps, "
+                "which must be of even length; use torch.optim.SGD, Adam or AdamW"
+            )
+        return server
 
     def finish(self, client: Client) -> Update:
         """The model, and one number."""

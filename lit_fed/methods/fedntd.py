@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from lit_fed.algorithm import Client, Terms
-from lit_fed.errors import ConfigError
+from lit_fed.checks import check_range
 from lit_fed.methods.fedavg import FedAvg
 from lit_fed.methods.regularizers import NTD
 from lit_fed.methods.server import positive
@@ -33,8 +33,7 @@ class FedNTD(FedAvg):
 
     def __init__(self, beta: float = 1.0, temperature: float = 3.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if not beta >= 0:
-            raise ConfigError(f"algorithm.beta is {beta}; the weight of the distillation must not be negative")
+        check_range("algorithm.beta", beta, least=0)
         self.distillation = NTD(beta, positive("temperature", temperature))
 
     def objective(self, client: Client, batch: Any) -> Terms:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from lit_fed.algorithm import Client, Terms
-from lit_fed.errors import ConfigError
+from lit_fed.checks import check_range
 from lit_fed.methods.fedavg import FedAvg
 from lit_fed.methods.regularizers import Prox
 
@@ -32,8 +32,7 @@ class FedProx(FedAvg):
 
     def __init__(self, mu: float = 0.01, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if not mu >= 0:
-            raise ConfigError(f"algorithm.mu is {mu}; the proximal weight must not be negative")
+        check_range("algorithm.mu", mu, least=0)
         self.prox = Prox(weight=mu)
 
     def objective(self, client: Client, batch: Any) -> Terms:

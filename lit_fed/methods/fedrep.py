@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from lit_fed.algorithm import Client, Pass, Phase
-from lit_fed.errors import ConfigError
+from lit_fed.checks import check_range
 from lit_fed.methods.fedper import FedPer
 
 
@@ -32,8 +32,7 @@ class FedRep(FedPer):
 
     def __init__(self, body_epochs: int = 1, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if body_epochs < 1:
-            raise ConfigError(f"algorithm.body_epochs is {body_epochs}; it must be at least 1")
+        check_range("algorithm.body_epochs", body_epochs, least=1)
         self.body_epochs = body_epochs
 
     def phases(self, client: Client) -> list[Phase | Pass]:

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from lit_fed.algorithm import Client, Model, Regularizer, Tensors, Terms, Update, add_prefix, split_prefix
-from lit_fed.errors import ConfigError
+from lit_fed.checks import check_range
 from lit_fed.losses import model_contrast
 from lit_fed.methods.fedavg import FedAvg
 from lit_fed.methods.regularizers import features, taught_features
@@ -45,8 +45,7 @@ class Moon(FedAvg):
 
     def __init__(self, mu: float = 0.1, temperature: float = 0.5, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if not mu >= 0:
-            raise ConfigError(f"algorithm.mu is {mu}; the weight of the contrast must not be negative")
+        check_range("algorithm.mu", mu, least=0)
         self.contrast = Contrast(mu, positive("temperature", temperature))
 
     def initial_state(self, client: Client) -> Tensors:

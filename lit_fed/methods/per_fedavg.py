@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from lit_fed.algorithm import Client, Tensors, Terms, halve_batch
-from lit_fed.errors import ConfigError
+from lit_fed.checks import check_range
 from lit_fed.methods.fedavg import FedAvg
 
 
@@ -41,8 +41,7 @@ class PerFedAvg(FedAvg):
 
     def __init__(self, alpha: float = 0.01, first_order: bool = True, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if not alpha >= 0:
-            raise ConfigError(f"algorithm.alpha is {alpha}; it must not be negative")
+        check_range("algorithm.alpha", alpha, least=0)
         self.alpha = alpha
         self.first_order = first_order
 

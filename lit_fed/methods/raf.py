@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.algorithm import Client, Regularizer, Terms
+from lit_fed.checks import check_choice, check_range
 from lit_fed.errors import ConfigError
 from lit_fed.losses import resolution_distillation
 from lit_fed.methods.fedavg import FedAvg
@@ -60,10 +61,8 @@ class RAF(Regularizer):
         self, weight: float = 1.0, gamma: float = 0.0, truth: Truth = "top", objective_weight: float = 1.0
     ) -> None:
         super().__init__(weight, objective_weight)
-        if not gamma >= 0:
-            raise ConfigError(f"RAF: gamma is {gamma}; it must not be negative")
-        if truth not in ("top", "every"):
-            raise ConfigError(f"RAF: truth is {truth!r}; it must be 'top' or 'every'")
+        check_range("RAF.gamma", gamma, least=0)
+        check_choice("RAF.truth", truth, ("top", "every"))
         self.gamma, self.truth = gamma, truth
         if gamma:
             self.needs = self.needs | {"no_decay"}
@@ -125,8 +124,7 @@ class FedRAF(FedAvg):
         **kwargs: Any,
     ) -> None:
         super().__init__(weighting, **kwargs)
-        if not alpha >= 0:
-            raise ConfigError(f"algorithm.alpha is {alpha}; the weight of the distillation must not be negative")
+        check_range("algorithm.alpha", alpha, least=0)
         self.raf = RAF(alpha, gamma, truth)
         self.needs = self.raf.needs
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lit_fed.algorithm import Client, Regularizer
-from lit_fed.errors import ConfigError
+from lit_fed.checks import check_range
 from lit_fed.losses import feature_distillation, knowledge_distillation, not_true_distillation, proximal
 
 
@@ -51,8 +51,7 @@ class KD(Regularizer):
 
     def __init__(self, weight: float = 1.0, temperature: float = 3.0, objective_weight: float = 1.0) -> None:
         super().__init__(weight, objective_weight)
-        if not temperature > 0:
-            raise ConfigError(f"regularizer {type(self).__name__}: temperature is {temperature}; it must be positive")
+        check_range(f"{type(self).__name__}.temperature", temperature, above=0)
         self.temperature = temperature
 
     def term(self, client: Client, batch: Any) -> Tensor:

@@ -12,9 +12,11 @@ from typing import Any, Literal
 import torch
 
 from lit_fed.algorithm import (
+    NEEDS,
     ByPrefix,
     Client,
     Cohort,
+    EffectiveSteps,
     Model,
     Pass,
     Payload,
@@ -29,8 +31,10 @@ from lit_fed.algorithm import (
     add_prefix,
     head_names,
     split_prefix,
+    task_name,
     zeros_like,
 )
+from lit_fed.checks import check_choice
 from lit_fed.errors import ConfigError
 from lit_fed.methods.fedavg import FedAvg
 from lit_fed.methods.server import positive
@@ -52,7 +56,8 @@ class Scaffold(FedAvg):
     :math:`c \leftarrow c + \frac{1}{N} \sum_{i \in S} (c_i^+ - c_i)`, with N the number of clients in the population.
 
     Args:
-        option: 1 or 2. Option 1 costs one more pass over the client's data.
+        option: 1, 2, or null for 2 under ``torch.optim.SGD`` and 1 under any other optimizer, which a line before
+            training tells. Option 1 costs one more pass over the client's data.
         freeze_head: Zero the gradient of the last layer's weight before it is corrected. Not in the paper; the public
             code of FedDr+ ran SCAFFOLD like this.
         server_lr: η_g.
@@ -60,13 +65,17 @@ class Scaffold(FedAvg):
         kwargs: The settings of `lit_fed.methods.fedavg.FedAvg`.
 
     Raises:
-        ConfigError: For another option, or a learning rate that is not positive.
+        ConfigError: For another option, a learning rate that is not positive, option 2 under another optimizer than
+            ``torch.optim.SGD``, or option 1 of a module that optimises by hand.
 
     Note:
         :math:`\tilde K` is the number of steps for plain SGD, which is the paper's case. With momentum a step moves
         the weights further than its gradient alone, and :math:`\tilde K` counts that
         (`lit_fed.algorithm.EffectiveSteps`); the number of steps in its place would make the control variates
         too large by up to 1/(1 − ρ). The correction comes before gradient clipping.
+
+        Steps of an adaptive optimizer, such as Adam's, are not in proportion to the gradients, so the path gives no
+        mean gradient, and option 2 would correct by numbers of another size.
 
         In option 1 batches are weighed by their size, and dropout and batch norm work as in training. A client whose
         update is lost on the way has moved its own control variate without the server learning of it.
@@ -79,15 +88,15 @@ class Scaffold(FedAvg):
 
     def __init__(
         self,
-        option: Literal[1, 2] = 2,
+        option: Literal[1, 2] | None = None,
         freeze_head: bool = False,
         server_lr: float = 1.0,
         weighting: Literal["samples", "uniform"] = "uniform",
         **kwargs: Any,
     ) -> None:
         super().__init__(weighting, **kwargs)
-        if option not in (1, 2):
-            raise ConfigError(f"algorithm.option is {option!r}; it must be 1 or 2")
+        if option is not None:
+            check_choice("algorithm.option", option, (1, 2))
         self.option = option
         self.freeze_head = freeze_head
         self.server_lr = positive("server_lr", server_lr)
@@ -96,9 +105,31 @@ class Scaffold(FedAvg):
     def setup(self, models: Mapping[str, Model], population: Population) -> Server:
         """Start with a control variate of zeros."""
         server = super().setup(models, population)
+        self._reads = self._choose_option(population) == 1
         names = head_names(self.model, self.head) if self.freeze_head else ()
         self._head = {name for name in names if self.model.parameters[name].ndim > 1}  # its weight, not its bias
         return {**server, "control": zeros_like(self.model.tensors(self.model.split.shared))}
+
+    def _choose_option(self, population: Population) -> int:
+        """The option for the task's optimizer; 2 where nothing trains, for both send the same."""
+        task, optimizer = task_name(self.model.task), self.model.optimizer
+        if optimizer is None or EffectiveSteps.measures(optimizer):
+            option = self.option or 2
+        elif self.option == 2:
+            raise ConfigError(
+                f"algorithm.option is 2, which measures steps of torch.optim.SGD, and model {task} has "
+                f"{optimizer.__name__}; set it to null or 1"
+            )
+        elif not self.model.task.automatic_optimization:
+            raise ConfigError(
+                f"model {task} optimises by hand with {optimizer.__name__}, and algorithm Scaffold needs "
+                f"{NEEDS['loss']}"
+            )
+        else:
+            option = 1
+        if self.option is None and optimizer is not None:
+            population.say(f"algorithm.option is null: Scaffold uses option {option} under {optimizer.__name__}")
+        return option
 
     # ------------------------------------------------------------------ client
 
@@ -108,7 +139,7 @@ class Scaffold(FedAvg):
 
     def phases(self, client: Client) -> list[Phase | Pass]:
         """Before training, option 1 goes through the data once without moving."""
-        reads = self.option == 1 and client.stage == "train"
+        reads = self._reads and client.stage == "train"
         control = [Phase("control", client.train_loader(), epochs=1, moves=False)] if reads else []
         return [*control, *super().phases(client)]
 
@@ -130,7 +161,7 @@ class Scaffold(FedAvg):
         """The model, the change of the control variate; c_i⁺ is kept."""
         w_g, correction, (own, _) = client.received, client.results["correction"], split_prefix(CONTROL, client.state)
         new = dict(own)
-        if self.option == 1:
+        if self._reads:
             gradients = self._without_head(client.results["control"])
             new |= {name: gradients.get(name, torch.zeros_like(own[name])) for name in correction}
         elif distance := client.steps.distance:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.algorithm import Cohort, Model, Payload, Population, Server, Tensors
-from lit_fed.errors import ConfigError
+from lit_fed.checks import check_range
 from lit_fed.methods.fedavg import FedAvg
 
 
@@ -122,8 +122,7 @@ def positive(key: str, value: float) -> float:
     Raises:
         ConfigError: If it is not.
     """
-    if not value > 0:
-        raise ConfigError(f"algorithm.{key} is {value}; it must be positive")
+    check_range(f"algorithm.{key}", value, above=0)
     return value
 
 
@@ -133,6 +132,5 @@ def decay(key: str, value: float) -> float:
     Raises:
         ConfigError: If it does not.
     """
-    if not 0 <= value < 1:
-        raise ConfigError(f"algorithm.{key} is {value}; it must be at least 0 and below 1")
+    check_range(f"algorithm.{key}", value, least=0, below=1)
     return value

@@ -13,6 +13,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
+from lit_fed.checks import check_range
 from lit_fed.errors import ConfigError
 from lit_fed.networks.images import image_size
 
@@ -35,8 +36,8 @@ class ClassificationNetwork(nn.Module, ABC):
         super().__init__()
         if num_classes < 1 or num_features < 1:
             raise ConfigError(
-                f"network {type(self).__name__}: num_classes is {num_classes} and the features number {num_features}; "
-                "give at least 1 class and an input_shape without zeros"
+                f"network {type(self).__name__} has {num_classes} classes and {num_features} features; it must have at "
+                "least 1 of each, and an input_shape without zeros"
             )
         self.num_features = num_features
         self.head = nn.Linear(num_features, num_classes, bias=head_bias)
@@ -81,11 +82,8 @@ class SmallCNN(ClassificationNetwork):
         num_features: int | None = None,
         blocks: int = 2,
     ) -> None:
-        if width < 1 or not 1 <= blocks <= _MOST_BLOCKS:
-            raise ConfigError(
-                f"network SmallCNN: width is {width} and blocks is {blocks}; give a width of at least 1 and 1 to "
-                f"{_MOST_BLOCKS} blocks"
-            )
+        check_range("SmallCNN.width", width, least=1)
+        check_range("SmallCNN.blocks", blocks, least=1, most=_MOST_BLOCKS)
         pixels = image_size(type(self).__name__, in_channels, input_shape, smallest=2**blocks)
         channels = [in_channels, *(width * 2**block for block in range(blocks))]
         flat = channels[-1] * (pixels[0] // 2**blocks) * (pixels[1] // 2**blocks)
@@ -135,15 +133,14 @@ class WindowCNN(ClassificationNetwork):
         num_features: int | None = None,
     ) -> None:
         shape = tuple(input_shape)
-        if width < 1 or kernel_size < 1 or kernel_size % 2 == 0 or not 1 <= blocks <= _MOST_BLOCKS:
-            raise ConfigError(
-                f"network WindowCNN: width is {width}, kernel_size is {kernel_size} and blocks is {blocks}; give a "
-                f"width of at least 1, an odd kernel_size and 1 to {_MOST_BLOCKS} blocks"
-            )
+        check_range("WindowCNN.width", width, least=1)
+        check_range("WindowCNN.blocks", blocks, least=1, most=_MOST_BLOCKS)
+        if kernel_size < 1 or kernel_size % 2 == 0:
+            raise ConfigError(f"WindowCNN.kernel_size is {kernel_size}; it must be odd, such as 5")
         if len(shape) != 2 or shape[0] != in_channels or shape[0] < 1 or shape[1] < 2**blocks:
             raise ConfigError(
-                f"network WindowCNN: input_shape is {shape} and in_channels is {in_channels}; give (channels, steps) "
-                f"with as many channels, and at least {2**blocks} steps for {blocks} blocks"
+                f"WindowCNN.input_shape is {shape}; it must be (channels, steps) with in_channels = {in_channels} and "
+                f"at least {2**blocks} steps for {blocks} blocks"
             )
         channels = [in_channels, *(width * 2**block for block in range(blocks))]
         super().__init__(channels[-1] if num_features is None else num_features, num_classes, head_bias)
@@ -186,7 +183,7 @@ class MLP(ClassificationNetwork):
     ) -> None:
         widths = [_flat_size(type(self).__name__, in_channels, input_shape), *hidden]
         if min(widths) < 1:
-            raise ConfigError(f"network {type(self).__name__}: hidden is {tuple(hidden)}; give widths of at least 1")
+            raise ConfigError(f"{type(self).__name__}.hidden is {tuple(hidden)}; it must hold widths of at least 1")
         super().__init__(widths[-1], num_classes, head_bias)
         layers: list[nn.Module] = [nn.Flatten()]
         for width_in, width_out in pairwise(widths):
@@ -229,10 +226,7 @@ def projection(size: int, num_features: int | None) -> list[nn.Module]:
 def _flat_size(network: str, in_channels: int, input_shape: Sequence[int]) -> int:
     shape = tuple(input_shape)
     if not shape or min(shape) < 1:
-        raise ConfigError(f"network {network}: input_shape is {shape}; give the shape of one example")
+        raise ConfigError(f"{network}.input_shape is {shape}; it must be the shape of one example")
     if len(shape) == 3 and shape[0] != in_channels:  # only an image's first dimension is its channels
-        raise ConfigError(
-            f"network {network}: in_channels is {in_channels}, but input_shape {shape} has {shape[0]} channels; "
-            "make them agree"
-        )
+        raise ConfigError(f"{network}.in_channels is {in_channels}; it must be {shape[0]}, as in input_shape {shape}")
     return math.prod(shape)

@@ -36,8 +36,8 @@ def simplex_etf(num_classes: int, num_features: int) -> Tensor:
     """
     if num_classes < 2 or num_features < num_classes - 1:
         raise ConfigError(
-            f"no simplex ETF of {num_classes} classes in {num_features} dimensions: it needs 2 classes or more and "
-            f"{max(num_classes - 1, 1)} features or more; choose a network with more features"
+            f"a simplex ETF of {num_classes} classes does not fit into {num_features} dimensions; it needs at least 2 "
+            f"classes and {max(num_classes - 1, 1)} features: choose a network with more features"
         )
     directions = _orthonormal(num_features, num_classes - 1)
     frame = _zero_sum_basis(num_classes) @ directions.T * math.sqrt(num_classes / (num_classes - 1))
@@ -59,8 +59,8 @@ def orthonormal_classes(num_classes: int, num_features: int) -> Tensor:
     """
     if num_classes < 1 or num_features < num_classes:
         raise ConfigError(
-            f"no {num_classes} orthonormal classes in {num_features} dimensions: there must be 1 class or more and as "
-            "many features as classes; choose a network with more features"
+            f"{num_classes} orthonormal classes do not fit into {num_features} dimensions; they need at least 1 class "
+            "and one feature per class: choose a network with more features"
         )
     return _orthonormal(num_features, num_classes).T.float().contiguous()
 
@@ -128,7 +128,9 @@ def class_cosines(head: nn.Module, features: Tensor) -> Tensor:
         return head.cosines(features)
     weight = getattr(head, "weight", None)
     if not isinstance(weight, Tensor) or weight.shape[1:] != features.shape[1:]:
-        raise ConfigError(f"classifier {type(head).__name__} has no weight of a feature's length for every class")
+        raise ConfigError(
+            f"classifier {type(head).__name__} has no weight (C, d) for features of length d; choose another head"
+        )
     return F.linear(F.normalize(features, dim=1), F.normalize(weight, dim=1))
 
 

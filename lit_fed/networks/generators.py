@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lit_fed.checks import check_range
 from lit_fed.errors import ConfigError
 
 
@@ -24,11 +25,8 @@ class Generator(nn.Module):
 
     def __init__(self, noise_size: int, num_classes: int) -> None:
         super().__init__()
-        if min(noise_size, num_classes) < 1:
-            raise ConfigError(
-                f"network {type(self).__name__}: noise_size is {noise_size} and num_classes is {num_classes}; both "
-                "must be at least 1"
-            )
+        check_range(f"{type(self).__name__}.noise_size", noise_size, least=1)
+        check_range(f"{type(self).__name__}.num_classes", num_classes, least=1)
         self.noise_size = noise_size
         self.num_classes = num_classes
 
@@ -54,11 +52,8 @@ class LatentGenerator(Generator):
 
     def __init__(self, num_features: int, num_classes: int, noise_size: int = 32, hidden: int = 128) -> None:
         super().__init__(noise_size, num_classes)
-        if min(num_features, hidden) < 1:
-            raise ConfigError(
-                f"network LatentGenerator: num_features is {num_features} and hidden is {hidden}; both must be at least"
-                " 1"
-            )
+        check_range("LatentGenerator.num_features", num_features, least=1)
+        check_range("LatentGenerator.hidden", hidden, least=1)
         self.body = nn.Sequential(
             nn.Linear(noise_size + num_classes, hidden),
             nn.BatchNorm1d(hidden),
@@ -97,11 +92,10 @@ class ImageGenerator(Generator):
         shape = tuple(input_shape)
         if len(shape) != 3 or min(shape[1:]) < 4 or shape[0] < 1:
             raise ConfigError(
-                f"network ImageGenerator: input_shape is {shape}; give (channels, height, width) of at least 4×4, or "
-                "generate features"
+                f"ImageGenerator.input_shape is {shape}; it must be (channels, height, width), at least 4×4; generate "
+                "features for other data"
             )
-        if width < 1:
-            raise ConfigError(f"network ImageGenerator: width is {width}; give at least 1")
+        check_range("ImageGenerator.width", width, least=1)
         channels, height, breadth = shape
         self.first = nn.Sequential(
             nn.Linear(noise_size + num_classes, 2 * width * (height // 4) * (breadth // 4)),

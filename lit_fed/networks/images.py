@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from lit_fed.checks import check_range
 from lit_fed.errors import ConfigError
 
 
@@ -24,15 +25,11 @@ def image_size(network: str, in_channels: int, input_shape: Sequence[int], small
     shape = tuple(input_shape)
     if len(shape) != 3 or min(shape[1:]) < smallest:
         raise ConfigError(
-            f"network {network}: input_shape is {shape}; give (channels, height, width), at least {smallest}×{smallest}"
+            f"{network}.input_shape is {shape}; it must be (channels, height, width), at least {smallest}×{smallest}"
         )
-    if in_channels < 1:
-        raise ConfigError(f"network {network}: in_channels is {in_channels}; give at least 1")
+    check_range(f"{network}.in_channels", in_channels, least=1)
     if shape[0] != in_channels:
-        raise ConfigError(
-            f"network {network}: in_channels is {in_channels}, but input_shape {shape} has {shape[0]} channels; "
-            "make them agree"
-        )
+        raise ConfigError(f"{network}.in_channels is {in_channels}; it must be {shape[0]}, as in input_shape {shape}")
     return shape[1], shape[2]
 
 

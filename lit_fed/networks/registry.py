@@ -12,6 +12,7 @@ from typing import Any, get_type_hints
 
 from torch import Tensor, nn
 
+from lit_fed.checks import check_range
 from lit_fed.errors import ConfigError, reason
 from lit_fed.networks.basic import MLP, Logistic, SmallCNN, WindowCNN
 from lit_fed.networks.mcmahan import McMahanCNN
@@ -146,8 +147,7 @@ def _build_own(
     for key, value in settings.items():
         if not _fits(value, hints.get(key)):
             raise ConfigError(f"network {name!r}: {key} is {value!r}; it must be {_KINDS[hints[key]]}")
-    if in_channels < 1:  # which not every network looks at
-        raise ConfigError(f"network {getattr(make, '__name__', name)}: in_channels is {in_channels}; give at least 1")
+    check_range(f"{getattr(make, '__name__', name)}.in_channels", in_channels, least=1)  # some networks ignore it
     try:
         return make(**settings)
     except ConfigError:
@@ -173,12 +173,12 @@ def _build_timm(
     if not timm.is_model(name):
         close = difflib.get_close_matches(name, [*NETWORKS, *POSE_NETWORKS, *timm.list_models()], n=3)
         hint = f"did you mean {', '.join(close)}?" if close else f"choose {', '.join(NETWORKS)} or a timm model"
-        raise ConfigError(f"network {name!r} is neither one of ours nor one of timm's; {hint}")
+        raise ConfigError(f"network {name!r} is neither in lit_fed nor in timm; {hint}")
     if input_shape is not None and len(input_shape) != 3:
-        raise ConfigError(f"network {name!r} reads images; input_shape is {input_shape}")
+        raise ConfigError(f"network {name!r}: input_shape is {input_shape}; it must be (channels, height, width)")
     for key, value in (("in_channels", in_channels), ("num_classes", num_classes)):
         if value < 1:
-            raise ConfigError(f"network {name!r}: {key} is {value}; give at least 1")
+            raise ConfigError(f"network {name!r}: {key} is {value}; it must be at least 1")
     settings = {"num_classes": num_classes, "in_chans": in_channels, **kwargs}
     try:
         with _weights_at_hand(name, kwargs) if kwargs.get("pretrained") else nullcontext():
@@ -212,7 +212,7 @@ def _weights_at_hand(name: str, kwargs: Mapping[str, Any]) -> Iterator[None]:
     overlay = kwargs.get("pretrained_cfg_overlay")
     file = overlay.get("file") if isinstance(overlay, Mapping) else None
     if file is not None and not Path(file).is_file():
-        raise ConfigError(f"network {name!r}: its pretrained weights cannot be had: {file} is no file; {hint}")
+        raise ConfigError(f"network {name!r} has no pretrained weights here: {file} does not exist; {hint}")
     before = constants.HF_HUB_OFFLINE
     try:
         get_session().head(constants.ENDPOINT, timeout=_PATIENCE_S)
@@ -223,7 +223,7 @@ def _weights_at_hand(name: str, kwargs: Mapping[str, Any]) -> Iterator[None]:
     except OSError as error:
         why = f"they are not on this machine, and {constants.ENDPOINT} does not answer"
         why = why if constants.HF_HUB_OFFLINE else reason(error)
-        raise ConfigError(f"network {name!r}: its pretrained weights cannot be had: {why}; {hint}") from error
+        raise ConfigError(f"network {name!r} has no pretrained weights here: {why}; {hint}") from error
     finally:
         constants.HF_HUB_OFFLINE = before
 
@@ -232,8 +232,8 @@ def _create_timm(timm: Any, name: str, **settings: Any) -> nn.Module:
     network: nn.Module = timm.create_model(name, **settings)
     if getattr(getattr(network, "patch_embed", None), "num_patches", None) == 0:  # timm builds it, but it cannot run
         raise ConfigError(
-            f"network {name!r} cuts an image of {settings.get('img_size')} pixels into no patches at all; choose a "
-            "smaller patch_size or larger images"
+            f"network {name!r} has no patch in an image of {settings.get('img_size')} pixels; choose a smaller "
+            "patch_size or larger images"
         )
     return network
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
+from lit_fed.checks import check_choice
 from lit_fed.errors import ConfigError
 from lit_fed.networks.basic import ClassificationNetwork
 from lit_fed.networks.images import batch_norm, halved, image_size
@@ -103,8 +104,7 @@ def _conv(channels: int, channels_out: int, kernel: int, stride: tuple[int, int]
 
 
 def _norm(network: str, norm: str, batch_stats: bool) -> Callable[[int], nn.Module]:
-    if norm not in ("batch", "group"):
-        raise ConfigError(f"network {network}: norm is {norm!r}; choose batch or group")
+    check_choice(f"{network}.norm", norm, ("batch", "group"))
     if norm == "group" and batch_stats:
-        raise ConfigError(f"network {network}: norm 'group' has no batch statistics; set batch_stats to false")
+        raise ConfigError(f"{network}.norm is 'group', which has no batch statistics; set batch_stats to false")
     return lambda channels: batch_norm(channels, batch_stats) if norm == "batch" else nn.GroupNorm(2, channels)

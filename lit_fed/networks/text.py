@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lit_fed.checks import check_range
 from lit_fed.errors import ConfigError
 from lit_fed.networks.basic import ClassificationNetwork
 
@@ -39,8 +40,7 @@ class EmbeddingBag(ClassificationNetwork):
         del in_channels
         _check_tokens(type(self).__name__, input_shape)
         super().__init__(dim, num_classes, head_bias)
-        if vocab_size < 2:
-            raise ConfigError(f"network EmbeddingBag: vocab_size is {vocab_size}; give at least 2")
+        check_range("EmbeddingBag.vocab_size", vocab_size, least=2)
         self.words = nn.EmbeddingBag(vocab_size, dim, mode="mean", padding_idx=0)
 
     def forward_features(self, x: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ def _build_bert(vocab_size: int, weights: str | None) -> Any:
         found = BertModel.from_pretrained(weights, local_files_only=True)
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:120]
-        raise ConfigError(f"network bert_tiny: no weights can be read from {weights}: {reason}") from error
+        raise ConfigError(f"network bert_tiny cannot read weights from {weights}: {reason}") from error
     if found.config.hidden_size != 128 or found.config.vocab_size > vocab_size:
         raise ConfigError(
             f"network bert_tiny: {weights} has width {found.config.hidden_size} and {found.config.vocab_size} tokens; "
@@ -120,4 +120,4 @@ def _build_bert(vocab_size: int, weights: str | None) -> Any:
 
 def _check_tokens(network: str, input_shape: Sequence[int]) -> None:
     if len(tuple(input_shape)) != 1:
-        raise ConfigError(f"network {network} reads rows of token ids; input_shape is {tuple(input_shape)}")
+        raise ConfigError(f"{network}.input_shape is {tuple(input_shape)}; it must be (tokens,), for rows of token ids")

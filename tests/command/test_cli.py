@@ -37,7 +37,7 @@ from tests.support import ROOT, rows
         (["--data.init_args.val_fraction", "1.5"], "data.val_fraction is 1.5"),
         (["--trainer.local_epochs", "0"], "trainer.local_epochs is 0"),
         (["--model.init_args.num_classes", "5"], "model.num_classes is 5, but the data have 10 classes"),
-        (["--model.init_args.network", "smal_cnn"], "network 'smal_cnn' is neither one of ours nor one of timm's; did"),
+        (["--model.init_args.network", "smal_cnn"], "network 'smal_cnn' is neither in lit_fed nor in timm; did"),
         (["--model.init_args.network_args", "{widht: 3}"], "'widht'; its settings are"),
         (
             ["--model.network", "mlp", "--model.network_args", "{hidden: 17}"],

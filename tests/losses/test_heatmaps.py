@@ -171,11 +171,11 @@ def test_a_mirrored_picture_gives_the_same_points(codec):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"stride": 0}, "UDP.stride is 0: it must be at least 1 pixel"),
-        ({"sigma": 0.0}, "UDP.sigma is 0.0: it must be above 0 pixels"),
-        ({"sigma_height": 0}, "UDP.sigma_height is 0: it must be at least 1 pixel"),
-        ({"kernel": 10}, "UDP.kernel is 10: it must be odd, such as 11"),
-        ({"decoding": "drak"}, "UDP.decoding is 'drak': it must be dark, quarter or argmax"),
+        ({"stride": 0}, "UDP.stride is 0; it must be at least 1 pixel"),
+        ({"sigma": 0.0}, "UDP.sigma is 0.0; it must be above 0 pixels"),
+        ({"sigma_height": 0}, "UDP.sigma_height is 0; it must be at least 1 pixel"),
+        ({"kernel": 10}, "UDP.kernel is 10; it must be odd, such as 11"),
+        ({"decoding": "drak"}, "UDP.decoding is 'drak'; it must be 'dark', 'quarter' or 'argmax'"),
     ],
 )
 def test_settings_that_cannot_work(settings: dict[str, Any], message: str):
@@ -184,9 +184,7 @@ def test_settings_that_cannot_work(settings: dict[str, Any], message: str):
 
 
 def test_pictures_without_heatmaps():
-    message = (
-        "a picture of 250×192 pixels has no heatmaps of stride 4: both sides must be multiples of 4, and 12 or more"
-    )
+    message = "an image has 250×192 pixels; for heatmaps of stride 4 both sides must be multiples of 4, at least 12"
     with pytest.raises(ConfigError, match=message):
         UDP().heatmap_size((250, 192))
     with pytest.raises(ConfigError, match="a picture of 16×8 pixels"):

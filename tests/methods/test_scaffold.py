@@ -173,6 +173,44 @@ def test_fine_tuning_is_not_corrected(tmp_path: Path) -> None:
     assert metrics["personal/loss_mean"] == pytest.approx((0.1953125 + 0.78125) / 2)
 
 
+class Adaptive(Automatic):
+    """`Automatic` with Adam."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters(), lr=0.1)
+
+
+class AdaptiveByHand(ByHand):
+    """`ByHand` with Adam."""
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize(("module", "option", "name"), [(Automatic, 2, "SGD"), (Adaptive, 1, "Adam")])
+def test_the_optimizer_chooses_the_option_and_a_line_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], module: Any, option: Any, name: str
+) -> None:
+    chosen = run(tmp_path, 3, Scaffold(), module=module())
+    line = f"algorithm.option is null: Scaffold uses option {option} under {name}\n"
+    assert line in capsys.readouterr().out
+    given = run(tmp_path, 3, Scaffold(option=option), module=module())
+    assert_same(weights(chosen), weights(given))
+    assert control(chosen) == control(given)
+    assert "algorithm.option" not in capsys.readouterr().out
+
+
+def test_the_path_under_an_adaptive_optimizer_is_refused(tmp_path: Path) -> None:
+    line = (
+        r"algorithm\.option is 2, which measures steps of torch\.optim\.SGD, and model Adaptive has Adam; "
+        "set it to null or 1"
+    )
+    with pytest.raises(ConfigError, match=line):
+        run(tmp_path, 1, Scaffold(option=2), module=Adaptive())
+    with pytest.raises(ConfigError, match="AdaptiveByHand optimises by hand with Adam, and algorithm Scaffold needs a"):
+        run(tmp_path, 1, Scaffold(), module=AdaptiveByHand())
+
+
 def test_wrong_settings() -> None:
     with pytest.raises(ConfigError, match=r"algorithm\.option is 3"):
         Scaffold(option=3)  # type: ignore[arg-type]

@@ -295,16 +295,32 @@ def test_the_switch_is_on_for_mobilenet_and_off_for_resnet18() -> None:
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
-        (("vgg11", 10, 1), {}, r"VGG11: in_channels is 1, but input_shape \(3, 32, 32\) has 3 channels"),
-        (("vgg11", 10, 3, (3, 0, 8)), {}, r"VGG11: input_shape is \(3, 0, 8\); give .* at least 1×1"),
-        (("vgg11", 10, 0, (0, 8, 8)), {}, r"VGG11: in_channels is 0; give at least 1"),
-        (("mobilenet", 10, 3, (3, 8, 1)), {}, r"MobileNet: input_shape is \(3, 8, 1\); give .* at least 2×2"),
-        (("mobilenet", 0, 3, (3, 8, 8)), {}, r"MobileNet: num_classes is 0"),
-        (("resnet18_cifar", 10, 3, (3, 1, 8)), {}, r"ResNet18Cifar: input_shape is \(3, 1, 8\); give .* at least 2×2"),
-        (("resnet18_cifar", 10, 3), {"norm": "layer"}, r"norm is 'layer'; choose batch or group"),
-        (("resnet18_cifar", 10, 3), {"norm": "group", "batch_stats": True}, r"'group' has no batch statistics; set"),
-        (("mcmahan_cnn", 10, 1, (1, 3, 28)), {}, r"McMahanCNN: input_shape is \(1, 3, 28\); give .* at least 4×4"),
-        (("mcmahan_cnn", 10, 1, (64,)), {}, r"McMahanCNN: input_shape is \(64,\); give \(channels, height, width\)"),
+        (("vgg11", 10, 1), {}, r"VGG11\.in_channels is 1; it must be 3, as in input_shape \(3, 32, 32\)"),
+        (("vgg11", 10, 3, (3, 0, 8)), {}, r"VGG11\.input_shape is \(3, 0, 8\); it must be .* at least 1×1"),
+        (("vgg11", 10, 0, (0, 8, 8)), {}, r"VGG11\.in_channels is 0; it must be at least 1"),
+        (("mobilenet", 10, 3, (3, 8, 1)), {}, r"MobileNet\.input_shape is \(3, 8, 1\); it must be .* at least 2×2"),
+        (("mobilenet", 0, 3, (3, 8, 8)), {}, r"MobileNet has 0 classes"),
+        (
+            ("resnet18_cifar", 10, 3, (3, 1, 8)),
+            {},
+            r"ResNet18Cifar\.input_shape is \(3, 1, 8\); it must be .* at least 2×2",
+        ),
+        (("resnet18_cifar", 10, 3), {"norm": "layer"}, r"norm is 'layer'; it must be 'batch' or 'group'"),
+        (
+            ("resnet18_cifar", 10, 3),
+            {"norm": "group", "batch_stats": True},
+            r"'group', which has no batch statistics; set",
+        ),
+        (
+            ("mcmahan_cnn", 10, 1, (1, 3, 28)),
+            {},
+            r"McMahanCNN\.input_shape is \(1, 3, 28\); it must be .* at least 4×4",
+        ),
+        (
+            ("mcmahan_cnn", 10, 1, (64,)),
+            {},
+            r"McMahanCNN\.input_shape is \(64,\); it must be \(channels, height, width\)",
+        ),
         (("mcmahan_cnn", 10, 1), {"width": 3}, r"unexpected keyword argument 'width'; its settings are num_classes"),
     ],
 )

@@ -64,12 +64,14 @@ def test_orientation_follows_the_global_generator():
 
 @pytest.mark.parametrize("sizes", [(1, 4), (10, 8), (3, 1)])
 def test_too_few_features_for_an_etf(sizes):
-    with pytest.raises(ConfigError, match=f"no simplex ETF of {sizes[0]} classes in {sizes[1]} dimensions"):
+    with pytest.raises(
+        ConfigError, match=f"a simplex ETF of {sizes[0]} classes does not fit into {sizes[1]} dimensions"
+    ):
         simplex_etf(*sizes)
 
 
 def test_too_few_features_for_orthonormal_classes():
-    with pytest.raises(ConfigError, match="no 10 orthonormal classes in 9 dimensions"):
+    with pytest.raises(ConfigError, match="10 orthonormal classes do not fit into 9 dimensions"):
         orthonormal_classes(10, 9)
 
 

@@ -32,7 +32,7 @@ def test_the_label_matters() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"ImageGenerator: input_shape is \(64,\); .* or generate features"):
+    with pytest.raises(ConfigError, match=r"ImageGenerator\.input_shape is \(64,\); .* generate features"):
         ImageGenerator((64,), 10)
     with pytest.raises(ConfigError, match="width is 0"):
         ImageGenerator((1, 8, 8), 10, width=0)

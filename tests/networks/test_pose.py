@@ -208,19 +208,22 @@ def test_images_that_do_not_fit_are_refused(name: str, size: tuple[int, int, int
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"padding": 2}, "padding is 2 and patch_size 4; a padding of half a patch or more adds tokens"),
+        ({"padding": 2}, "padding is 2; it must be at least 0 and below half of patch_size, 4: more adds"),
         ({"embed_dim": 66}, "embed_dim is 66; it must be a multiple of 4 and of num_heads, 4"),
-        ({"upsample": 3}, "upsample is 3; it must divide the patch_size, 4"),
-        ({"positions": "learnt"}, "positions is 'learnt'; choose convolutional, global or absolute"),
+        ({"upsample": 3}, "upsample is 3; it must divide patch_size, 4"),
+        ({"positions": "learnt"}, "positions is 'learnt'; it must be 'convolutional', 'global' or 'absolute'"),
         (
             {"positions": "absolute", "position_grid": [8, 6]},
-            "position_grid is .8, 6. and positions 'absolute'; give the rows",
+            "position_grid is .8, 6.; it must be the rows and columns .* positions is 'absolute'",
         ),
-        ({"position_grid": [8]}, "position_grid is .8. and positions 'convolutional'; give the rows and columns"),
-        ({"head": "linear"}, "head is 'linear'; choose deconvolution or shuffle"),
-        ({"patch_size": 6, "head": "deconvolution", "upsample": 3, "input_shape": (3, 60, 48)}, "need a power of two"),
-        ({"head": "deconvolution", "norm": "layer"}, "norm is 'layer'; choose batch or group"),
-        ({"weights": "no.pth"}, "weights is 'no.pth', and there is no such file"),
+        ({"position_grid": [8]}, "position_grid is .8.; it must be the rows and columns of a grid"),
+        ({"head": "linear"}, "head is 'linear'; it must be 'deconvolution' or 'shuffle'"),
+        (
+            {"patch_size": 6, "head": "deconvolution", "upsample": 3, "input_shape": (3, 60, 48)},
+            "it must be a power of two",
+        ),
+        ({"head": "deconvolution", "norm": "layer"}, "norm is 'layer'; it must be 'batch' or 'group'"),
+        ({"weights": "no.pth"}, "weights is 'no.pth'; the file does not exist"),
         ({"input_shape": (3, 62, 48)}, "an image of 62×48 pixels cannot be cut into patches of 4"),
         ({"breadth": 3}, "unexpected keyword argument 'breadth'; its settings are num_classes"),
     ],
@@ -237,7 +240,7 @@ def test_a_head_of_group_norm_holds_no_buffers() -> None:
 
 
 def test_a_backbone_must_be_one_of_timms() -> None:
-    with pytest.raises(ConfigError, match="backbone is 'resnet51', which is no model of timm"):
+    with pytest.raises(ConfigError, match="backbone is 'resnet51'; it must be a model of timm"):
         build_network("pose_resnet", 16, 3, (3, 256, 192), backbone="resnet51")
 
 
@@ -326,16 +329,17 @@ def test_files_that_do_not_fit_are_refused_by_the_weight(tmp_path: Path) -> None
         small(weights=path)
     vitpose_file(source, path, **{"backbone.blocks.2.norm1.weight": torch.zeros(16)})
     with pytest.raises(
-        ConfigError, match=r"has the weight 'blocks.2.norm1.weight', which is not here; choose the settings it"
+        ConfigError,
+        match=r"has the weight 'blocks.2.norm1.weight', which network PoseViT lacks; choose the settings it",
     ):
         small(weights=path)
     vitpose_file(source, path, **{"backbone.pos_embed": torch.zeros(1, 19, 16)})
-    with pytest.raises(ConfigError, match=r"'pos_embed' has 19 places, which are no square, nor the grid \(4, 3\)"):
+    with pytest.raises(ConfigError, match=r"'pos_embed' has 19 places; they must form a square or the grid \(4, 3\)"):
         small(positions="absolute", weights=path)
     path.write_bytes(b"no weights")
     with pytest.raises(ConfigError, match=r"weights.pth holds more than weights, or is damaged"):
         small(weights=path)
-    with pytest.raises(ConfigError, match="weights_of is 'head'; choose all or backbone"):
+    with pytest.raises(ConfigError, match="weights_of is 'head'; it must be 'all' or 'backbone'"):
         small(weights=path, weights_of="head")
 
 

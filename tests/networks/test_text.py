@@ -25,7 +25,7 @@ def test_embedding_bag_is_the_mean_of_its_words() -> None:
 
 @pytest.mark.parametrize("name", ["embedding_bag", "bert_tiny"])
 def test_images_are_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="reads rows of token ids"):
+    with pytest.raises(ConfigError, match="for rows of token ids"):
         build_network(name, 10, 1, (1, 8, 8))
     with pytest.raises(ConfigError, match="vocab_size is 1"):
         build_network("embedding_bag", 10, 1, (8,), vocab_size=1)

@@ -246,7 +246,7 @@ def test_the_command_line_says_what_does_not_fit(
 def test_images_without_heatmaps_are_refused() -> None:
     task = KeypointEstimator(Oracle(4), num_joints=2, flip_test=False)
     task.check_shape((3, 12, 16))
-    with pytest.raises(ConfigError, match="a picture of 8×16 pixels has no heatmaps of stride 4: both sides must be"):
+    with pytest.raises(ConfigError, match="an image has 8×16 pixels; for heatmaps of stride 4 both sides must be"):
         task.check_shape((3, 8, 16))
 
 

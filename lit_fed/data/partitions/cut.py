@@ -122,7 +122,7 @@ class Cut:
     own_val: bool = False
 
     def of(self, client_id: int) -> Cut:
-        """This cut, to look up one client in.
+        """The cut, for looking up one client.
 
         Raises:
             ConfigError: The client's data are not here, or it does not exist.

@@ -7,7 +7,7 @@ A `Partition` is a function of (samples, number of clients, seed), stateless and
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,11 +84,16 @@ class Partition(ABC):
         if strata is not None and strata.min() < 0:
             position = int(strata.argmin())
             raise ConfigError(f"label {strata[position]} of sample {position} is negative; count classes from 0")
-        return self.assign(samples, num_clients, seed)
+        cut = self.assign(samples, num_clients, seed)
+        return cut if isinstance(cut, CSR) else _from_lists(cut, type(self).__name__, samples.size, num_clients)
 
     @abstractmethod
-    def assign(self, samples: Samples, num_clients: int, seed: int) -> CSR:
-        """Cut the samples; the arguments are checked. See `__call__`."""
+    def assign(self, samples: Samples, num_clients: int, seed: int) -> CSR | Sequence[Sequence[int] | IntArray]:
+        """Cut the samples; the arguments have been checked.
+
+        Returns:
+            Positions in the samples, 0 … n − 1, by client: a `CSR`, or a list with one list or array per client.
+        """
 
     def count(self, own: Callable[[], int | None]) -> int | None:
         """Number of clients if none is set, maybe the data set's `own`; None leaves it to the data module."""
@@ -110,6 +115,29 @@ class Partition(ABC):
     def __repr__(self) -> str:
         settings = ", ".join(f"{name}={value!r}" for name, value in vars(self).items())
         return f"{type(self).__name__}({settings})"
+
+
+def _from_lists(lists: Sequence[Sequence[int] | IntArray], name: str, size: int, num_clients: int) -> CSR:
+    """A partition's lists of positions, one a client, as a `CSR`.
+
+    Raises:
+        ConfigError: The number of lists is wrong, or a list is empty or holds a number that is no position, or a
+            position is there twice.
+    """
+    rows = [np.asarray(one) for one in lists]
+    if len(rows) != num_clients:
+        raise ConfigError(f"partition {name} makes {len(rows)} lists for {num_clients} clients; it must make one each")
+    for client_id, row in enumerate(rows):
+        if row.ndim != 1 or not len(row) or row.dtype.kind not in "iu" or row.min() < 0 or row.max() >= size:
+            raise ConfigError(
+                f"partition {name} gives client {client_id} {row.tolist()!r:.60}; it must give one position or more, "
+                f"0 to {size - 1}"
+            )
+    indices = np.concatenate(rows)
+    positions, times = np.unique(indices, return_counts=True)
+    if times.max() > 1:
+        raise ConfigError(f"partition {name} gives sample {positions[times.argmax()]} away twice; name it once")
+    return CSR.from_sizes(indices, np.array([len(row) for row in rows], dtype=np.int64))
 
 
 class MatchedTestSplit:

@@ -10,11 +10,13 @@ import torch
 from lightning import LightningModule
 from torch import Tensor
 from torch.nn.parameter import UninitializedParameter
+from torch.optim import Optimizer
 
 from lit_fed.engine.lightning.objective import Objective, head_of, task_name
 from lit_fed.engine.lightning.optimization import has_own_scheduler_step, parse_optimizers
 from lit_fed.engine.lightning.options import GradientOptions
 from lit_fed.engine.method.algorithm import NEEDS, Algorithm
+from lit_fed.engine.method.steps import EffectiveSteps
 from lit_fed.errors import ConfigError
 from lit_fed.participation import Participation
 
@@ -96,8 +98,11 @@ def check_data(task: LightningModule, algorithm: Algorithm[Any], data: Federated
 
 def check_optimization(
     task: LightningModule, algorithm: Algorithm[Any], data_parallel: bool, gradients: GradientOptions
-) -> None:
+) -> type[Optimizer] | None:
     """Refuse optimizers that the local loop or the method cannot use.
+
+    Returns:
+        The class of the task's optimizer; None where it has several.
 
     Raises:
         ConfigError: If `configure_optimizers` fails (a negative learning rate, say), returns none, or several while
@@ -134,11 +139,16 @@ def check_optimization(
     if "one_optimizer" in algorithm.all_needs and (len(optimizers) > 1 or len(rates) > 1):
         has = f"{len(optimizers)} optimizers" if len(optimizers) > 1 else f"{len(rates)} learning rates"
         raise ConfigError(f"model {name} has {has}, and algorithm {method} needs {NEEDS['one_optimizer']}")
+    for optimizer in optimizers:
+        if "linear_steps" in algorithm.all_needs and not EffectiveSteps.measures(type(optimizer)):
+            has = f"the optimizer {type(optimizer).__name__}"
+            raise ConfigError(f"model {name} has {has}, and algorithm {method} needs {NEEDS['linear_steps']}")
     check_decay(task, algorithm, groups)
     if data_parallel and "whole_batches" in algorithm.all_needs:
         raise ConfigError(f"algorithm {method} needs {NEEDS['whole_batches']}")
     if not task.automatic_optimization and data_parallel:
         raise ConfigError(f"model {name} optimises by hand, which strategy=ddp cannot synchronise; use 'clients'")
+    return type(optimizers[0]) if len(optimizers) == 1 else None
 
 
 def check_decay(task: LightningModule, algorithm: Algorithm[Any], groups: Iterable[Mapping[str, Any]]) -> None:

@@ -68,6 +68,8 @@ def assemble(
         _set_up(task, TaskTrainer(fabric, max_rounds, data, local.gradients, workers.data_parallel), stage)
         models[kind] = _adapted(task, parts, local.buffers)
     population = Population(data, parts.participation, kinds, settings.seed)
+    if stage == "fit":
+        population.say = fabric.print
     loops = {
         kind: LocalLoop(
             fabric, model, algorithm, workers, local.gradients, local.watchers, max_rounds, data,
@@ -148,7 +150,7 @@ def _prepare_kind(
     model.remember(_first_tensors(model, algorithm))
     loader = _some_batches(parts, kind)
     loop.expect(Phase("train", loader, work.epochs, work.steps))
-    check_optimization(loop.objective, algorithm, loop.workers.data_parallel, local.gradients)
+    model.optimizer = check_optimization(loop.objective, algorithm, loop.workers.data_parallel, local.gradients)
     probe(loop.objective, algorithm, loop.batches(loader))
     if stage == "fit" and (found := extremes(parts.data, parts.kinds, kind, work)) is not None:
         try_out(loop, parts.data, found, work, max_rounds)

@@ -45,6 +45,7 @@ NEEDS = {
     "probability": "the probability with which clients take part, which this participation does not know",
     "public": "a public set: set algorithm.public_size above 0",
     "one_optimizer": "a single optimizer with one learning rate, whose steps it measures",
+    "linear_steps": "steps in proportion to the gradients; use torch.optim.SGD",
     "no_decay": "an optimizer without weight decay, beside which its own would be a second one; set weight_decay to 0",
     "whole_batches": "whole batches, which strategy=ddp would cut over processes; use 'clients'",
 }

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from lightning import LightningModule
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from typing_extensions import override
 
 from lit_fed.engine.wire.payload import Payload
@@ -56,6 +57,8 @@ class Model:
         """First tensors of a new client: all where the method has an `initial_state`, else `staying`."""
         self.staying: frozenset[str] = frozenset()
         """Names of tensors that do not travel in every round."""
+        self.optimizer: type[Optimizer] | None = None
+        """The class of the task's optimizer, None where it has several or nothing trains, as in ``cost``."""
         self._given: Split | None = None
         self.frozen_by_method: frozenset[str] = frozenset()
         """The names in `fixed` that the method froze, not the task's author."""

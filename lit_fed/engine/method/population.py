@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +25,10 @@ class Population:
         data: The population's data, read for counts and the public set only.
         participation: Participation of clients.
         kinds: Kind of every client's network.
-        seed: The run's.
+        seed: The run's seed.
         server_loop: The `lit_fed.engine.clients.server_training.ServerLoop`, of a room above; None where nothing is
             run, as in ``cost``.
+        say: Prints a line before training, such as a method's choice of a setting that is null.
     """
 
     data: FederatedDataModule
@@ -34,6 +36,7 @@ class Population:
     kinds: Kinds
     seed: int
     server_loop: Any = None
+    say: Callable[[str], object] = str  # which prints nothing
 
     @property
     def num_clients(self) -> int:

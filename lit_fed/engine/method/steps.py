@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch.optim import Optimizer
+from torch.optim import SGD, Optimizer
 
 
 class EffectiveSteps:
@@ -16,9 +16,18 @@ class EffectiveSteps:
     change between steps.
 
     Note:
-        An optimizer without ``momentum``, such as Adam, counts plain steps. The learning rate is that of the first
-        parameter group.
+        An optimizer without ``momentum``, such as Adam, counts plain steps: a ratio between clients, but no length, for
+        its steps are not in proportion to the gradients (`measures`). The learning rate is that of the first parameter
+        group.
     """
+
+    @staticmethod
+    def measures(optimizer: type[Optimizer]) -> bool:
+        """Whether a movement divided by `distance` is a mean gradient: only where steps are in proportion to gradients.
+
+        Of a class that does not derive from ``torch.optim.SGD`` this is not known, and counts as no.
+        """
+        return issubclass(optimizer, SGD)
 
     def __init__(self) -> None:
         self.distance = 0.0

@@ -125,7 +125,7 @@ class Workers:
         self.rank = 0 if self.data_parallel else fabric.global_rank
 
     def share(self, client_ids: Sequence[int], num_samples: Callable[[int], int]) -> list[int]:
-        """This process's clients: longest first, each to the least loaded process.
+        """Clients of the current process: longest first, each to the least loaded process.
 
         Every process computes the same assignment without communication.
         """

@@ -12,6 +12,7 @@ from lightning import LightningModule
 from torch import nn
 
 from lit_fed.algorithm import Client, Model, Split, Terms, task_name
+from lit_fed.checks import check_range
 from lit_fed.errors import ConfigError
 from lit_fed.methods.attention_freezing.projections import merged, separate_attention
 from lit_fed.methods.fedavg import FedAvg
@@ -48,9 +49,8 @@ class FedFrozen(FedAvg):
 
     def __init__(self, warmup_rounds: int = 5, value_ridge: float = 0.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        for key, value in (("warmup_rounds", warmup_rounds), ("value_ridge", value_ridge)):
-            if not value >= 0:
-                raise ConfigError(f"algorithm.{key} is {value}; it must not be negative")
+        check_range("algorithm.warmup_rounds", warmup_rounds, least=0)
+        check_range("algorithm.value_ridge", value_ridge, least=0)
         self.warmup_rounds = warmup_rounds
         self.value_ridge = value_ridge
 

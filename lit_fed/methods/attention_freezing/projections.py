@@ -122,8 +122,8 @@ def _num_parts(path: str, module: nn.Module, projection: nn.Module, name: str) -
     by_head = type(module).__module__ in _BY_HEAD or getattr(module, "head_first", False)
     if by_head or not rows or rows not in (2 * width, 3 * width):
         raise ConfigError(
-            f"{path}.{name} ({type(module).__module__}.{type(module).__name__}) holds {rows} rows, and which "
-            "of them are queries, keys and values is not known; choose a network with separate projections"
+            f"{path}.{name} ({type(module).__module__}.{type(module).__name__}) holds {rows} rows in an unknown order "
+            "of queries, keys and values; choose a network with separate projections"
         )
     return int(rows) // int(width)
 
@@ -152,8 +152,8 @@ def _names(network: nn.Module) -> AttentionNames:
     query, key, value = ([name for name in dict.fromkeys(names) if name in known] for names in found)
     if not query or not key:
         raise ConfigError(
-            f"no query and key projections were found among the {len(known)} parameters of {type(network).__name__}; "
-            "choose a transformer, such as vit_tiny_patch16_224, or another method"
+            f"the {len(known)} parameters of {type(network).__name__} include no query and key projections; choose a "
+            "transformer, such as vit_tiny_patch16_224, or another method"
         )
     return AttentionNames(tuple(query), tuple(key), tuple(value))
 

@@ -22,6 +22,7 @@ from lit_fed.algorithm import (
     Update,
     task_name,
 )
+from lit_fed.checks import check_choice, check_range
 from lit_fed.data.population.pictures import even_subset
 from lit_fed.errors import ConfigError
 from lit_fed.methods.data_free.averaging import Decoder, SlotMean, slots
@@ -84,16 +85,16 @@ class DataFree(Algorithm[AggregateT]):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        at_least("generator_steps", generator_steps, 0)
-        at_least("generator_batch_size", generator_batch_size, 2)  # a generator has batch norm
-        for name, value in (
-            ("diversity", diversity), ("collapse_below", collapse_below), ("explosion_above", explosion_above),
-        ):  # fmt: skip
-            at_least(name, value, 0)
-        if weighting not in ("samples", "uniform"):
-            raise ConfigError(f"algorithm.weighting is {weighting!r}; it must be 'samples' or 'uniform'")
+        check_range("algorithm.generator_steps", generator_steps, least=0)
+        check_range("algorithm.generator_batch_size", generator_batch_size, least=2)  # a generator has batch norm
+        check_range("algorithm.diversity", diversity, least=0)
+        check_range("algorithm.collapse_below", collapse_below, least=0)
+        check_range("algorithm.explosion_above", explosion_above, least=0)
+        check_choice("algorithm.weighting", weighting, ("samples", "uniform"))
         if label_prior is not None and (min(label_prior, default=-1) < 0 or sum(label_prior) <= 0):
-            raise ConfigError(f"algorithm.label_prior is {label_prior}; give a weight of 0 or more for each class")
+            raise ConfigError(
+                f"algorithm.label_prior is {label_prior}; it must be a weight of at least 0 for each class"
+            )
         self.noise_size = noise_size
         self.generator_steps = generator_steps
         self.generator_batch_size = generator_batch_size
@@ -262,13 +263,3 @@ class DataFree(Algorithm[AggregateT]):
 def counts_of(updates: Sequence[ClientUpdate]) -> Tensor:
     """Samples by client and class (M, C)."""
     return torch.stack([update.payload[COUNTS] for update in updates])
-
-
-def at_least(name: str, value: float, least: float) -> None:
-    """Refuse a setting that is too small.
-
-    Raises:
-        ConfigError: It names the setting.
-    """
-    if not value >= least:
-        raise ConfigError(f"algorithm.{name} is {value}; it must be at least {least}")

@@ -27,9 +27,10 @@ from lit_fed.algorithm import (
     add_prefix,
     split_prefix,
 )
+from lit_fed.checks import check_range
 from lit_fed.losses import diversity, ensemble_cross_entropy, knowledge_distillation
 from lit_fed.methods.data_free.averaging import SlotMean
-from lit_fed.methods.data_free.base import COUNTS, DataFree, at_least, counts_of
+from lit_fed.methods.data_free.base import COUNTS, DataFree, counts_of
 from lit_fed.methods.data_free.weighting import label_prior, label_shares
 from lit_fed.networks.generators import Generator, LatentGenerator
 
@@ -122,9 +123,9 @@ class FedGen(DataFree[Arrived]):
             noise_size, generator_steps, generator_batch_size, generator_optimizer, diversity, label_prior, weighting,
             **kwargs,
         )  # fmt: skip
-        at_least("alpha", alpha, 0)
-        at_least("beta", beta, 0)
-        at_least("decay", decay, 0)
+        check_range("algorithm.alpha", alpha, least=0)
+        check_range("algorithm.beta", beta, least=0)
+        check_range("algorithm.decay", decay, least=0)
         self.alpha = alpha
         self.beta = beta
         self.decay = decay

@@ -31,9 +31,10 @@ from lit_fed.algorithm import (
     Update,
     num_bytes,
 )
+from lit_fed.checks import check_choice, check_range
 from lit_fed.errors import ConfigError
 from lit_fed.losses import disagreement, diversity, ensemble_cross_entropy, gated_cross_entropy
-from lit_fed.methods.data_free.base import DataFree, at_least, counts_of
+from lit_fed.methods.data_free.base import DataFree, counts_of
 from lit_fed.methods.data_free.contrast import TwoWayContrast, history
 from lit_fed.methods.data_free.weighting import (
     divergences_from_mean,
@@ -154,17 +155,15 @@ class HFedCKD(DataFree[list[ClientUpdate]]):
             noise_size, generator_steps, generator_batch_size, generator_optimizer or _adam_of_dcgan, diversity,
             label_prior, weighting, **kwargs,
         )  # fmt: skip
-        if generator not in ("images", "features"):
-            raise ConfigError(f"algorithm.generator is {generator!r}; it must be 'images' or 'features'")
-        if inclusion not in ("probability", "frequency"):
-            raise ConfigError(f"algorithm.inclusion is {inclusion!r}; it must be 'probability' or 'frequency'")
+        check_choice("algorithm.generator", generator, ("images", "features"))
+        check_choice("algorithm.inclusion", inclusion, ("probability", "frequency"))
         for name, value, least in (
             ("exponent", exponent, 0), ("divergence_weight", divergence_weight, 0), ("gate_slope", gate_slope, 0),
             ("encoder_weight", encoder_weight, 0), ("decoder_weight", decoder_weight, 0),
             ("distillation_weight", distillation_weight, 0), ("pseudo_size", pseudo_size, 2),
             ("distillation_steps", distillation_steps, 0), ("disagreement_weight", disagreement_weight, 0),
         ):  # fmt: skip
-            at_least(name, value, least)
+            check_range(f"algorithm.{name}", value, least=least)
         self.generator = generator
         self.ipwd = ipwd
         self.inclusion = inclusion

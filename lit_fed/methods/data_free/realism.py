@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lit_fed.algorithm import Payload
 from lit_fed.callbacks import Callback, Run, in_place_of
+from lit_fed.checks import check_range
 from lit_fed.errors import ConfigError
 from lit_fed.methods.data_free.base import DataFree
 from lit_fed.methods.data_free.display import map_picture
@@ -44,8 +45,7 @@ class PseudoTest(Protocol):
     name = "pseudo"
 
     def __init__(self, samples_per_class: int = 32) -> None:
-        if samples_per_class < 2:
-            raise ConfigError(f"PseudoTest.samples_per_class is {samples_per_class}; it must be at least 2")
+        check_range("PseudoTest.samples_per_class", samples_per_class, least=2)
         self.samples_per_class = samples_per_class
 
     def check(self, federation: Federation) -> None:
@@ -83,8 +83,7 @@ class PseudoMap(Callback):
     """
 
     def __init__(self, samples_per_class: int = 30) -> None:
-        if samples_per_class < 2:
-            raise ConfigError(f"PseudoMap.samples_per_class is {samples_per_class}; it must be at least 2")
+        check_range("PseudoMap.samples_per_class", samples_per_class, least=2)
         self.samples_per_class = samples_per_class
 
     def on_fit_start(self, run: Run) -> None:

@@ -31,7 +31,7 @@ from lit_fed.algorithm import (
     Workers,
     sole,
 )
-from lit_fed.errors import ConfigError
+from lit_fed.checks import check_range
 from lit_fed.methods.distillation.exchange import PUBLIC, PredictionExchange
 from lit_fed.methods.distillation.mixing import Mixed
 from lit_fed.methods.fedavg import FedAvg
@@ -84,8 +84,7 @@ class FedDF(PredictionExchange[Fused]):
         **kwargs: Any,
     ) -> None:
         super().__init__(aggregate, **kwargs)
-        if epochs < 0:
-            raise ConfigError(f"algorithm.epochs is {epochs}; it must not be negative")
+        check_range("algorithm.epochs", epochs, least=0)
         self.optimizer = optimizer
         self.epochs = epochs
         self.fusion = FedAvg(weighting)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lit_fed.algorithm import Client, Cohort, Model, Pass, Payload, Phase, Reducer, Server, Split, Stage, Terms, Update
-from lit_fed.errors import ConfigError
+from lit_fed.checks import check_range
 from lit_fed.methods.distillation.exchange import PUBLIC, PredictionExchange
 from lit_fed.methods.distillation.mixing import Mixed
 from lit_fed.seeding import derive_seed, torch_generator
@@ -58,9 +58,8 @@ class FederatedDistillation(PredictionExchange[Mixed]):
         **kwargs: Any,
     ) -> None:
         super().__init__(aggregate, **kwargs)
-        for key, value in (("first_epochs", first_epochs), ("public_epochs", public_epochs)):
-            if value is not None and value < 1:
-                raise ConfigError(f"algorithm.{key} is {value}; it must be at least 1")
+        check_range("algorithm.first_epochs", first_epochs, least=1, null="for the trainer's local work")
+        check_range("algorithm.public_epochs", public_epochs, least=1)
         self.first_epochs = first_epochs
         self.public_epochs = public_epochs
 

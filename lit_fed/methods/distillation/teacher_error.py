@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lit_fed.algorithm import ClientUpdate, Objective, ServerLoop
 from lit_fed.callbacks import Callback, RoundRecord, Run
+from lit_fed.checks import check_range
 from lit_fed.errors import ConfigError
 from lit_fed.methods.distillation.exchange import PredictionExchange
 from lit_fed.methods.distillation.mixing import SoftmaxSum
@@ -50,8 +51,7 @@ class TeacherError(Callback):
     """
 
     def __init__(self, epochs: int = 30) -> None:
-        if epochs < 1:
-            raise ConfigError(f"TeacherError.epochs is {epochs}; it must be at least 1")
+        check_range("TeacherError.epochs", epochs, least=1)
         self.epochs = epochs
         self.reference: Tensor | None = None  # p* (P, C), float64
         self._on_time: set[int] = set()

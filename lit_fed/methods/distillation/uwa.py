@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lit_fed.algorithm import Client, Cohort, Model, Pass, Payload, Phase, Population, Reducer, Server, Tensors, Update
 from lit_fed.callbacks.pictures import weights_picture
+from lit_fed.checks import check_choice, check_range
 from lit_fed.data.population.pictures import even_subset
 from lit_fed.errors import ConfigError
 from lit_fed.methods.distillation.densities import ClassGaussians, fit_class_gaussians, log_density
@@ -64,10 +65,8 @@ class UWA(FederatedDistillation):
         **kwargs: Any,
     ) -> None:
         super().__init__(calibration_fraction=calibration_fraction, **kwargs)
-        if not temperature >= 0:
-            raise ConfigError(f"algorithm.temperature is {temperature}; it must not be negative")
-        if density_data not in ("calibration", "augmented"):
-            raise ConfigError(f"algorithm.density_data is {density_data!r}; it must be 'calibration' or 'augmented'")
+        check_range("algorithm.temperature", temperature, least=0)
+        check_choice("algorithm.density_data", density_data, ("calibration", "augmented"))
         if density_data == "calibration" and not calibration_fraction:
             raise ConfigError(
                 "algorithm UWA fits densities to calibration samples; set algorithm.calibration_fraction above 0 "

@@ -29,6 +29,7 @@ from lit_fed.algorithm import (
 from lit_fed.callbacks import Callback, RoundRecord
 from lit_fed.callbacks.boards import show_picture, takes_pictures
 from lit_fed.callbacks.pictures import curves_picture
+from lit_fed.checks import check_range
 from lit_fed.data.population.pictures import render
 from lit_fed.errors import ConfigError
 from lit_fed.networks import class_cosines
@@ -83,9 +84,8 @@ class Alignment(Callback):
     """
 
     def __init__(self, every_n_rounds: int = 1, max_test_samples: int | None = None) -> None:
-        for key, value in (("every_n_rounds", every_n_rounds), ("max_test_samples", max_test_samples)):
-            if value is not None and value < 1:
-                raise ConfigError(f"Alignment.{key} is {value}; it must be at least 1")
+        check_range("Alignment.every_n_rounds", every_n_rounds, least=1)
+        check_range("Alignment.max_test_samples", max_test_samples, least=1, null="for all")
         self.every_n_rounds = every_n_rounds
         self.max_test_samples = max_test_samples
         self.rounds: list[int] = []
@@ -104,7 +104,7 @@ class Alignment(Callback):
             instead = "set trainer.buffers to average" if name in loop.model.buffers else "leave the callback out"
             raise ConfigError(
                 f"callback Alignment tests the models that clients send, and under algorithm "
-                f"{type(federation.algorithm).__name__} they keep {name} to themselves; {instead}"
+                f"{type(federation.algorithm).__name__} they keep {name}; {instead}"
             )
         if not run.start_round:
             self.rounds, self.curves = [], {}
@@ -166,7 +166,7 @@ class Alignment(Callback):
         observed = torch.from_numpy(federation.data.class_counts(update.client_id) > 0).to(federation.fabric.device)
         for name in loop.model.shared_names("up"):
             if name not in update.payload:
-                raise ConfigError(f"callback Alignment tests the models that clients send, and {name} is not among it")
+                raise ConfigError(f"callback Alignment tests the models that clients send, and they do not send {name}")
         local = {name: update.payload.get(name, tensor) for name, tensor in self._begun.items()}
         totals: Tensor | None = None
         with _observing(loop, head) as view:
@@ -192,7 +192,7 @@ class Alignment(Callback):
         if len(loops) > 1 or not federation.global_model(0):
             raise ConfigError(
                 f"callback Alignment needs one global model, and algorithm {type(federation.algorithm).__name__} has "
-                f"{'several kinds of them' if len(loops) > 1 else 'none'}"
+                f"{'several' if len(loops) > 1 else 'none'}"
             )
         task = loops[0].model.task
         head = head_of(task, federation.algorithm.head)

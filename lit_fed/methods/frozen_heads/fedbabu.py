@@ -11,7 +11,7 @@ from lightning import LightningModule
 from torch import nn
 
 from lit_fed.algorithm import Client, Pass, Phase, Tensors
-from lit_fed.errors import ConfigError
+from lit_fed.checks import check_choice
 from lit_fed.methods.frozen_heads.frozen import FrozenHead, linear_head
 from lit_fed.networks import simplex_etf
 
@@ -36,8 +36,7 @@ class FedBABU(FrozenHead):
 
     def __init__(self, fine_tunes: Literal["body", "head", "all"] = "body", etf: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if fine_tunes not in ("body", "head", "all"):
-            raise ConfigError(f"algorithm.fine_tunes is {fine_tunes!r}; it must be 'body', 'head' or 'all'")
+        check_choice("algorithm.fine_tunes", fine_tunes, ("body", "head", "all"))
         self.fine_tunes = fine_tunes
         self.etf = etf
 

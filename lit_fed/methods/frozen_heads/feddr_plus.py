@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from lit_fed.algorithm import Client, Terms
-from lit_fed.errors import ConfigError
+from lit_fed.checks import check_range
 from lit_fed.losses import dot_regression
 from lit_fed.methods.frozen_heads.frozen import NewHead
 from lit_fed.methods.regularizers import FD, logits
@@ -76,9 +76,8 @@ class FedDrPlus(DotRegression):
     def __init__(self, beta: float = 0.9, fine_tuning_beta: float | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         fine_tuning_beta = beta if fine_tuning_beta is None else fine_tuning_beta
-        for key, value in (("beta", beta), ("fine_tuning_beta", fine_tuning_beta)):
-            if not 0 <= value <= 1:
-                raise ConfigError(f"algorithm.{key} is {value}; it must be between 0 and 1")
+        check_range("algorithm.beta", beta, least=0, most=1)
+        check_range("algorithm.fine_tuning_beta", fine_tuning_beta, least=0, most=1)
         self.distillation, self.fine_tuning = (
             FD(weight=1 - value, objective_weight=value) for value in (beta, fine_tuning_beta)
         )

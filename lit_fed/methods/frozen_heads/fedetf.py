@@ -14,6 +14,7 @@ from lightning import LightningModule
 from torch import Tensor, nn
 
 from lit_fed.algorithm import Client, Pass, Phase, Tensors, Terms, head_of, task_name
+from lit_fed.checks import check_range
 from lit_fed.errors import ConfigError
 from lit_fed.losses import balanced_softmax
 from lit_fed.methods.frozen_heads.frozen import NewHead
@@ -73,11 +74,9 @@ class FedETF(NewHead):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if not gamma >= 0:
-            raise ConfigError(f"algorithm.gamma is {gamma}; the exponent of the class counts must not be negative")
-        for key, value, least in (("alternations", alternations, 0), ("alternation_epochs", alternation_epochs, 1)):
-            if value < least:
-                raise ConfigError(f"algorithm.{key} is {value}; it must be at least {least}")
+        check_range("algorithm.gamma", gamma, least=0)
+        check_range("algorithm.alternations", alternations, least=0)
+        check_range("algorithm.alternation_epochs", alternation_epochs, least=1)
         self.gamma = gamma
         self.projection_bias = projection_bias
         self.alternations = alternations
@@ -93,8 +92,8 @@ class FedETF(NewHead):
         """Put the head in its place; one that is there already must have the projection that is asked for."""
         if isinstance(head, ProjectedETFHead) and (head.projection.bias is not None) is not self.projection_bias:
             raise ConfigError(
-                f"algorithm.projection_bias is {str(self.projection_bias).lower()}, and the head that model "
-                f"{task_name(task)} has already is of another kind; take a fresh model"
+                f"algorithm.projection_bias is {str(self.projection_bias).lower()}, and the existing head of model "
+                f"{task_name(task)} differs; take a fresh model"
             )
         super().place_head(task, head)
 

@@ -37,7 +37,7 @@ class FrozenHead(FedAvg):
         frozen = self.frozen(task)
         if not any(one.requires_grad for name, one in task.named_parameters() if name not in frozen):
             raise ConfigError(
-                f"model {task_name(task)} has nothing to train below its head, which algorithm {type(self).__name__} "
+                f"model {task_name(task)} has no parameters below its head, which algorithm {type(self).__name__} "
                 "freezes; choose a network with hidden layers"
             )
 
@@ -94,7 +94,7 @@ class NewHead(FrozenHead):
             task.set_submodule(name, made)
         if not names:
             raise ConfigError(
-                f"the head of model {task_name(task)} is none of its submodules; name one as algorithm.head"
+                f"the head of model {task_name(task)} is not one of its submodules; name one as algorithm.head"
             )
 
     def still(self, head: nn.Module) -> Collection[nn.Parameter]:
@@ -109,8 +109,8 @@ class NewHead(FrozenHead):
         outputs = len(self.model.parameters[name])
         if outputs < population.num_classes:
             raise ConfigError(
-                f"the head of model {task_name(self.model.task)} has {outputs} outputs, and the data have "
-                f"{population.num_classes} classes"
+                f"the head of model {task_name(self.model.task)} has {outputs} outputs; it must have "
+                f"{population.num_classes}, one per class of the data"
             )
         return server
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lit_fed.algorithm import Client, ClientUpdate, Layout, Pass, Payload, Tensors, Terms, WeightedMean, head_of
+from lit_fed.checks import check_range
 from lit_fed.errors import ConfigError
 from lit_fed.methods.frozen_heads.frozen import NewHead
 from lit_fed.methods.regularizers import features, logits
@@ -83,8 +84,7 @@ class CalibratedTest(Protocol):
     name = "calibrated"
 
     def __init__(self, ridge: float = 1e-3) -> None:
-        if not ridge > 0:
-            raise ConfigError(f"CalibratedTest.ridge is {ridge}; it must be positive")
+        check_range("CalibratedTest.ridge", ridge, above=0)
         self.ridge = ridge
 
     def check(self, federation: Federation) -> None:

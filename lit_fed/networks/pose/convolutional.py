@@ -8,6 +8,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
+from lit_fed.checks import check_choice
 from lit_fed.errors import ConfigError
 from lit_fed.networks.pose.heads import check_grid, make_head
 
@@ -72,9 +73,8 @@ class PoseCNN(_Convolutional):
     ) -> None:
         super().__init__()
         if width < 8 or width % 8:
-            raise ConfigError(f"network PoseCNN: width is {width}; it must be a multiple of 8")
-        if upsample not in (1, 2, 4):
-            raise ConfigError(f"network PoseCNN: upsample is {upsample}; choose 1, 2 or 4")
+            raise ConfigError(f"PoseCNN.width is {width}; it must be a multiple of 8")
+        check_choice("PoseCNN.upsample", upsample, (1, 2, 4))
         self.in_channels, self.cell, self.stride = in_channels, 4, 4 // upsample
         _check_shape("PoseCNN", input_shape, in_channels)
         layers: list[nn.Module] = []
@@ -113,13 +113,13 @@ class PoseResNet(_Convolutional):
         super().__init__()
         _check_shape("PoseResNet", input_shape, in_channels)
         if not timm.is_model(backbone):
-            raise ConfigError(f"network PoseResNet: backbone is {backbone!r}, which is no model of timm")
+            raise ConfigError(f"PoseResNet.backbone is {backbone!r}; it must be a model of timm")
         try:
             self.body = _LastMap(
                 timm.create_model(backbone, pretrained=pretrained, features_only=True, in_chans=in_channels)
             )
         except (RuntimeError, AttributeError, TypeError) as error:
-            raise ConfigError(f"network PoseResNet: {backbone} gives no feature maps ({error})") from error
+            raise ConfigError(f"PoseResNet.backbone is {backbone!r}; it must give feature maps ({error})") from error
         self.in_channels, self.cell, self.stride = in_channels, self.body.reduction, 4
         self.head = make_head("deconvolution", self.body.channels, num_classes, self.cell // 4, norm)
 
@@ -156,5 +156,7 @@ class _Residual(nn.Module):
 
 def _check_shape(network: str, input_shape: Sequence[int], in_channels: int) -> None:
     if len(input_shape) != 3 or input_shape[0] != in_channels:
-        raise ConfigError(f"network {network}: input_shape is {tuple(input_shape)}; give (channels, height, width), "
-                          f"and in_channels, which is {in_channels}, to agree with it")  # fmt: skip
+        raise ConfigError(
+            f"{network}.input_shape is {tuple(input_shape)}; it must be (channels, height, width) with in_channels = "
+            f"{in_channels}"
+        )

@@ -6,6 +6,7 @@ import math
 
 from torch import Tensor, nn
 
+from lit_fed.checks import check_choice, check_range
 from lit_fed.errors import ConfigError
 
 
@@ -29,10 +30,10 @@ class DeconvolutionHead(nn.Sequential):
         self, channels: int, num_joints: int, upsample: int = 4, width: int = 256, norm: str = "batch"
     ) -> None:
         if upsample < 1 or upsample & (upsample - 1):
-            raise ConfigError(f"pose head: upsample is {upsample}; deconvolutions need a power of two, else choose "
-                              "head 'shuffle'")  # fmt: skip
-        if norm not in ("batch", "group"):
-            raise ConfigError(f"pose head: norm is {norm!r}; choose batch or group")
+            raise ConfigError(
+                f"DeconvolutionHead.upsample is {upsample}; it must be a power of two, else set head: shuffle"
+            )
+        check_choice("DeconvolutionHead.norm", norm, ("batch", "group"))
         layers: list[nn.Module] = []
         for _ in range(int(math.log2(upsample))):
             deconvolution = nn.ConvTranspose2d(channels, width, kernel_size=4, stride=2, padding=1, bias=False)
@@ -64,13 +65,11 @@ def make_head(kind: str, channels: int, num_joints: int, upsample: int, norm: st
     Raises:
         ConfigError: If there is no such head, or no such number of joints.
     """
-    if num_joints < 1:
-        raise ConfigError(f"pose head: there are {num_joints} joints; give at least 1")
+    check_range("num_joints", num_joints, least=1)
+    check_choice("head", kind, ("deconvolution", "shuffle"))
     if kind == "deconvolution":
         return DeconvolutionHead(channels, num_joints, upsample, norm=norm)
-    if kind == "shuffle":
-        return ShuffleHead(channels, num_joints, upsample)
-    raise ConfigError(f"pose head: head is {kind!r}; choose deconvolution or shuffle")
+    return ShuffleHead(channels, num_joints, upsample)
 
 
 def check_grid(network: str, image: Tensor, in_channels: int, cell: int) -> None:

@@ -12,6 +12,7 @@ from timm.layers.pos_embed import resample_abs_pos_embed
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
+from lit_fed.checks import check_choice
 from lit_fed.errors import ConfigError
 from lit_fed.networks.pose.embeddings import GlobalPositions, LocalBlock
 from lit_fed.networks.pose.heads import check_grid, make_head
@@ -191,19 +192,16 @@ def _check(
 ) -> None:
     if not 0 <= 2 * padding < patch_size:
         raise ConfigError(
-            f"network PoseViT: padding is {padding} and patch_size {patch_size}; a padding of half a patch or more "
-            "adds tokens that lie outside of the image"
+            f"PoseViT.padding is {padding}; it must be at least 0 and below half of patch_size, {patch_size}: more "
+            "adds tokens outside of the image"
         )
     if embed_dim % 4 or embed_dim % num_heads:
-        raise ConfigError(
-            f"network PoseViT: embed_dim is {embed_dim}; it must be a multiple of 4 and of num_heads, {num_heads}"
-        )
+        raise ConfigError(f"PoseViT.embed_dim is {embed_dim}; it must be a multiple of 4 and of num_heads, {num_heads}")
     if upsample < 1 or patch_size % upsample:
-        raise ConfigError(f"network PoseViT: upsample is {upsample}; it must divide the patch_size, {patch_size}")
-    if positions not in ("convolutional", "global", "absolute"):
-        raise ConfigError(f"network PoseViT: positions is {positions!r}; choose convolutional, global or absolute")
+        raise ConfigError(f"PoseViT.upsample is {upsample}; it must divide patch_size, {patch_size}")
+    check_choice("PoseViT.positions", positions, ("convolutional", "global", "absolute"))
     if position_grid is not None and (positions == "absolute" or len(position_grid) != 2 or min(position_grid) < 1):
         raise ConfigError(
-            f"network PoseViT: position_grid is {list(position_grid)} and positions {positions!r}; give the rows and "
-            "columns of a grid, and only to convolutional or global positions"
+            f"PoseViT.position_grid is {list(position_grid)}; it must be the rows and columns of a grid, for "
+            f"convolutional or global positions, and positions is {positions!r}"
         )

@@ -13,6 +13,7 @@ import torch
 from timm.layers.pos_embed import resample_abs_pos_embed
 from torch import Tensor
 
+from lit_fed.checks import check_choice
 from lit_fed.errors import ConfigError
 
 _NAMES = (
@@ -50,8 +51,7 @@ def read_weights(path: Path, wanted: Mapping[str, Tensor], grid: tuple[int, int]
     Raises:
         ConfigError: If there is no such file, it holds something else, or it lacks a weight or has it in another shape.
     """
-    if part not in ("all", "backbone"):
-        raise ConfigError(f"network PoseViT: weights_of is {part!r}; choose all or backbone")
+    check_choice("PoseViT.weights_of", part, ("all", "backbone"))
     held = _renamed(_read(path), _last(wanted))
     if part == "backbone":
         wanted = {name: tensor for name, tensor in wanted.items() if not name.startswith("head.")}
@@ -72,14 +72,14 @@ def read_weights(path: Path, wanted: Mapping[str, Tensor], grid: tuple[int, int]
             raise ConfigError(f"{path}: the weight {name!r} has shape {shapes}{hint or _TRAINED_WITH}")
     odd = sorted(held.keys() - wanted.keys())
     if odd:
-        raise ConfigError(f"{path} has the weight {odd[0]!r}, which is not here{_TRAINED_WITH}")
+        raise ConfigError(f"{path} has the weight {odd[0]!r}, which network PoseViT lacks{_TRAINED_WITH}")
     return held
 
 
 def _read(path: Path) -> dict[str, Tensor]:
     """The tensors of a file by name, whatever they are wrapped in."""
     if not path.is_file():
-        raise ConfigError(f"network PoseViT: weights is {str(path)!r}, and there is no such file")
+        raise ConfigError(f"PoseViT.weights is {str(path)!r}; the file does not exist")
     try:
         content: Any = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
@@ -90,7 +90,7 @@ def _read(path: Path) -> dict[str, Tensor]:
     found = content.items() if isinstance(content, Mapping) else ()
     tensors = {str(name): value for name, value in found if isinstance(value, Tensor)}
     if not tensors:
-        raise ConfigError(f"{path} holds no weights by name")
+        raise ConfigError(f"{path} does not hold weights by name; give a state_dict")
     return tensors
 
 
@@ -119,7 +119,7 @@ def _resampled(table: Tensor, grid: tuple[int, int], class_token: bool, path: Pa
     side = math.isqrt(count - prefix)
     theirs = grid if count - prefix == places else (side, side)
     if table.ndim != 3 or theirs[0] * theirs[1] != count - prefix:
-        raise ConfigError(f"{path}: 'pos_embed' has {count} places, which are no square, nor the grid {grid}")
+        raise ConfigError(f"{path}: 'pos_embed' has {count} places; they must form a square or the grid {grid}")
     of_class, of_grid = table[:, :prefix], table[:, prefix:]
     of_grid = resample_abs_pos_embed(of_grid, list(grid), list(theirs), num_prefix_tokens=0)
     if class_token:

@@ -290,3 +290,35 @@ def test_dirichlet_without_the_cap_is_the_plain_class_wise_form() -> None:
     found = Dirichlet(0.5, min_samples=1, cap=False)(Samples.of(labels), 4, 5)
     assert found.sizes.tolist() == expected.tolist()
     assert expected.max() > 120 / 4
+
+
+class ByHand(Partition):
+    """Gives clients the lists that it is made with."""
+
+    def __init__(self, lists):
+        self.lists = lists
+
+    def assign(self, samples, num_clients, seed):
+        return self.lists
+
+
+def test_a_partition_may_return_a_list_of_positions_for_each_client():
+    csr = ByHand([[2, 0], np.array([1], dtype=np.int32), range(3, 5)])(Samples(6), 3, 0)
+    assert [csr[client_id].tolist() for client_id in range(3)] == [[2, 0], [1], [3, 4]]
+    assert csr.indices.dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    ("lists", "line"),
+    [
+        ([[0], [1]], "makes 2 lists for 3 clients; it must make one each"),
+        ([[0], [], [1]], r"gives client 1 \[\]; it must give one position or more, 0 to 5"),
+        ([[0], [1], [6]], r"gives client 2 \[6\]; it must give one position or more, 0 to 5"),
+        ([[0], [-1], [1]], r"gives client 1 \[-1\]"),
+        ([[0], [1.5], [1]], r"gives client 1 \[1.5\]"),
+        ([[0], [1], [2, 0]], "gives sample 0 away twice; name it once"),
+    ],
+)
+def test_lists_that_are_no_partition_are_refused(lists, line):
+    with pytest.raises(ConfigError, match=f"partition ByHand {line}"):
+        ByHand(lists)(Samples(6), 3, 0)

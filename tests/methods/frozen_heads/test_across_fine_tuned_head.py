@@ -241,8 +241,8 @@ def test_calibration_of_any_task(tmp_path: Path) -> None:
         (lambda: FedETF(gamma=-1.0), r"algorithm\.gamma is -1"),
         (lambda: FedETF(alternations=-1), r"algorithm\.alternations is -1; it must be at least 0"),
         (lambda: FedETF(alternation_epochs=0), r"algorithm\.alternation_epochs is 0; it must be at least 1"),
-        (lambda: FedETF(frame_lr=0.0), r"algorithm\.frame_lr is 0\.0; it must be positive"),
-        (lambda: FedETF(projection_lr=-1.0), r"algorithm\.projection_lr is -1\.0; it must be positive"),
+        (lambda: FedETF(frame_lr=0.0), r"algorithm\.frame_lr is 0\.0; it must be above 0"),
+        (lambda: FedETF(projection_lr=-1.0), r"algorithm\.projection_lr is -1\.0; it must be above 0"),
         (lambda: FedDrPlus(beta=1.5), r"algorithm\.beta is 1\.5"),
         (lambda: FedDrPlus(fine_tuning_beta=-0.1), r"algorithm\.fine_tuning_beta is -0\.1"),
         (lambda: CalibratedTest(ridge=0.0), r"CalibratedTest\.ridge is 0"),
@@ -265,10 +265,22 @@ class Convolutional(Stranger):
     ("algorithm", "task", "message"),
     [
         (DotRegression(), lambda: model(network="logistic"), "nothing to train below its head, which algorithm DotReg"),
-        (SphereFed(), lambda: model(network_args={"hidden": [8]}), "no 10 orthonormal classes in 8 dimensions"),
-        (DotRegression(), lambda: model(network_args={"hidden": [8]}), "no simplex ETF of 10 classes in 8 dimensions"),
+        (
+            SphereFed(),
+            lambda: model(network_args={"hidden": [8]}),
+            "10 orthonormal classes do not fit into 8 dimensions",
+        ),
+        (
+            DotRegression(),
+            lambda: model(network_args={"hidden": [8]}),
+            "a simplex ETF of 10 classes does not fit into 8 dimensions",
+        ),
         (FedBABU(), lambda: model(network=nn.Sequential(nn.Flatten())), "has no single classifier"),
-        (FedBABU(etf=True), lambda: model(network_args={"hidden": [8]}), "no simplex ETF of 10 classes in 8"),
+        (
+            FedBABU(etf=True),
+            lambda: model(network_args={"hidden": [8]}),
+            "a simplex ETF of 10 classes does not fit into 8",
+        ),
         (FedBABU(), Stranger, r"FedBABU needs a last layer: name it as algorithm\.head; model Stranger .* has none"),
         (FedBABU(head="layers.9"), Stranger, r"algorithm\.head is 'layers\.9', and the model's submodules are"),
         (
