@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import torch
 from lightning import Callback as LightningCallback
@@ -18,13 +18,14 @@ from lightning.pytorch.loggers.logger import DummyLogger
 
 from lit_fed.callbacks import Callback, default_callbacks, lightning_watchers
 from lit_fed.callbacks.progress import print_evaluation
+from lit_fed.checks import check_choice
 from lit_fed.engine.clients.executor import Executor
 from lit_fed.engine.clients.guard import Guard
 from lit_fed.engine.clients.local import TaskStage
 from lit_fed.engine.clients.session import Session
 from lit_fed.engine.evaluation.prediction import check_output, one_client
 from lit_fed.engine.evaluation.protocols import EvalSubset, Protocol, check_names, check_protocols
-from lit_fed.engine.lightning.options import GradientOptions, NetworkOptions
+from lit_fed.engine.lightning.options import GradientOptions, NetworkOptions, ScheduleSteps
 from lit_fed.engine.loop.assemble import assemble
 from lit_fed.engine.loop.checkpoint import save_checkpoint
 from lit_fed.engine.loop.executors import EXECUTORS, ExecutorName
@@ -89,6 +90,9 @@ class FederatedTrainer:
         gradient_clip_val: Clip the clients' gradients at this value.
         gradient_clip_algorithm: ``norm`` or ``value``.
         accumulate_grad_batches: Batches per optimizer step.
+        schedule_steps: What a learning-rate schedule with ``interval: step`` spans: a client's work in one ``round``,
+            anew for each client and round, or in the ``run``: in round r it begins at r times the client's steps in a
+            round, and ``self.trainer.estimated_stepping_batches`` counts `max_rounds` rounds.
         uplink_codec: What is done to the clients' payloads on the wire.
         downlink_codec: What is done to the broadcast on the wire.
         client_store: Where client states live between rounds: on ``disk``, or also in ``memory``, which is faster and
@@ -131,6 +135,7 @@ class FederatedTrainer:
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: Literal["norm", "value"] = "norm",
         accumulate_grad_batches: int = 1,
+        schedule_steps: ScheduleSteps = "round",
         uplink_codec: Codec | None = None,
         downlink_codec: Codec | None = None,
         client_store: Literal["memory", "disk"] = "disk",
@@ -154,6 +159,7 @@ class FederatedTrainer:
             raise ConfigError(
                 f"trainer.gradient_clip_val is {gradient_clip_val}; it must be positive, or null for none"
             )
+        check_choice("trainer.schedule_steps", schedule_steps, get_args(ScheduleSteps))
         logs = Path(default_root_dir or ".") / "lightning_logs"
         check_loggers(logger, logs)
         protocols = [GlobalTest(), ClientTest()] if protocols is None else protocols
@@ -173,7 +179,9 @@ class FederatedTrainer:
         )
         self.guard = Guard(client_timeout)
         self.work = local_work(local_epochs, local_steps)
-        self.gradients = GradientOptions(gradient_clip_val, gradient_clip_algorithm, accumulate_grad_batches)
+        self.gradients = GradientOptions(
+            gradient_clip_val, gradient_clip_algorithm, accumulate_grad_batches, schedule_steps
+        )
         self.channel = Channel(uplink_codec, downlink_codec)
         self.participation = participation or FullParticipation()
         self.kinds = kinds

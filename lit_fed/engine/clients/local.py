@@ -56,7 +56,7 @@ class LocalLoop:
         model: The task's tensors; the task is on the device after this.
         algorithm: The method.
         workers: Tells whether a client's batches are split over processes (``ddp``).
-        gradients: Clipping and accumulation.
+        gradients: Clipping, accumulation, and what a schedule by steps spans.
         callbacks: Lightning's, which watch the local work.
         max_rounds: Rounds in all, the task's ``self.trainer.max_epochs``.
         datamodule: The task's ``self.trainer.datamodule``.
@@ -105,7 +105,7 @@ class LocalLoop:
         # Autocast converts as it goes; the "true" precisions want their inputs in the type of the weights.
         self._convert_inputs = not plain and not isinstance(precision, MixedPrecision)
         task, algorithm = self.model.task, self.algorithm
-        self.optimizers = OptimizerFactory(self.objective)
+        self.optimizers = OptimizerFactory(self.objective, self.trainer)
         self._manual_step = self.state.step
         self.corrects = type(algorithm).correct is not Algorithm.correct
         self.counts_steps = "one_optimizer" in algorithm.all_needs
@@ -281,8 +281,10 @@ class LocalLoop:
         """Tell the task's clock how long a phase is; returns its batches where it is not a whole number of epochs."""
         steps, trainer = num_batches(phase), self.trainer
         trainer.num_training_batches = len(phase.loader) if isinstance(phase.loader, Sized) else 0
+        if trainer.spans_run and steps is None and not isinstance(phase.loader, Sized):
+            raise ConfigError("trainer.schedule_steps is 'run', and loaders do not know their length; set local_steps")
         accumulate = self.gradients.accumulate if phase.moves else 1
-        trainer.estimated_stepping_batches = _optimizer_steps(phase, steps, trainer.num_training_batches, accumulate)
+        trainer.expect(_optimizer_steps(phase, steps, trainer.num_training_batches, accumulate))
         return steps
 
     def _make_optimizers(

@@ -15,7 +15,7 @@ from lit_fed.engine.clients.guard import Guard
 from lit_fed.engine.clients.local import LocalLoop
 from lit_fed.engine.clients.server_training import ServerLoop
 from lit_fed.engine.clients.session import Session
-from lit_fed.engine.clients.trial import extremes, try_out
+from lit_fed.engine.clients.trial import extremes, told_of_schedule, try_out
 from lit_fed.engine.evaluation.federation import Federation
 from lit_fed.engine.lightning.compatibility import (
     check_data,
@@ -119,6 +119,8 @@ def assemble(
             probe(loop.objective, algorithm, loop.batches(loader))
             if stage == "fit" and (found := extremes(data, kinds, kind, work)) is not None:
                 try_out(loop, data, found, work, max_rounds)
+                if line := told_of_schedule(loop, data, found, work):
+                    fabric.print(line)
             if networks.compile:
                 for child in model.task.children():
                     if any(True for _ in child.parameters()):
