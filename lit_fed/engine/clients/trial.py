@@ -122,8 +122,9 @@ def told_of_schedule(loop: LocalLoop, data: FederatedDataModule, found: Extremes
         line = f"model {name}: its schedule by steps has at most {steps} steps in the run, and {rises}"
         return line if only_rises else ""
     return (
-        f"model {name}: a client takes at most {steps} steps in a round, and its schedule by steps starts anew for each "
-        f"client and round{f'; {rises}' if only_rises else ''}; trainer.schedule_steps=run lays it out over all rounds"
+        f"model {name}: a client takes at most {steps} steps in a round, and its schedule by steps starts anew for "
+        f"each client and round{f'; {rises}' if only_rises else ''}; trainer.schedule_steps=run lays it out over all "
+        "rounds"
     )
 
 
