@@ -19,6 +19,7 @@ from torch.func import functional_call
 from lit_fed.engine.lightning.surface import ATTRIBUTE, ObjectiveState, Surface
 from lit_fed.engine.method.client import Client, Outputs
 from lit_fed.engine.method.model import Model
+from lit_fed.engine.method.names import unknown_name
 from lit_fed.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -162,8 +163,8 @@ def head_of(task: LightningModule, name: str | None) -> nn.Module | None:
     try:
         return task.get_submodule(name)
     except AttributeError:
-        known = ", ".join(key for key, _ in task.named_modules() if key)
-        raise ConfigError(f"algorithm.head is {name!r}, and the model's submodules are {known}") from None
+        known = [key for key, _ in task.named_modules() if key]
+        raise unknown_name("algorithm.head", name, "submodule of the model is called so", known) from None
 
 
 def head_names(model: Model, name: str | None) -> tuple[str, ...]:
