@@ -48,18 +48,17 @@ def wrapped_settings(content: Any) -> Any:
         The same where `data` is anything else.
     """
     data = content.get("data") if isinstance(content, dict) else None
-    section = {"class_path": data} if isinstance(data, str) else data
-    module = _plain_module(section.get("class_path")) if isinstance(section, dict) else None
-    if module is None:
-        return content
+    section: dict[str, Any] = data if isinstance(data, dict) else {"class_path": data}
+    module = _plain_module(section.get("class_path"))
     settings = section.get("init_args") or {}
+    if module is None or not isinstance(settings, dict):
+        return content
     population = _settings_of(Wrapped) - _settings_of(module)
     own = {key: value for key, value in settings.items() if key not in population}
     rest = {key: value for key, value in settings.items() if key in population}
-    inner = {**section, **({"init_args": own} if own else {})}
-    if not own:
-        inner.pop("init_args", None)
-    return {**content, "data": {"class_path": _CLASS, "init_args": {"module": inner, **rest}}}
+    inner = {"class_path": section["class_path"], **({"init_args": own} if own else {})}
+    others = {key: value for key, value in section.items() if key not in ("class_path", "init_args")}
+    return {**content, "data": {"class_path": _CLASS, "init_args": {"module": {**inner, **others}, **rest}}}
 
 
 def _wrapped_text(text: str) -> str:
