@@ -20,6 +20,7 @@ from lit_fed.engine.method.algorithm import (
 from lit_fed.engine.method.client import Client, FineTuning, LocalWork, Pass, Phase, Stage, Tensors, Update
 from lit_fed.engine.method.kinds import Kinds
 from lit_fed.engine.method.model import Model, Split
+from lit_fed.engine.method.names import chosen_names
 from lit_fed.engine.method.population import Population
 from lit_fed.engine.method.reducers import ByPrefix, Gather, Reducer, WeightedMean
 from lit_fed.engine.method.steps import EffectiveSteps
@@ -66,6 +67,7 @@ __all__ = [
     "Workers",
     "add_prefix",
     "batch_size_of",
+    "chosen_names",
     "global_model",
     "halve_batch",
     "head_names",

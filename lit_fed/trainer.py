@@ -21,7 +21,7 @@ from lit_fed.engine.clients.guard import Guard
 from lit_fed.engine.clients.local import TaskStage
 from lit_fed.engine.evaluation.prediction import check_output, one_client
 from lit_fed.engine.evaluation.protocols import EvalSubset, Protocol, check_protocols
-from lit_fed.engine.lightning.options import GradientOptions, NetworkOptions
+from lit_fed.engine.lightning.options import GradientOptions, NetworkOptions, ScheduleSteps
 from lit_fed.engine.loop.assemble import assemble
 from lit_fed.engine.loop.checkpoint import save_checkpoint
 from lit_fed.engine.loop.executors import EXECUTORS, ExecutorName
@@ -87,6 +87,9 @@ class FederatedTrainer:
         gradient_clip_val: Threshold for clipping the clients' gradients.
         gradient_clip_algorithm: ``norm`` or ``value``.
         accumulate_grad_batches: Batches per optimizer step.
+        schedule_steps: Span of a learning-rate schedule with ``interval: step``: a client's work in one ``round``, anew
+            for each client and round, or in the ``run``: in round r it begins at r times the client's steps in a round,
+            and ``self.trainer.estimated_stepping_batches`` counts `max_rounds` rounds.
         uplink_codec: Packs the clients' payloads for the wire.
         downlink_codec: Packs the broadcast for the wire.
         client_store: Keeps client states between rounds on ``disk``, or also in ``memory``, which is faster and grows
@@ -129,6 +132,7 @@ class FederatedTrainer:
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: Literal["norm", "value"] = "norm",
         accumulate_grad_batches: int = 1,
+        schedule_steps: ScheduleSteps = "round",
         uplink_codec: Codec | None = None,
         downlink_codec: Codec | None = None,
         client_store: Literal["memory", "disk"] = "disk",
@@ -142,7 +146,7 @@ class FederatedTrainer:
         check_choice("trainer.executor", executor, list(EXECUTORS))
         self.local = LocalSettings(
             local_work(local_epochs, local_steps),
-            GradientOptions(gradient_clip_val, gradient_clip_algorithm, accumulate_grad_batches),
+            GradientOptions(gradient_clip_val, gradient_clip_algorithm, accumulate_grad_batches, schedule_steps),
             NetworkOptions(compile, channels_last),
             buffers,
             watchers,

@@ -12,6 +12,8 @@ import pytest
 
 from tests.bad_inputs.draw import draw_cases
 from tests.bad_inputs.judge import Case, judge
+from tests.bad_inputs.options import edge_values, settings
+from tests.bad_inputs.values import ENORMOUS
 from tests.support import ROOT
 
 
@@ -29,6 +31,15 @@ def test_cases_follow_from_their_seed(tmp_path: Path) -> None:
     assert (
         len(set(found[0])) > 10
     )  # a drawing may name one value of one option twice: which options there are, extras say
+
+
+@pytest.mark.parametrize("option", ["--data.init_args.max_test_samples", "--data.init_args.skew.init_args.sigma"])
+def test_values_that_mean_something_are_not_drawn(option: str) -> None:
+    """A cap above what there is takes all; a variance of 0 is no noise."""
+    cases = islice(edge_values(random.Random(1)), 2 * len(settings()))
+    drawn = {value for case in cases for key, _, value in [case.name.partition("=")] if key == option}
+    assert drawn  # its other edges are
+    assert not drawn & {"0" if option.endswith("sigma") else ENORMOUS}
 
 
 def test_what_ends_otherwise_is_told(tmp_path: Path) -> None:

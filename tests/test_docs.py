@@ -1,9 +1,11 @@
 """What the documentation says works: its examples run, its commands parse, its links lead somewhere."""
 
+import ast
 import re
 import shlex
 import shutil
 import sys
+from inspect import getsource
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import torch
 import yaml
 
 from examples.my_data import Blobs
+from examples.my_lora import LoRALinear
 from examples.my_module import LitDigits
 from lit_fed import Algorithm, Classifier, Regularizer
 from lit_fed.command.cli import main
@@ -102,22 +105,21 @@ def test_python_blocks_run(page: Path, with_a_run: Path) -> None:
             fit(with_a_run / "own", LitDigits(), one(num_clients=3), max_rounds=1)
 
 
+def bare(source: str) -> str:
+    """A class without docstrings, comments and annotations."""
+    (found,) = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
+    for node in ast.walk(found):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
+            node.body = node.body[1:]
+        if isinstance(node, ast.FunctionDef):
+            node.returns = None
+            for argument in (*node.args.args, node.args.vararg, node.args.kwarg):
+                if argument is not None:
+                    argument.annotation = None
+    return ast.unparse(found)
+
+
 def test_the_method_of_the_docs_is_the_example() -> None:
-    """Without docstrings, comments and annotations, it is the same class."""
-    import ast
-
-    def bare(source: str) -> str:
-        (found,) = [node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
-        for node in ast.walk(found):
-            if isinstance(node, ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
-                node.body = node.body[1:]
-            if isinstance(node, ast.FunctionDef):
-                node.returns = None
-                for argument in (*node.args.args, node.args.vararg, node.args.kwarg):
-                    if argument is not None:
-                        argument.annotation = None
-        return ast.unparse(found)
-
     (block,) = [block for block in blocks(ROOT / "docs/own_method.md", "python") if "class Anchored" in block]
     shown = bare(block)
     assert shown == bare((ROOT / "examples/my_method.py").read_text(encoding="utf-8"))
@@ -193,6 +195,39 @@ def test_round_robin_of_own_method_deals_every_sample_once(own: dict[str, Any]) 
     csr = own["RoundRobin"]()(Samples(7), 3, 0)
     assert csr.sizes.tolist() == [3, 2, 2]
     assert sorted(csr.indices.tolist()) == list(range(7))
+
+
+def same_numbers(said: str, shown: str) -> bool:
+    """Whether a text is as the page has it; accuracies may differ by what another processor rounds."""
+    number = r"0\.\d\d"
+    alike = re.sub(number, "", said) == re.sub(number, "", shown)
+    pairs = zip(re.findall(number, said), re.findall(number, shown), strict=alike)
+    return alike and all(abs(float(one) - float(other)) < 0.03 for one, other in pairs)
+
+
+def test_adapters_send_what_their_page_says(with_a_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = ROOT / "docs/adapters.md"
+    layer, runs = blocks(page, "python")
+    assert bare(layer) == bare(getsource(LoRALinear))
+    said = said_by(layer + runs, capsys)
+    assert same_numbers(said, blocks(page, "text")[0])
+    # A and B of two layers with rank 4; the whole network: 64·64 + 64 + 64·10 + 10.
+    assert 4 * 4 * (64 + 64 + 64 + 10) == 3232
+    assert 4 * (64 * 64 + 64 + 64 * 10 + 10) == 19240
+
+
+def test_adapters_of_peft_send_what_their_page_says(with_a_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("peft")
+    page = ROOT / "docs/adapters.md"
+    said = said_by("\n".join([*blocks(page, "python"), *blocks(page, "py")]), capsys)
+    assert said.endswith(blocks(page, "text")[1])
+
+
+def said_by(source: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """The lines on bytes that a program prints."""
+    capsys.readouterr()
+    exec(compile(source, "page", "exec"), {})
+    return "".join(line for line in capsys.readouterr().out.splitlines(keepends=True) if "bytes up a client" in line)
 
 
 def yaml_blocks(studies: bool) -> list[tuple[Path, str]]:

@@ -22,11 +22,11 @@ from lit_fed.command.reading.parts import add_parts, build_parts, set_seed
 from lit_fed.command.reading.readable import check_files, with_located
 from lit_fed.command.reading.values import check_values
 from lit_fed.command.reading.words import last_told_first, own_rate, prepared
+from lit_fed.command.reading.wrapping import WrappingParser
 from lit_fed.command.refusals.explain import explain
 from lit_fed.command.roots import PARTS, import_named
 from lit_fed.command.table import COMMANDS, Call, asked
 from lit_fed.errors import ConfigError, LitFedError, reason
-from lit_fed.parsing import Parser
 from lit_fed.trainer import FederatedTrainer
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # writing fails with these without naming the file
@@ -53,7 +53,7 @@ class FederatedCLI(LightningCLI):
             subclass_mode_data=True,
             trainer_class=FederatedTrainer,  # type: ignore[arg-type]  # a Trainer in all that the CLI needs
             save_config_callback=None,
-            parser_class=Parser,
+            parser_class=WrappingParser,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
             # the commands' parsers inherit both; argparse would take --trainer.max for --trainer.max_rounds
@@ -103,7 +103,7 @@ class FederatedCLI(LightningCLI):
                 if name == "predict":
                     self._add_to_predict(made)
             else:
-                made = Parser(description=line.help)
+                made = WrappingParser(description=line.help)
                 if wanted:
                     line.load(self._words).add_arguments(made)
             self._subcommand_parsers[name] = made

@@ -10,8 +10,8 @@ from lit_fed.yaml_text import read_yaml
 
 _TRAINER = (
     "seed", "max_rounds", "local_epochs", "local_steps", "kinds", "precision", "buffers", "gradient_clip_val",
-    "gradient_clip_algorithm", "accumulate_grad_batches", "uplink_codec", "downlink_codec", "protocols", "evaluate_on",
-    "num_threads", "channels_last",
+    "gradient_clip_algorithm", "accumulate_grad_batches", "schedule_steps", "uplink_codec", "downlink_codec",
+    "protocols", "evaluate_on", "num_threads", "channels_last",
 )  # fmt: skip
 OWN_DATA: dict[str, type] = {"root": str, "download": bool, "num_workers": int}
 """Data settings that are local to each end, with their types: where the files are and how they are read."""

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lit_fed.algorithm import Model, Split, head_names
-from lit_fed.errors import ConfigError
+from lit_fed.algorithm import Model, Split, chosen_names, head_names
 from lit_fed.methods.fedavg import FedAvg
 
 
@@ -20,12 +19,12 @@ class FedPer(FedAvg):
     There is no global model to test on the shared test set; `ClientTest` tests each client's own.
 
     Args:
-        personal: Parameters that stay, by name or by the beginning of it (``network.head``); null for the task's head
-            (``algorithm.head``), an empty list for FedAvg.
+        personal: Parameters that stay: names, modules (``network.head``) or patterns (``*lora_B*``, ``classifier.*``);
+            null for the task's head (``algorithm.head``), an empty list for FedAvg.
         kwargs: The settings of `lit_fed.methods.fedavg.FedAvg`.
 
     Raises:
-        ConfigError: For a name that no parameter begins with, when the task is known.
+        ConfigError: For a name or pattern that chooses no parameter, when the task is known.
     """
 
     def __init__(self, personal: list[str] | None = None, **kwargs: Any) -> None:
@@ -39,15 +38,5 @@ class FedPer(FedAvg):
         if self.personal is None:
             personal = head_names(model, self.head)
         else:
-            personal = tuple(name for name in model.parameters if any(_begins(name, one) for one in self.personal))
-            for one in self.personal:
-                if not any(_begins(name, one) for name in personal):
-                    raise ConfigError(
-                        f"algorithm.personal names {one!r}, but the parameters are {', '.join(model.parameters)}"
-                    )
+            personal = chosen_names(self.personal, model.parameters, "algorithm.personal")
         return Split(tuple(name for name in model.parameters if name not in personal), personal)
-
-
-def _begins(name: str, prefix: str) -> bool:
-    """Whether a dotted name is the prefix or lies below it."""
-    return name == prefix or name.startswith(f"{prefix}.")

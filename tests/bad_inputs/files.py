@@ -92,7 +92,6 @@ _BROKEN = {
     "a thousand brackets": "trainer: " + "[" * 1000 + "]" * 1000 + "\n",
     "a key of numbers": "1: 2\n",
     "a key that is a list": "? [a, b]\n: c\n",
-    "a quoted number": "trainer: {max_rounds: '1'}\n",
     "several documents": "trainer: {max_rounds: 1}\n---\ntrainer: {max_rounds: 2}\n",
     "a class without a name": "algorithm: {class_path: null}\n",
     "a class of no one": "algorithm: {class_path: lit_fed.methods.Nobody}\n",
@@ -110,8 +109,20 @@ _BROKEN = {
 }
 
 
+_READ = {"a quoted number": "trainer: {max_rounds: '1'}\n"}
+"""What is read as its writer means it: options have no other numbers than texts, and files may have the same."""
+
+
 def broken_configurations(draw: random.Random) -> Iterator[Case]:
-    """A second file beside the quickstart's, or the quickstart's own, damaged."""
+    """A second file beside the quickstart's, or the quickstart's own, damaged; and some that every command reads."""
+    for name, text in _READ.items():
+        for command in ("fit", "cost"):
+            yield Case(
+                f"{command} with {name}",
+                [*fit(name=command), "-c", "more.yaml"],
+                lambda folder, text=text: (folder / "more.yaml").write_text(text),
+                status=(0,),
+            )
     while True:
         if draw.random() < 0.6:
             name, text = draw.choice([*_BROKEN.items()])

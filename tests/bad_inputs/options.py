@@ -100,7 +100,7 @@ def edge_values(draw: random.Random) -> Iterator[Case]:
     for setting in _shuffled(draw, settings()):
         name = setting.option.rpartition(".")[2]
         values = [value for value in edges(setting.hint) if (name, value) not in MEANINGFUL]
-        if values and _SIZE.search(name) and name not in ("batch_size", "test_batch_size", "shared_batch_size"):
+        if values and _SIZE.search(name) and name not in _CAPS:
             values.append(ENORMOUS)
         if values:
             value = draw.choice(values)
@@ -108,6 +108,8 @@ def edge_values(draw: random.Random) -> Iterator[Case]:
 
 
 _SIZE = re.compile(r"size$|width$|hidden$|^num_|count$|length$|samples|shards|strata$")
+_CAPS = ("batch_size", "test_batch_size", "shared_batch_size", "max_train_samples", "max_test_samples")
+"""Sizes of which more than there are means all."""
 _ZEROS = (
     "alpha",
     "alternations",
@@ -127,6 +129,7 @@ _ZEROS = (
     "num_workers",
     "public_size",
     "seed",
+    "sigma",  # of a skew: no noise; of clients' sizes: all alike
     "unseen_fraction",
     "val_fraction",
     "weight",

@@ -75,10 +75,12 @@ def test_fedper_keeps_the_head_by_default(tmp_path: Path) -> None:
         fit(tmp_path, WithBias(), algorithm=FedPer())
 
 
-def test_fedper_unknown_name() -> None:
+def test_fedper_takes_names_modules_and_patterns() -> None:
     split = FedPer(personal=["network.body", "network.head.bias"]).split(small(), 0)
     assert split.shared == ("network.head.weight",)
-    with pytest.raises(ConfigError, match=r"algorithm\.personal names 'network\.hea', but the parameters are"):
+    named = FedPer(personal=["*.bias"]).split(small(), 0)
+    assert set(named.personal) == {"network.body.1.bias", "network.head.bias"}
+    with pytest.raises(ConfigError, match=r"personal is 'network\.hea', and no .* did you mean network\.head"):
         FedPer(personal=["network.hea"]).split(small(), 0)
 
 

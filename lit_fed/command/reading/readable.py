@@ -85,7 +85,8 @@ def read_settings(path: str | Path, kind: str = "config file", empty: str = _EMP
         raise ConfigError(f"{where} {error}") from error
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise ConfigError(f"{where}{line}: {error.problem or error.context}") from error
+        hint = "; put a text that begins with * in quotes" if "alias" in f"{error.context} {error.problem}" else ""
+        raise ConfigError(f"{where}{line}: {error.problem or error.context}{hint}") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{where} is not a YAML text: {str(error).splitlines()[0]}") from error
     except ValueError as error:  # a number, a date or a name that the grammar takes and Python does not

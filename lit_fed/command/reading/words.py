@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 
 import torch
 import yaml
-from lightning import LightningDataModule, LightningModule
+from lightning import LightningModule
 from torch import nn
 
 from lit_fed.command.reading.config_files import check_config, check_value
+from lit_fed.command.reading.wrapping import wrapped_settings, wrapped_words
 from lit_fed.command.refusals.suggest import named_class
 from lit_fed.command.roots import PARTS
 from lit_fed.command.table import asked
@@ -102,11 +103,12 @@ def _options(words: Sequence[str]) -> Iterator[tuple[int, str, str]]:
 
 
 def _content(path: Path) -> Any:
-    """What a file says; None where that is the parser's business."""
+    """What a file says, a plain data module wrapped; None where that is the parser's business."""
     try:
-        return yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        content = yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (OSError, ValueError, yaml.YAMLError):
         return None
+    return wrapped_settings(content)
 
 
 def last_told_first(words: Sequence[str]) -> tuple[str, ...]:
@@ -143,7 +145,7 @@ def prepared(words: Sequence[str]) -> list[str]:
     if command is None or command == "study":
         return list(words)
     begin = words.index(command) + 1
-    words = [*words[:begin], *_wrapped(words[begin:])]
+    words = [*words[:begin], *wrapped_words(words[begin:])]
     for _, option, value in _options(words):
         if option in _FILES:
             check_config(Path(value))
@@ -152,18 +154,6 @@ def prepared(words: Sequence[str]) -> list[str]:
     first, rest = list(words[:begin]), list(words[begin:])
     said = list(mentions(rest))
     return [*first, *_classes_first(said), *_begin_anew(rest, said)]
-
-
-def _wrapped(words: Sequence[str]) -> Iterator[str]:
-    """Put `Wrapped` around a plain LightningDataModule that an option names."""
-    for end, word in enumerate(words, start=1):
-        option, _, value = word.partition("=") if word.startswith("--data=") else ("", "", word)
-        if option or words[end - 2 : end - 1] == ["--data"]:
-            named = named_class(value, [PARTS["data"]])
-            if named is not None and issubclass(named, LightningDataModule) and not issubclass(named, PARTS["data"]):
-                yield from [*["--data"] * bool(option), "Wrapped", "--data.module", value]
-                continue
-        yield word
 
 
 def _classes_first(said: Sequence[Mention]) -> list[str]:

@@ -10,7 +10,15 @@ import numpy as np
 from lightning import LightningDataModule
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+)
 
 from lit_fed.checks import check_range
 from lit_fed.data.formats.fields import Key, column, kept, kind_of, plain, sample_of, size_of, usual_target, value_of
@@ -133,12 +141,22 @@ class Wrapped(DatasetModule):
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """The shape of the first tensor of a sample that is not its target or its client."""
+        """The shape of the first tensor of a sample that is not its target or its client.
+
+        Where a sample holds none, as of a table's rows, that of the batch that ``collate_fn`` makes of it.
+        """
         part = self._part("train")
         sample = sample_of(part.dataset, 0, part.where)
-        shape = _first_shape(sample, {self._target_key(), self._client})
+        besides = {self._target_key(), self._client}
+        shape = _first_shape(sample, besides)
+        if shape is None and part.collate is not default_collate:
+            batched = _first_shape(_collated(part, sample), besides)
+            shape = None if not batched else batched[1:]
         if shape is None:
-            raise ConfigError(f"{part.where}: a sample holds no tensor beside its target: give inputs as tensors")
+            raise ConfigError(
+                f"{part.where}: a sample holds no tensor beside its target; give inputs as tensors, or a collate_fn "
+                "that makes some"
+            )
         return shape
 
     @property
@@ -311,6 +329,15 @@ class Wrapped(DatasetModule):
             names = in_order(values["train"])
             self._clients = (names, {name: numbered(own, names) for name, own in values.items()})
         return self._clients
+
+
+def _collated(part: _Part, sample: Any) -> Any:
+    try:
+        return part.collate([sample])
+    except Exception as error:  # whatever a user's own code raises
+        told = ConfigError(f"{part.where}: collate_fn fails on one sample ({reason(error)}); correct it")
+        told.details = own_traceback(error)
+        raise told from error
 
 
 def _has(module: LightningDataModule, method: str) -> bool:

@@ -60,7 +60,7 @@ class LocalLoop:
         model: The task's tensors; moved to the device.
         algorithm: The method.
         workers: Tells whether a client's batches are divided among processes (``ddp``).
-        gradients: Clipping and accumulation.
+        gradients: Clipping, accumulation, and the span of schedules by steps.
         callbacks: Lightning's callbacks for the local work.
         max_rounds: Rounds in all, the task's ``self.trainer.max_epochs``.
         datamodule: The task's ``self.trainer.datamodule``.
@@ -90,7 +90,7 @@ class LocalLoop:
         self.trainer.callbacks = list(callbacks)
         self.trainer.model, self.trainer.call = self.objective, self.call
         self.state.trainer = self.trainer
-        self.optimizers = OptimizerFactory(self.objective)
+        self.optimizers = OptimizerFactory(self.objective, self.trainer)
         self.directions: dict[str, Direction] = {}  # by logged torchmetrics objects
         self.metrics = [module for module in model.task.modules() if isinstance(module, Metric)]
         self.is_fresh = True  # the task has just been set up
@@ -264,8 +264,10 @@ class LocalLoop:
         """Set the task's clock to a phase's length; returns its batches where it is not a whole number of epochs."""
         steps, trainer = num_batches(phase), self.trainer
         trainer.num_training_batches = len(phase.loader) if isinstance(phase.loader, Sized) else 0
+        if trainer.spans_run and steps is None and not isinstance(phase.loader, Sized):
+            raise ConfigError("trainer.schedule_steps is 'run', and loaders do not know their length; set local_steps")
         accumulate = self.gradients.accumulate if phase.moves else 1
-        trainer.estimated_stepping_batches = _optimizer_steps(phase, steps, trainer.num_training_batches, accumulate)
+        trainer.expect(_optimizer_steps(phase, steps, trainer.num_training_batches, accumulate))
         return steps
 
     def _way(self, phase: Phase, client: Client) -> _Way:

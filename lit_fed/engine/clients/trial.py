@@ -1,4 +1,4 @@
-"""One step of a task on the smallest batch that a client will see, and its schedules up to the last round.
+"""One step of a task on the smallest batch that a client will see, and its schedules up to the last step.
 
 What cannot work is refused in one line before the run's folder is created. Tensors, modes and generators are restored.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch.optim import Optimizer
 from lit_fed.engine.clients.local import LocalLoop
 from lit_fed.engine.lightning.compatibility import overrides
 from lit_fed.engine.lightning.objective import task_name
-from lit_fed.engine.lightning.optimization import Schedule, same_for_all
+from lit_fed.engine.lightning.optimization import Schedule, has_own_scheduler_step, same_for_all
 from lit_fed.engine.method.client import LocalWork, Phase
 from lit_fed.engine.method.kinds import Kinds
 from lit_fed.engine.wire.batches import batch_size_of, first_samples
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 _BEFORE = ("on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_batch_start")
 _COPIES = 4  # of the parameters at least: current, initial, the server's, and a client's gradients or update
+_NOISE = 1e-9  # a smaller relative change of a rate is rounding
 _MOST_ROUNDS = 10_000  # a schedule that fails later has failed before
 
 
@@ -94,6 +96,56 @@ def try_out(loop: LocalLoop, data: FederatedDataModule, found: Extremes, work: L
             _take_step(loop, first_samples(batch, size), size, found.client_id)
     loop.expect(Phase("train", _loader(data, found.busiest), work.epochs, work.steps))
     _run_schedules(loop, max_rounds)
+
+
+def told_of_schedule(loop: LocalLoop, data: FederatedDataModule, found: Extremes, work: LocalWork) -> str:
+    """A line on a schedule by steps: how many steps it has, and whether its learning rate rises to the last of them.
+
+    Args:
+        loop: The task's, at work.
+        data: The population.
+        found: Its extremes.
+        work: How long a client trains.
+
+    Returns:
+        The line; empty without such a schedule, and for one that spans the run and turns.
+    """
+    loop.expect(Phase("train", _loader(data, found.busiest), work.epochs, work.steps))
+    optimizers, _, by_step = loop.optimizers.make()
+    if not by_step or not loop.objective.automatic_optimization:
+        return ""
+    steps, name = loop.trainer.estimated_stepping_batches, task_name(loop.objective)
+    rises = "its learning rate still rises at the last of them: it never leaves its warm-up"
+    only_rises = _only_rises(loop, optimizers, by_step)
+    if loop.trainer.spans_run:
+        line = f"model {name}: its schedule by steps has at most {steps} steps in the run, and {rises}"
+        return line if only_rises else ""
+    return (
+        f"model {name}: a client takes at most {steps} steps in a round, and its schedule by steps starts anew for "
+        f"each client and round{f'; {rises}' if only_rises else ''}; trainer.schedule_steps=run lays it out over all "
+        "rounds"
+    )
+
+
+def _only_rises(loop: LocalLoop, optimizers: Sequence[Optimizer], by_step: Sequence[Schedule]) -> bool:
+    """Whether no learning rate ever falls over a client's steps, and one is about to rise once more after them.
+
+    A task's own way to step schedulers, which may leave traces, is not tried; neither are very many steps.
+    """
+    steps = loop.trainer.estimated_stepping_batches
+    if has_own_scheduler_step(loop.model.task) or not 0 < steps <= _MOST_ROUNDS:
+        return False
+    rates = [_rates(optimizers)]
+    try:
+        for step in range(1, steps + 1):
+            for entry in by_step:
+                if step % entry.frequency == 0:
+                    loop.optimizers.advance(entry)
+            rates.append(_rates(optimizers))
+    except Exception:  # what a schedule raises after its last step: then it is no warm-up
+        return False
+    changes = [[after - before for before, after in zip(*pair, strict=True)] for pair in pairwise(rates)]
+    return all(change >= 0 for each in changes for change in each) and max(changes[-1]) > _NOISE * max(rates[-1])
 
 
 def _loader(data: FederatedDataModule, client_id: int) -> Iterable[Any]:

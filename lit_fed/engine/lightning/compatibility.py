@@ -107,11 +107,11 @@ def check_optimization(
     Raises:
         ConfigError: If `configure_optimizers` fails (a negative learning rate, say), returns none, or several while
             the module optimises automatically, or one that asks for the loss again, or if the module optimises by hand
-            under ``strategy=ddp`` or with what only the loop can do.
+            under ``strategy=ddp`` or with what only the loop can do, or a schedule that spans the run keeps no state.
     """
     name, method = task_name(task), type(algorithm).__name__
     try:
-        optimizers, _, _ = parse_optimizers(task.configure_optimizers(), has_own_scheduler_step(task))
+        optimizers, _, by_step = parse_optimizers(task.configure_optimizers(), has_own_scheduler_step(task))
     except ConfigError:
         raise
     except (ValueError, TypeError) as error:
@@ -131,9 +131,16 @@ def check_optimization(
     for key, used in (
         ("gradient_clip_val", gradients.clip_val is not None),
         ("accumulate_grad_batches", gradients.accumulate > 1),
+        ("schedule_steps", gradients.schedule_steps == "run"),
     ):
         if used and not task.automatic_optimization:
             raise ConfigError(f"model {name} optimises by hand, so trainer.{key} has no effect; do it in training_step")
+    for entry in by_step if gradients.schedule_steps == "run" else ():
+        if not hasattr(entry.scheduler, "load_state_dict"):
+            raise ConfigError(
+                f"model {name} has the scheduler {type(entry.scheduler).__name__} without state_dict and "
+                "load_state_dict, by which trainer.schedule_steps=run goes on from round to round; add them"
+            )
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     rates = {float(group["lr"]) for group in groups if "lr" in group}
     if "one_optimizer" in algorithm.all_needs and (len(optimizers) > 1 or len(rates) > 1):

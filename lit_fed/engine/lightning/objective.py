@@ -24,6 +24,7 @@ from lit_fed.engine.lightning.options import GradientOptions
 from lit_fed.engine.lightning.task_trainer import TaskTrainer, clip_gradients
 from lit_fed.engine.method.client import Client
 from lit_fed.engine.method.model import Model
+from lit_fed.engine.method.names import unknown_name
 from lit_fed.engine.method.task_run import Outputs, TaskRun
 from lit_fed.errors import ConfigError
 
@@ -253,8 +254,8 @@ def head_of(task: LightningModule, name: str | None) -> nn.Module | None:
     try:
         return task.get_submodule(name)
     except AttributeError:
-        known = ", ".join(key for key, _ in task.named_modules() if key)
-        raise ConfigError(f"algorithm.head is {name!r}; it must be one of the model's submodules {known}") from None
+        known = [key for key, _ in task.named_modules() if key]
+        raise unknown_name("algorithm.head", name, "submodule of the model is called so", known) from None
 
 
 def head_names(model: Model, name: str | None) -> tuple[str, ...]:

@@ -2,12 +2,14 @@
 
 `configure_optimizers` is called for every phase of every client, so that momentum never leaks from one client to the
 next; where a task declares it `same_for_all`, its optimizers are reset and reused. An ``epoch`` schedule counts rounds:
-every client of a round starts from the same learning rate.
+every client of a round starts from the same learning rate. A ``step`` schedule restarts with every client and round, or
+with ``trainer.schedule_steps: run`` continues from the steps of the rounds before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from lit_fed.engine.lightning.task_trainer import TaskTrainer
 from lit_fed.errors import ConfigError
 
 _FORMS = "an optimizer, a list of optimizers, ([optimizers], [schedulers]) or {'optimizer': …, 'lr_scheduler': …}"
@@ -58,6 +61,23 @@ class _Kept:
                 group.update(settings)
 
 
+@dataclass(slots=True)
+class _Template:
+    """Optimizers that never step, whose settings are those at the beginning of a round.
+
+    Args:
+        optimizers: As `configure_optimizers` gave them.
+        by_round: Their schedules by rounds.
+        by_step: Their schedules by steps, stepped only where these span the run.
+        round_idx: The round.
+    """
+
+    optimizers: list[Optimizer]
+    by_round: list[Schedule]
+    by_step: list[Schedule]
+    round_idx: int
+
+
 def same_for_all(method: Callable[..., Any]) -> bool:
     """Whether an attribute of this name on a task's method declares it equal for all clients.
 
@@ -71,20 +91,22 @@ class OptimizerFactory:
 
     Args:
         task: The module with ``configure_optimizers``.
+        clock: The task's clock, which has the steps per round where schedules by steps span the run.
 
     Note:
         A schedule's values by round come from one optimizer a phase that is stepped once a round; it is not saved, a
-        resumed run steps it up to its round. A task that optimises by hand steps its schedulers itself, as in
-        Lightning: they start anew with every client and round.
+        resumed run steps it up to its round. Where schedules by steps span the run, it is also stepped by each round's
+        steps, and there is one for each number of steps. A task that optimises by hand steps its schedulers itself, as
+        in Lightning: they start anew with every client and round.
     """
 
-    def __init__(self, task: LightningModule) -> None:
-        self.task = task
+    def __init__(self, task: LightningModule, clock: TaskTrainer) -> None:
+        self.task, self.clock = task, clock
         self._same_for_all = same_for_all(task.configure_optimizers)
         self._parameters = list(task.parameters()) if self._same_for_all else []
         self._kept: dict[str, _Kept] = {}
         self._steps_itself = has_own_scheduler_step(task)
-        self._templates: dict[str, tuple[list[Optimizer], list[Schedule], int]] = {}
+        self._templates: dict[tuple[str, int, int], _Template] = {}
         self._first_rate: tuple[int, float | None] = (-1, None)
 
     def build(self, phase: str, round_idx: int, lr: float | None = None) -> tuple[list[Optimizer], list[Schedule]]:
@@ -125,10 +147,14 @@ class OptimizerFactory:
             if self._same_for_all and not by_step and all(map(_keeps_all_in_its_state, optimizers)):
                 settings = [[_settings(group) for group in one.param_groups] for one in optimizers]
                 self._kept[phase] = _Kept(optimizers, by_round, trained, settings)
-        if by_round:
-            for optimizer, template in zip(optimizers, self._template(phase, round_idx), strict=True):
-                for group, scheduled in zip(optimizer.param_groups, template.param_groups, strict=True):
-                    group.update(_settings(scheduled))
+        goes_on = bool(by_step) and self.clock.spans_run
+        if by_round or goes_on:
+            template = self._template(phase, round_idx)
+            for optimizer, stepped in zip(optimizers, template.optimizers, strict=True):
+                for group, scheduled in zip(optimizer.param_groups, stepped.param_groups, strict=True):
+                    group.update(deepcopy(_settings(scheduled)) if goes_on else _settings(scheduled))
+            for entry, begun in zip(by_step, template.by_step, strict=True) if goes_on else ():
+                entry.scheduler.load_state_dict(deepcopy(begun.scheduler.state_dict()))
         return optimizers, by_step
 
     def make(self) -> tuple[list[Optimizer], list[Schedule], list[Schedule]]:
@@ -140,36 +166,42 @@ class OptimizerFactory:
             optimizer._opt_called = True  # type: ignore[attr-defined]
         return made
 
-    def advance(self, entry: Schedule, epoch: int | None = None) -> None:
+    def advance(self, entry: Schedule, epoch: int | None = None, step: int | None = None) -> None:
         """Step a scheduler, by the task's own hook where it has one.
 
         Args:
             entry: The scheduler.
             epoch: The finished round, ``self.current_epoch`` in the hook; None for the current one.
+            step: The finished steps, ``self.global_step`` in the hook; None for those of the clock.
         """
         if not self._steps_itself:
             entry.scheduler.step()
             return
-        clock = self.task.trainer
-        present = clock.current_epoch
-        if epoch is not None:
-            clock.current_epoch = epoch  # type: ignore[misc]  # in a federation it is our clock
+        clock = self.clock
+        present = clock.current_epoch, clock.global_step
+        clock.current_epoch = present[0] if epoch is None else epoch
+        clock.global_step = present[1] if step is None else step
         try:
             self.task.lr_scheduler_step(entry.scheduler, None)
         finally:
-            clock.current_epoch = present  # type: ignore[misc]
+            clock.current_epoch, clock.global_step = present
 
-    def _template(self, phase: str, round_idx: int) -> list[Optimizer]:
-        optimizers, schedulers, at = self._templates.get(phase, ([], [], round_idx + 1))
-        if at > round_idx:
-            optimizers, schedulers, _ = self.make()
-            at = 0
-        for passed in range(at, round_idx):
-            for entry in schedulers:
+    def _template(self, phase: str, round_idx: int) -> _Template:
+        steps = self.clock.steps_per_round
+        key = phase, steps, self.clock.max_epochs
+        found = self._templates.get(key)
+        if found is None or found.round_idx > round_idx:
+            found = self._templates[key] = _Template(*self.make(), 0)
+        for passed in range(found.round_idx, round_idx):
+            for step in range(passed * steps + 1, (passed + 1) * steps + 1):
+                for entry in found.by_step:
+                    if step % entry.frequency == 0:
+                        self.advance(entry, passed, step)
+            for entry in found.by_round:
                 if (passed + 1) % entry.frequency == 0:
                     self.advance(entry, passed)
-        self._templates[phase] = (optimizers, schedulers, round_idx)
-        return optimizers
+        found.round_idx = round_idx
+        return found
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:

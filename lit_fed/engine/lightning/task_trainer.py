@@ -21,13 +21,14 @@ class TaskTrainer:
         fabric: Gives devices and processes.
         max_epochs: Rounds in all: learning rates are scheduled in rounds.
         datamodule: The population.
-        gradients: Clipping and accumulation.
+        gradients: Clipping, accumulation, and what a schedule by steps spans.
         data_parallel: Whether several processes work on one client.
 
     Note:
         An epoch of this clock is a round, because schedules with ``interval: epoch`` count rounds; a client that makes
         five passes over its data in a round does so within one epoch of the clock. Steps are those of the client's
-        work in this round, the span of schedules with ``interval: step``.
+        work in this round, the span of schedules with ``interval: step``. With ``schedule_steps: run`` they are those
+        of a phase of its work in all rounds, as if the client took part in each: a function of the round.
     """
 
     max_steps = -1
@@ -49,6 +50,7 @@ class TaskTrainer:
         self.accumulate_grad_batches = gradients.accumulate
         self.gradient_clip_val = gradients.clip_val
         self.gradient_clip_algorithm = gradients.clip_algorithm
+        self.spans_run = gradients.schedule_steps == "run"
         self.data_parallel = data_parallel
         self.model: Any = None
         self.call: Callable[..., None] = _nobody
@@ -56,6 +58,7 @@ class TaskTrainer:
         self.global_step = 0
         self.num_training_batches = 1  # until a client's work is known
         self.estimated_stepping_batches = 1
+        self.steps_per_round = 0  # of the phase at hand, where schedules span the run
         self.optimizers: list[Optimizer] = []
         self.schedulers: list[LRScheduler] = []
         self.stage = "fit"
@@ -63,6 +66,14 @@ class TaskTrainer:
         self.log_dir: Path | None = None
         self.callback_metrics: dict[str, torch.Tensor] = {}
         self.callbacks: list[Any] = []
+
+    def expect(self, steps: int) -> None:
+        """Lay the clock out for a phase of so many optimizer steps."""
+        self.estimated_stepping_batches = steps
+        if self.spans_run:
+            self.steps_per_round = steps
+            self.global_step = steps * self.current_epoch
+            self.estimated_stepping_batches = steps * self.max_epochs
 
     @property
     def lightning_module(self) -> Any:

@@ -12,7 +12,7 @@ from lightning import Fabric, LightningModule
 from lit_fed.engine.clients.local import LocalLoop
 from lit_fed.engine.clients.server_training import ServerLoop
 from lit_fed.engine.clients.session import Session
-from lit_fed.engine.clients.trial import extremes, try_out
+from lit_fed.engine.clients.trial import extremes, told_of_schedule, try_out
 from lit_fed.engine.evaluation.federation import Federation
 from lit_fed.engine.lightning.compatibility import (
     check_data,
@@ -154,6 +154,8 @@ def _prepare_kind(
     probe(loop.objective, algorithm, loop.batches(loader))
     if stage == "fit" and (found := extremes(parts.data, parts.kinds, kind, work)) is not None:
         try_out(loop, parts.data, found, work, max_rounds)
+        if line := told_of_schedule(loop, parts.data, found, work):
+            loop.fabric.print(line)
     if local.networks.compile:
         for child in model.task.children():
             if any(True for _ in child.parameters()):

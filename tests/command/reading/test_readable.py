@@ -28,6 +28,8 @@ FILES = {
         .encode(),
         "stands for more than 100,000 values",
     ),
+    "a pattern": (b"algorithm: [*lora_B*]\n", "found '*'; put a text that begins with * in quotes"),
+    "a pattern's end": (b"algorithm: [*lora_B]\n", "undefined alias 'lora_B'; put a text that begins with * in quotes"),
     "an alias of itself": (b"trainer: &a {logger: *a}\n", "or holds itself"),
     "a number of 5,000 digits": (b"a: " + b"9" * 5000, "cannot be read: Exceeds the limit (4300 digits)"),
     "a key that is no text": (b"1: 2\n", "unknown key 1; keys are names"),

@@ -23,6 +23,7 @@ from torch.utils.data import (
 from lit_fed.command.cli import main
 from lit_fed.data import Digits, Dirichlet, Listed, Wrapped
 from lit_fed.errors import ConfigError
+from lit_fed.tasks import Classifier
 from tests.command.support import error_of
 from tests.support import fit, rows
 
@@ -207,6 +208,47 @@ def test_from_datasets_and_collate_functions_of_either_kind_of_loader() -> None:
     assert (data.batch_size, data.num_samples(0), data.test_loader().num_samples) == (5, 10, 10)
 
 
+class Rows(Dataset[dict[str, Any]]):
+    """Rows as ``Dataset.from_parquet`` of Hugging Face gives them: plain values, lists of any length."""
+
+    def __init__(self, count: int) -> None:
+        self.rows = [{"words": [index % 3] * (2 + index % 2), "label": index % 2} for index in range(count)]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.rows[index]
+
+
+def padded(batch: list[dict[str, Any]]) -> tuple[Tensor, Tensor]:
+    words = [torch.tensor(row["words"], dtype=torch.float32) for row in batch]
+    x = torch.stack([nn.functional.pad(one, (0, 4 - len(one))) for one in words])
+    return x, torch.tensor([row["label"] for row in batch])
+
+
+class Texts(LightningDataModule):
+    collate_fn: Any = staticmethod(padded)
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(Rows(24), 4, collate_fn=self.collate_fn)  # type: ignore[arg-type]
+
+    def test_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(Rows(8), 4, collate_fn=self.collate_fn)  # type: ignore[arg-type]
+
+
+def test_samples_without_tensors_are_judged_by_the_batch_that_the_collate_function_makes(tmp_path: Path) -> None:
+    data = Wrapped(Texts(), num_clients=3, partition=Dirichlet(0.5, min_samples=2))
+    assert (data.input_shape, data.num_classes) == ((4,), 2)
+    made = fit(tmp_path, Classifier("logistic", input_shape=(4,), num_classes=2), data)
+    assert len(rows(made.log_dir / "metrics.csv")) == 2
+    x, y = next(iter(data.test_loader()))
+    # 0 0, 1 1 1, 2 2, 0 0 0, 1 1, 2 2 2, 0 0, 1 1 1
+    assert x[:, 0].tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
+    assert x[:, 2].tolist() == [0, 1, 0, 0, 0, 2, 0, 1]
+    assert y.tolist() == [0, 1] * 4
+
+
 class Counting(Dataset[tuple[Tensor, int]]):
     """Keeps its labels as torchvision's data sets do, rightly or not, and counts how often it is read."""
 
@@ -259,11 +301,9 @@ def test_the_command_line_wraps_a_plain_module(tmp_path: Path) -> None:
     main(["test", "-c", str(folder / "config.yaml"), *again])
 
 
-def test_a_file_is_told_how_to_name_it(tmp_path: Path, capsys: Any) -> None:
-    (tmp_path / "run.yaml").write_text(
-        "data:\n  class_path: tests.data.formats.test_wrapped.MyData\n", encoding="utf-8"
-    )
-    words = ["fit", "--model", "Classifier", "--algorithm", "FedAvg", "-c", str(tmp_path / "run.yaml")]
+def test_a_file_that_is_named_as_data_is_told_how_to_name_the_module(tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "data.yaml").write_text("class_path: tests.data.formats.test_wrapped.MyData\n", encoding="utf-8")
+    words = ["fit", "--model", "Classifier", "--algorithm", "FedAvg", "--data", str(tmp_path / "data.yaml")]
     assert error_of(words, capsys) == (
         "data: tests.data.formats.test_wrapped.MyData is a plain LightningDataModule; name Wrapped as the class, and "
         "tests.data.formats.test_wrapped.MyData as its module"
@@ -281,6 +321,12 @@ def test_a_trainer_is_told_to_wrap(tmp_path: Path) -> None:
 def giving(name: str, loader: Any) -> LightningDataModule:
     module = MyData()
     setattr(module, name, lambda: loader)
+    return module
+
+
+def setting(module: LightningDataModule, **attributes: Any) -> LightningDataModule:
+    for name, value in attributes.items():
+        setattr(module, name, value)
     return module
 
 
@@ -358,6 +404,14 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "no strata": (
         lambda: Wrapped(Clinic(), target="scan", strata=2),
         "data.strata is 2, and Clinic has no numerical target",
+    ),
+    "no tensor": (
+        lambda: datasets(Rows(4), Rows(2)).input_shape,
+        "a sample holds no tensor beside its target; give inputs as tensors, or a collate_fn that makes some",
+    ),
+    "no batch": (
+        lambda: Wrapped(setting(Texts(), collate_fn=lambda batch: batch[5])).input_shape,
+        "Texts.train_dataloader: collate_fn fails on one sample (IndexError: list index out of range); correct it",
     ),
     "names": (lambda: Wrapped(MyData(), class_names=["a"]), "class_names has 1 names for 2 classes; give one each"),
     "classes": (lambda: Wrapped(MyData(), num_classes=1), "label 1 of sample"),

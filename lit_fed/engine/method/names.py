@@ -1,0 +1,63 @@
+"""Settings that name parts of a task: parameters by name, module or pattern; and the nearest where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from itertools import accumulate
+
+from lit_fed.errors import ConfigError
+
+_MOST = 3
+
+
+def chosen_names(patterns: Collection[str], names: Collection[str], key: str) -> tuple[str, ...]:
+    """Those names that one of the patterns chooses, in their order.
+
+    Args:
+        patterns: Names of parameters; of modules, for all below (``network.head``); or patterns of either, in which
+            ``*`` stands for any text and ``?`` for one character (``*lora_B*``, ``classifier.*``).
+        names: Dotted names of parameters.
+        key: The setting, such as ``algorithm.personal``.
+
+    Raises:
+        ConfigError: For a pattern that chooses none; the line has the names nearest to it.
+    """
+    for one in patterns:
+        if not any(_chooses(one, name) for name in names):
+            known = dict.fromkeys(part for name in names for part in accumulate(name.split("."), "{}.{}".format))
+            raise unknown_name(key, one, "parameter is called or begins so", known)
+    return tuple(name for name in names if any(_chooses(one, name) for one in patterns))
+
+
+def unknown_name(key: str, word: str, what: str, known: Iterable[str]) -> ConfigError:
+    """An error on a name that is not there, with the names nearest to it.
+
+    Args:
+        key: The setting.
+        word: Its value.
+        what: What it is not, after "no".
+        known: All names; of dotted ones the nearest may be so by their last part.
+    """
+    by_part: dict[str, str] = {}
+    for name in known:
+        by_part.setdefault(name.rpartition(".")[2], name)
+    whole, core = list(by_part.values()), word.strip("*?.")
+    close = dict.fromkeys(
+        [
+            *get_close_matches(core, list(known), n=_MOST),
+            *(by_part[part] for part in get_close_matches(core.rpartition(".")[2], by_part, n=_MOST)),
+        ]
+    )
+    if close:
+        hint = f"did you mean {' or '.join(list(close)[:_MOST])}?"
+    else:
+        hint = f"there are {', '.join(whole[:_MOST])}{', …' if len(whole) > _MOST else ''}"
+    return ConfigError(f"{key} is {word!r}, and no {what}; {hint}")
+
+
+def _chooses(pattern: str, name: str) -> bool:
+    if name == pattern or name.startswith(f"{pattern}."):
+        return True
+    return any(one in pattern for one in "*?[") and any(fnmatchcase(name, one) for one in (pattern, f"{pattern}.*"))
