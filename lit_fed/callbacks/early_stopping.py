@@ -29,11 +29,11 @@ def direction_of(run: Run, monitor: str, mode: Mode) -> Direction:
     return run.names.direction(monitor) if mode == "auto" else mode
 
 
-def check_reported(callback: str, monitor: str, run: Run, record: RoundRecord) -> None:
+def check_reported(key: str, monitor: str, run: Run, record: RoundRecord) -> None:
     """Refuse a metric that has never been reported, once a round was due to report it.
 
     Args:
-        callback: Who monitors it.
+        key: The setting that names the metric.
         monitor: Its name.
         run: The run.
         record: The round's record.
@@ -46,7 +46,7 @@ def check_reported(callback: str, monitor: str, run: Run, record: RoundRecord) -
     trained = any(name.startswith("train/") for name in metrics)  # not in a round in which nobody was available
     if monitor not in metrics and evaluated and (trained or not monitor.startswith("train/")):
         known = ", ".join(name for name in metrics if not name.startswith(("time/", "comm/")))
-        raise ConfigError(f"{callback}.monitor {monitor!r} is not a metric of this run; there are {known}")
+        raise ConfigError(f"{key} {monitor!r} is not a metric of this run; there are {known}")
 
 
 class EarlyStopping(Callback):
@@ -109,7 +109,7 @@ class EarlyStopping(Callback):
         """The metric to judge this round by, None where it may still come."""
         if self.monitor != "auto":
             if self.best is None and not self.waited:
-                check_reported("EarlyStopping", self.monitor, run, record)
+                check_reported("EarlyStopping.monitor", self.monitor, run, record)
             return self.monitor
         if run.names.monitor is None and ("time/eval_s" in record.metrics or not run.settings.evaluate_every):
             raise ConfigError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import math
 import shlex
 import time
@@ -18,6 +19,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from lit_fed.callbacks.early_stopping import check_reported
 from lit_fed.engine.lightning.metric_names import base_name
 from lit_fed.engine.loop.callback import Callback, RoundRecord
 from lit_fed.engine.storage.files import shown
@@ -74,11 +76,19 @@ class Progress(Callback):
     """Shows a run on the terminal.
 
     On a terminal: one live display with a bar over rounds and one over this process's clients. Elsewhere: one line a
-    round. At the end: a table of the last and best value of every evaluated metric, over the rounds before a resume
-    too, and where to find what was written.
+    round. At the end: a table of metrics with their last and best values, over the rounds before a resume too, and
+    where to find what was written.
+
+    Args:
+        metrics: The rows of the closing table: names or patterns such as ``clients/*_min``; null takes the global
+            model's metrics, the means over clients and the training loss.
+
+    Raises:
+        ConfigError: At the first evaluation, if a name or pattern fits none of the round's metrics.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, metrics: list[str] | None = None) -> None:
+        self.metrics = metrics
         self.console: Console | None = None  # set it to write somewhere else than to the standard output
         self._live: Live | None = None
         self._bests: dict[str, _Best] = {}
@@ -124,8 +134,11 @@ class Progress(Callback):
     def on_round_end(self, run: Run, record: RoundRecord) -> None:
         """Keep the best values, and print a line where there is no live display."""
         metrics, round_idx = record.metrics, record.round_idx
+        for pattern in self.metrics or ():
+            if not fnmatch.filter(self._bests, pattern) and not fnmatch.filter(metrics, pattern):
+                check_reported("Progress.metrics", pattern, run, record)
         for name, value in metrics.items():
-            if not is_evaluated(name):
+            if not self._has_row(name):
                 continue
             if name in self._bests:
                 self._bests[name].add(value, round_idx, run.names.direction(name) == "min")
@@ -137,6 +150,11 @@ class Progress(Callback):
         self._rounds_done = round_idx + 1
         if run.fabric.is_global_zero and self._live is None:
             self._print(_round_line(round_idx, metrics, self._monitor))
+
+    def _has_row(self, name: str) -> bool:
+        if self.metrics is None:
+            return is_evaluated(name)
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.metrics)
 
     def on_fit_end(self, run: Run) -> None:
         """Close the display and print what the run came to."""
