@@ -37,6 +37,12 @@ def open_standard() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # which has the lowest free number: this one
 
 
+def counted(count: int, noun: str) -> str:
+    """A number with its noun: ``1 study``, ``2 studies``."""
+    several = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{count:,} {noun if count == 1 else several}"
+
+
 @contextmanager
 def unfailing() -> Iterator[list[OSError]]:
     """Let nothing that is printed raise: not a closed pipe, a full disk, a closed stream or a missing character.

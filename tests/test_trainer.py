@@ -220,7 +220,8 @@ def test_a_phase_needs_one_length() -> None:
         ({"gradient_clip_val": -1.0}, r"trainer\.gradient_clip_val is -1"),
         ({"strategy": "fsdp"}, r"trainer\.strategy is 'fsdp'; it must be one of auto, clients, ddp"),
         ({"precision": "8"}, "trainer: Precision '8' is invalid"),
-        ({"accelerator": "gpu"}, "trainer: No supported gpu backend found"),
+        ({"accelerator": "gpu"}, r"trainer\.accelerator is 'gpu'; PyTorch finds no such device on this machine"),
+        ({"accelerator": "xpu"}, r"trainer\.accelerator is 'xpu'; it must be one of auto, cpu, cuda, gpu, mps, tpu"),
     ],
 )
 def test_settings_that_cannot_work(tmp_path: Path, settings: dict[str, Any], message: str) -> None:

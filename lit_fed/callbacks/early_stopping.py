@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from lit_fed.engine.lightning.metric_names import Direction
 from lit_fed.engine.loop.callback import Callback, RoundRecord
 from lit_fed.errors import ConfigError
+from lit_fed.printing import counted
 
 if TYPE_CHECKING:
     from lit_fed.engine.loop.run import Run
@@ -124,7 +125,7 @@ class EarlyStopping(Callback):
         best = (
             "it was never a number" if self.best is None else f"its best was {self.best:.6g} in round {self.best_round}"
         )
-        times = f"{self.waited} evaluation{'' if self.waited == 1 else 's'}"
+        times = counted(self.waited, "evaluation")
         return f"stopped early after round {round_idx}: {monitor} has not {moved}{least} in {times}; {best}"
 
     def state_dict(self) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from lit_fed.engine.loop.callback import Callback, RoundRecord
 from lit_fed.engine.storage.files import shown
 from lit_fed.engine.wire.payload import ClientUpdate
 from lit_fed.participation import Fate, Participant
+from lit_fed.printing import counted
 
 if TYPE_CHECKING:
     from lit_fed.engine.loop.run import Run
@@ -165,7 +166,7 @@ class Progress(Callback):
     def _summarise(self, run: Run) -> None:
         if self._bests:
             self._get_console().print(self._closing_table())
-        self._print(f"{format_bytes(self._total_bytes)} sent up and down in {_rounds(self._rounds_done)}")
+        self._print(f"{format_bytes(self._total_bytes)} sent up and down in {counted(self._rounds_done, 'round')}")
         self._print(f"logs        {shown(run.log_dir)}")
         if any(isinstance(logger, TensorBoardLogger) for logger in run.loggers):
             self._print(f"watch       tensorboard --logdir {shlex.quote(shown(run.log_dir))}")
@@ -234,7 +235,7 @@ class Progress(Callback):
         return Group(grid, latest) if latest else grid
 
     def _closing_table(self) -> Table:
-        table = Table(title=f"after {_rounds(self._rounds_done)}", title_justify="left")
+        table = Table(title=f"after {counted(self._rounds_done, 'round')}", title_justify="left")
         table.add_column("metric", overflow="fold")
         for heading in ("last", "best", "best in round"):
             table.add_column(heading, justify="right", overflow="fold")
@@ -262,7 +263,7 @@ def print_evaluation(
     if not metrics:
         console.print(f"nothing was evaluated on the {data} data: no protocol applies", soft_wrap=True)
         return
-    table = Table(title=f"{data} data, after {_rounds(rounds)}", title_justify="left")
+    table = Table(title=f"{data} data, after {counted(rounds, 'round')}", title_justify="left")
     table.add_column("metric", overflow="fold")
     table.add_column("value", justify="right", overflow="fold")
     group = ""
@@ -319,8 +320,7 @@ def _key_values(metrics: Mapping[str, float], monitor: str | None) -> str:
 def _round_line(round_idx: int, metrics: Mapping[str, float], monitor: str | None) -> str:
     cost = []
     if "participation/count" in metrics:
-        count = int(metrics["participation/count"])
-        cost.append(f"{count} client{'' if count == 1 else 's'}")
+        cost.append(counted(int(metrics["participation/count"]), "client"))
     if "comm/total_bytes" in metrics:
         cost.append(format_bytes(metrics["comm/total_bytes"]))
     if "time/round_s" in metrics:
@@ -328,10 +328,6 @@ def _round_line(round_idx: int, metrics: Mapping[str, float], monitor: str | Non
         cost.append(f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s")
     parts = [f"round {round_idx}", _key_values(metrics, monitor), " ".join(cost)]
     return " | ".join(part for part in parts if part)
-
-
-def _rounds(count: int) -> str:
-    return f"{count} round{'' if count == 1 else 's'}"
 
 
 def _clock(seconds: float) -> str:

@@ -337,7 +337,6 @@ def test_hparams_only_on_a_fresh_start_and_with_a_config(tmp_path: Path) -> None
     assert steps(read(tmp_path / "fork").Images("pictures/partition")) == [1]
 
 
-
 def test_every_logger_gets_every_metric_at_once(tmp_path: Path) -> None:
     csv = CSVLogger(tmp_path, name="", version="csv")
     dashboard = Dashboard()

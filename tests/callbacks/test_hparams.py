@@ -58,8 +58,8 @@ def test_a_setting_that_only_another_run_has_is_a_column() -> None:
 
 
 def test_the_parts_of_a_setting_that_was_asked_for_have_columns() -> None:
-    own = hparams_of(flatten({"model": {"network_args": {"width": 3, "depth": 2}}}))
-    assert columns_of(own, ("model.network_args",), []) == {"model.network_args.width": 3, "model.network_args.depth": 2}
+    own = hparams_of(flatten({"network_args": {"width": 3, "depth": 2}, "size": 1}))
+    assert columns_of(own, ("network_args",), []) == {"network_args.width": 3, "network_args.depth": 2}
 
 
 def test_flatten_takes_whatever_yaml_gives() -> None:

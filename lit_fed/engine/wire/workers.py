@@ -7,6 +7,7 @@ trained data-parallel on all of them (``ddp``). Both stand behind `Workers`, whi
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
@@ -82,7 +83,14 @@ def build_fabric(
     except ImportError as error:
         raise ConfigError(f"trainer.accelerator {accelerator}, precision {precision}: {reason(error)}") from error
     except (ValueError, RuntimeError, TypeError) as error:
-        raise ConfigError(f"trainer: {' '.join(str(error).split())}") from error
+        text = " ".join(str(error).split())
+        if "No supported gpu backend" in text or "accelerator is not available" in text:
+            what = "PyTorch finds no such device on this machine; set it to 'cpu' or 'auto'"
+            raise ConfigError(f"trainer.accelerator is {accelerator!r}; {what}") from error
+        if named := re.search("invalid accelerator name.*Available names are: (.*?)[.]?$", text):
+            names = ", ".join(sorted(["gpu", *named[1].split(", ")]))
+            raise ConfigError(f"trainer.accelerator is {accelerator!r}; it must be one of {names}") from error
+        raise ConfigError(f"trainer: {text}") from error
     wanted = getattr(fabric.strategy, "num_processes", 1) * num_nodes
     if starter is not None and wanted != starter.in_all:
         raise ConfigError(
