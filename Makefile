@@ -95,4 +95,4 @@ docs: $(VENV)/.docs  ## Build the documentation site in site/; a dead link or an
 	$(BIN)/python -m mkdocs build --strict --quiet
 
 clean:  ## Remove the environment and caches, but no run
-	rm -rf $(VENV) $(FLOWER_VENV) $(FLOORS_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FLOWER_VENV) $(FLOORS_VENV) .venv-3.13 .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -49,6 +49,20 @@ class DeployedNetwork(nn.Module):
         return self.network(self.preprocessing(stored))
 
 
+class NotRebuilt(CheckpointError):
+    """A checkpoint whose configuration does not give the network.
+
+    Args:
+        fault: The cause.
+        module: The module whose permission would help; empty where none would.
+    """
+
+    def __init__(self, fault: str, module: str = "") -> None:
+        allow = f"if you trust it, allow it: load_network(…, modules=[{module!r}]), or " if module else ""
+        super().__init__(f"{fault}; {allow}pass the network to load its weights into")
+        self.fault, self.module = fault, module
+
+
 def load_network(
     ckpt_path: str | Path, network: nn.Module | None = None, modules: Sequence[str] = ()
 ) -> DeployedNetwork:
@@ -72,7 +86,7 @@ def load_network(
     content = read_checkpoint(path)
     if network is None:
         if not content["config"]:
-            raise CheckpointError(f"{path} holds no configuration; pass the network to load its weights into")
+            raise NotRebuilt(f"{path} holds no configuration")
         task, algorithm = _rebuilt(content["config"], path, modules)
         algorithm.adapt(task)
         _load(task, content["state_dict"], path)
@@ -125,14 +139,9 @@ def _rebuilt(config: str, path: Path, modules: Sequence[str]) -> tuple[Lightning
             text = " ".join(str(error).split())
             if denied := re.search(r"Importing '([^']+)' is not allowed", text):
                 owner = denied[1].rpartition(".")[0]
-                raise CheckpointError(
-                    f"{path} names {denied[1]}, which lit_fed does not import by default; if you trust it, allow it: "
-                    f"load_network(…, modules=[{owner!r}]), or pass the network to load its weights into"
-                ) from error
+                raise NotRebuilt(f"{path} names {denied[1]}, which is not of lit_fed", owner) from error
             why = re.sub(r".*Errors: - (.*?) - Expected a .*", r"\1", text)[:200] or type(error).__name__
-            raise CheckpointError(
-                f"{path} cannot be rebuilt from its configuration: {why}; pass the network to load its weights into"
-            ) from error
+            raise NotRebuilt(f"{path} cannot be rebuilt from its configuration: {why}") from error
 
 
 @contextmanager
@@ -151,7 +160,7 @@ def _importing_only(modules: Sequence[str]) -> Iterator[None]:
         try:
             set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=[*_MODULES, *named])
         except ValueError as error:
-            raise ConfigError(f"load_network's modules are {named}; {error}") from error
+            raise ConfigError(f"modules is {named}; it must list importable modules: {error}") from error
         yield
     finally:
         parsing_settings.update(before)

@@ -39,6 +39,12 @@ def open_standard() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest free number: this one
 
 
+def counted(count: int, noun: str) -> str:
+    """A number with its noun: ``1 study``, ``2 studies``."""
+    several = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"{count:,} {noun if count == 1 else several}"
+
+
 @contextmanager
 def unfailing() -> Iterator[list[OSError]]:
     """Suppress printing errors: closed pipes and streams, full disks, unencodable characters.

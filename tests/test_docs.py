@@ -2,6 +2,7 @@
 
 import ast
 import re
+import runpy
 import shlex
 import shutil
 import sys
@@ -322,6 +323,64 @@ def test_commands_parse(command: tuple[str, ...], at_root: Path, capsys: pytest.
     with pytest.raises(SystemExit) as ended:
         main([*command])
     assert ended.value.code == 0, capsys.readouterr().err
+
+
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
+
+
+def told_runs() -> list[tuple[Path, str, str]]:
+    """Runs whose output a page shows right after them: the page, the command or the program, the output."""
+    shown = r"^```(?:bash|python)\n([^`]*?)^```\n+```text\n(round 0 .*?)^```"
+    pages = [(page, re.findall(shown, TEXT[page], re.MULTILINE | re.DOTALL)) for page in GUIDES]
+    return [(page, code, output) for page, found in pages for code, output in found]
+
+
+def same(told: str, line: str) -> bool:
+    """Whether a line says what the page says; times are a machine's own, and another one rounds in its own way."""
+    told, line = (re.sub(r"[\d.]+ s$", "", text.rstrip()).replace("─", "").replace("━", "") for text in (told, line))
+    if " ".join(NUMBER.sub("", told).split()) != " ".join(NUMBER.sub("", line).split()):
+        return False
+    values = zip(NUMBER.findall(told), NUMBER.findall(line), strict=True)
+    return all(float(ours) == pytest.approx(float(theirs), rel=0.02, abs=0.01) for ours, theirs in values)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("page", "code", "output"), told_runs(), ids=lambda part: name(part)[:60])
+def test_runs_give_what_the_pages_show(
+    page: Path, code: str, output: str, at_root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """To the digit on the machine that they were written on; a table's lines are as wide as their numbers."""
+    runpy.run_path(str(ROOT / "examples/gallery/draw.py"), run_name="__main__")
+    capsys.readouterr()
+    if code.startswith("lit-fed"):
+        main(shlex.split(code.replace("\\\n", ""), comments=True)[1:])
+    else:
+        exec(compile(code, page.name, "exec"), {})
+    given = capsys.readouterr().out.splitlines()
+    for line in output.splitlines():
+        assert line == "…" or any(same(line, one) for one in given), f"{page.name} shows {line}"
+
+
+def test_first_screens_show_the_output_of_a_run() -> None:
+    assert {name(page) for page, _, _ in told_runs()} == {"README.md", "docs/index.md", "docs/gallery.md"}
+
+
+@pytest.mark.long
+def test_the_quickstart_ends_where_the_readme_says(at_root: Path) -> None:
+    told = re.search(r"ends at ([\d.]+) % on the shared test set", TEXT[ROOT / "README.md"])
+    assert told is not None
+    main(["fit", "-c", QUICKSTART, *QUICK])
+    reached = float(rows(at_root / "lightning_logs/version_0/metrics.csv")[-1]["global/acc"])
+    assert 100 * reached == pytest.approx(float(told[1]), abs=1)
+
+
+def test_every_kind_of_data_in_the_gallery_has_a_command_and_a_picture() -> None:
+    _, *sections = re.split(r"^## ", TEXT[ROOT / "docs/gallery.md"], flags=re.MULTILINE)
+    assert [section.splitlines()[0] for section in sections] == ["Poses", "Text", "Sensors", "Tables"]
+    for section in sections:
+        assert re.search(r"^lit-fed fit -c", section, re.MULTILINE)
+        (picture,) = re.findall(r"^!\[.+\]\((.+\.png)\)$", section, re.MULTILINE)
+        assert (ROOT / "docs" / picture).is_file()
 
 
 def test_mistakes_are_told_as_the_docs_say(at_root: Path, capsys: pytest.CaptureFixture[str]) -> None:

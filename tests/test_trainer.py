@@ -228,7 +228,8 @@ def test_a_phase_needs_one_length() -> None:
         ({"deterministic": "yes"}, r"trainer\.deterministic is 'yes'; it must be False, True or 'warn'"),
         ({"accumulate_grad_batches": 0}, r"trainer\.accumulate_grad_batches is 0; it must be at least 1"),
         ({"precision": "8"}, "trainer: Precision '8' is invalid"),
-        ({"accelerator": "gpu"}, "trainer: No supported gpu backend found"),
+        ({"accelerator": "gpu"}, r"trainer\.accelerator is 'gpu'; PyTorch finds no such device on this machine"),
+        ({"accelerator": "xpu"}, r"trainer\.accelerator is 'xpu'; it must be one of auto, cpu, cuda, gpu, mps, tpu"),
     ],
 )
 def test_settings_that_cannot_work(tmp_path: Path, settings: dict[str, Any], message: str) -> None:

@@ -15,6 +15,7 @@ from markdown.preprocessors import Preprocessor
 _BLOCK = re.compile(r"^\.\. math::[ ](.+?)(?=\n[ ]*\n|\Z)", re.MULTILINE | re.DOTALL)
 _MATHML = "http://www.w3.org/1998/Math/MathML"
 _BARS = ("\u2015", "\u00af", "\u203e")
+_INDEX = r"(?<![\w`])([^\W\d_])_(\w)(?!\w)"  # w_g in a text, which is no name of code
 _NAME = r"`(lit_fed(?:\.\w+)+)`"
 
 
@@ -39,13 +40,14 @@ def mathml(latex: str, display: str = "inline") -> str:
 
 
 class Equations(Extension):
-    """``:math:`…``` within text, ``.. math::`` on its own, and links from names such as ```lit_fed.data.Digits```."""
+    """``:math:`…``` in text, ``.. math::`` blocks, indices such as ``w_g``, links from ```lit_fed.data.Digits```."""
 
     def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802 (Markdown's name)
         """Come before code, whose backticks they would be."""
         md.preprocessors.register(_Blocks(md), "equations", 40)
         md.inlinePatterns.register(_Inline(r":math:`([^`]+)`", md), "equation", 200)
         md.inlinePatterns.register(_Reference(_NAME, md), "reference", 195)
+        md.inlinePatterns.register(_Index(_INDEX, md), "index", 175)
 
 
 class _Blocks(Preprocessor):
@@ -57,6 +59,15 @@ class _Blocks(Preprocessor):
 class _Inline(InlineProcessor):
     def handleMatch(self, m: re.Match[str], data: str) -> tuple[Any, int, int]:  # noqa: N802
         return self.md.htmlStash.store(mathml(m[1])), m.start(0), m.end(0)
+
+
+class _Index(InlineProcessor):
+    def handleMatch(self, m: re.Match[str], data: str) -> tuple[Any, int, int]:  # noqa: N802
+        """A symbol with its index as a subscript."""
+        symbol, index = Element("span"), Element("sub")
+        symbol.text, index.text = m[1], m[2]
+        symbol.append(index)
+        return symbol, m.start(0), m.end(0)
 
 
 class _Reference(InlineProcessor):

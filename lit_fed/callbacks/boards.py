@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,10 +13,23 @@ from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
+from lit_fed.callbacks.hparams import Setting, hparams_of
+
 if TYPE_CHECKING:
     from lit_fed.engine.loop.run import Run
 
-_Setting = str | float | int
+
+@dataclass(frozen=True)
+class Compared:
+    """What a table of runs compares them by.
+
+    Args:
+        columns: The settings with a column, in order, with a value each.
+        metrics: Names of metrics.
+    """
+
+    columns: Mapping[str, Setting]
+    metrics: Sequence[str]
 
 
 class Board:
@@ -39,7 +53,7 @@ class Board:
     def start(self, round_idx: int) -> None:
         """Get ready for a round and those after it."""
 
-    def settings(self, settings: Mapping[str, _Setting], metrics: Sequence[str]) -> None:
+    def settings(self, settings: Mapping[str, Setting], compared: Compared) -> None:
         """Show the run's settings, and by which metrics runs are compared."""
         self.logger.log_hyperparams(dict(settings))
 
@@ -82,10 +96,13 @@ class TensorBoard(Board):
         file_writer.add_event(Event(step=round_idx, file_version="brain.Event:2"))
         file_writer.add_event(Event(step=round_idx, session_log=SessionLog(status=SessionLog.START)))
 
-    def settings(self, settings: Mapping[str, _Setting], metrics: Sequence[str]) -> None:
+    def settings(self, settings: Mapping[str, Setting], compared: Compared) -> None:
         """For the table of HParams; not ``add_hparams``, which adds a scalar a metric at step 0, in its own folder."""
         file_writer = self.writer._get_file_writer()
-        for summary in hparams(dict(settings), dict.fromkeys(metrics, 0.0)):
+        metrics = dict.fromkeys(compared.metrics, 0.0)
+        experiment, *_ = hparams(dict(compared.columns), metrics)
+        _, *session = hparams(hparams_of(settings), metrics)  # whole: the columns may be those of another run
+        for summary in (experiment, *session):
             file_writer.add_summary(summary)
 
     def picture(self, tag: str, picture: NDArray[np.uint8], round_idx: int) -> None:
@@ -123,7 +140,7 @@ class MLflow(Board):
 
     draws = True
 
-    def settings(self, settings: Mapping[str, _Setting], metrics: Sequence[str]) -> None:
+    def settings(self, settings: Mapping[str, Setting], compared: Compared) -> None:
         """Those that the run has not yet: MLflow refuses to change one, and a given run may be gone on with."""
         known = self.logger.experiment.get_run(self.logger.run_id).data.params
         self.logger.log_hyperparams({name: value for name, value in settings.items() if name not in known})

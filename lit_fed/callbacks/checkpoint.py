@@ -118,7 +118,7 @@ class Checkpoint(Callback):
     def _is_best(self, run: Run, record: RoundRecord) -> bool:
         monitor = run.names.monitor if self.monitor == "auto" else self.monitor
         if monitor is not None and self.monitor != "auto" and self.best is None:
-            check_reported("Checkpoint", monitor, run, record)
+            check_reported("Checkpoint.monitor", monitor, run, record)
         if monitor is None or monitor not in record.metrics:
             return False
         direction = direction_of(run, monitor, self.mode)

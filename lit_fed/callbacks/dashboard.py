@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -12,14 +11,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lit_fed.callbacks.boards import boards, show_picture, takes_pictures
+from lit_fed.callbacks.boards import Compared, boards, show_picture, takes_pictures
+from lit_fed.callbacks.hparams import Settings, columns_of, hparams_of, runs_beside, settings_of
 from lit_fed.callbacks.pictures import participation_map, predictions_picture, views_picture
 from lit_fed.data.population.pictures import even_subset, render
 from lit_fed.engine.evaluation.rows import ClientRow
 from lit_fed.engine.lightning.compatibility import overrides
 from lit_fed.engine.loop.run import Callback, RoundRecord
 from lit_fed.errors import CheckpointError, ConfigError
-from lit_fed.yaml_text import read_yaml
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,7 +33,6 @@ _HISTOGRAMS = {  # stage of a row: protocol in tags
     "personal": "personal",
     "unseen": "unseen",
 }
-_NO_HPARAMS = ("trainer.enable_", "trainer.logger", "trainer.default_root_dir", "trainer.num_threads")
 _MOST_IMAGES = 16
 _LARGEST = 1e19  # TensorBoard's own bins end a little further out
 
@@ -69,9 +67,9 @@ class Dashboard(Callback):
             for board in shown:
                 board.start(run.start_round)
             new = [board for board in shown if not (board.resumes and _continues(run))]
-            settings = _settings(run.settings.config, run.settings.told)
+            settings = settings_of(run.settings.config)
             for board in new if settings else ():
-                board.settings(settings, _hparam_metrics(run))
+                board.settings(settings, _compared(run, settings))
             drawing = [board for board in new if board.draws]
             if drawing and (picture := run.federation.data.picture()) is not None:
                 for board in drawing:
@@ -129,7 +127,11 @@ class Dashboard(Callback):
     def _draw(self, run: Run, round_idx: int) -> None:
         participation = run.federation.participation
         figure = participation_map(
-            participation.plan, round_idx + 1, participation.num_clients, participation.nominal_cohort_size
+            participation.plan,
+            round_idx + 1,
+            participation.num_clients,
+            participation.nominal_cohort_size,
+            run.federation.data.client_names,
         )
         show_picture(run, "pictures/participation", render(figure), round_idx)
         for name, figure in run.federation.algorithm.figures(run.federation.server).items():
@@ -151,47 +153,17 @@ def _naming_the_file(run: Run) -> Iterator[None]:
         raise CheckpointError(f"cannot write {where}: {full.strerror or full}") from error
 
 
-def flatten(config: Any, prefix: str = "") -> dict[str, str | float | int]:
-    """A nested configuration as numbers and strings by dotted name; what is null is left out."""
-    if isinstance(config, Mapping):
-        entries: Iterable[tuple[Any, Any]] = config.items()
-    elif isinstance(config, list) and any(isinstance(entry, Mapping | list) for entry in config):
-        entries = enumerate(config)
-    else:
-        if config is None or not prefix:
-            return {}
-        # TensorBoard would show a bool as 1.0, and takes no lists.
-        plain = isinstance(config, int | float | str) and not isinstance(config, bool)
-        return {prefix: config if plain else json.dumps(config, default=str)}
-    flat: dict[str, str | float | int] = {}
-    for key, value in entries:
-        flat |= flatten(value, f"{prefix}.{key}" if prefix else str(key))
-    return flat
-
-
 def _continues(run: Run) -> bool:
     """Whether the run folder has events of an earlier process; a checkpoint may also be the start of a new folder."""
     before, now = run.resumed_from, run.log_dir
     return run.start_round > 0 and (before is None or before.resolve() == now.resolve())
 
 
-def _hparam_metrics(run: Run) -> list[str]:
-    """What is compared beside the settings: what the task calls important, else the losses."""
+def _compared(run: Run, settings: Settings) -> Compared:
+    """Columns for the settings that tell runs apart, and for the metrics that the task declares, else the losses."""
     names = list(run.names.directions) or ["loss"]
-    return [f"global/{name}" for name in names] + [f"clients/{names[0]}_mean"]
-
-
-def _settings(config: str, told: Sequence[str]) -> dict[str, str | float | int]:
-    """The configuration, flat, without what makes no run another one; first what was told last."""
-    settings = flatten(read_yaml(config))
-    found = {
-        name.replace(".init_args", ""): value for name, value in settings.items() if not name.startswith(_NO_HPARAMS)
-    }
-
-    def rank(name: str) -> int:
-        return next((place for place, key in enumerate(told) if f"{name}.".startswith(f"{key}.")), len(told))
-
-    return {name: found[name] for name in sorted(found, key=rank)}  # TensorBoard's columns have this order
+    columns = columns_of(hparams_of(settings), run.settings.told, list(runs_beside(run.log_dir)))
+    return Compared(columns, [f"global/{name}" for name in names] + [f"clients/{names[0]}_mean"])
 
 
 def _close(run: Run, status: str) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from lit_fed.engine.lightning.metric_names import Direction
 from lit_fed.engine.loop.run import Callback, RoundRecord
 from lit_fed.errors import ConfigError
+from lit_fed.printing import counted
 
 if TYPE_CHECKING:
     from lit_fed.engine.loop.run import Run
@@ -29,11 +30,11 @@ def direction_of(run: Run, monitor: str, mode: Mode) -> Direction:
     return run.names.direction(monitor) if mode == "auto" else mode
 
 
-def check_reported(callback: str, monitor: str, run: Run, record: RoundRecord) -> None:
+def check_reported(key: str, monitor: str, run: Run, record: RoundRecord) -> None:
     """Refuse a metric that has never been reported, once a round was due to report it.
 
     Args:
-        callback: Who monitors it.
+        key: The setting that names the metric.
         monitor: Its name.
         run: The run.
         record: The round's record.
@@ -46,7 +47,7 @@ def check_reported(callback: str, monitor: str, run: Run, record: RoundRecord) -
     trained = any(name.startswith("train/") for name in metrics)  # not in a round in which nobody was available
     if monitor not in metrics and evaluated and (trained or not monitor.startswith("train/")):
         known = ", ".join(name for name in metrics if not name.startswith(("time/", "comm/")))
-        raise ConfigError(f"{callback}.monitor {monitor!r} is not a metric of this run; there are {known}")
+        raise ConfigError(f"{key} {monitor!r} is not a metric of this run; there are {known}")
 
 
 class EarlyStopping(Callback):
@@ -109,7 +110,7 @@ class EarlyStopping(Callback):
         """The metric to judge this round by, None where it may still come."""
         if self.monitor != "auto":
             if self.best is None and not self.waited:
-                check_reported("EarlyStopping", self.monitor, run, record)
+                check_reported("EarlyStopping.monitor", self.monitor, run, record)
             return self.monitor
         if run.names.monitor is None and ("time/eval_s" in record.metrics or not run.settings.evaluate_every):
             raise ConfigError(
@@ -124,7 +125,7 @@ class EarlyStopping(Callback):
         best = (
             "it was never a number" if self.best is None else f"its best was {self.best:.6g} in round {self.best_round}"
         )
-        times = f"{self.waited} evaluation{'' if self.waited == 1 else 's'}"
+        times = counted(self.waited, "evaluation")
         return f"stopped early after round {round_idx}: {monitor} has not {moved}{least} in {times}; {best}"
 
     def state_dict(self) -> dict[str, Any]:

@@ -41,7 +41,11 @@ _FATE_COLORS = {
 
 
 def participation_map(
-    plan: Callable[[int], Sequence[Participant]], num_rounds: int, num_clients: int, cohort_size: int
+    plan: Callable[[int], Sequence[Participant]],
+    num_rounds: int,
+    num_clients: int,
+    cohort_size: int,
+    names: Sequence[str] | None = None,
 ) -> Figure:
     """Who took part when, and what became of the work.
 
@@ -50,6 +54,7 @@ def participation_map(
         num_rounds: Rounds so far.
         num_clients: Size of the population.
         cohort_size: How many clients a round asks for.
+        names: The clients' names, in the order of their ids; None for their ids.
     """
     clients = even_subset(num_clients, MOST_CLIENTS)
     rounds = even_subset(num_rounds, max(1, min(num_rounds, _MOST_PARTICIPANTS // max(cohort_size, 1))))
@@ -84,7 +89,7 @@ def participation_map(
     )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.set_xlabel("round")
-    label_axis(axes.yaxis, clients, "client")
+    label_axis(axes.yaxis, clients, "client", names)
     present = sorted({0, 1, *np.unique(values).tolist()})
     entries = list(_FATE_COLORS.items())
     handles = [Patch(facecolor=entries[v][1], edgecolor="#999999", label=entries[v][0]) for v in present]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import math
 import shlex
 import time
@@ -18,11 +19,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from lit_fed.callbacks.early_stopping import check_reported
 from lit_fed.engine.lightning.metric_names import base_name
 from lit_fed.engine.loop.run import Callback, RoundRecord
 from lit_fed.engine.wire.payload import ClientUpdate
 from lit_fed.file_names import shown
 from lit_fed.participation import Fate, Participant
+from lit_fed.printing import counted
 
 if TYPE_CHECKING:
     from lit_fed.engine.loop.run import Run
@@ -74,11 +77,19 @@ class Progress(Callback):
     """Shows a run on the terminal.
 
     On a terminal: one live display with a bar over rounds and one over this process's clients. Elsewhere: one line a
-    round. At the end: a table of the last and best value of every evaluated metric, over the rounds before a resume
-    too, and where to find what was written.
+    round. At the end: a table of metrics with their last and best values, over the rounds before a resume too, and
+    where to find what was written.
+
+    Args:
+        metrics: The rows of the closing table: names or patterns such as ``clients/*_min``; null takes the global
+            model's metrics, the means over clients and the training loss.
+
+    Raises:
+        ConfigError: At the first evaluation, if a name or pattern fits none of the round's metrics.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, metrics: list[str] | None = None) -> None:
+        self.metrics = metrics
         self.console: Console | None = None  # set it to write somewhere else than to the standard output
         self._live: Live | None = None
         self._bests: dict[str, _Best] = {}
@@ -124,8 +135,11 @@ class Progress(Callback):
     def on_round_end(self, run: Run, record: RoundRecord) -> None:
         """Keep the best values, and print a line where there is no live display."""
         metrics, round_idx = record.metrics, record.round_idx
+        for pattern in self.metrics or ():
+            if not fnmatch.filter(self._bests, pattern) and not fnmatch.filter(metrics, pattern):
+                check_reported("Progress.metrics", pattern, run, record)
         for name, value in metrics.items():
-            if not is_evaluated(name):
+            if not self._has_row(name):
                 continue
             if name in self._bests:
                 self._bests[name].add(value, round_idx, run.names.direction(name) == "min")
@@ -138,6 +152,11 @@ class Progress(Callback):
         if run.fabric.is_global_zero and self._live is None:
             self._print(_round_line(round_idx, metrics, self._monitor))
 
+    def _has_row(self, name: str) -> bool:
+        if self.metrics is None:
+            return is_evaluated(name)
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.metrics)
+
     def on_fit_end(self, run: Run) -> None:
         """Close the display and print what the run came to."""
         self._stop()
@@ -147,7 +166,7 @@ class Progress(Callback):
     def _summarise(self, run: Run) -> None:
         if self._bests:
             self._get_console().print(self._closing_table())
-        self._print(f"{format_bytes(self._total_bytes)} sent up and down in {_rounds(self._rounds_done)}")
+        self._print(f"{format_bytes(self._total_bytes)} sent up and down in {counted(self._rounds_done, 'round')}")
         self._print(f"logs        {shown(run.log_dir)}")
         if any(isinstance(logger, TensorBoardLogger) for logger in run.loggers):
             self._print(f"watch       tensorboard --logdir {shlex.quote(shown(run.log_dir))}")
@@ -216,7 +235,7 @@ class Progress(Callback):
         return Group(grid, latest) if latest else grid
 
     def _closing_table(self) -> Table:
-        table = Table(title=f"after {_rounds(self._rounds_done)}", title_justify="left")
+        table = Table(title=f"after {counted(self._rounds_done, 'round')}", title_justify="left")
         table.add_column("metric", overflow="fold")
         for heading in ("last", "best", "best in round"):
             table.add_column(heading, justify="right", overflow="fold")
@@ -244,7 +263,7 @@ def print_evaluation(
     if not metrics:
         console.print(f"nothing was evaluated on the {data} data: no protocol applies", soft_wrap=True)
         return
-    table = Table(title=f"{data} data, after {_rounds(rounds)}", title_justify="left")
+    table = Table(title=f"{data} data, after {counted(rounds, 'round')}", title_justify="left")
     table.add_column("metric", overflow="fold")
     table.add_column("value", justify="right", overflow="fold")
     group = ""
@@ -301,8 +320,7 @@ def _key_values(metrics: Mapping[str, float], monitor: str | None) -> str:
 def _round_line(round_idx: int, metrics: Mapping[str, float], monitor: str | None) -> str:
     cost = []
     if "participation/count" in metrics:
-        count = int(metrics["participation/count"])
-        cost.append(f"{count} client{'' if count == 1 else 's'}")
+        cost.append(counted(int(metrics["participation/count"]), "client"))
     if "comm/total_bytes" in metrics:
         cost.append(format_bytes(metrics["comm/total_bytes"]))
     if "time/round_s" in metrics:
@@ -310,10 +328,6 @@ def _round_line(round_idx: int, metrics: Mapping[str, float], monitor: str | Non
         cost.append(f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s")
     parts = [f"round {round_idx}", _key_values(metrics, monitor), " ".join(cost)]
     return " | ".join(part for part in parts if part)
-
-
-def _rounds(count: int) -> str:
-    return f"{count} round{'' if count == 1 else 's'}"
 
 
 def _clock(seconds: float) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from lit_fed.callbacks.dashboard import flatten
+from lit_fed.callbacks.hparams import flatten
 from lit_fed.engine.loop.run import Callback, RoundRecord
 from lit_fed.engine.storage.files import cannot_write, unreadable_named, write_text
 from lit_fed.errors import CheckpointError

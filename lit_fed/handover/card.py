@@ -1,32 +1,48 @@
-"""The model card: what a network is, in Markdown, in which what others have named stays a text."""
+"""The model card in Markdown; names from a checkpoint are escaped."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from lit_fed.callbacks.progress import PROTOCOLS
 from lit_fed.handover.facts import Facts
+from lit_fed.printing import counted
 
 
-def card(facts: Facts, uses: Sequence[str], example: tuple[tuple[int, ...], str]) -> str:
-    """The card.
+class Inputs(NamedTuple):
+    """The inputs of an exported network.
 
     Args:
-        facts: What is known.
-        uses: How the files are used, in Python, one each.
-        example: Shape and type of an input.
+        shape: Shape of one input, without the batch.
+        dtype: Its type.
+        free: By axis, counted from the batch, the least and the largest size that the program takes.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    free: Mapping[int, tuple[int, int | None]]
+
+
+def card(facts: Facts, uses: Sequence[str], inputs: Inputs) -> str:
+    """The text of a model card.
+
+    Args:
+        facts: The facts about the network.
+        uses: A Python example for each file.
+        inputs: The inputs that the files take.
     """
     lines = ["---", "tags: [federated-learning, lit_fed]", "library_name: pytorch", "---", ""]
     lines += [f"# {_escaped(facts.task)} by {_escaped(facts.method)} on {_escaped(facts.data[0])}", ""]
     lines += ["A network trained by federated learning. These files need no lit_fed.", ""]
     lines += ["## Use", "", *(line for use in uses for line in ("```python", use, "```", ""))]
-    lines += ["## Inputs and outputs", "", *_inputs(facts, *example), ""]
+    lines += ["## Inputs and outputs", "", *_inputs(facts, inputs), ""]
     lines += ["## Data", "", *_table({"data": facts.data[0], **facts.clients, **facts.data[1]})]
     lines += [f"| partition, SHA-256 | {_code(facts.partition_sha256)} |", ""]
-    lines += ["## Training", "", *_table({"method": facts.method, "trained for": _rounds(facts), **facts.algorithm})]
+    training = {"method": facts.method, "trained for": counted(facts.rounds, "round"), **facts.algorithm}
+    lines += ["## Training", "", *_table(training)]
     lines += [*list(_table(facts.training))[2:], ""]
     lines += ["## Results", "", *_results(facts), ""]
     lines += ["## Written with", "", *_table(facts.versions), ""]
@@ -35,12 +51,18 @@ def card(facts: Facts, uses: Sequence[str], example: tuple[tuple[int, ...], str]
     return "\n".join(lines)
 
 
-def _inputs(facts: Facts, shape: tuple[int, ...], dtype: str) -> Iterator[str]:
-    sizes = ", ".join(["B", *map(str, shape)])
-    yield f"- An input is a batch ({sizes}) of `{dtype}`, B of any size, as the data set stores it."
+def _inputs(facts: Facts, inputs: Inputs) -> Iterator[str]:
+    letters = dict(zip(inputs.free, "LMN", strict=False))
+    sizes = ", ".join(["B", *(letters.get(axis, str(size)) for axis, size in enumerate(inputs.shape, 1))])
+    free = [
+        f"{letters[axis]} of {least} to {most}" if most else f"{letters[axis]} of {least} or more"
+        for axis, (least, most) in inputs.free.items()
+    ]
+    ranges = ", ".join(["B of any size", *free, *([] if free else ["the other sizes fixed"])])
+    yield f"- An input is a batch ({sizes}) of `{inputs.dtype}`, {ranges}, as the data set stores it."
     if facts.preprocessing is None:
-        yield "- How the data module prepares its inputs is code of its own, which these files do not hold: an input is"
-        yield "  what comes out of that."
+        yield "- These files do not hold the data module's preprocessing, which is code of its own: an input is what"
+        yield "  comes out of that code."
     elif facts.preprocessing:
         yield f"- The network begins with its preprocessing: {_code(json.dumps(facts.preprocessing))}."
     if facts.class_names is not None:
@@ -49,19 +71,15 @@ def _inputs(facts: Facts, shape: tuple[int, ...], dtype: str) -> Iterator[str]:
 
 def _results(facts: Facts) -> Iterator[str]:
     if not facts.metrics:
-        yield "Nothing was evaluated in the round that this is of."
+        yield "The round of this checkpoint was not evaluated."
         return
-    yield f"After {_rounds(facts)}, on {facts.evaluated_on} data:"
+    yield f"After {counted(facts.rounds, 'round')}, on {facts.evaluated_on} data:"
     yield ""
     yield "| metric | value | of |"
     yield "|---|---|---|"
     for name, value in facts.metrics.items():
         of = PROTOCOLS[name.partition("/")[0]].format(data=facts.evaluated_on)
         yield f"| {_code(name)} | {value:.6g} | {of} |"
-
-
-def _rounds(facts: Facts) -> str:
-    return f"{facts.rounds} round{'' if facts.rounds == 1 else 's'}"
 
 
 def _table(entries: Mapping[str, Any]) -> Iterator[str]:
@@ -80,18 +98,18 @@ _HTML = {"&": "&amp;", "<": "&lt;", ">": "&gt;", "@": "&#64;", "://": "&#58;//",
 
 
 def _escaped(text: str) -> str:
-    """A text that stays one: no Markdown, no HTML, no link, and in its line and cell."""
+    """A text without meaning to Markdown or HTML, in one line."""
     marked = _MARKS.sub(lambda found: f"\\{found[0]}", _line(text))
     return re.sub("|".join(map(re.escape, _HTML)), lambda found: _HTML[found[0].lower()], marked, flags=re.I)
 
 
 def _code(text: str) -> str:
-    """A text as code, in which nothing has a meaning but the mark at its end, and a bar in a table."""
+    """A text as inline code, inside a table too."""
     line = _line(text).replace("|", "\\|")
     fence = "`" * (max(map(len, re.findall("`+", line)), default=0) + 1)
     return f"{fence}{line}{fence}" if len(fence) == 1 else f"{fence} {line} {fence}"
 
 
 def _line(text: str) -> str:
-    """A text in one line, without what is not to be seen."""
+    """A text in one line, without invisible characters."""
     return " ".join("".join(one if one.isprintable() else " " for one in text).split())

@@ -1,4 +1,4 @@
-"""Write a trained network so that it needs no lit_fed: weights, a program for PyTorch, one for ONNX, and a card."""
+"""Export a trained network without lit_fed: weights, a program for PyTorch, one for ONNX, and a model card."""
 
 from __future__ import annotations
 
@@ -6,27 +6,32 @@ import io
 import json
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from lightning import LightningModule
 from safetensors.torch import save
 from torch import Tensor, nn
+from torch.export import ExportedProgram
 
 from lit_fed.engine.lightning.compatibility import overrides
 from lit_fed.engine.loop.checkpoint import read_checkpoint
 from lit_fed.engine.storage.files import files_in_place, refuse_overwriting
 from lit_fed.errors import ConfigError, LitFedError, reason
-from lit_fed.handover.card import card
+from lit_fed.handover.card import Inputs, card
 from lit_fed.handover.facts import facts_of
 from lit_fed.load import DeployedNetwork, checkpoint_file, load_network
 
+T = TypeVar("T")
+
 FACTS = "model.json"
 _LARGEST = 10**9  # numbers in an input
+_SEQUENCE_AXES = 3  # batch, length and channels; images have more, whose size is the data's
 _FILES = ("model.safetensors", FACTS, "model.pt2", "model.onnx", "model.onnx.data", "MODEL_CARD.md")
 _PT2 = """import torch
 model = torch.export.load("model.pt2").module()
@@ -40,12 +45,12 @@ weights = load_file("model.safetensors")  # by the names of the network's own te
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written.
+    """The files of an export.
 
     Args:
-        folder: Where.
-        files: The files, by name.
-        lacking: What could not be written and why, by name.
+        folder: Their folder.
+        files: Their names.
+        lacking: By name, why a file was not written.
     """
 
     folder: Path
@@ -64,25 +69,25 @@ def export_network(
 ) -> Exported:
     """Write the trained global network of a checkpoint for use without lit_fed.
 
-    ``model.safetensors`` has the weights, ``model.pt2`` the whole network, its preprocessing included, as
-    ``torch.export`` takes it, for batches of any size, ``model.onnx`` the same for other runtimes, ``MODEL_CARD.md``
-    what it is and ``model.json`` that for programs. Both programs are run, and compared with the network. Files take
-    their places once all are written: an export before, which these would not go with, is whole until then.
+    ``model.safetensors`` holds the weights, ``model.pt2`` the network with its preprocessing for ``torch.export``,
+    ``model.onnx`` the same for other runtimes, ``MODEL_CARD.md`` a description and ``model.json`` the same for
+    programs. Batches have any size. Sequences, which are inputs of one or two axes, have any length that the network
+    takes; the card states it. Both programs run once and are compared with the network. The new files replace an older
+    export together, after the last one is written.
 
     Args:
         ckpt_path: A checkpoint file, or a run folder (its ``best.ckpt``, else its ``last.ckpt``).
-        output: The folder to write to; it is made.
+        output: The folder to write to; it is created.
         network: As for `load_network`.
         modules: As for `load_network`.
-        stored: Shape, without the batch, and type of an input, such as ``((1, 28, 28), "uint8")``; None takes what the
-            checkpoint says.
-        onnx: Whether to write ``model.onnx``; None writes it where the packages for it are there.
-        overwrite: Replace an export that is there.
+        stored: Shape, without the batch, and type of an input, such as ``((1, 28, 28), "uint8")``; None takes the
+            checkpoint's.
+        onnx: Whether to write ``model.onnx``; None writes it where its packages are installed.
+        overwrite: Replace an existing export.
 
     Raises:
         CheckpointError: As `load_network`, or if the files cannot be written.
-        ConfigError: If a file is there already, nobody says what an input is like, or ONNX is asked for without its
-            packages.
+        ConfigError: If a file exists, the input's shape is unknown, or packages for ``onnx=True`` are missing.
     """
     folder = Path(output)
     refuse_overwriting([folder / name for name in _FILES], overwrite)
@@ -92,122 +97,142 @@ def export_network(
     if onnx and absent:
         raise ConfigError(f"export to ONNX needs {' and '.join(absent)}; install with pip install 'lit-fed[onnx]'")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # of unknown preprocessing, which the card says
+        warnings.simplefilter("ignore", UserWarning)  # about unknown preprocessing, which the card states
         deployed = load_network(path, network, modules)
     shape, dtype = stored or _stored(content["inputs"].get("stored"), path)
-    example = _example(shape, dtype)
+    example, lacking, written = _example(shape, dtype), dict[str, str](), ["model.safetensors", FACTS]
+    program = _attempt(lambda: _program(deployed, example), "model.pt2", lacking)
+    free = {} if program is None else _free_axes(program)
     facts = facts_of(content, path)
-    told = json.dumps(
-        asdict(facts) | {"input": {"shape": [None, *shape], "dtype": dtype}}, ensure_ascii=False, default=str
-    )
+    sizes = [None, *(None if axis in free else size for axis, size in enumerate(shape, 1))]
+    told = json.dumps(asdict(facts) | {"input": {"shape": sizes, "dtype": dtype}}, ensure_ascii=False, default=str)
     with files_in_place(folder, _FILES) as temporary:
-        written, lacking = _write_programs(deployed, example, temporary, told, onnx, absent)
-        sizes = {"sizes": ", ".join(map(str, (1, *shape))), "dtype": dtype}
-        uses = {"model.pt2": _PT2.format(**sizes), "model.onnx": _ONNX.format(**sizes), "model.safetensors": _WEIGHTS}
-        text = card(facts, [use for name, use in uses.items() if name in written], (shape, dtype))
+        (temporary / "model.safetensors").write_bytes(_weights(deployed, told))
+        (temporary / FACTS).write_text(told + "\n", encoding="utf-8")
+        writers = {"model.pt2": _write_pt2, "model.onnx": _write_onnx}
+        if onnx is False or (onnx is None and absent):
+            del writers["model.onnx"]
+            if onnx is None:
+                lacking["model.onnx"] = f"{' and '.join(absent)} not installed; pip install 'lit-fed[onnx]'"
+        for name, write in writers.items() if program is not None else ():
+            batches = _other_sizes(example, free)
+            if _attempt(partial(write, program, deployed, batches, temporary / name, told), name, lacking):
+                written.append(name)
+            else:
+                (temporary / name).unlink(missing_ok=True)
+                break
+        if "model.pt2" in lacking and onnx is not False:
+            lacking["model.onnx"] = "it is made from model.pt2"
+        words = {"sizes": ", ".join(map(str, (1, *shape))), "dtype": dtype}
+        uses = {"model.pt2": _PT2.format(**words), "model.onnx": _ONNX.format(**words), "model.safetensors": _WEIGHTS}
+        text = card(facts, [use for name, use in uses.items() if name in written], Inputs(shape, dtype, free))
         (temporary / "MODEL_CARD.md").write_text(text, encoding="utf-8")
     return Exported(folder, (*written, "MODEL_CARD.md"), lacking)
 
 
-def _write_programs(
-    deployed: DeployedNetwork, example: Tensor, folder: Path, told: str, onnx: bool | None, absent: Sequence[str]
-) -> tuple[list[str], dict[str, str]]:
-    """Write weights, facts and what programs of the network can be made; what was written, and what was not and why."""
-    _write_weights(deployed, folder / "model.safetensors", told)
-    (folder / FACTS).write_text(told + "\n", encoding="utf-8")
-    lacking: dict[str, str] = {}
-    written = ["model.safetensors", FACTS]
-    program = _attempt(
-        lambda: _write_pt2(deployed, example, folder / "model.pt2", told), folder, "model.pt2", written, lacking
-    )
-    if program is None:
-        lacking["model.onnx"] = "it is made from model.pt2"
-    elif onnx or (onnx is None and not absent):
-        _attempt(
-            lambda: _write_onnx(program, deployed, example, folder / "model.onnx"),
-            folder,
-            "model.onnx",
-            written,
-            lacking,
-        )
-    elif onnx is None:
-        lacking["model.onnx"] = f"{' and '.join(absent)} not installed; pip install 'lit-fed[onnx]'"
-    return written, lacking
-
-
 def _stored(found: Any, path: Path) -> tuple[tuple[int, ...], str]:
-    """What a checkpoint says that an input is like."""
+    """Shape and type of an input as a checkpoint holds them."""
     if not isinstance(found, tuple) or len(found) != 2:
         raise ConfigError(
-            f"{path} does not say what an input is like; give --shape and --dtype, such as [1,28,28] uint8"
+            f"{path} does not say what an input is like; give the shape of one without the batch, and its type: "
+            "--shape '[1,28,28]' --dtype uint8, in Python stored=((1, 28, 28), 'uint8')"
         )
     return tuple(found[0]), str(found[1])
 
 
 def _example(shape: tuple[int, ...], dtype: str) -> Tensor:
-    """Three inputs: a size that no axis of a network has by chance."""
+    """A batch of three inputs: a size that no axis of a network has by chance."""
     kind = getattr(torch, dtype, None)
     if not isinstance(kind, torch.dtype):
-        raise ConfigError(f"there is no type {dtype!r} of inputs; name one of torch's, such as uint8 or float32")
+        raise ConfigError(f"--dtype is {dtype!r}; it must be a type of torch, such as uint8 or float32")
     if not all(type(size) is int and 0 < size < _LARGEST for size in shape) or math.prod(shape) > _LARGEST:
-        raise ConfigError(f"no input has the shape {list(shape)}; give the sizes of one, without the batch")
+        raise ConfigError(f"--shape is {list(shape)}; it must hold the sizes of one input, without the batch")
     generator = torch.Generator().manual_seed(0)
     if kind.is_floating_point:
         return torch.rand(3, *shape, generator=generator, dtype=torch.float32).to(kind)
     return torch.randint(0, 2, (3, *shape), generator=generator).to(kind)
 
 
-def _attempt(write: Any, folder: Path, name: str, written: list[str], lacking: dict[str, str]) -> Any:
-    """What a step makes; None, and why, where the network is not made for it.
+def _attempt(step: Callable[[], T], name: str, lacking: dict[str, str]) -> T | None:
+    """The result of a step; None, and the cause in `lacking`, where the network does not allow it.
 
     Raises:
-        OSError: If it cannot be written, whatever the network.
+        OSError: If a file cannot be written.
     """
     try:
-        made = write()
+        return step()
     except OSError:
         raise
-    except Exception as error:  # whatever the network's code does with a tracer, beside the exporters' own
+    except Exception as error:  # of the network's own code under a tracer, and of the exporters
         lacking[name] = str(error) if isinstance(error, LitFedError) else reason(error)
-        (folder / name).unlink(missing_ok=True)
         return None
-    written.append(name)
-    return made
 
 
-def _write_weights(deployed: DeployedNetwork, path: Path, told: str) -> None:
-    """The network's tensors and what is known of it; tensors that share memory are written once each."""
+def _weights(deployed: DeployedNetwork, told: str) -> bytes:
+    """The network's tensors and the facts; tensors that share memory are stored once each."""
     tensors = {name: tensor.detach().clone().contiguous() for name, tensor in deployed.network.state_dict().items()}
-    path.write_bytes(save(tensors, metadata={"format": "pt", "lit_fed": told}))
+    return save(tensors, metadata={"format": "pt", "lit_fed": told})
 
 
-def _write_pt2(deployed: DeployedNetwork, example: Tensor, path: Path, told: str) -> torch.export.ExportedProgram:
+def _program(deployed: DeployedNetwork, example: Tensor) -> ExportedProgram:
+    """The network for batches of any size, and sequences of any length that it takes."""
     network = deployed.network
     if isinstance(network, LightningModule) and not overrides(network, "forward"):
         raise ConfigError(f"{type(network).__name__} has no forward(x), which is what would be written")
-    batch = torch.export.Dim("batch", min=1)
+    sizes: dict[int, Any] = {0: torch.export.Dim("batch", min=1)}
+    if example.ndim <= _SEQUENCE_AXES:
+        sizes |= dict.fromkeys(range(1, example.ndim), torch.export.Dim.AUTO)  # free where the network leaves it so
     with torch.no_grad():
-        program = torch.export.export(deployed, (example,), dynamic_shapes=({0: batch},))
-        content = io.BytesIO()  # of a file that cannot be written, torch says what it says of one that cannot be made
-        torch.export.save(program, content, extra_files={FACTS: told})
-        path.write_bytes(content.getvalue())
-        again = torch.export.load(path).module()
-        for some in (example, example[:2]):
-            torch.testing.assert_close(again(some), deployed(some), rtol=1e-4, atol=1e-5)
-    return program
+        return torch.export.export(deployed, (example,), dynamic_shapes=(sizes,))
 
 
-def _write_onnx(program: torch.export.ExportedProgram, deployed: DeployedNetwork, example: Tensor, path: Path) -> None:
+def _free_axes(program: ExportedProgram) -> dict[int, tuple[int, int | None]]:
+    """By axis of the inputs, beside the batch, the least and the largest size; None for no largest."""
+    (name,) = program.graph_signature.user_inputs
+    (inputs,) = [node for node in program.graph.nodes if node.op == "placeholder" and node.name == name]
+    found = {}
+    for axis, size in enumerate(inputs.meta["val"].shape):
+        allowed = program.range_constraints.get(size.node.expr) if isinstance(size, torch.SymInt) else None
+        if axis and allowed is not None:
+            found[axis] = int(allowed.lower), int(allowed.upper) if allowed.upper.is_Integer else None
+    return found
+
+
+def _other_sizes(example: Tensor, free: Mapping[int, tuple[int, int | None]]) -> list[Tensor]:
+    """Batches to compare a program with its network: of two sizes, and with every free axis shorter."""
+    batches = [example, example[:2]]
+    for axis, (least, _) in free.items():
+        batches.append(example.narrow(axis, 0, max(least, example.shape[axis] // 2)))
+    return batches
+
+
+def _write_pt2(
+    program: ExportedProgram, deployed: DeployedNetwork, batches: Sequence[Tensor], path: Path, told: str
+) -> bool:
+    content = io.BytesIO()  # torch reports an unwritable file as a network that cannot be exported
+    torch.export.save(program, content, extra_files={FACTS: told})
+    path.write_bytes(content.getvalue())
+    again = torch.export.load(path).module()
+    with torch.no_grad():
+        for batch in batches:
+            torch.testing.assert_close(again(batch), deployed(batch), rtol=1e-4, atol=1e-5)
+    return True
+
+
+def _write_onnx(
+    program: ExportedProgram, deployed: DeployedNetwork, batches: Sequence[Tensor], path: Path, told: str
+) -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporter's own parts
-        made = torch.onnx.export(program, (example,), input_names=["inputs"], verbose=False)
+        made = torch.onnx.export(program, (batches[0],), input_names=["inputs"], verbose=False)
     assert made is not None
     made.save(path)
     if find_spec("onnxruntime") is not None:
         import onnxruntime
 
         session = onnxruntime.InferenceSession(path)
-        for some in (example, example[:2]):
-            (found, *_) = session.run(None, {"inputs": some.numpy()})
+        for batch in batches:
+            (found, *_) = session.run(None, {"inputs": batch.numpy()})
             with torch.no_grad():
-                torch.testing.assert_close(torch.from_numpy(found), deployed(some), rtol=1e-3, atol=1e-4)
+                torch.testing.assert_close(torch.from_numpy(found), deployed(batch), rtol=1e-3, atol=1e-4)
+    return True

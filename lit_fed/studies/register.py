@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from lit_fed.engine.storage.files import in_place_of, write_text
 from lit_fed.errors import ConfigError
+from lit_fed.printing import counted
 from lit_fed.studies.claims import HOW_DECIDED, OUTCOMES, UNDECIDED
 from lit_fed.studies.claims_page import GENERATED, Finished, Row, StudyRow, with_cause
 from lit_fed.studies.markdown import head, line
@@ -108,10 +109,11 @@ class Register:
     def tally(self) -> str:
         """The number of claims by outcome, as a sentence."""
         rows = [row for rows in self._claims.values() for row in rows]
-        told = f"{len(rows)} claims of {len(self._entries)} studies and profiles: {_counted(rows)}"
+        of = f"{len(self._entries)} studies and profiles" if len(self._entries) != 1 else "1 study"
+        told = f"{counted(len(rows), 'claim')} of {of}: {_outcomes(rows)}"
         theirs = [row for row in rows if not row.is_ours]
         if len(theirs) < len(rows):
-            told += f"; without ours, which ask for causes, {len(theirs)}: {_counted(theirs)}"
+            told += f"; without ours, which ask for causes, {len(theirs)}: {_outcomes(theirs)}"
         return told
 
     def _page(self, entries: Iterable[StudyRow]) -> list[str]:
@@ -125,7 +127,7 @@ class Register:
         return [*lines, "", *again, _MINUTES, "", HOW_DECIDED]
 
 
-def _counted(rows: Sequence[Row]) -> str:
+def _outcomes(rows: Sequence[Row]) -> str:
     counts = Counter(row.verdict for row in rows)
     return ", ".join(f"{outcome} {counts[outcome]}" for outcome in OUTCOMES)
 

@@ -293,10 +293,10 @@ def _build(path: Path, profile: str, content: dict[str, Any], where: Where) -> S
     columns = _variants(where.at("columns"), where.mapping(content, "columns"))
     if not rows:
         raise where.error("rows is missing; name at least one row, or sweep a setting with grid")
-    columns = columns or {"all": Variant("all", "all")}
+    measure = _measure(where, content)
+    columns = columns or {"all": Variant("all", str(measure.get("metric", "result")))}
     if both := [name for name in rows if name in columns]:
         raise where.error(f"{both[0]!r} is a row and a column, which claims cannot distinguish; rename one")
-    measure = _measure(where, content)
     skip = frozenset(_place(where.at("skip"), word, rows, columns) for word in where.texts(content, "skip"))
     claims = [] if content.get("claims") is None else content["claims"]
     if not isinstance(claims, list):

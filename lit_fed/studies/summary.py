@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from lit_fed.printing import counted
 from lit_fed.studies.claims import HOW_DECIDED, OUTCOMES
 from lit_fed.studies.markdown import head, line
 from lit_fed.studies.results import Results, verdict_text
@@ -99,8 +100,8 @@ def _read(path: Path) -> Summary | None:
 def tally_text(several: Sequence[Summary]) -> str:
     """Return the number of claims by outcome, as a sentence."""
     counts = {outcome: sum(summary.counts[outcome] for summary in several) for outcome in OUTCOMES}
-    studies = "1 study" if len(several) == 1 else f"{len(several)} studies"
-    return f"{sum(counts.values())} claims of {studies}: " + ", ".join(
+    claims = counted(sum(counts.values()), "claim")
+    return f"{claims} of {counted(len(several), 'study')}: " + ", ".join(
         f"{outcome} {count}" for outcome, count in counts.items()
     )
 

@@ -18,7 +18,7 @@ from tensorboard.backend.event_processing.plugin_event_accumulator import EventA
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from lit_fed.callbacks import RoundRecord
-from lit_fed.callbacks.dashboard import Dashboard, flatten
+from lit_fed.callbacks.dashboard import Dashboard
 from lit_fed.callbacks.pictures import predictions_picture
 from lit_fed.data import Diabetes, Digits
 from lit_fed.data.population.pictures import partition_picture, render
@@ -53,6 +53,7 @@ class Module(LightningModule):
 class Data:
     num_classes: int | None = 10
     class_names: list[str] | None = None
+    client_names: list[str] | None = None
     num_clients, input_shape = 4, (1, 8, 8)
 
     def picture(self) -> Any:
@@ -284,29 +285,32 @@ def test_hparams_come_from_the_config_without_scalars_of_their_own(tmp_path: Pat
     Dashboard().on_fit_start(a_run(tmp_path))
     found = read_hparams(tmp_path)
     assert found["params"] == {
-        "model.class_path": "lit_fed.FedAvg",
+        "model": "FedAvg",
         "model.lr": 0.1,
         "model.nesterov": "true",
         "model.milestones": "[1, 2]",
         "trainer.max_rounds": 3,
-        "trainer.protocols.0.class_path": "A",
-        "trainer.protocols.1.class_path": "B",
+        "trainer.protocols.0": "A",
+        "trainer.protocols.1": "B",
     }
     assert found["metrics"] == ["global/acc", "global/loss", "clients/acc_mean"]
     assert read(tmp_path).Tags()["scalars"] == []
 
 
-def test_hparams_begin_with_what_was_asked_for_last(tmp_path: Path) -> None:
-    Dashboard().on_fit_start(a_run(tmp_path, told=("trainer.max_rounds", "trainer.protocols", "model.lr", "model")))
-    assert read_hparams(tmp_path)["columns"] == [
-        "trainer.max_rounds",
-        "trainer.protocols.0.class_path",
-        "trainer.protocols.1.class_path",
-        "model.lr",
-        "model.class_path",
-        "model.nesterov",
-        "model.milestones",
-    ]
+def test_columns_of_hparams_are_what_was_asked_for_last_first(tmp_path: Path) -> None:
+    told = ("trainer.max_rounds", "trainer.protocols", "model.lr", "model.class_path")
+    Dashboard().on_fit_start(a_run(tmp_path / "version_0", told=told))
+    columns = ["trainer.max_rounds", "trainer.protocols.0", "trainer.protocols.1", "model.lr", "model"]
+    assert read_hparams(tmp_path / "version_0")["columns"] == columns  # nobody asked for nesterov and milestones
+
+
+def test_columns_of_hparams_begin_with_what_differs_between_the_runs_beside(tmp_path: Path) -> None:
+    (tmp_path / "version_0").mkdir()
+    (tmp_path / "version_0/config.yaml").write_text(CONFIG.replace("[1, 2]", "[9]"), encoding="utf-8")
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged/config.yaml").write_text("[", encoding="utf-8")
+    Dashboard().on_fit_start(a_run(tmp_path / "version_1", told=("trainer.max_rounds",)))
+    assert read_hparams(tmp_path / "version_1")["columns"] == ["model.milestones", "trainer.max_rounds"]
 
 
 @pytest.mark.parametrize(
@@ -331,16 +335,6 @@ def test_hparams_only_on_a_fresh_start_and_with_a_config(tmp_path: Path) -> None
     Dashboard().on_fit_start(a_run(tmp_path / "fork", start_round=1, resumed_from=tmp_path / "resumed"))
     assert read_hparams(tmp_path / "fork")["params"]["trainer.max_rounds"] == 3
     assert steps(read(tmp_path / "fork").Images("pictures/partition")) == [1]
-
-
-def test_flatten_takes_whatever_yaml_gives() -> None:
-    assert flatten(None) == {}
-    assert flatten({"a": {"b": [], "c": {}}, "d": [[1], [2]], "e": False}) == {
-        "a.b": "[]",
-        "d.0": "[1]",
-        "d.1": "[2]",
-        "e": "false",
-    }
 
 
 def test_every_logger_gets_every_metric_at_once(tmp_path: Path) -> None:

@@ -26,6 +26,12 @@ def test_participation_map_shows_each_fate_where_it_happened() -> None:
     ]
 
 
+def test_participation_map_has_the_clients_names() -> None:
+    names = ["Aarhus", "Basel", "Cork"]
+    figure = participation_map(lambda round_idx: [Participant(round_idx, Fate.ON_TIME)], 2, 3, 1, names)
+    assert [text.get_text() for text in figure.axes[0].get_yticklabels()] == names
+
+
 def test_participation_map_bins_long_runs_by_the_most_frequent_fate() -> None:
     def plan(round_idx: int) -> list[Participant]:
         return [

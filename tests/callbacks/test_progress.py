@@ -15,6 +15,7 @@ from rich.console import Console
 from lit_fed.callbacks import RoundRecord
 from lit_fed.callbacks.progress import Progress, format_bytes, is_evaluated, print_evaluation
 from lit_fed.engine.lightning.metric_names import MetricNames
+from lit_fed.errors import ConfigError
 from lit_fed.participation import Fate, Participant
 
 PLAN = [Participant(client_id, Fate.ON_TIME) for client_id in range(4)] + [Participant(9, Fate.LOST_BEFORE)]
@@ -192,6 +193,28 @@ def test_closing_table_has_last_and_best_of_every_evaluated_metric(tmp_path: Pat
     assert f"watch       tensorboard --logdir {tmp_path}" in unwrapped
     assert f"last.ckpt   {tmp_path / 'checkpoints' / 'last.ckpt'}" in unwrapped
     assert "best.ckpt" not in shown
+
+
+def test_the_rows_of_the_closing_table_are_a_setting() -> None:
+    progress, file = a_progress()
+    progress.metrics = ["clients/*_min", "global/f1"]
+    run = a_run(settings=SimpleNamespace(evaluate_every=2))
+    progress.on_fit_start(run)
+    run_round(progress, run, 0, train__loss=1.0)  # not evaluated
+    run_round(progress, run, 1, global__f1=0.5, global__acc=0.6, clients__acc_min=0.2, time__eval_s=1.0)
+    progress.on_fit_end(run)
+    rows = re.findall(r"│ (\S+) +│ +(\S+) +│", file.getvalue())
+    assert rows == [("global/f1", "0.5"), ("clients/acc_min", "0.2")]
+
+
+def test_a_row_of_the_closing_table_that_no_metric_fits_is_refused_at_the_first_evaluation() -> None:
+    progress, _ = a_progress()
+    progress.metrics = ["clients/*_worst"]
+    run = a_run(settings=SimpleNamespace(evaluate_every=1))
+    progress.on_fit_start(run)
+    told = "Progress.metrics 'clients/*_worst' is not a metric of this run; there are global/acc, train/loss"
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        run_round(progress, run, 0, global__acc=0.5, train__loss=1.0, time__eval_s=1.0)
 
 
 def test_best_covers_the_rounds_before_a_resume_and_ignores_nan() -> None:

@@ -24,7 +24,7 @@ from lit_fed.command.cli import main
 from lit_fed.data import Digits
 from lit_fed.errors import CheckpointError, ConfigError
 from lit_fed.handover import export
-from lit_fed.handover.card import card
+from lit_fed.handover.card import Inputs, card
 from lit_fed.handover.facts import Facts
 from lit_fed.networks import build_network
 from tests.command.support import command, error_of
@@ -227,6 +227,57 @@ class Faceless(LightningModule):
         self.network = nn.Linear(2, 1, bias=False)
 
 
+@pytest.mark.parametrize("modules", ["[]", "[os]"])
+def test_the_command_names_its_own_flag_for_a_class_that_is_not_allowed(
+    modules: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    short = ("--trainer.max_rounds", "1", "--trainer.default_root_dir", tmp_path)
+    main(command("fit", "-c", "examples/my_module.yaml", *short))
+    where = ["--ckpt_path", str(tmp_path / "lightning_logs/version_0"), "--output", str(tmp_path / "out")]
+    told = error_of(["export", *where, "--modules", modules], capsys)
+    assert told.endswith("; if you trust it, allow it with --modules '[examples.my_module]'")
+    assert "load_network" not in told
+
+
+class Reader(nn.Module):
+    """Reads up to 64 tokens; where it is fixed, 12."""
+
+    def __init__(self, fixed: bool) -> None:
+        super().__init__()
+        self.embedding, self.positions = nn.Embedding(10, 4), nn.Parameter(torch.randn(64, 4))
+        self.head, self.fixed = nn.Linear(4 * 12 if fixed else 4, 2), fixed
+
+    def forward(self, x: Tensor) -> Tensor:
+        read = self.embedding(x) + self.positions[: x.shape[1]]
+        scores: Tensor = self.head(read.flatten(1) if self.fixed else read.mean(1))
+        return scores
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_a_sequence_has_any_length_that_the_network_takes(fixed: bool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    reader = Reader(fixed)
+    path = Path(fit(tmp_path, max_rounds=1).log_dir) / "checkpoints" / "last.ckpt"
+    content: dict[str, Any] = torch.load(path, weights_only=True)
+    torch.save(content | {"state_dict": reader.state_dict()}, path)
+    done = export_network(path, tmp_path / "out", reader, stored=((12,), "int64"))
+    assert {"model.pt2", "model.onnx"} <= {*done.files}, done.lacking
+    text = (tmp_path / "out/MODEL_CARD.md").read_text(encoding="utf-8")
+    shape = json.loads((tmp_path / "out/model.json").read_text(encoding="utf-8"))["input"]["shape"]
+    if fixed:
+        assert shape == [None, 12]
+        assert "a batch (B, 12) of `int64`, B of any size, the other sizes fixed" in text
+        return
+    assert shape == [None, None]
+    assert "a batch (B, L) of `int64`, B of any size, L of 2 to 64" in text
+    program = torch.export.load(tmp_path / "out/model.pt2").module()
+    for length in (2, 5, 64):
+        x = torch.randint(10, (2, length))
+        with torch.no_grad():
+            torch.testing.assert_close(program(x), reader(x))
+
+
 @pytest.mark.parametrize(("network", "why"), [(Picky(), "data-dependent"), (Faceless(), "Faceless has no forward(x)")])
 def test_what_cannot_be_written_is_said_and_the_rest_is_there(network: nn.Module, why: str, tmp_path: Path) -> None:
     made = fit(tmp_path, max_rounds=1)
@@ -241,7 +292,7 @@ def test_what_cannot_be_written_is_said_and_the_rest_is_there(network: nn.Module
 def test_preprocessing_that_is_code_is_said(tmp_path: Path) -> None:
     made = fit(tmp_path, LeastSquares(), OwnCode(2), max_rounds=1)
     export_network(made.log_dir, tmp_path / "out", nn.Linear(2, 1, bias=False), onnx=False)
-    assert "is code of its own, which these files do not hold" in (tmp_path / "out/MODEL_CARD.md").read_text()
+    assert "These files do not hold the data module's preprocessing" in (tmp_path / "out/MODEL_CARD.md").read_text()
 
 
 def test_a_checkpoint_that_does_not_say_what_an_input_is_like(tmp_path: Path) -> None:
@@ -251,12 +302,16 @@ def test_a_checkpoint_that_does_not_say_what_an_input_is_like(tmp_path: Path) ->
     assert content["inputs"].pop("stored") == ((2,), "float32")
     torch.save(content, path)
     network = nn.Linear(2, 1, bias=False)
-    with pytest.raises(ConfigError, match=r"last\.ckpt does not say what an input is like; give --shape"):
+    with pytest.raises(
+        ConfigError, match=r"last\.ckpt does not say what an input is like; give the shape of one without"
+    ):
         export_network(path, tmp_path / "out", network)
-    with pytest.raises(ConfigError, match="there is no type 'bytes' of inputs; name one of torch's, such as uint8"):
+    with pytest.raises(ConfigError, match="--dtype is 'bytes'; it must be a type of torch, such as uint8"):
         export_network(path, tmp_path / "out", network, stored=((2,), "bytes"))
     for shape in ((0,), (-1, 2), (10**30,), (10**6, 10**6)):
-        with pytest.raises(ConfigError, match=r"no input has the shape \["):
+        with pytest.raises(
+            ConfigError, match=r"--shape is \[.*\]; it must hold the sizes of one input, without the batch"
+        ):
             export_network(path, tmp_path / "out", network, stored=(shape, "float32"))
     assert not (tmp_path / "out").exists()
     assert "model.pt2" in export_network(path, tmp_path / "out", network, stored=((2,), "float32"), onnx=False).files
@@ -282,7 +337,7 @@ def test_whatever_things_are_called_stays_a_text_in_the_card(text: str) -> None:
         {f"global/{text}": 0.5}, "test", [{"step": text}], [text, text], {text: text},
     )  # fmt: skip
     reader = markdown.MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
-    tokens = reader.parse(card(plain, [], ((2,), "float32")))
+    tokens = reader.parse(card(plain, [], Inputs((2,), "float32", {})))
     inner = [one for token in tokens for one in token.children or ()]
     assert {one.type for one in (*tokens, *inner)} & {
         "html_block", "html_inline", "link_open", "image", "em_open", "strong_open", "s_open", "fence"

@@ -69,7 +69,7 @@ def test_every_claim_is_a_line_with_the_papers_margin_and_ours(studied, tmp_path
     assert [line["verdict"] for line in lines] == ["holds", "fails", "equal", "holds", "undecided"]
     assert [line["cause"] for line in lines] == ["", "its steps are | short", "", "", ""]
     assert [line["seeds"] for line in lines] == ["2", "2", "2", "2", "0"]
-    assert "5 claims of 1 studies and profiles: holds 2, equal 1, undecided 1, fails 1" in capsys.readouterr().out
+    assert "5 claims of 1 study: holds 2, equal 1, undecided 1, fails 1" in capsys.readouterr().out
 
 
 def test_the_page_counts_and_the_studys_own_explains(studied, tmp_path):
@@ -117,7 +117,7 @@ def test_claims_of_ours_are_counted_apart(studied, tmp_path):
     told = (
         "holds 1, equal 0, undecided 0, fails 1; without ours, which ask for causes, 1: holds 1, equal 0, undecided 0"
     )
-    assert f"2 claims of 1 studies and profiles: {told}, fails 0." in page
+    assert f"2 claims of 1 study: {told}, fails 0." in page
 
 
 def test_of_a_study_that_claims_nothing_the_table_is_entered(studied, tmp_path, capsys):
@@ -125,7 +125,7 @@ def test_of_a_study_that_claims_nothing_the_table_is_entered(studied, tmp_path, 
     seeds = {"seeds": [0, 1], "scale": 100, "profiles": {"paper": {"set": {"trainer.max_rounds": 3}}, "pocket": {}}}
     write_study(tmp_path, claims=[], **seeds)
     results(path, studies, tmp_path / "page")
-    assert "1 entered; 0 changed causes; 0 claims of 1 studies and profiles" in capsys.readouterr().out
+    assert "1 entered; 0 changed causes; 0 claims of 1 study" in capsys.readouterr().out
     page = (tmp_path / "page/studies/tiny-pocket.md").read_text(encoding="utf-8")
     assert "| fedavg | 50.50 ± 0.71 |\n" in page
     assert "claim" not in page.partition("hardware")[2]

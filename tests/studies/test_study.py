@@ -194,6 +194,13 @@ def test_a_mistake_is_named_with_its_place(changes, expected, tmp_path):
     assert error(tmp_path, **changes).startswith(expected)
 
 
+@pytest.mark.parametrize(("measure", "head"), [("", "result"), ("metric: global/acc\n", "global/acc")])
+def test_the_only_column_of_a_study_without_columns_is_called_by_what_is_measured(measure, head, tmp_path):
+    path = tmp_path / "bare.yaml"
+    path.write_text(f"rows: {{a: {{}}}}\n{measure}")
+    assert {name: column.label for name, column in read_study(path).columns.items()} == {"all": head}
+
+
 def test_without_a_metric_it_is_what_the_run_monitors_with_its_direction(tmp_path):
     path = tmp_path / "bare.yaml"
     path.write_text("rows: {a: {}}\nprofiles: {paper: {}}\n")

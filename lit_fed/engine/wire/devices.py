@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -87,7 +88,14 @@ class Devices:
                 f"trainer.accelerator {self.accelerator}, precision {self.precision}: {reason(error)}"
             ) from error
         except (ValueError, RuntimeError, TypeError) as error:
-            raise ConfigError(f"trainer: {' '.join(str(error).split())}") from error
+            text, key = " ".join(str(error).split()), f"trainer.accelerator is {self.accelerator!r}"
+            if "No supported gpu backend" in text or "accelerator is not available" in text:
+                no_device = "PyTorch finds no such device on this machine; set it to 'cpu' or 'auto'"
+                raise ConfigError(f"{key}; {no_device}") from error
+            if named := re.search("invalid accelerator name.*Available names are: (.*?)[.]?$", text):
+                names = ", ".join(sorted(["gpu", *named[1].split(", ")]))
+                raise ConfigError(f"{key}; it must be one of {names}") from error
+            raise ConfigError(f"trainer: {text}") from error
         wanted = getattr(fabric.strategy, "num_processes", 1) * self.num_nodes
         if starter is not None and wanted != starter.in_all:
             raise ConfigError(

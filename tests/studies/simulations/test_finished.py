@@ -82,7 +82,7 @@ def test_a_simulation_is_lines_a_page_its_numbers_and_its_picture(figure: Path, 
         "simulations/somebody_figure1/points.csv"
     ).read_bytes()
     assert (beside / "somebody_figure1-simulation.png").stat().st_size > 10_000
-    assert "2 claims of 1 studies and profiles: holds 0, equal 0, undecided 2, fails 0" in capsys.readouterr().out
+    assert "2 claims of 1 study: holds 0, equal 0, undecided 2, fails 0" in capsys.readouterr().out
 
 
 def test_a_claim_may_change_after_the_run_and_a_setting_may_not(figure: Path, capsys: pytest.CaptureFixture[str]):
