@@ -1,0 +1,1 @@
+"""Differential privacy around any method whose reducer is a mean of client updates."""
