@@ -36,6 +36,7 @@ from lit_fed.engine.method.algorithm import Algorithm
 from lit_fed.engine.method.client import local_work
 from lit_fed.engine.method.kinds import ONLY, Kinds, assign
 from lit_fed.engine.method.model import BufferPolicy
+from lit_fed.engine.method.wrapper import Privacy, Wrappers
 from lit_fed.engine.storage.packs import PackedFiles
 from lit_fed.engine.storage.store import ClientStore
 from lit_fed.engine.wire.payload import Channel, Codec
@@ -98,6 +99,7 @@ class FederatedTrainer:
         num_threads: CPU threads of each process, null for torch's choice. Kernels sum in another order with another
             number of threads; set it to get bit-identical weights with another number of processes.
         deterministic: Let torch refuse (or with ``warn`` name) operations on a GPU that differ from run to run.
+        privacy: Differential privacy around the method, such as `lit_fed.privacy.ClientLevel`; null for none.
 
     Raises:
         ConfigError: For settings that contradict each other or cannot work.
@@ -138,6 +140,7 @@ class FederatedTrainer:
         enable_checkpointing: bool = True,
         num_threads: int | None = None,
         deterministic: bool | Literal["warn"] = False,
+        privacy: Privacy | None = None,
     ) -> None:
         for key, value, least in (
             ("max_rounds", max_rounds, 1),
@@ -182,6 +185,7 @@ class FederatedTrainer:
         self.networks = NetworkOptions(compile, channels_last)
         self.client_store: Literal["memory", "disk"] = client_store
         self.num_threads, self.deterministic = num_threads, deterministic
+        self.wrappers = Wrappers([wrapper for wrapper in (privacy,) if wrapper is not None])
         self._run: Run | None = None
         self._parts: tuple[Any, Any, Any] | None = None
         self._launched = False
@@ -336,6 +340,8 @@ class FederatedTrainer:
         with self.guard.on_duty(run.workers.data_parallel), open_run(run, ckpt_path):
             if run.start_round >= run.max_rounds:
                 self.fabric.print(f"all {run.start_round} rounds are done already; raise trainer.max_rounds to go on")
+            with self.fabric.rank_zero_first():
+                self.wrappers.begin(run.settings.max_rounds, run.start_round > 0 or ckpt_path is not None)
             with run.federation.session.at_work("fit"):
                 run_rounds(run)
                 for kind, trained in run.federation.global_models(max(run.next_round - 1, 0)).items():
@@ -396,6 +402,8 @@ class FederatedTrainer:
             max_rounds=self.settings.max_rounds,
             seed=self.settings.seed,
             guard=self.guard,
+            wrappers=self.wrappers,
+            protocols=self.settings.protocols,
             stage=stage,
         )
         for loop in federation.loops.values():

@@ -14,7 +14,7 @@ from lit_fed.deployment.heard import Due, Heard, answer, hear, held
 from lit_fed.deployment.roster import KnownNode, Roster
 from lit_fed.deployment.wire import MOST_METRICS, Message, Ranges, encode, shown
 from lit_fed.engine.clients.executor import Executor, Question
-from lit_fed.engine.clients.forecast import untrained_answer
+from lit_fed.engine.clients.forecast import layouts_of
 from lit_fed.engine.clients.session import Session
 from lit_fed.engine.method.client import Client
 from lit_fed.engine.storage.files import Version, VersionedFiles
@@ -163,7 +163,7 @@ class GridExecutor(Executor):
         """Let every client train where it lives."""
         ids = list(client_ids)
         arrived = 0
-        for outcome in self._work("train", ids, broadcast, {}, self._layouts(ids, broadcast)):
+        for outcome in self._work("train", ids, broadcast, {}, layouts_of(self.session, ids, broadcast)):
             arrived += isinstance(outcome, ClientUpdate)
             if outcome is not None:
                 yield outcome
@@ -382,20 +382,6 @@ class GridExecutor(Executor):
 
     # ------------------------------------------------------------------ what answers look like, and where states lie
 
-    def _layouts(self, ids: Iterable[int], broadcast: Broadcast) -> dict[str, Layout]:
-        """What an update of each kind must look like: as that of a client that has not trained."""
-        session, found = self.session, {}
-        for client_id in ids:
-            kind = session.kinds[client_id]
-            if kind not in found:
-                data = cast("Any", _Elsewhere(session.data))
-                client = Client(
-                    client_id, broadcast.round_idx, "train", session.seed, session.loops[kind].model, data,
-                    session.work, received=broadcast.payloads[kind],
-                )  # fmt: skip
-                found[kind] = layout_of(untrained_answer(client, session.algorithm))
-        return found
-
     def _files(self, directory: Path) -> NodeFiles:
         return NodeFiles(directory, self._held)
 
@@ -408,18 +394,3 @@ class GridExecutor(Executor):
             asked, _LOOK_S * 10, lambda node, said: held(said, homes[node].clients)
         ).values():
             yield from entries
-
-
-class _Elsewhere:
-    """The data of a population whose clients are elsewhere: all that is known, and loaders without batches."""
-
-    def __init__(self, data: Any) -> None:
-        self._data = data
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._data, name)
-
-    def train_loader(self, *_args: Any, **_kwargs: Any) -> list[Any]:
-        return []
-
-    val_loader = calibration_loader = train_loader

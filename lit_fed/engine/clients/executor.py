@@ -149,7 +149,8 @@ class SequentialExecutor(Executor):
         if flat is not None:
             self._layout = flat.layout
         metrics["time_s"] = time.perf_counter() - started
-        return ClientUpdate(client_id, made.payload, weight, metrics, session.kinds[client_id], flat=flat)
+        update = ClientUpdate(client_id, made.payload, weight, metrics, session.kinds[client_id], flat=flat)
+        return session.wrappers.on_client(update, client.received)
 
 
 def failure(client_id: int, round_idx: int, error: BaseException) -> ClientFailure:

@@ -19,6 +19,7 @@ from lit_fed.engine.lightning.meter import Meter
 from lit_fed.engine.method.algorithm import Algorithm
 from lit_fed.engine.method.client import Client, FineTuning, LocalWork, Pass, Phase, Stage, Tensors
 from lit_fed.engine.method.kinds import Kinds
+from lit_fed.engine.method.wrapper import Wrappers
 from lit_fed.engine.storage.store import ClientStore
 from lit_fed.engine.wire.broadcast import Broadcast
 from lit_fed.engine.wire.finite import not_finite
@@ -43,6 +44,7 @@ class Session:
         work: How long clients train.
         seed: The seed of the run.
         guard: Stands beside clients that train.
+        wrappers: What is around the method.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Session:
         work: LocalWork,
         seed: int,
         guard: Guard | None = None,
+        wrappers: Wrappers | None = None,
     ) -> None:
         self.loops = loops
         self.kinds = kinds
@@ -64,6 +67,7 @@ class Session:
         self.work = work
         self.seed = seed
         self.guard = Guard() if guard is None else guard
+        self.wrappers = wrappers or Wrappers()
         self._taken: Broadcast | None = None
         self._fits: dict[str, Layout] = {}  # by kind: of a state that the method can go on with
 
@@ -143,7 +147,7 @@ class Session:
         model = loop.model
         client = Client(
             client_id, broadcast.round_idx, stage, self.seed, model, self.data, self.work, fine_tuning,
-            received=broadcast.payloads[kind], objective=loop.objective,
+            received=broadcast.payloads[kind], objective=loop.objective, around=self.wrappers.loader_of(stage),
         )  # fmt: skip
         stored = self.store.get(client_id)
         client.is_new = stored is None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +17,8 @@ from lit_fed.engine.clients.server_training import ServerLoop
 from lit_fed.engine.clients.session import Session
 from lit_fed.engine.clients.trial import extremes, try_out
 from lit_fed.engine.evaluation.federation import Federation
+from lit_fed.engine.evaluation.protocols import Protocol
+from lit_fed.engine.loop.surroundings import surroundings
 from lit_fed.engine.lightning.compatibility import (
     check_data,
     check_optimization,
@@ -31,6 +33,7 @@ from lit_fed.engine.method.client import LocalWork, Phase
 from lit_fed.engine.method.kinds import Kinds
 from lit_fed.engine.method.model import BufferPolicy, Model
 from lit_fed.engine.method.population import Population
+from lit_fed.engine.method.wrapper import Wrappers
 from lit_fed.engine.storage.store import ClientStore
 from lit_fed.engine.wire.payload import Channel
 from lit_fed.engine.wire.workers import Workers
@@ -62,6 +65,8 @@ def assemble(
     max_rounds: int,
     seed: int,
     guard: Guard,
+    wrappers: Wrappers,
+    protocols: Sequence[Protocol],
     stage: str = "fit",
 ) -> Federation:
     """Check that the parts fit, set them up in order, and join them.
@@ -106,7 +111,7 @@ def assemble(
         for kind, model in models.items()
     }
     population.server_loop = ServerLoop(fabric, loops)
-    session = Session(loops, kinds, algorithm, store, data, work, seed, guard)
+    session = Session(loops, kinds, algorithm, store, data, work, seed, guard, wrappers)
     with session.at_work():
         for kind, model in models.items():
             model.divide(algorithm.split(model, 0))
@@ -128,6 +133,10 @@ def assemble(
         fabric, workers, algorithm, server, data, participation, kinds, channel, store, session,
         executor(session), seed,
     )  # fmt: skip
+    if wrappers.stack:
+        with session.at_work():
+            wrappers.around = surroundings(federation, protocols, max_rounds)
+        wrappers.setup()
     with session.at_work():
         federation.begun_infinite = frozenset(federation.not_finite(0))
         if stage == "fit":

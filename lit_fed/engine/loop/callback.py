@@ -11,6 +11,8 @@ from lit_fed.engine.loop.run import Run
 from lit_fed.engine.wire.payload import ClientUpdate
 from lit_fed.participation import Participant
 
+_GLOBAL = ("global/", "privacy/", "time/")
+
 
 @dataclass(frozen=True, slots=True)
 class RoundRecord:
@@ -27,6 +29,11 @@ class RoundRecord:
     metrics: dict[str, float]
     rows: list[ClientRow]
     plan: Sequence[Participant]
+
+    def withheld(self) -> RoundRecord:
+        """The record of the global model alone: nothing of single clients, sums over them, or who they were."""
+        told = {name: value for name, value in self.metrics.items() if name.startswith(_GLOBAL)}
+        return RoundRecord(self.round_idx, told, [], [])
 
 
 class Callback:

@@ -196,6 +196,7 @@ class Client:
     phase: str = ""
     own: Payload = field(default_factory=dict)
     objective: TaskRun | None = None
+    around: Callable[[Iterable[Any], Client], Iterable[Any]] | None = None
     _anchor: Tensors | None = None
     _at: Mapping[str, Tensor] | None = None
     _ran: dict[int, tuple[Any, Outputs]] = field(default_factory=dict)
@@ -246,7 +247,8 @@ class Client:
 
     def train_loader(self) -> Iterable[Any]:
         """The client's own training data, shuffled by this client's generator for this round."""
-        return self.population.train_loader(self.id, self.generator("data"))
+        loader = self.population.train_loader(self.id, self.generator("data"))
+        return loader if self.around is None else self.around(loader, self)
 
     @property
     def num_samples(self) -> int:

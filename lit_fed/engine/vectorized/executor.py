@@ -131,7 +131,8 @@ class VectorizedExecutor(Executor):
         if (rate := session.loops[kind].optimizers.rate_of(client.round_idx)) is not None:
             metrics["lr"] = rate
         weight = client.num_samples if answer.weight is None else answer.weight
-        return ClientUpdate(client.id, answer.payload, weight, metrics, kind, flat=answer.flat)
+        update = ClientUpdate(client.id, answer.payload, weight, metrics, kind, flat=answer.flat)
+        return session.wrappers.on_client(update, client.received)
 
     def _size(self, kind: str) -> int:
         """As many as fit the cache with their weights, and the more the smaller a step's batches are."""
