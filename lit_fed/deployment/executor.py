@@ -16,10 +16,9 @@ from lit_fed.deployment.wire import MOST_METRICS, Message, Ranges, encode, shown
 from lit_fed.engine.clients.executor import Executor, Question
 from lit_fed.engine.clients.forecast import layouts_of
 from lit_fed.engine.clients.session import Session
-from lit_fed.engine.method.client import Client
 from lit_fed.engine.storage.files import Version, VersionedFiles
 from lit_fed.engine.wire.broadcast import Broadcast
-from lit_fed.engine.wire.payload import Channel, ClientUpdate, Layout, layout_of
+from lit_fed.engine.wire.payload import Channel, ClientUpdate, Layout
 from lit_fed.engine.wire.totals import Totals
 from lit_fed.errors import ClientFailure, ConfigError, NobodyLeft, WireError
 

@@ -61,7 +61,7 @@ class Mechanism:
             return 0.0
         if not self.noise_multiplier:
             return math.inf
-        accounting, rdp = _accounting()
+        _, rdp = _accounting()
         orders, one = self._divergences
         return float(rdp.compute_epsilon(orders, one * releases, delta)[0])
 

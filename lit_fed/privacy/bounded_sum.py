@@ -2,8 +2,8 @@ r"""A sum of clipped updates that no order of clients and no number of processes
 
 .. math:: S = \sum_k \min(1, C / \lVert \Delta_k \rVert)\, \Delta_k, \qquad \Delta_k = x_k - x
 
-Clipped updates are cut, towards zero, to multiples of :math:`2^{\lfloor \log_2 C \rfloor - 40}`: their norms stay within C,
-and sums of up to 8,000 of them are exact in float64.
+Clipped updates are cut, towards zero, to multiples of :math:`2^{\lfloor \log_2 C \rfloor - 40}`: their norms stay
+within C, and sums of up to 8,000 of them are exact in float64.
 """
 
 from __future__ import annotations

@@ -5,9 +5,7 @@ McMahan, Ramage, Talwar, Zhang: "Learning Differentially Private Recurrent Langu
 
 from __future__ import annotations
 
-import math
-import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 import torch
 
 from lit_fed.checks import check_range
+from lit_fed.engine.evaluation.protocols import Protocol
 from lit_fed.engine.method.algorithm import Cohort
 from lit_fed.engine.method.reducers import Reducer
 from lit_fed.engine.method.wrapper import Privacy, Surroundings
@@ -40,20 +39,20 @@ class ClientLevel(Privacy):
     Args:
         clip_norm: C, the largest norm of an update.
         noise_multiplier: z. Give this or ``epsilon``.
-        epsilon: The budget at the end of ``trainer.max_rounds``, for which z is worked out; the run stops before a round
+        epsilon: The budget for ``trainer.max_rounds`` rounds, for which z is worked out; the run stops before a round
             that would exceed it.
         delta: δ, the chance of a breach that ε does not cover; below 1/N.
         key_file: The file that holds the run's key, made where there is none, readable by its owner alone. Without it
             noise and cohorts follow from the seed, which protects nobody: a simulation.
-        withhold: Whether what is not private is kept from being written: per-client metrics, means over clients, counts.
-            By default where there is a key file.
+        withhold: Whether what is not private is kept from being written: metrics of clients and means over them,
+            counts, and who took part. By default where there is a key file.
 
     Raises:
         ConfigError: For values out of range, or both or neither of ``noise_multiplier`` and ``epsilon``.
 
     Note:
-        Clients are weighed alike and the sum is divided by q · N, not by the number that came, because both would depend
-        on who took part. Sums are taken in float64 on a grid, see `lit_fed.privacy.bounded_sum`.
+        Clients are weighed alike and the sum is divided by q · N, not by the number that came, because both would
+        depend on who took part. Sums are taken in float64 on a grid, see `lit_fed.privacy.bounded_sum`.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class ClientLevel(Privacy):
         check_range("trainer.privacy.delta", delta, above=0, below=1)
         if (noise_multiplier is None) == (epsilon is None):
             raise ConfigError(
-                f"trainer.privacy has noise_multiplier {noise_multiplier} and epsilon {epsilon}; give exactly one of them"
+                f"trainer.privacy has noise_multiplier {noise_multiplier} and epsilon {epsilon}; give exactly one"
             )
         self.clip_norm = clip_norm
         self.noise_multiplier = noise_multiplier
@@ -100,27 +99,29 @@ class ClientLevel(Privacy):
                 f"trainer.privacy cannot go around {method}: what its server makes of updates is not a mean of what "
                 "clients send, so no bound on one client's part is known"
             )
+        if not around.layout:
+            raise ConfigError(f"trainer.privacy has nothing to protect: clients of {method} send nothing; leave it out")
         if not all(part.uniform for part in parts):
             raise ConfigError(
                 f"trainer.privacy weighs clients alike, and {method} weighs them by their samples; set "
                 "algorithm.weighting to uniform"
             )
-        if odd := sorted(name for name, (dtype, _) in around.layout.items() if not dtype.is_floating_point):
-            raise ConfigError(f"trainer.privacy cannot add noise to {odd[0]!r}, which holds whole numbers")
         if around.averaged:
             raise ConfigError(
                 f"trainer.privacy: the model has buffers that are averaged, such as {min(around.averaged)!r}; set "
                 "trainer.buffers to local or server"
             )
+        if odd := sorted(name for name, (dtype, _) in around.layout.items() if not dtype.is_floating_point):
+            raise ConfigError(f"trainer.privacy cannot add noise to {odd[0]!r}, which holds whole numbers")
         stragglers = around.participation.stragglers
         if stragglers is not None and stragglers.late == "next_round":
             raise ConfigError(
                 "trainer.privacy accounts for a round's own cohort, and participation.stragglers.late is next_round; "
                 "set it to lost"
             )
-        if odd := [type(one).__name__ for one in around.protocols if getattr(one, "sums_clients", False)]:
+        if odd := [type(one).__name__ for one in around.protocols if type(one).layout is not Protocol.layout]:
             raise ConfigError(
-                f"trainer.protocols has {odd[0]}, which sums what clients compute past trainer.privacy; leave it out"
+                f"trainer.protocols has {odd[0]}, for which clients send tensors past trainer.privacy; leave it out"
             )
 
     def begin(self, around: Surroundings, kept: dict[str, Any], resumed: bool) -> None:
@@ -130,8 +131,8 @@ class ClientLevel(Privacy):
         self._settings = f"{around.settings} {self.clip_norm}"
         if key.path is not None and key.releases and not resumed:
             raise ConfigError(
-                f"trainer.privacy.key_file {key.path} was used by a run before; name another, or go on with that run by "
-                "--ckpt_path"
+                f"trainer.privacy.key_file {key.path} was used by a run before; name another, or go on with that run "
+                "by --ckpt_path"
             )
         participation, sampling = around.participation, sampling_of(around.participation)
         if key.path is not None:
@@ -150,20 +151,19 @@ class ClientLevel(Privacy):
             )
         kept["releases"] = max(kept["releases"], len(key.releases))
         self._mechanism = Mechanism(sampling, num_clients, self._cohort, kept["noise_multiplier"])
-        self._warn(num_clients, sampling, type(participation).__name__)
+        self._warn(num_clients, sampling, type(participation).__name__, around.say)
 
-    def _warn(self, num_clients: int, sampling: Sampling, participation: str) -> None:
+    def _warn(self, num_clients: int, sampling: Sampling, participation: str, say: Callable[[str], None]) -> None:
         if self.delta > 1 / num_clients:
-            warnings.warn(
-                f"trainer.privacy.delta is {self.delta}, above 1/{num_clients}: it allows to publish one client's data "
-                "outright; give less",
-                stacklevel=2,
+            say(
+                f"warning: trainer.privacy.delta is {self.delta}, above 1/{num_clients}: that allows one client's data "
+                "to be published outright; give less"
             )
         if sampling != "poisson":
             counted = "a larger epsilon" if sampling == "fixed_size" else "no amplification by sampling"
-            warnings.warn(
-                f"trainer.privacy counts {counted} for {participation}; PoissonParticipation has the smallest",
-                stacklevel=2,
+            say(
+                f"warning: trainer.privacy counts {counted} for {participation}; PoissonParticipation gives the "
+                "smallest"
             )
 
     # ------------------------------------------------------------------ a round

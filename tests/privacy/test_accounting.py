@@ -1,6 +1,7 @@
 """The accountant against published and closed-form values."""
 
 import math
+from itertools import pairwise
 from typing import Literal
 
 import pytest
@@ -61,7 +62,7 @@ def test_epsilon_grows_with_every_release(sampling: Literal["poisson", "fixed_si
     mechanism = Mechanism(sampling, 100, 10, 1.0)
     spent = [mechanism.rdp_epsilon(releases, 1e-5) for releases in range(5)]
     assert spent[0] == 0
-    assert all(earlier < later for earlier, later in zip(spent, spent[1:], strict=False))
+    assert all(earlier < later for earlier, later in pairwise(spent))
 
 
 def test_without_noise_nothing_bounds_the_loss() -> None:

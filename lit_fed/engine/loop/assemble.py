@@ -18,7 +18,6 @@ from lit_fed.engine.clients.session import Session
 from lit_fed.engine.clients.trial import extremes, try_out
 from lit_fed.engine.evaluation.federation import Federation
 from lit_fed.engine.evaluation.protocols import Protocol
-from lit_fed.engine.loop.surroundings import surroundings
 from lit_fed.engine.lightning.compatibility import (
     check_data,
     check_optimization,
@@ -28,6 +27,7 @@ from lit_fed.engine.lightning.compatibility import (
 )
 from lit_fed.engine.lightning.options import GradientOptions, NetworkOptions
 from lit_fed.engine.lightning.task_trainer import TaskTrainer
+from lit_fed.engine.loop.surroundings import surroundings
 from lit_fed.engine.method.algorithm import Algorithm
 from lit_fed.engine.method.client import LocalWork, Phase
 from lit_fed.engine.method.kinds import Kinds

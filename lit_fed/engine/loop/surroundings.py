@@ -35,6 +35,7 @@ def surroundings(federation: Federation, protocols: Sequence[Protocol], max_roun
         seed=federation.seed,
         device=federation.fabric.device,
         writes=federation.fabric.is_global_zero,
+        say=federation.fabric.print,
     )
 
 

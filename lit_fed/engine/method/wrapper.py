@@ -6,7 +6,6 @@ nothing by default, so that each kind of wrapper overrides those it needs.
 
 from __future__ import annotations
 
-from abc import ABC
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -38,6 +37,7 @@ class Surroundings:
         seed: The run's seed.
         device: Where updates are summed.
         writes: Whether this process writes files for all.
+        say: Prints a line on the first process.
     """
 
     algorithm: Algorithm[Any]
@@ -52,16 +52,17 @@ class Surroundings:
     seed: int
     device: torch.device
     writes: bool
+    say: Callable[[str], None]
 
 
-class Wrapper(ABC):
+class Wrapper:
     """Something around a method; every place does nothing by default."""
 
     def setup(self, around: Surroundings) -> dict[str, Any]:
         """Check that the method can be wrapped, before any training.
 
         Returns:
-            What the wrapper keeps between rounds, tensors and primitives: in the server's state, under its class's name.
+            What the wrapper keeps between rounds, tensors and primitives; it becomes a part of the server's state.
 
         Raises:
             ConfigError: If it cannot.
