@@ -28,6 +28,8 @@ def card(facts: Facts, uses: Sequence[str], example: tuple[tuple[int, ...], str]
     lines += [f"| partition, SHA-256 | {_code(facts.partition_sha256)} |", ""]
     lines += ["## Training", "", *_table({"method": facts.method, "trained for": _rounds(facts), **facts.algorithm})]
     lines += [*list(_table(facts.training))[2:], ""]
+    for name, kept in facts.around.items():
+        lines += [f"## {_escaped(name.capitalize())}", "", *_table(kept), ""]
     lines += ["## Results", "", *_results(facts), ""]
     lines += ["## Written with", "", *_table(facts.versions), ""]
     lines += ["## To be written by whoever hands it on", ""]

@@ -23,6 +23,7 @@ from lit_fed.errors import ConfigError
 from lit_fed.participation import FullParticipation, Participation, PoissonParticipation, UniformParticipation
 from lit_fed.privacy.accounting import Mechanism, Sampling, calibrate
 from lit_fed.privacy.bounded_sum import BoundedSum, Reference, Released, clip
+from lit_fed.privacy.card import card
 from lit_fed.privacy.keys import RunKey
 
 
@@ -87,7 +88,12 @@ class ClientLevel(Privacy):
         self._check(around)
         self._reference = Reference(around.layout)
         self._dtypes = {name: dtype for name, (dtype, _) in around.layout.items()}
-        return {"noise_multiplier": float(self.noise_multiplier or 0.0), "releases": 0, "allowed": 0}
+        return {
+            "mechanism": "ClientLevel", "unit": "one client with all its data", "relation": "", "accountant": "",
+            "sampling": "", "expected_cohort": 0.0, "clip_norm": self.clip_norm,
+            "noise_multiplier": float(self.noise_multiplier or 0.0), "releases": 0, "allowed": 0, "epsilon_rdp": 0.0,
+            "epsilon": 0.0, "delta": self.delta, "noise_from": "a key file" if self.key_file else "the seed: a simulation",
+        }  # fmt: skip
 
     def _check(self, around: Surroundings) -> None:
         method = type(around.algorithm).__name__
@@ -151,6 +157,9 @@ class ClientLevel(Privacy):
             )
         kept["releases"] = max(kept["releases"], len(key.releases))
         self._mechanism = Mechanism(sampling, num_clients, self._cohort, kept["noise_multiplier"])
+        kept["relation"], kept["accountant"] = self._mechanism.relation, self._mechanism.accountant
+        kept["sampling"], kept["expected_cohort"] = type(participation).__name__, self._cohort
+        self._last = around.max_rounds - 1
         self._warn(num_clients, sampling, type(participation).__name__, around.say)
 
     def _warn(self, num_clients: int, sampling: Sampling, participation: str, say: Callable[[str], None]) -> None:
@@ -189,8 +198,11 @@ class ClientLevel(Privacy):
             total = total + torch.from_numpy(self._key.noise(name, len(total))).to(total.device) * std
         mean = self._reference.tensors(aggregate.reference + total / self._cohort)
         kept["releases"] = len(self._key.releases) if self._key.path else kept["releases"] + 1
+        kept["epsilon_rdp"] = kept["epsilon"] = self._mechanism.rdp_epsilon(kept["releases"], self.delta)
+        if cohort.round_idx >= self._last:  # the tighter accountant takes a second
+            kept["epsilon"] = self._mechanism.epsilon(kept["releases"], self.delta)
         metrics = {
-            "privacy/epsilon": self._mechanism.rdp_epsilon(kept["releases"], self.delta),
+            "privacy/epsilon": kept["epsilon_rdp"],
             "privacy/clip_norm": self.clip_norm,
             "privacy/noise_std": std / self._cohort,
         }
@@ -198,6 +210,10 @@ class ClientLevel(Privacy):
             metrics["privacy/clipped"] = aggregate.clipped / aggregate.count
         typed = {name: tensor.to(self._dtypes[name]) for name, tensor in mean.items()}
         return typed, replace(cohort, expected=self._cohort), metrics
+
+    def card(self, kept: Mapping[str, Any]) -> str:
+        """The privacy card."""
+        return card(kept, self.withhold)
 
     def exhausted(self, kept: Mapping[str, Any]) -> str | None:
         """The budget, where another release would exceed it."""

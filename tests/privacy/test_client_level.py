@@ -16,11 +16,14 @@ import torch
 from torch import Tensor
 
 from lit_fed.algorithm import Client
+from lit_fed.engine.loop.checkpoint import read_checkpoint
 from lit_fed.errors import ClientFailure, ConfigError
+from lit_fed.handover.facts import facts_of
 from lit_fed.methods import FedAvg, FedNova, LocalOnly, Scaffold
 from lit_fed.methods.frozen_heads import CalibratedTest
 from lit_fed.participation import FullParticipation, PoissonParticipation, Stragglers, UniformParticipation
 from lit_fed.privacy import ClientLevel
+from lit_fed.privacy.accounting import Mechanism
 from tests.privacy.support import private, uniform
 from tests.support import LeastSquares, Points, Unlucky, Wanderer, fit, rows, weights
 
@@ -88,7 +91,7 @@ def test_an_empty_cohort_releases_noise(tmp_path: Path) -> None:
     made = fit(tmp_path, algorithm=uniform(), max_rounds=1, **nobody)
     assert made.participation.select(0) == []
     assert weights(made)[W].abs().min() > 0
-    assert made.run.federation.server["around.ClientLevel"]["releases"] == 1
+    assert made.run.federation.server["around.privacy"]["releases"] == 1
 
 
 @EXECUTORS
@@ -257,3 +260,27 @@ def test_a_generous_delta_and_a_cohort_without_amplification_are_warned_of(
 def test_a_failing_client_stops_a_private_run_as_any_other(tmp_path: Path) -> None:
     with pytest.raises(ClientFailure, match="client 7 failed in round 0"):
         fit(tmp_path, data=Points(8), algorithm=Unlucky(weighting="uniform"), **private(0.5, 1.0))
+
+
+# ---------------------------------------------------------------------- the card
+
+
+def test_the_card_says_what_is_private_for_whom_and_what_is_not(tmp_path: Path) -> None:
+    made = fit(tmp_path, algorithm=uniform(), max_rounds=2, **private(0.5, 2.0))
+    told = (made.log_dir / "privacy.md").read_text()
+    # Everybody takes part: Gaussian noise of multiplier 2, composed twice, is one of multiplier 2 / √2 = √2.
+    epsilon = Mechanism("poisson", 2, 2, math.sqrt(2)).epsilon(1, 0.01)
+    assert f"**ε = {epsilon:.4g}** at **δ = 0.01** for one client with all its data" in told
+    assert "differ by one client added or removed" in told
+    assert "**A simulation**" in told
+    assert "`clients.csv`" in told
+    assert "| noise multiplier | 2 |" in told
+
+
+def test_an_exported_models_card_has_the_budget(tmp_path: Path) -> None:
+    made = fit(tmp_path, algorithm=uniform(), max_rounds=1, **private(0.5, 2.0))
+    content = read_checkpoint(made.log_dir / "checkpoints" / "last.ckpt")
+    told = facts_of(content, made.log_dir / "checkpoints" / "last.ckpt").around["privacy"]
+    assert told["releases"] == 1
+    assert told["epsilon"] == Mechanism("poisson", 2, 2, 2.0).epsilon(1, 0.01)
+    assert told["noise_from"] == "the seed: a simulation"

@@ -19,6 +19,9 @@ from lit_fed.engine.wire.broadcast import Broadcast
 from lit_fed.engine.wire.payload import ClientUpdate, Layout, Payload
 from lit_fed.participation import Participation
 
+AROUND = "around."
+"""What the parts of the server's state begin with that wrappers keep."""
+
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
@@ -57,6 +60,9 @@ class Surroundings:
 
 class Wrapper:
     """Something around a method; every place does nothing by default."""
+
+    name = "wrapper"
+    """What its part of the server's state and its card are called."""
 
     def setup(self, around: Surroundings) -> dict[str, Any]:
         """Check that the method can be wrapped, before any training.
@@ -106,6 +112,10 @@ class Wrapper:
         """
         return aggregate, cohort, {}
 
+    def card(self, kept: Mapping[str, Any]) -> str | None:
+        """What readers of the run's folder must know of it, in Markdown: written as ``<name>.md`` after every round."""
+        return None
+
     def exhausted(self, kept: Mapping[str, Any]) -> str | None:
         """Why there may not be another round; None where there may."""
         return None
@@ -116,6 +126,8 @@ class Wrapper:
 
 class Privacy(Wrapper):
     """Bounds what a released model tells of those that it was trained on: `trainer.privacy`."""
+
+    name = "privacy"
 
 
 class Wrappers:
@@ -173,6 +185,11 @@ class Wrappers:
         """See `Wrapper.exhausted`."""
         return next((why for one in self.stack if (why := one.exhausted(server[_key(one)])) is not None), None)
 
+    def cards(self, server: Server) -> dict[str, str]:
+        """What `Wrapper.card` gives, by name."""
+        found = {wrapper.name: wrapper.card(server[_key(wrapper)]) for wrapper in self.stack}
+        return {name: card for name, card in found.items() if card is not None}
+
     @property
     def withhold(self) -> bool:
         """See `Wrapper.withhold`."""
@@ -186,7 +203,7 @@ class Wrappers:
 
 def _key(wrapper: Wrapper) -> str:
     """Where the server's state holds what a wrapper keeps."""
-    return f"around.{type(wrapper).__name__}"
+    return f"{AROUND}{wrapper.name}"
 
 
 Loaders = Callable[[Iterable[Any], Client], Iterable[Any]]
