@@ -92,7 +92,8 @@ class ClientLevel(Privacy):
             "mechanism": "ClientLevel", "unit": "one client with all its data", "relation": "", "accountant": "",
             "sampling": "", "expected_cohort": 0.0, "clip_norm": self.clip_norm,
             "noise_multiplier": float(self.noise_multiplier or 0.0), "releases": 0, "allowed": 0, "epsilon_rdp": 0.0,
-            "epsilon": 0.0, "delta": self.delta, "noise_from": "a key file" if self.key_file else "the seed: a simulation",
+            "epsilon": 0.0, "delta": self.delta,
+            "noise_from": "a key file" if self.key_file else "the seed: a simulation",
         }  # fmt: skip
 
     def _check(self, around: Surroundings) -> None:
@@ -150,11 +151,11 @@ class ClientLevel(Privacy):
                 sampling, num_clients, self._cohort, around.max_rounds, self.epsilon, self.delta
             )
             kept["allowed"] = around.max_rounds
-        if self.epsilon is None and kept["noise_multiplier"] != self.noise_multiplier:
-            raise ConfigError(
-                f"trainer.privacy.noise_multiplier is {self.noise_multiplier}, and the run began with "
-                f"{kept['noise_multiplier']}; keep it"
-            )
+        for name in ("clip_norm", "delta", *(["noise_multiplier"] if self.epsilon is None else [])):
+            if kept[name] != getattr(self, name):
+                raise ConfigError(
+                    f"trainer.privacy.{name} is {getattr(self, name)}, and the run began with {kept[name]}; keep it"
+                )
         kept["releases"] = max(kept["releases"], len(key.releases))
         self._mechanism = Mechanism(sampling, num_clients, self._cohort, kept["noise_multiplier"])
         kept["relation"], kept["accountant"] = self._mechanism.relation, self._mechanism.accountant
