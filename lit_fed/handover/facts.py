@@ -42,8 +42,8 @@ class Facts:
         evaluated_on: ``test`` or ``validation``.
         preprocessing: The steps from stored inputs to the network; None where they are code of the data module's own.
         class_names: What the outputs are called.
-        around: What is kept of what was around the method, such as its privacy, by name.
         versions: Of the packages that wrote the files.
+        around: What is kept of what was around the method, such as its privacy, by name.
     """
 
     task: str
@@ -58,8 +58,8 @@ class Facts:
     evaluated_on: str
     preprocessing: list[dict[str, Any]] | None
     class_names: list[str] | None
-    around: dict[str, dict[str, Any]]
     versions: dict[str, str] = field(default_factory=dict)
+    around: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 def facts_of(content: Mapping[str, Any], path: Path) -> Facts:

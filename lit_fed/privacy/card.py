@@ -35,7 +35,7 @@ def card(kept: Mapping[str, Any], withheld: bool) -> str:
         ]
     lines += [
         f"The global model after {kept['releases']} releases is (ε, δ)-differentially private with "
-        f"**ε = {kept['epsilon']:.4g}** at **δ = {kept['delta']:g}** for {kept['unit']}: neighbouring populations "
+        f"**ε = {kept['epsilon']}** at **δ = {kept['delta']:g}** for {kept['unit']}: neighbouring populations "
         f"differ by {kept['relation']}.",
         "",
         "| | |",
@@ -43,8 +43,8 @@ def card(kept: Mapping[str, Any], withheld: bool) -> str:
     ]
     labels = {
         "mechanism": "mechanism", "sampling": "cohorts", "expected_cohort": "expected cohort",
-        "clip_norm": "clipping norm", "noise_multiplier": "noise multiplier", "accountant": "accountant", "epsilon_rdp": "ε by RDP",
-        "noise_from": "noise from",
+        "clip_norm": "clipping norm", "noise_multiplier": "noise multiplier", "accountant": "accountant",
+        "epsilon_rdp": "ε by RDP", "noise_from": "noise from",
     }  # fmt: skip
     lines += [f"| {label} | {_text(kept[key])} |" for key, label in labels.items()]
     lines += ["", "## What is not private", "", _WITHHELD if withheld else _WRITTEN, _STATES]

@@ -91,8 +91,8 @@ class ClientLevel(Privacy):
         return {
             "mechanism": "ClientLevel", "unit": "one client with all its data", "relation": "", "accountant": "",
             "sampling": "", "expected_cohort": 0.0, "clip_norm": self.clip_norm,
-            "noise_multiplier": float(self.noise_multiplier or 0.0), "releases": 0, "allowed": 0, "epsilon_rdp": 0.0,
-            "epsilon": 0.0, "delta": self.delta,
+            "noise_multiplier": float(self.noise_multiplier or 0.0), "releases": 0, "allowed": 0, "epsilon_rdp": "0",
+            "epsilon": "0", "delta": self.delta,
             "noise_from": "a key file" if self.key_file else "the seed: a simulation",
         }  # fmt: skip
 
@@ -199,11 +199,12 @@ class ClientLevel(Privacy):
             total = total + torch.from_numpy(self._key.noise(name, len(total))).to(total.device) * std
         mean = self._reference.tensors(aggregate.reference + total / self._cohort)
         kept["releases"] = len(self._key.releases) if self._key.path else kept["releases"] + 1
-        kept["epsilon_rdp"] = kept["epsilon"] = self._mechanism.rdp_epsilon(kept["releases"], self.delta)
-        if cohort.round_idx >= self._last:  # the tighter accountant takes a second
-            kept["epsilon"] = self._mechanism.epsilon(kept["releases"], self.delta)
+        spent = self._mechanism.rdp_epsilon(kept["releases"], self.delta)
+        last = cohort.round_idx >= self._last  # for which the tighter accountant takes a second
+        tight = self._mechanism.epsilon(kept["releases"], self.delta) if last else spent
+        kept["epsilon_rdp"], kept["epsilon"] = f"{spent:.6g}", f"{tight:.6g}"
         metrics = {
-            "privacy/epsilon": kept["epsilon_rdp"],
+            "privacy/epsilon": spent,
             "privacy/clip_norm": self.clip_norm,
             "privacy/noise_std": std / self._cohort,
         }
