@@ -34,6 +34,7 @@ from lit_fed.engine.method.algorithm import Algorithm
 from lit_fed.engine.method.client import local_work
 from lit_fed.engine.method.kinds import ONLY, Kinds, assign
 from lit_fed.engine.method.model import BufferPolicy
+from lit_fed.engine.method.wrapper import Privacy, Wrappers
 from lit_fed.engine.storage.packs import PackedFiles
 from lit_fed.engine.storage.store import ClientStore
 from lit_fed.engine.wire.channel import Channel, Codec
@@ -99,6 +100,7 @@ class FederatedTrainer:
         num_threads: CPU threads of each process; null for torch's choice. The order of sums in kernels depends on it:
             set it for bit-identical weights with another number of processes.
         deterministic: Refuse non-deterministic operations on a GPU, or with ``warn`` warn of them.
+        privacy: Differential privacy around the method, such as `lit_fed.privacy.ClientLevel`; null for none.
 
     Raises:
         ConfigError: For settings that contradict each other or cannot work.
@@ -140,6 +142,7 @@ class FederatedTrainer:
         enable_checkpointing: bool = True,
         num_threads: int | None = None,
         deterministic: bool | Literal["warn"] = False,
+        privacy: Privacy | None = None,
     ) -> None:
         given, watchers = lightning_watchers(callbacks or [])
         self.devices = Devices(accelerator, devices, num_nodes, strategy, precision, num_threads, deterministic)
@@ -152,6 +155,7 @@ class FederatedTrainer:
             watchers,
             EXECUTORS[executor],
             Guard(client_timeout),
+            Wrappers([wrapper for wrapper in (privacy,) if wrapper is not None]),
         )
         self.settings = RunSettings(
             max_rounds,
@@ -319,6 +323,8 @@ class FederatedTrainer:
         with self.local.guard.on_duty(run.workers.data_parallel), open_run(run, ckpt_path):
             if run.start_round >= run.max_rounds:
                 self.fabric.print(f"all {run.start_round} rounds are done; raise trainer.max_rounds to go on")
+            with self.fabric.rank_zero_first():
+                self.local.wrappers.begin(run.settings.max_rounds, run.start_round > 0 or ckpt_path is not None)
             with run.federation.session.at_work("fit"):
                 run_rounds(run)
                 for kind, trained in run.federation.global_models(max(run.next_round - 1, 0)).items():

@@ -2,6 +2,7 @@
 
 from lightning import Callback as LightningCallback
 
+from lit_fed.callbacks.cards import Cards
 from lit_fed.callbacks.checkpoint import Checkpoint
 from lit_fed.callbacks.dashboard import Dashboard
 from lit_fed.callbacks.early_stopping import EarlyStopping
@@ -14,6 +15,7 @@ from lit_fed.face import live_here
 
 __all__ = [
     "Callback",
+    "Cards",
     "Checkpoint",
     "Dashboard",
     "EarlyStopping",
@@ -30,7 +32,7 @@ __all__ = [
 
 def default_callbacks(given: list[Callback], progress: bool, checkpoints: bool) -> list[Callback]:
     """Add the default listeners that were not given, and put the checkpoint last."""
-    defaults: list[Callback] = [Recorder(), Dashboard()]
+    defaults: list[Callback] = [Recorder(), Cards(), Dashboard()]
     defaults += [Progress()] if progress else []
     defaults += [Checkpoint()] if checkpoints else []
     missing = [default for default in defaults if not any(isinstance(have, type(default)) for have in given)]

@@ -64,6 +64,9 @@ class Board:
     def histogram(self, tag: str, values: NDArray[np.float64], round_idx: int, share: bool) -> None:
         """Show how values are spread; a share is between 0 and 1."""
 
+    def text(self, tag: str, text: str, round_idx: int) -> None:
+        """Show a text in Markdown, where there is a place for it."""
+
     def flush(self) -> None:
         """Hand everything to the operating system, which keeps it when the process is killed."""
         self.logger.save()
@@ -95,6 +98,10 @@ class TensorBoard(Board):
         file_writer = self.writer._get_file_writer()
         file_writer.add_event(Event(step=round_idx, file_version="brain.Event:2"))
         file_writer.add_event(Event(step=round_idx, session_log=SessionLog(status=SessionLog.START)))
+
+    def text(self, tag: str, text: str, round_idx: int) -> None:
+        """On the page of texts."""
+        self.writer.add_text(tag, text, round_idx)
 
     def settings(self, settings: Mapping[str, Setting], compared: Compared) -> None:
         """For the table of HParams; not ``add_hparams``, which adds a scalar a metric at step 0, in its own folder."""

@@ -9,6 +9,7 @@ from torch.optim import SGD, Adam
 
 from lit_fed.data import FeatureSkew, FederatedDataModule, Partition
 from lit_fed.engine.method.algorithm import Algorithm, Regularizer
+from lit_fed.engine.method.wrapper import Privacy
 from lit_fed.participation import Participation
 from lit_fed.trainer import FederatedTrainer
 
@@ -25,10 +26,11 @@ PLACES: dict[str, tuple[type, ...]] = {
     "algorithm.init_args": (Algorithm,),
     "algorithm.init_args.regularizer.init_args": (Regularizer,),
     "trainer.participation.init_args": (Participation,),
+    "trainer.privacy.init_args": (Privacy,),
 }
 """Where settings have their home, and of which classes they are."""
 
-_PACKAGES = ("algorithm", "callbacks", "codecs", "data", "methods", "participation", "protocols", "tasks")
+_PACKAGES = ("algorithm", "callbacks", "codecs", "data", "methods", "participation", "privacy", "protocols", "tasks")
 
 
 def import_named() -> None:

@@ -11,10 +11,12 @@ from lit_fed.yaml_text import read_yaml
 _TRAINER = (
     "seed", "max_rounds", "local_epochs", "local_steps", "kinds", "precision", "buffers", "gradient_clip_val",
     "gradient_clip_algorithm", "accumulate_grad_batches", "schedule_steps", "uplink_codec", "downlink_codec",
-    "protocols", "evaluate_on", "num_threads", "channels_last",
+    "protocols", "evaluate_on", "num_threads", "channels_last", "privacy",
 )  # fmt: skip
 OWN_DATA: dict[str, type] = {"root": str, "download": bool, "num_workers": int}
 """Data settings that are local to each end, with their types: where the files are and how they are read."""
+OWN_PRIVACY = ("key_file", "withhold")
+"""Privacy settings of the server alone."""
 
 
 def agreed(config: str) -> dict[str, str]:
@@ -22,8 +24,12 @@ def agreed(config: str) -> dict[str, str]:
     content = read_yaml(config) or {}
     trainer, data = content.get("trainer") or {}, content.get("data") or {}
     own = {key: value for key, value in (data.get("init_args") or {}).items() if key not in OWN_DATA}
+    agreed_on = {key: trainer[key] for key in _TRAINER if key in trainer}
+    if isinstance(private := agreed_on.get("privacy"), Mapping):  # the key is the server's alone
+        alike = {key: value for key, value in (private.get("init_args") or {}).items() if key not in OWN_PRIVACY}
+        agreed_on["privacy"] = {**private, "init_args": alike}
     parts = {
-        "trainer": {key: trainer[key] for key in _TRAINER if key in trainer},
+        "trainer": agreed_on,
         "data": {**data, "init_args": own},
         "model": content.get("model"),
         "algorithm": content.get("algorithm"),

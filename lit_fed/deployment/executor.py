@@ -17,13 +17,12 @@ from lit_fed.deployment.heard import Due, Heard, answer, hear, held
 from lit_fed.deployment.roster import KnownNode, Roster
 from lit_fed.deployment.wire import MOST_METRICS, Message, Ranges, encode, shown
 from lit_fed.engine.clients.executor import Executor, Question
-from lit_fed.engine.clients.forecast import untrained_answer
+from lit_fed.engine.clients.forecast import layouts_of
 from lit_fed.engine.clients.session import Session
-from lit_fed.engine.method.client import Client
 from lit_fed.engine.storage.files import Version, VersionedFiles
 from lit_fed.engine.wire.broadcast import Broadcast
 from lit_fed.engine.wire.channel import Channel
-from lit_fed.engine.wire.payload import ClientUpdate, Layout, layout_of
+from lit_fed.engine.wire.payload import ClientUpdate, Layout
 from lit_fed.engine.wire.totals import Totals
 from lit_fed.errors import ClientFailure, NobodyLeft, WireError
 
@@ -169,7 +168,7 @@ class GridExecutor(Executor):
     def run(self, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[ClientUpdate | ClientFailure]:
         ids = list(client_ids)
         arrived = 0
-        for outcome in self._work("train", ids, broadcast, {}, self._layouts(ids, broadcast)):
+        for outcome in self._work("train", ids, broadcast, {}, layouts_of(self.session, ids, broadcast)):
             arrived += isinstance(outcome, ClientUpdate)
             if outcome is not None:
                 yield outcome
@@ -387,20 +386,6 @@ class GridExecutor(Executor):
 
     # ------------------------------------------------------------------ layouts of answers, and states on nodes
 
-    def _layouts(self, ids: Iterable[int], broadcast: Broadcast) -> dict[str, Layout]:
-        """Return the expected layout of updates by kind, from the update of an untrained client."""
-        session, found = self.session, {}
-        for client_id in ids:
-            kind = session.kinds[client_id]
-            if kind not in found:
-                data = cast("Any", _Elsewhere(session.data))
-                client = Client(
-                    client_id, broadcast.round_idx, "train", session.seed, session.loops[kind].model, data,
-                    session.work, received=broadcast.payloads[kind],
-                )  # fmt: skip
-                found[kind] = layout_of(untrained_answer(client, session.algorithm))
-        return found
-
     def _files(self, directory: Path) -> NodeFiles:
         return NodeFiles(directory, self._held)
 
@@ -413,18 +398,3 @@ class GridExecutor(Executor):
             asked, _LOOK_S * 10, lambda node, said: held(said, homes[node].clients)
         ).values():
             yield from entries
-
-
-class _Elsewhere:
-    """The data of remote clients: metadata, and empty loaders."""
-
-    def __init__(self, data: Any) -> None:
-        self._data = data
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._data, name)
-
-    def train_loader(self, *_args: Any, **_kwargs: Any) -> list[Any]:
-        return []
-
-    val_loader = calibration_loader = train_loader

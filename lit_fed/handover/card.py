@@ -44,6 +44,8 @@ def card(facts: Facts, uses: Sequence[str], inputs: Inputs) -> str:
     training = {"method": facts.method, "trained for": counted(facts.rounds, "round"), **facts.algorithm}
     lines += ["## Training", "", *_table(training)]
     lines += [*list(_table(facts.training))[2:], ""]
+    for name, kept in facts.around.items():
+        lines += [f"## {_escaped(name.capitalize())}", "", *_table(kept), ""]
     lines += ["## Results", "", *_results(facts), ""]
     lines += ["## Written with", "", *_table(facts.versions), ""]
     lines += ["## To be written by whoever hands it on", ""]

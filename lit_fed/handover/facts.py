@@ -16,6 +16,7 @@ import yaml
 import lit_fed
 from lit_fed.callbacks.progress import PROTOCOLS
 from lit_fed.engine.loop.checkpoint import run_folder
+from lit_fed.engine.method.wrapper import AROUND
 from lit_fed.errors import CheckpointError
 from lit_fed.yaml_text import read_yaml
 
@@ -42,6 +43,7 @@ class Facts:
         preprocessing: The steps from stored inputs to the network; None where they are code of the data module's own.
         class_names: What the outputs are called.
         versions: Of the packages that wrote the files.
+        around: What is kept of what was around the method, such as its privacy, by name.
     """
 
     task: str
@@ -57,6 +59,7 @@ class Facts:
     preprocessing: list[dict[str, Any]] | None
     class_names: list[str] | None
     versions: dict[str, str] = field(default_factory=dict)
+    around: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 def facts_of(content: Mapping[str, Any], path: Path) -> Facts:
@@ -91,8 +94,20 @@ def facts_of(content: Mapping[str, Any], path: Path) -> Facts:
         evaluated_on={"val": "validation"}.get(str(trainer.get("evaluate_on")), "test"),
         preprocessing=inputs.get("steps"),
         class_names=None if inputs.get("class_names") is None else list(map(str, inputs["class_names"])),
+        around=_around(content["server"]),
         versions={"lit_fed": lit_fed.__version__, "python": platform.python_version(), **_versions()},
     )
+
+
+def _around(server: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What wrappers keep that is no tensor, by the wrapper's name."""
+    return {
+        str(key).removeprefix(AROUND): {
+            str(name): value for name, value in kept.items() if isinstance(value, str | int | float)
+        }
+        for key, kept in server.items()
+        if str(key).startswith(AROUND) and isinstance(kept, Mapping)
+    }
 
 
 def _settings(config: str, path: Path) -> Mapping[str, Any]:

@@ -92,7 +92,7 @@ class FedDyn(FedAvg):
         model, shift = server["model"], server["shift"]
         if self.alpha:
             for name, tensor in shift.items():
-                tensor.add_(aggregate[name] - model[name], alpha=len(cohort.delivered) / cohort.num_clients)
+                tensor.add_(aggregate[name] - model[name], alpha=cohort.size / cohort.num_clients)
         super().step(server, aggregate, cohort)
         for name, tensor in shift.items():
             model[name].add_(tensor)

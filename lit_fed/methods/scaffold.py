@@ -192,5 +192,5 @@ class Scaffold(FedAvg):
             moves = self.server_lr != 1.0 and name in server["control"]
             w.copy_(w + self.server_lr * (tensor - w) if moves else tensor)
         for name, tensor in change.items():
-            server["control"][name].add_(tensor, alpha=len(cohort.delivered) / cohort.num_clients)
+            server["control"][name].add_(tensor, alpha=cohort.size / cohort.num_clients)
         return {}

@@ -1,6 +1,7 @@
 """Cohorts of clients, and the fate of their work."""
 
 from lit_fed.participation.base import Fate, Participant, Participation, ProbabilityIs, Stragglers
+from lit_fed.participation.poisson import PoissonParticipation
 from lit_fed.participation.samplers import (
     PROBABILITY_DRAWS,
     AvailabilityParticipation,
@@ -17,6 +18,7 @@ __all__ = [
     "FullParticipation",
     "Participant",
     "Participation",
+    "PoissonParticipation",
     "ProbabilityIs",
     "SampledParticipation",
     "Stragglers",

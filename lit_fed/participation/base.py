@@ -158,6 +158,11 @@ class Participation(ABC):
                     f"{num_clients} clients to train on; lower one"
                 )
 
+    def reseed(self, seed: int) -> None:
+        """Draw cohorts and fates from another seed; who is never selected stays as it was set up."""
+        self._require_setup()
+        self._seed = seed
+
     @property
     def num_clients(self) -> int:
         """Size of the whole population, unseen clients included."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, cast
 
+from lit_fed.engine.clients.session import Session
 from lit_fed.engine.method.algorithm import Algorithm, zeros_like
 from lit_fed.engine.method.client import Client, Pass
-from lit_fed.engine.wire.payload import Payload
+from lit_fed.engine.wire.broadcast import Broadcast
+from lit_fed.engine.wire.payload import Layout, Payload, layout_of
 
 
 def untrained_answer(client: Client, algorithm: Algorithm[Any]) -> Payload:
@@ -28,3 +31,33 @@ def untrained_answer(client: Client, algorithm: Algorithm[Any]) -> Payload:
         if not one.moves:
             client.results[one.name] = zeros_like(client.model.parameters)
     return algorithm.finish(client).payload
+
+
+def layouts_of(session: Session, client_ids: Iterable[int], broadcast: Broadcast) -> dict[str, Layout]:
+    """What an update of each kind must look like, by kind: as that of a client that has not trained."""
+    found: dict[str, Layout] = {}
+    for client_id in client_ids:
+        kind = session.kinds[client_id]
+        if kind not in found:
+            data = cast("Any", _Elsewhere(session.data))
+            client = Client(
+                client_id, broadcast.round_idx, "train", session.seed, session.loops[kind].model, data, session.work,
+                received=broadcast.payloads[kind],
+            )  # fmt: skip
+            found[kind] = layout_of(untrained_answer(client, session.algorithm))
+    return found
+
+
+class _Elsewhere:
+    """The data of a population whose clients are elsewhere: all that is known, and loaders without batches."""
+
+    def __init__(self, data: Any) -> None:
+        self._data = data
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._data, name)
+
+    def train_loader(self, *_args: Any, **_kwargs: Any) -> list[Any]:
+        return []
+
+    val_loader = calibration_loader = train_loader

@@ -21,6 +21,7 @@ from lit_fed.engine.method.client import Client, FineTuning, LocalWork, Pass, Ph
 from lit_fed.engine.method.kinds import Kinds
 from lit_fed.engine.method.model import ModelView
 from lit_fed.engine.method.task_run import TaskRunOn
+from lit_fed.engine.method.wrapper import Wrappers
 from lit_fed.engine.storage.store import ClientStore
 from lit_fed.engine.wire.broadcast import Broadcast
 from lit_fed.engine.wire.finite import not_finite
@@ -72,6 +73,7 @@ class Session:
         work: Length of clients' training.
         seed: The run's.
         guard: Limits a client's time.
+        wrappers: Wrappers around the method.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Session:
         work: LocalWork,
         seed: int,
         guard: Guard | None = None,
+        wrappers: Wrappers | None = None,
     ) -> None:
         self.loops = loops
         self.kinds = kinds
@@ -93,6 +96,7 @@ class Session:
         self.work = work
         self.seed = seed
         self.guard = Guard() if guard is None else guard
+        self.wrappers = wrappers or Wrappers()
         self._taken: Broadcast | None = None
         self._fits: dict[str, Layout] = {}  # by kind: layout of a state that the method can continue from
         self._layout: Mapping[str, torch.Size] = {}  # of the last payload, shared by equal ones
@@ -178,7 +182,7 @@ class Session:
         model = loop.model
         client = Client(
             client_id, broadcast.round_idx, stage, self.seed, model, self.data, self.work, fine_tuning,
-            received=broadcast.payloads[kind],
+            received=broadcast.payloads[kind], around=self.wrappers.loader_of(stage),
         )  # fmt: skip
         client.model = ModelView(model, lambda name: _first(name, client.own, client.received, model.initial))
         client.task_run = TaskRunOn(loop.state.task_run, client.model)
@@ -250,7 +254,8 @@ class Session:
         if (rate := self.loop(client).optimizers.rate_of(client.round_idx)) is not None:
             metrics["lr"] = rate
         weight = client.num_samples if answer.weight is None else answer.weight
-        return ClientUpdate(client.id, answer.payload, weight, metrics, self.kinds[client.id], flat=answer.flat)
+        update = ClientUpdate(client.id, answer.payload, weight, metrics, self.kinds[client.id], flat=answer.flat)
+        return self.wrappers.on_client(update, client.received)
 
     def check_finite(self, client: Client, metrics: Mapping[str, float], answer: Answer) -> None:
         """Refuse a trained client's metrics and answer where they are not finite.

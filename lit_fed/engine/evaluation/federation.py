@@ -15,6 +15,7 @@ from lit_fed.engine.clients.session import Session
 from lit_fed.engine.method.algorithm import Algorithm, Server, global_model
 from lit_fed.engine.method.client import Stage
 from lit_fed.engine.method.kinds import Kinds
+from lit_fed.engine.method.wrapper import Wrappers
 from lit_fed.engine.storage.store import ClientStore
 from lit_fed.engine.wire.broadcast import Broadcast
 from lit_fed.engine.wire.channel import Channel
@@ -63,6 +64,11 @@ class Federation:
     executor: Executor
     seed: int
     begun_infinite: frozenset[str] = frozenset()
+
+    @property
+    def wrappers(self) -> Wrappers:
+        """What is around the method."""
+        return self.session.wrappers
 
     @property
     def loops(self) -> Mapping[str, LocalLoop]:

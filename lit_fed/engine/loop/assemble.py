@@ -23,6 +23,7 @@ from lit_fed.engine.lightning.compatibility import (
 )
 from lit_fed.engine.lightning.task_trainer import TaskTrainer
 from lit_fed.engine.loop.settings import LocalSettings, RunParts, RunSettings
+from lit_fed.engine.loop.surroundings import surroundings
 from lit_fed.engine.method.algorithm import Algorithm
 from lit_fed.engine.method.client import Phase
 from lit_fed.engine.method.model import BufferPolicy, Model
@@ -78,7 +79,7 @@ def assemble(
         for kind, model in models.items()
     }  # fmt: skip
     population.server_loop = ServerLoop(fabric, loops)
-    session = Session(loops, kinds, algorithm, store, data, local.work, settings.seed, local.guard)
+    session = Session(loops, kinds, algorithm, store, data, local.work, settings.seed, local.guard, local.wrappers)
     with session.at_work():
         for kind in models:
             _prepare_kind(kind, loops[kind], parts, local, max_rounds, stage)
@@ -87,6 +88,10 @@ def assemble(
         fabric, workers, algorithm, server, data, parts.participation, kinds, channel, store, session,
         local.executor(session), settings.seed,
     )  # fmt: skip
+    if local.wrappers.stack:
+        with session.at_work():
+            local.wrappers.around = surroundings(federation, settings.protocols, max_rounds)
+        local.wrappers.setup()
     with session.at_work():
         federation.begun_infinite = frozenset(federation.not_finite(0))
         if stage == "fit":

@@ -54,6 +54,9 @@ def run_rounds(run: Run) -> None:
             for round_idx in range(run.start_round, run.max_rounds):
                 if run.should_stop:
                     break
+                if (why := run.federation.wrappers.exhausted(run.federation.server)) is not None:
+                    run.fabric.print(why)
+                    break
                 run_round(run, round_idx)
     except BaseException as error:
         run.call("on_exception", error)
@@ -83,7 +86,8 @@ def run_round(run: Run, round_idx: int) -> None:
     metrics = {}
     if aggregate is not None:
         cohort = Cohort(round_idx, tuple(ledger.delivered), federation.data.num_clients)
-        metrics = federation.algorithm.step(federation.server, aggregate, cohort)
+        aggregate, cohort, released = federation.wrappers.release(aggregate, cohort, federation.server)
+        metrics = federation.algorithm.step(federation.server, aggregate, cohort) | released
         _check_server(run, round_idx)
     federation.store.commit(run.workers, round_idx + 1)
     metrics = ledger.metrics(federation.data.num_samples, run.workers) | metrics
@@ -121,7 +125,7 @@ def _begin(run: Run, round_idx: int) -> Round:
     broadcast = federation.broadcast(round_idx)
     ledger = RoundLedger(DriftMeter() if len(federation.kinds.names) == 1 else None)
     algorithm = federation.algorithm
-    reducer = algorithm.reducer(federation.server)
+    reducer = federation.wrappers.reducer(algorithm.reducer(federation.server), broadcast)
     return Round(round_idx, plan, broadcast, reducer, ledger, algorithm.all_needs, started)
 
 
@@ -184,9 +188,11 @@ def _end(run: Run, current: Round, metrics: dict[str, float]) -> None:
     if settings.on_client_failure == "skip":
         metrics["participation/failed"] = len(current.ledger.failures)
     metrics["time/round_s"] = time.perf_counter() - current.started
-    run.metrics = evaluation.metrics | run.workers.gather(metrics)[0]  # the first process's clock
+    metrics = evaluation.metrics | run.workers.gather(metrics)[0]  # the first process's clock
     run.next_round = done
-    rows = current.ledger.rows + evaluation.rows
-    run.call("on_round_end", RoundRecord(current.round_idx, run.metrics, rows, current.plan))
+    record = RoundRecord(current.round_idx, metrics, current.ledger.rows + evaluation.rows, current.plan)
+    record = record.withheld() if federation.wrappers.withhold else record
+    run.metrics = record.metrics
+    run.call("on_round_end", record)
     if not run.keeps_checkpoints:
         federation.store.collect_garbage([], delete=run.fabric.is_global_zero)

@@ -109,6 +109,9 @@ class Run:
             self.fabric.print(line)
 
 
+_GLOBAL = ("global/", "privacy/", "time/")
+
+
 @dataclass(frozen=True, slots=True)
 class RoundRecord:
     """A finished round; the same on every process.
@@ -124,6 +127,11 @@ class RoundRecord:
     metrics: dict[str, float]
     rows: list[ClientRow]
     plan: Sequence[Participant]
+
+    def withheld(self) -> RoundRecord:
+        """The record of the global model alone, without single clients, sums over them, or the cohort."""
+        told = {name: value for name, value in self.metrics.items() if name.startswith(_GLOBAL)}
+        return RoundRecord(self.round_idx, told, [], [])
 
 
 class Callback:

@@ -21,6 +21,7 @@ from lit_fed.engine.method.algorithm import Algorithm
 from lit_fed.engine.method.client import LocalWork
 from lit_fed.engine.method.kinds import Kinds
 from lit_fed.engine.method.model import BufferPolicy
+from lit_fed.engine.method.wrapper import Wrappers
 from lit_fed.errors import ConfigError
 from lit_fed.participation import Participation
 
@@ -61,6 +62,7 @@ class LocalSettings:
         watchers: Lightning callbacks on the local work.
         executor: Makes a session's executor.
         guard: Limits a client's time.
+        wrappers: Wrappers around the method.
     """
 
     work: LocalWork
@@ -70,6 +72,7 @@ class LocalSettings:
     watchers: Sequence[LightningCallback]
     executor: Callable[[Session], Executor]
     guard: Guard
+    wrappers: Wrappers
 
     def __post_init__(self) -> None:
         check_choice("trainer.buffers", self.buffers, get_args(BufferPolicy))

@@ -60,11 +60,18 @@ class Cohort:
         round_idx: The round, from 0.
         delivered: Clients whose updates arrived, ascending; twice where a late update arrived too.
         num_clients: Clients in the population.
+        expected: By how many the sum of updates was divided, where that is not the number delivered.
     """
 
     round_idx: int
     delivered: tuple[int, ...]
     num_clients: int
+    expected: float | None = None
+
+    @property
+    def size(self) -> float:
+        """How many updates the aggregate is the mean of."""
+        return len(self.delivered) if self.expected is None else self.expected
 
 
 class Regularizer(ABC):

@@ -169,6 +169,7 @@ class Client:
     phase: str = ""
     own: Payload = field(default_factory=dict)
     task_run: TaskRun | None = None
+    around: Callable[[Iterable[Any], Client], Iterable[Any]] | None = None
     _anchor: Tensors | None = None
     _at: Mapping[str, Tensor] | None = None
     _ran: dict[int, tuple[Any, Outputs]] = field(default_factory=dict)
@@ -225,7 +226,8 @@ class Client:
 
     def train_loader(self) -> Iterable[Any]:
         """The client's training data, shuffled by its generator for this round."""
-        return self.population.train_loader(self.id, self.generator("data"))
+        loader = self.population.train_loader(self.id, self.generator("data"))
+        return loader if self.around is None else self.around(loader, self)
 
     @property
     def num_samples(self) -> int:

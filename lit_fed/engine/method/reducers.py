@@ -34,6 +34,13 @@ class Reducer(ABC, Generic[T]):
     def result(self, workers: Workers) -> T | None:
         """The aggregate over all processes, equal on each; None without updates."""
 
+    def parts(self) -> list[WeightedMean] | None:
+        """The means of what clients send that this reducer consists of; None where it is anything else.
+
+        Whoever bounds or replaces a sum of updates, such as `trainer.privacy`, asks this and not for a class.
+        """
+        return None
+
 
 class WeightedMean(Reducer[Payload]):
     r"""The weighted mean :math:`\sum_k n_k x_k / \sum_k n_k` of every named tensor.
@@ -60,6 +67,11 @@ class WeightedMean(Reducer[Payload]):
         self._waiting: list[Tensor] = []
         self._weights: list[float] = []
         self._most = 0  # vectors that may wait
+
+    @override
+    def parts(self) -> list[WeightedMean] | None:
+        """Itself, unless a subclass adds something other than the sent tensors."""
+        return [self] if type(self).add is WeightedMean.add else None
 
     @override
     def add(self, update: ClientUpdate) -> None:
@@ -184,9 +196,14 @@ class ByPrefix(Reducer[Payload]):
 
     def __init__(self, rest: Reducer[Payload], parts: Mapping[str, Reducer[Payload]]) -> None:
         self.rest = rest
-        self.parts = parts
+        self.by_prefix = parts
         self._alike: Mapping[str, torch.Size] | None = None
         self._places: dict[str, _Place] = {}
+
+    @override
+    def parts(self) -> list[WeightedMean] | None:
+        found = [reducer.parts() for reducer in (self.rest, *self.by_prefix.values())]
+        return None if None in found else [part for parts in found if parts for part in parts]
 
     @override
     def add(self, update: ClientUpdate) -> None:
@@ -194,12 +211,12 @@ class ByPrefix(Reducer[Payload]):
         if flat is not None and flat.layout is not self._alike:
             self._alike, self._places = flat.layout, self._find(flat.layout)
         if flat is not None and self._places:
-            for prefix, reducer in (*self.parts.items(), ("", self.rest)):
+            for prefix, reducer in (*self.by_prefix.items(), ("", self.rest)):
                 names, layout, first, length = self._places[prefix]
                 own = {name: update.payload[whole] for name, whole in names.items()}
                 reducer.add(update.with_payload(own, Flat(layout, flat.values.narrow(0, first, length))))
             return
-        for prefix, reducer in self.parts.items():
+        for prefix, reducer in self.by_prefix.items():
             own, rest = split_prefix(prefix, rest)
             reducer.add(update.with_payload(own))
         self.rest.add(update.with_payload(rest))
@@ -209,7 +226,7 @@ class ByPrefix(Reducer[Payload]):
         numbers = torch.arange(sum(map(torch.Size.numel, layout.values())))
         rest = Flat(layout, numbers).split(numbers)
         found: dict[str, _Place] = {}
-        for prefix in (*self.parts, ""):  # every name begins with nothing
+        for prefix in (*self.by_prefix, ""):  # every name begins with nothing
             own, rest = split_prefix(prefix, rest)
             names = {name: prefix + name for name in own}
             at = torch.cat([numbers[:0], *(tensor.flatten() for tensor in own.values())])
@@ -221,7 +238,7 @@ class ByPrefix(Reducer[Payload]):
 
     @override
     def result(self, workers: Workers) -> Payload | None:
-        results = {prefix: reducer.result(workers) for prefix, reducer in self.parts.items()}
+        results = {prefix: reducer.result(workers) for prefix, reducer in self.by_prefix.items()}
         rest = self.rest.result(workers)
         if rest is None:
             return None

@@ -1,0 +1,209 @@
+"""The seam around a method: privacy, robust rules and attacks wrap whatever a method does, and none of them is one.
+
+There are four places: the client's loader, its finished update, the reducer, and the released aggregate. All of them do
+nothing by default, so that each kind of wrapper overrides those it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from lit_fed.engine.method.algorithm import Algorithm, Cohort, Server
+from lit_fed.engine.method.client import Client, Stage
+from lit_fed.engine.method.reducers import Reducer
+from lit_fed.engine.wire.broadcast import Broadcast
+from lit_fed.engine.wire.payload import ClientUpdate, Layout, Payload
+from lit_fed.participation import Participation
+
+AROUND = "around."
+"""What the parts of the server's state begin with that wrappers keep."""
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """The run that a wrapper is set up for.
+
+    Args:
+        algorithm: The method, set up.
+        server: Its state.
+        participation: Who takes part.
+        layout: Names, types and shapes of an update; the sole kind's.
+        kinds: Names of the kinds of network.
+        protocols: What is measured.
+        averaged: Names of the buffers that are averaged.
+        settings: The settings on which a round's updates depend, as text.
+        max_rounds: Rounds of the run.
+        seed: The run's seed.
+        device: Where updates are summed.
+        writes: Whether this process writes files for all.
+        say: Prints a line on the first process.
+    """
+
+    algorithm: Algorithm[Any]
+    server: Server
+    participation: Participation
+    layout: Layout
+    kinds: tuple[str, ...]
+    protocols: tuple[Any, ...]
+    averaged: frozenset[str]
+    settings: str
+    max_rounds: int
+    seed: int
+    device: torch.device
+    writes: bool
+    say: Callable[[str], None]
+
+
+class Wrapper:
+    """Something around a method; every place does nothing by default."""
+
+    name = "wrapper"
+    """What its part of the server's state and its card are called."""
+
+    def setup(self, around: Surroundings) -> dict[str, Any]:
+        """Check that the method can be wrapped, before any training.
+
+        Returns:
+            What the wrapper keeps between rounds, tensors and primitives; it becomes a part of the server's state.
+
+        Raises:
+            ConfigError: If it cannot.
+        """
+        return {}
+
+    def begin(self, around: Surroundings, kept: dict[str, Any], resumed: bool) -> None:
+        """Before the first round of a call of ``fit``, on every process; nodes of a federation never begin.
+
+        Args:
+            around: As in `setup`, with what a checkpoint has put back.
+            kept: What the wrapper keeps, to be changed in place.
+            resumed: Whether the run goes on with what another call began.
+
+        Raises:
+            ConfigError: If the run cannot go on.
+        """
+
+    def loader(self, loader: Iterable[Any], client: Client) -> Iterable[Any]:
+        """What a client trains on."""
+        return loader
+
+    def on_client(self, update: ClientUpdate, received: Payload) -> ClientUpdate:
+        """A client's finished update, where the client is, before it is stored, encoded or sent.
+
+        Args:
+            update: Names, shapes and types stay as they are.
+            received: The broadcast that the update was trained from.
+        """
+        return update
+
+    def reducer(self, below: Reducer[Any], broadcast: Broadcast) -> Reducer[Any]:
+        """The round's reducer: the method's, another in its place, or one around it."""
+        return below
+
+    def release(self, aggregate: Any, cohort: Cohort, kept: dict[str, Any]) -> tuple[Any, Cohort, dict[str, float]]:
+        """What the server steps on, of what the reducer gave: on every process, the same.
+
+        Returns:
+            The aggregate, the cohort and metrics by name.
+        """
+        return aggregate, cohort, {}
+
+    def card(self, kept: Mapping[str, Any]) -> str | None:
+        """What readers of the run's folder must know of it, in Markdown: written as ``<name>.md`` after every round."""
+        return None
+
+    def exhausted(self, kept: Mapping[str, Any]) -> str | None:
+        """Why there may not be another round; None where there may."""
+        return None
+
+    withhold: bool = False
+    """Whether what single clients or sums over them tell is kept from being written: see `RoundRecord.withheld`."""
+
+
+class Privacy(Wrapper):
+    """Bounds what a released model tells of those that it was trained on: `trainer.privacy`."""
+
+    name = "privacy"
+
+
+class Wrappers:
+    """All that is around a run's method, from the inside out; what each keeps is in the server's state.
+
+    Args:
+        stack: The wrappers, in the order in which updates pass them.
+    """
+
+    def __init__(self, stack: Sequence[Wrapper] = ()) -> None:
+        self.stack = tuple(stack)
+        self.around: Surroundings | None = None
+
+    def setup(self) -> None:
+        """See `Wrapper.setup`."""
+        for wrapper in self.stack:
+            self._known.server[_key(wrapper)] = wrapper.setup(self._known)
+
+    def begin(self, max_rounds: int, resumed: bool) -> None:
+        """See `Wrapper.begin`."""
+        for wrapper in self.stack:
+            around = replace(self._known, max_rounds=max_rounds)
+            wrapper.begin(around, around.server[_key(wrapper)], resumed)
+
+    def loader_of(self, stage: Stage) -> Loaders | None:
+        """What goes around a client's loader; None where nothing does."""
+        return self._loader if self.stack and stage == "train" else None
+
+    def _loader(self, loader: Iterable[Any], client: Client) -> Iterable[Any]:
+        for wrapper in self.stack:
+            loader = wrapper.loader(loader, client)
+        return loader
+
+    def on_client(self, update: ClientUpdate, received: Payload) -> ClientUpdate:
+        """See `Wrapper.on_client`."""
+        for wrapper in self.stack:
+            update = wrapper.on_client(update, received)
+        return update
+
+    def reducer(self, below: Reducer[Any], broadcast: Broadcast) -> Reducer[Any]:
+        """See `Wrapper.reducer`."""
+        for wrapper in self.stack:
+            below = wrapper.reducer(below, broadcast)
+        return below
+
+    def release(self, aggregate: Any, cohort: Cohort, server: Server) -> tuple[Any, Cohort, dict[str, float]]:
+        """See `Wrapper.release`."""
+        metrics: dict[str, float] = {}
+        for wrapper in reversed(self.stack):  # the outermost reducer's result first
+            aggregate, cohort, own = wrapper.release(aggregate, cohort, server[_key(wrapper)])
+            metrics |= own
+        return aggregate, cohort, metrics
+
+    def exhausted(self, server: Server) -> str | None:
+        """See `Wrapper.exhausted`."""
+        return next((why for one in self.stack if (why := one.exhausted(server[_key(one)])) is not None), None)
+
+    def cards(self, server: Server) -> dict[str, str]:
+        """What `Wrapper.card` gives, by name."""
+        found = {wrapper.name: wrapper.card(server[_key(wrapper)]) for wrapper in self.stack}
+        return {name: card for name, card in found.items() if card is not None}
+
+    @property
+    def withhold(self) -> bool:
+        """See `Wrapper.withhold`."""
+        return any(wrapper.withhold for wrapper in self.stack)
+
+    @property
+    def _known(self) -> Surroundings:
+        assert self.around is not None, "wrappers are set up once the federation is assembled"
+        return self.around
+
+
+def _key(wrapper: Wrapper) -> str:
+    """Where the server's state holds what a wrapper keeps."""
+    return f"{AROUND}{wrapper.name}"
+
+
+Loaders = Callable[[Iterable[Any], Client], Iterable[Any]]

@@ -1,0 +1,141 @@
+r"""A sum of clipped updates that no order of clients and no number of processes changes by a bit.
+
+.. math:: S = \sum_k \min(1, C / \lVert \Delta_k \rVert)\, \Delta_k, \qquad \Delta_k = x_k - x
+
+Clipped updates are cut, towards zero, to multiples of :math:`2^{\lfloor \log_2 C \rfloor - 40}`: their norms stay
+within C, and sums of up to 8,000 of them are exact in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lit_fed.engine.method.reducers import Reducer
+from lit_fed.engine.wire.payload import ClientUpdate, Flat, FlatPayload, Layout, Payload
+from lit_fed.engine.wire.workers import Workers
+
+_BITS = 40
+_BLOCK_VALUES = 2**20  # vectors that wait to be summed hold about this many values
+_ROUNDING = 1e-6  # an update that its client has clipped is at the bound but for float32's rounding
+
+
+@dataclass(frozen=True)
+class Released:
+    """What a round comes to.
+
+    Args:
+        total: The sum of clipped updates, (d,) in float64: all tensors, one after the other.
+        reference: The broadcast in the same form; 0 for names that it does not have.
+        clipped: How many updates were at the bound.
+        count: How many there were.
+    """
+
+    total: Tensor
+    reference: Tensor
+    clipped: int
+    count: int
+
+
+class Reference:
+    """A broadcast as one float64 vector in the order of an update's names.
+
+    Args:
+        layout: What an update looks like.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self.shapes: Mapping[str, torch.Size] = {name: shape for name, (_, shape) in layout.items()}
+        self._of: Payload | None = None
+        self._values = torch.empty(0)
+
+    def of(self, received: Payload, device: torch.device) -> Tensor:
+        """The vector of a broadcast, (d,), made once for all who received it."""
+        if self._of is not received:
+            zeros = (
+                received[name].detach().double().reshape(-1).to(device)
+                if name in received
+                else torch.zeros(shape.numel(), dtype=torch.float64, device=device)
+                for name, shape in self.shapes.items()
+            )
+            self._of, self._values = received, torch.cat([torch.empty(0, dtype=torch.float64, device=device), *zeros])
+        return self._values
+
+    def vector(self, update: ClientUpdate) -> Tensor:
+        """An update's tensors, (d,), in the type they have."""
+        flat = update.flat
+        if flat is not None and list(flat.layout) == list(self.shapes):
+            return flat.values
+        if update.payload.keys() != self.shapes.keys():
+            odd = sorted(update.payload.keys() ^ self.shapes.keys())
+            raise ValueError(f"client {update.client_id} sends other tensors than were expected: {odd}")
+        return torch.cat([update.payload[name].detach().reshape(-1) for name in self.shapes])
+
+    def tensors(self, values: Tensor) -> dict[str, Tensor]:
+        """A vector as tensors by name."""
+        return Flat(self.shapes, values).split(values)
+
+
+def clip(update: ClientUpdate, received: Payload, reference: Reference, norm: float) -> ClientUpdate:
+    """An update, all its tensors together, no farther from what was received than a norm."""
+    values = reference.vector(update)
+    origin = reference.of(received, values.device)
+    moved = values.double() - origin
+    length = float(moved.norm())
+    if not length > norm:  # also where it is not finite: others look at that
+        return update
+    bounded = Flat(reference.shapes, (origin + moved * (norm / length)).to(values.dtype))
+    return update.with_payload(FlatPayload(bounded), bounded)
+
+
+class BoundedSum(Reducer[Released]):
+    """Sums updates, each clipped and with weight 1; an empty round gives zeros.
+
+    Args:
+        reference: Of the run.
+        received: The broadcast that all updates were trained from.
+        norm: C, the bound of each.
+        device: Where to sum.
+    """
+
+    def __init__(self, reference: Reference, received: Payload, norm: float, device: torch.device) -> None:
+        self.reference = reference
+        self.norm = norm
+        self._origin = reference.of(received, device)
+        self._sum = torch.zeros_like(self._origin)
+        self._grid = 2.0 ** (math.floor(math.log2(norm)) - _BITS)
+        self._waiting: list[Tensor] = []
+        self._most = -(-_BLOCK_VALUES // max(len(self._origin), 1))
+        self._counts = torch.zeros(2, dtype=torch.float64, device=device)
+
+    def add(self, update: ClientUpdate) -> None:
+        """Take in one update, whatever its weight."""
+        values = self.reference.vector(update)
+        self._waiting.append(values if update.flat is not None and values is update.flat.values else values.clone())
+        if len(self._waiting) >= self._most:
+            self._sum_up()
+
+    def _sum_up(self) -> None:
+        if not self._waiting:
+            return
+        moved = torch.stack(self._waiting).double().sub_(self._origin)
+        norms = moved.norm(dim=1, keepdim=True)
+        scale = (self.norm / norms).clamp_(max=1.0)
+        moved.mul_(scale / self._grid).trunc_()
+        self._sum.add_(moved.sum(0))
+        self._counts[0] += (norms > self.norm * (1 - _ROUNDING)).sum()
+        self._counts[1] += len(self._waiting)
+        self._waiting = []
+
+    def result(self, workers: Workers) -> Released:
+        """The sum over all processes."""
+        self._sum_up()
+        merged = torch.cat([self._sum, self._counts])
+        if workers.world_size > 1:
+            merged = workers.all_reduce(merged)
+        clipped, count = merged[-2:].tolist()
+        return Released(merged[:-2] * self._grid, self._origin, int(clipped), int(count))

@@ -1,0 +1,56 @@
+"""The privacy card: what a private run promises, of whom, and what else has left its clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_WRITTEN = """\
+These files hold what is *not* private, and must not be handed on: `clients.csv`, `metrics.csv` and the event files
+(metrics of clients, means over them, drift, counts, who took part), and checkpoints chosen or stopped by such metrics.
+"""
+_WITHHELD = """\
+Metrics of clients and means over them, counts, and who took part were not written. What the server's process saw of
+updates before the sum was not private against the server itself.
+"""
+_STATES = """\
+What clients keep between rounds (`checkpoints/clients/`) is theirs and is not private. The metrics `global/…` are
+computed on the shared test set, which is protected only if it comes from none of the clients.
+"""
+
+
+def card(kept: Mapping[str, Any], withheld: bool) -> str:
+    """The card in Markdown.
+
+    Args:
+        kept: What `lit_fed.privacy.ClientLevel` keeps.
+        withheld: Whether what is not private was kept from being written.
+    """
+    simulated = not kept["noise_from"].startswith("a key")
+    lines = ["# Privacy card", ""]
+    if simulated:
+        lines += [
+            "**A simulation**: noise and cohorts follow from the seed, so whoever knows it can take the noise off.",
+            "",
+        ]
+    lines += [
+        f"The global model after {kept['releases']} releases is (ε, δ)-differentially private with "
+        f"**ε = {kept['epsilon']}** at **δ = {kept['delta']:g}** for {kept['unit']}: neighbouring populations "
+        f"differ by {kept['relation']}.",
+        "",
+        "| | |",
+        "|---|---|",
+    ]
+    labels = {
+        "mechanism": "mechanism", "sampling": "cohorts", "expected_cohort": "expected cohort",
+        "clip_norm": "clipping norm", "noise_multiplier": "noise multiplier", "accountant": "accountant",
+        "epsilon_rdp": "ε by RDP", "noise_from": "noise from",
+    }  # fmt: skip
+    lines += [f"| {label} | {_text(kept[key])} |" for key, label in labels.items()]
+    lines += ["", "## What is not private", "", _WITHHELD if withheld else _WRITTEN, _STATES]
+    lines += ["Noise is drawn in floating point, on sums of a fixed grid; see `lit_fed.privacy.keys`."]
+    return "\n".join(lines) + "\n"
+
+
+def _text(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,241 @@
+r"""Differential privacy at client level: a released model hardly depends on any one client's data.
+
+McMahan, Ramage, Talwar, Zhang: "Learning Differentially Private Recurrent Language Models", ICLR 2018, Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lit_fed.checks import check_range
+from lit_fed.engine.evaluation.protocols import Protocol
+from lit_fed.engine.method.algorithm import Cohort
+from lit_fed.engine.method.reducers import Reducer
+from lit_fed.engine.method.wrapper import Privacy, Surroundings
+from lit_fed.engine.wire.broadcast import Broadcast
+from lit_fed.engine.wire.payload import ClientUpdate, Payload
+from lit_fed.errors import ConfigError
+from lit_fed.participation import FullParticipation, Participation, PoissonParticipation, UniformParticipation
+from lit_fed.privacy.accounting import Mechanism, Sampling, calibrate
+from lit_fed.privacy.bounded_sum import BoundedSum, Reference, Released, clip
+from lit_fed.privacy.card import card
+from lit_fed.privacy.keys import RunKey
+
+
+class ClientLevel(Privacy):
+    r"""Clips every client's update, adds noise to their sum, and divides by the expected cohort.
+
+    .. math:: x \leftarrow x + \frac{1}{qN} \left[\sum_{k \in S} \min\left(1, \frac{C}{\lVert \Delta_k \rVert}\right)
+        \Delta_k + \mathcal{N}(0, z^2 C^2 I)\right]
+
+    :math:`\Delta_k` is everything that a client sends minus what it received, one vector: SCAFFOLD's model and control
+    variate are clipped together. An empty cohort releases noise. Goes around every method whose reducer is a mean in
+    which clients weigh the same.
+
+    Args:
+        clip_norm: C, the largest norm of an update.
+        noise_multiplier: z. Give this or ``epsilon``.
+        epsilon: The budget for ``trainer.max_rounds`` rounds, for which z is worked out; the run stops before a round
+            that would exceed it.
+        delta: δ, the chance of a breach that ε does not cover; below 1/N.
+        key_file: The file that holds the run's key, made where there is none, readable by its owner alone. Without it
+            noise and cohorts follow from the seed, which protects nobody: a simulation.
+        withhold: Whether what is not private is kept from being written: metrics of clients and means over them,
+            counts, and who took part. By default where there is a key file.
+
+    Raises:
+        ConfigError: For values out of range, or both or neither of ``noise_multiplier`` and ``epsilon``.
+
+    Note:
+        Clients are weighed alike and the sum is divided by q · N, not by the number that came, because both would
+        depend on who took part. Sums are taken in float64 on a grid, see `lit_fed.privacy.bounded_sum`.
+    """
+
+    def __init__(
+        self,
+        clip_norm: float,
+        noise_multiplier: float | None = None,
+        epsilon: float | None = None,
+        delta: float = 1e-5,
+        key_file: str | None = None,
+        withhold: bool | None = None,
+    ) -> None:
+        check_range("trainer.privacy.clip_norm", clip_norm, above=0)
+        check_range("trainer.privacy.noise_multiplier", noise_multiplier, least=0, null="with epsilon")
+        check_range("trainer.privacy.epsilon", epsilon, above=0, null="with noise_multiplier")
+        check_range("trainer.privacy.delta", delta, above=0, below=1)
+        if (noise_multiplier is None) == (epsilon is None):
+            raise ConfigError(
+                f"trainer.privacy has noise_multiplier {noise_multiplier} and epsilon {epsilon}; give exactly one"
+            )
+        self.clip_norm = clip_norm
+        self.noise_multiplier = noise_multiplier
+        self.epsilon = epsilon
+        self.delta = delta
+        self.key_file = key_file
+        self.withhold = key_file is not None if withhold is None else withhold
+        self._key: RunKey | None = None
+
+    # ------------------------------------------------------------------ before the first round
+
+    def setup(self, around: Surroundings) -> dict[str, Any]:
+        """Refuse what has no bounded sum; the budget as it is before the first round."""
+        self._check(around)
+        self._reference = Reference(around.layout)
+        self._dtypes = {name: dtype for name, (dtype, _) in around.layout.items()}
+        return {
+            "mechanism": "ClientLevel", "unit": "one client with all its data", "relation": "", "accountant": "",
+            "sampling": "", "expected_cohort": 0.0, "clip_norm": self.clip_norm,
+            "noise_multiplier": float(self.noise_multiplier or 0.0), "releases": 0, "allowed": 0, "epsilon_rdp": "0",
+            "epsilon": "0", "delta": self.delta,
+            "noise_from": "a key file" if self.key_file else "the seed: a simulation",
+        }  # fmt: skip
+
+    def _check(self, around: Surroundings) -> None:
+        method = type(around.algorithm).__name__
+        if len(around.kinds) > 1:
+            raise ConfigError("trainer.privacy needs one kind of network; trainer.kinds has several")
+        parts = around.algorithm.reducer(around.server).parts()
+        if parts is None:
+            raise ConfigError(
+                f"trainer.privacy cannot go around {method}: what its server makes of updates is not a mean of what "
+                "clients send, so no bound on one client's part is known"
+            )
+        if not around.layout:
+            raise ConfigError(f"trainer.privacy has nothing to protect: clients of {method} send nothing; leave it out")
+        if not all(part.uniform for part in parts):
+            raise ConfigError(
+                f"trainer.privacy weighs clients alike, and {method} weighs them by their samples; set "
+                "algorithm.weighting to uniform"
+            )
+        if around.averaged:
+            raise ConfigError(
+                f"trainer.privacy: the model has buffers that are averaged, such as {min(around.averaged)!r}; set "
+                "trainer.buffers to local or server"
+            )
+        if odd := sorted(name for name, (dtype, _) in around.layout.items() if not dtype.is_floating_point):
+            raise ConfigError(f"trainer.privacy cannot add noise to {odd[0]!r}, which holds whole numbers")
+        stragglers = around.participation.stragglers
+        if stragglers is not None and stragglers.late == "next_round":
+            raise ConfigError(
+                "trainer.privacy accounts for a round's own cohort, and participation.stragglers.late is next_round; "
+                "set it to lost"
+            )
+        if odd := [type(one).__name__ for one in around.protocols if type(one).layout is not Protocol.layout]:
+            raise ConfigError(
+                f"trainer.protocols has {odd[0]}, for which clients send tensors past trainer.privacy; leave it out"
+            )
+
+    def begin(self, around: Surroundings, kept: dict[str, Any], resumed: bool) -> None:
+        """Open the key, find the noise, and go on with the budget that is left."""
+        self._key = key = RunKey.of_seed(around.seed) if self.key_file is None else RunKey.of_file(Path(self.key_file))
+        self._device, self._writes = around.device, around.writes
+        self._settings = f"{around.settings} {self.clip_norm}"
+        if key.path is not None and key.releases and not resumed:
+            raise ConfigError(
+                f"trainer.privacy.key_file {key.path} was used by a run before; name another, or go on with that run "
+                "by --ckpt_path"
+            )
+        participation, sampling = around.participation, sampling_of(around.participation)
+        if key.path is not None:
+            participation.reseed(key.seed("cohort"))
+        num_clients = participation.num_seen
+        self._cohort = expected_cohort(participation)
+        if self.epsilon is not None and not kept["allowed"]:
+            kept["noise_multiplier"] = calibrate(
+                sampling, num_clients, self._cohort, around.max_rounds, self.epsilon, self.delta
+            )
+            kept["allowed"] = around.max_rounds
+        for name in ("clip_norm", "delta", *(["noise_multiplier"] if self.epsilon is None else [])):
+            if kept[name] != getattr(self, name):
+                raise ConfigError(
+                    f"trainer.privacy.{name} is {getattr(self, name)}, and the run began with {kept[name]}; keep it"
+                )
+        kept["releases"] = max(kept["releases"], len(key.releases))
+        self._mechanism = Mechanism(sampling, num_clients, self._cohort, kept["noise_multiplier"])
+        kept["relation"], kept["accountant"] = self._mechanism.relation, self._mechanism.accountant
+        kept["sampling"], kept["expected_cohort"] = type(participation).__name__, self._cohort
+        self._last = around.max_rounds - 1
+        self._warn(num_clients, sampling, type(participation).__name__, around.say)
+
+    def _warn(self, num_clients: int, sampling: Sampling, participation: str, say: Callable[[str], None]) -> None:
+        if self.delta > 1 / num_clients:
+            say(
+                f"warning: trainer.privacy.delta is {self.delta}, above 1/{num_clients}: that allows one client's data "
+                "to be published outright; give less"
+            )
+        if sampling != "poisson":
+            counted = "a larger epsilon" if sampling == "fixed_size" else "no amplification by sampling"
+            say(
+                f"warning: trainer.privacy counts {counted} for {participation}; PoissonParticipation gives the "
+                "smallest"
+            )
+
+    # ------------------------------------------------------------------ a round
+
+    def on_client(self, update: ClientUpdate, received: Payload) -> ClientUpdate:
+        """Clip it, before it leaves its client."""
+        return clip(update, received, self._reference, self.clip_norm)
+
+    def reducer(self, below: Reducer[Any], broadcast: Broadcast) -> Reducer[Any]:
+        """A sum of bounded updates in place of the method's mean."""
+        received = next(iter(broadcast.payloads.values()))
+        return BoundedSum(self._reference, received, self.clip_norm, self._device)
+
+    def release(
+        self, aggregate: Released, cohort: Cohort, kept: dict[str, Any]
+    ) -> tuple[Payload, Cohort, dict[str, float]]:
+        """Noise on the sum, over the expected cohort; written down before anybody sees it."""
+        assert self._key is not None
+        std, total = kept["noise_multiplier"] * self.clip_norm, aggregate.total
+        name = self._key.name(cohort.round_idx, cohort.delivered, self._settings)
+        self._key.record(name, write=self._writes)
+        if std:
+            total = total + torch.from_numpy(self._key.noise(name, len(total))).to(total.device) * std
+        mean = self._reference.tensors(aggregate.reference + total / self._cohort)
+        kept["releases"] = len(self._key.releases) if self._key.path else kept["releases"] + 1
+        spent = self._mechanism.rdp_epsilon(kept["releases"], self.delta)
+        last = cohort.round_idx >= self._last  # for which the tighter accountant takes a second
+        tight = self._mechanism.epsilon(kept["releases"], self.delta) if last else spent
+        kept["epsilon_rdp"], kept["epsilon"] = f"{spent:.6g}", f"{tight:.6g}"
+        metrics = {
+            "privacy/epsilon": spent,
+            "privacy/clip_norm": self.clip_norm,
+            "privacy/noise_std": std / self._cohort,
+        }
+        if not self.withhold and aggregate.count:
+            metrics["privacy/clipped"] = aggregate.clipped / aggregate.count
+        typed = {name: tensor.to(self._dtypes[name]) for name, tensor in mean.items()}
+        return typed, replace(cohort, expected=self._cohort), metrics
+
+    def card(self, kept: Mapping[str, Any]) -> str:
+        """The privacy card."""
+        return card(kept, self.withhold)
+
+    def exhausted(self, kept: Mapping[str, Any]) -> str | None:
+        """The budget, where another release would exceed it."""
+        if self.epsilon is None or kept["releases"] < kept["allowed"]:
+            return None
+        return (
+            f"trainer.privacy: {kept['releases']} releases have spent epsilon {self.epsilon} at delta {self.delta}; "
+            "the run ends here"
+        )
+
+
+def sampling_of(participation: Participation) -> Sampling:
+    """How a participation's cohorts are accounted."""
+    if isinstance(participation, PoissonParticipation | FullParticipation):
+        return "poisson"
+    return "fixed_size" if isinstance(participation, UniformParticipation) else "none"
+
+
+def expected_cohort(participation: Participation) -> float:
+    """How many clients a round selects in the mean: q · N."""
+    if isinstance(participation, PoissonParticipation):
+        return participation.fraction * participation.num_seen
+    return float(participation.nominal_cohort_size)

@@ -1,0 +1,58 @@
+"""Every method under privacy: without noise, in full and within the bound, it is itself; or it is refused by name."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+import lit_fed.methods
+from lit_fed.command.cli import main
+from tests.methods.run_methods import METHODS, words_of
+from tests.support import saved_weights
+
+pytest.importorskip("dp_accounting")
+
+_OTHER = "what its server makes of updates is not a mean of what clients send"
+REFUSED = {
+    **dict.fromkeys(["fd_avg", "feddf", "fedexp", "fedgen", "fedmd", "fednova", "hfedckd", "suwa", "uwa"], _OTHER),
+    "local_only": "send nothing; leave it out",
+}
+"""Methods that cannot be wrapped, with the reason that is given."""
+
+
+def run(method: str, root: Path, *more: str) -> Path:
+    """One round of a method in which all eight clients take part and weigh the same."""
+    name = yaml.safe_load(METHODS[method].read_text())["algorithm"]["class_path"].rpartition(".")[2]
+    weighs = any(
+        "weighting" in inspect.signature(cls.__init__).parameters for cls in getattr(lit_fed.methods, name).__mro__
+    )
+    words = [*words_of(method, root, 1), *(["--algorithm.weighting", "uniform"] if weighs else [])]
+    main(["fit", *words, "--trainer.participation", "FullParticipation", "--trainer.buffers", "local", *more])
+    return root / "lightning_logs" / "version_0"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_is_itself_without_noise_or_is_refused_by_name(
+    method: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    private = ["--trainer.privacy", "ClientLevel"]
+    for key, value in {"clip_norm": "64", "noise_multiplier": "0", "delta": "0.01"}.items():
+        private += [f"--trainer.privacy.{key}", value]
+    if method in REFUSED:
+        with pytest.raises(SystemExit):
+            run(method, tmp_path, *private)
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        assert REFUSED[method] in said
+        return
+    found = saved_weights(run(method, tmp_path / "private", *private))
+    expected = saved_weights(run(method, tmp_path / "plain"))
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        # One unit in the last place, and the grid of the sum, 64 · 2^-40 = 6e-11 a client, over FedDyn's α of 0.1.
+        ulp = torch.finfo(torch.float32).eps
+        assert torch.allclose(found[name], tensor, rtol=ulp, atol=1e-8), name
