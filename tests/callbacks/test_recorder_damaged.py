@@ -178,9 +178,7 @@ def test_a_configuration_that_cannot_be_read_is_not_replaced(tmp_path: Path, nam
     folder = run(tmp_path, 2)
     (folder / name).write_bytes(content)
     before = contents(folder)
-    with pytest.raises(
-        CheckpointError, match=rf"{name} is not a configuration, and resuming would replace it"
-    ):
+    with pytest.raises(CheckpointError, match=rf"{name} is not a configuration, and resuming would replace it"):
         run(tmp_path, 3, "a: 2\n", "last")
     assert contents(folder) == before
     assert run(tmp_path, 3, "", "last") == folder  # where nothing would be written, nothing is read
