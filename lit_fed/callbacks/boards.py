@@ -120,7 +120,7 @@ class MLflow(Board):
     draws = True
 
     def settings(self, settings: Mapping[str, _Setting], metrics: Sequence[str]) -> None:
-        """Log new settings only: MLflow refuses to change a setting, and the run may be a resumed one."""
+        """Those that the run has not yet: MLflow refuses to change one, and a given run may be gone on with."""
         known = self.logger.experiment.get_run(self.logger.run_id).data.params
         self.logger.log_hyperparams({name: value for name, value in settings.items() if name not in known})
 

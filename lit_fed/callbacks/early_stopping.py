@@ -31,11 +31,11 @@ def direction_of(run: Run, monitor: str, mode: Mode) -> Direction:
 
 
 def check_reported(callback: str, monitor: str, run: Run, record: RoundRecord) -> None:
-    """Refuse a metric that no round has reported, as soon as a round should have reported it.
+    """Refuse a metric that has never been reported, once a round was due to report it.
 
     Args:
         callback: Who monitors it.
-        monitor: The metric's name.
+        monitor: Its name.
         run: The run.
         record: The round's record.
 

@@ -49,7 +49,7 @@ def participation_map(
         plan: Returns a round's participants; a pure function.
         num_rounds: Rounds so far.
         num_clients: Size of the population.
-        cohort_size: Clients per round.
+        cohort_size: How many clients a round asks for.
     """
     clients = even_subset(num_clients, MOST_CLIENTS)
     rounds = even_subset(num_rounds, max(1, min(num_rounds, _MOST_PARTICIPANTS // max(cohort_size, 1))))
