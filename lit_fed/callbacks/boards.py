@@ -1,4 +1,4 @@
-"""What the loggers of a run can be shown beside metrics: settings, pictures, histograms, each in its own way."""
+"""Settings, pictures and histograms for the loggers of a run, by type of logger."""
 
 from __future__ import annotations
 
@@ -33,25 +33,21 @@ class Compared:
 
 
 class Board:
-    """Any logger of Lightning's: settings as its hyperparameters, and pictures where it has ``log_image``.
-
-    Args:
-        logger: The logger.
-    """
+    """Any Lightning logger: settings as hyperparameters, and pictures if it has ``log_image``."""
 
     resumes = False
-    """Whether a resumed run goes on in what an earlier process wrote; else it is told everything again."""
+    """Whether a resumed run continues an earlier process's log; else everything is logged again."""
 
     def __init__(self, logger: Logger) -> None:
         self.logger: Any = logger
 
     @property
     def draws(self) -> bool:
-        """Whether it takes pictures."""
+        """Whether the logger accepts pictures."""
         return hasattr(self.logger, "log_image")
 
     def start(self, round_idx: int) -> None:
-        """Get ready for a round and those after it."""
+        """Prepare for a round and all later rounds."""
 
     def settings(self, settings: Mapping[str, Setting], compared: Compared) -> None:
         """Show the run's settings, and by which metrics runs are compared."""
@@ -62,38 +58,38 @@ class Board:
         self.logger.log_image(tag, [picture], step=round_idx)
 
     def histogram(self, tag: str, values: NDArray[np.float64], round_idx: int, share: bool) -> None:
-        """Show how values are spread; a share is between 0 and 1."""
+        """Show the distribution of values; a share is between 0 and 1."""
 
     def text(self, tag: str, text: str, round_idx: int) -> None:
         """Show a text in Markdown, where there is a place for it."""
 
     def flush(self) -> None:
-        """Hand everything to the operating system, which keeps it when the process is killed."""
+        """Flush to the operating system, so that a kill loses nothing."""
         self.logger.save()
 
     def close(self, status: str) -> None:
-        """Write what is left; the run ended with ``success``, or has ``failed``."""
+        """Finish with the status ``success`` or ``failed``."""
         self.logger.finalize(status)
 
 
 class TensorBoard(Board):
-    """TensorBoard, past Lightning's logger, which would add files and scalars of its own."""
+    """TensorBoard, written directly, because Lightning's logger adds files and scalars."""
 
     resumes = True
     draws = True
 
     @property
     def writer(self) -> SummaryWriter:
-        """What writes the event file."""
+        """The writer of the event file."""
         writer: SummaryWriter = self.logger.experiment
         return writer
 
     def start(self, round_idx: int) -> None:
-        """Make readers forget what older event files of the folder say of this round and later ones.
+        """Make readers discard this and later rounds of older event files in the folder.
 
-        These are the two events of ``SummaryWriter(purge_step=…)``, which only works for a writer that is not open yet.
-        A fresh run needs them as well: the web page's reader takes the first start in a folder for the run's own, and
-        forgets rounds only from the second start on.
+        These are the two events of ``SummaryWriter(purge_step=…)``, which only works before the writer is open. A fresh
+        run needs them as well: the web page's reader takes the first start in a folder as the run's start, and discards
+        rounds only from the second start on.
         """
         file_writer = self.writer._get_file_writer()
         file_writer.add_event(Event(step=round_idx, file_version="brain.Event:2"))
@@ -122,28 +118,28 @@ class TensorBoard(Board):
         self.writer.add_histogram(tag, values, round_idx, np.linspace(0, 1, 51) if share else "tensorflow")
 
     def flush(self) -> None:
-        """Without waiting for the writer's own two minutes."""
+        """Flush at once, not after the writer's default of two minutes."""
         self.writer.flush()
 
     def close(self, status: str) -> None:
-        """Not ``finalize``, which would also write an empty hparams.yaml; ours is config.yaml."""
+        """Close the writer; ``finalize`` would also write an empty hparams.yaml, next to our config.yaml."""
         self.writer.close()
 
 
 class Wandb(Board):
-    """Weights & Biases, online or offline; a picture and a histogram are values of a round as metrics are."""
+    """Weights & Biases, online or offline; pictures and histograms are values of a round, like metrics."""
 
     def histogram(self, tag: str, values: NDArray[np.float64], round_idx: int, share: bool) -> None:
         """Bins of a fiftieth for shares, else 50 over the values."""
         import wandb
 
         bins = np.histogram(values, bins=50, range=(0, 1) if share else None)
-        # Under a name of its own: a metric is one number in W&B, and `clients/acc` may be one of another logger's.
+        # A separate name, because a W&B metric is one number, and `clients/acc` may be a metric of another logger.
         self.logger.log_metrics({f"histograms/{tag}": wandb.Histogram(np_histogram=bins)}, step=round_idx)
 
 
 class MLflow(Board):
-    """MLflow; pictures are artifacts, a file each, and histograms it has none."""
+    """MLflow; each picture is an artifact, and histograms are not supported."""
 
     draws = True
 
@@ -161,7 +157,7 @@ _BOARDS: dict[type[Logger], type[Board]] = {TensorBoardLogger: TensorBoard, Wand
 
 
 def boards(run: Run) -> list[Board]:
-    """The loggers of a run; none on other processes than the first."""
+    """Return the loggers of a run; empty on all processes but the first."""
     return [_board(logger) for logger in run.loggers] if run.fabric.is_global_zero else []
 
 
@@ -170,12 +166,12 @@ def _board(logger: Logger) -> Board:
 
 
 def takes_pictures(run: Run) -> bool:
-    """Whether this process has a logger to draw for."""
+    """Whether this process has a logger for pictures."""
     return any(board.draws for board in boards(run))
 
 
 def show_picture(run: Run, tag: str, picture: NDArray[np.uint8], round_idx: int) -> None:
-    """Show a picture to all loggers that take one."""
+    """Show a picture to all loggers that accept pictures."""
     for board in boards(run):
         if board.draws:
             board.picture(tag, picture, round_idx)

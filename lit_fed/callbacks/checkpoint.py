@@ -1,4 +1,4 @@
-"""Writes the run's checkpoints."""
+"""The callback that writes checkpoints."""
 
 from __future__ import annotations
 
@@ -9,34 +9,35 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lit_fed.callbacks.early_stopping import Mode, check_reported, direction_of, improves
+from lit_fed.checks import check_choice, check_range
 from lit_fed.engine.lightning.metric_names import Direction
 from lit_fed.engine.loop.checkpoint import read_checkpoint, save_checkpoint
 from lit_fed.engine.loop.run import Callback, RoundRecord
 from lit_fed.engine.storage.files import Version, remove_half_written
 from lit_fed.engine.wire.workers import on_first_process
-from lit_fed.errors import CheckpointError, ConfigError, UnreadableFile
+from lit_fed.errors import CheckpointError, UnreadableFile
 
 if TYPE_CHECKING:
     from lit_fed.engine.loop.run import Run
 
-_OWN = re.compile(r"(last|best|round=[0-9]+)\.ckpt")  # other files in the folder are the user's
+_OWN = re.compile(r"(last|best|round=[0-9]+)\.ckpt")  # any other file in the folder belongs to the user
 
 
 class Checkpoint(Callback):
-    """``last.ckpt`` every round, ``best.ckpt`` on a metric, and the last few rounds.
+    """Writes ``last.ckpt`` every round, ``best.ckpt`` by a metric, and the last few rounds.
 
-    It runs after every other callback, so what they wrote for a round is on disk before the round's checkpoint is.
+    It runs after all other callbacks, so that their files of a round are on disk before the round's checkpoint.
 
     Args:
-        monitor: The metric that names the best round; ``auto`` takes the most important one that the task declares
-            (its ``metrics``), else the first that it logs when it is evaluated; null writes no ``best.ckpt``.
-        mode: ``max``, ``min``, or ``auto``: as the task or the logged torchmetrics object says, else the smallest where
-            the name says loss or error and the largest elsewhere.
+        monitor: The metric that selects the best round; ``auto`` takes the first metric that the task declares (its
+            ``metrics``), else the first that it logs in an evaluation; null writes no ``best.ckpt``.
+        mode: ``max``, ``min``, or ``auto``: the direction that the task or the logged torchmetrics object declares,
+            else ``min`` if the name contains loss or error, and ``max`` for any other name.
         keep_last: Also keep this many rounds as ``round=<r>.ckpt``.
-        every_n_rounds: Write only every so many rounds, and after the last.
+        every_n_rounds: Interval of checkpoints, in rounds; the last round always gets one.
 
     Raises:
-        ConfigError: For settings that cannot be, and at the first evaluation that does not report the metric.
+        ConfigError: For invalid settings, and at the first evaluation that does not report the metric.
     """
 
     keeps_checkpoints = True
@@ -48,10 +49,9 @@ class Checkpoint(Callback):
         keep_last: int = 0,
         every_n_rounds: int = 1,
     ) -> None:
-        if keep_last < 0 or every_n_rounds < 1:
-            raise ConfigError("Checkpoint needs keep_last of at least 0 and every_n_rounds of at least 1")
-        if mode not in ("auto", "max", "min"):
-            raise ConfigError(f"Checkpoint.mode is {mode!r}; it must be 'auto', 'max' or 'min'")
+        check_range("Checkpoint.keep_last", keep_last, least=0)
+        check_range("Checkpoint.every_n_rounds", every_n_rounds, least=1)
+        check_choice("Checkpoint.mode", mode, ("auto", "max", "min"))
         self.monitor = monitor
         self.mode: Mode = mode
         self.keep_last = keep_last
@@ -59,14 +59,14 @@ class Checkpoint(Callback):
         self.best: float | None = None
         self.best_round = -1
         self._announced = False
-        self._kept: dict[str, dict[str, Version]] = {}  # file name -> the client states it needs
-        self._unread = False  # whether there is one of which that is not known
+        self._kept: dict[str, dict[str, Version]] = {}  # file name -> the client states that it needs
+        self._unread = False  # whether an unreadable checkpoint may need further states
 
     def on_fit_start(self, run: Run) -> None:
-        """Learn what earlier checkpoints of this run need, and finish what a killed process left half done.
+        """Read which states earlier checkpoints need, and complete the writes of a killed process.
 
-        A new folder gets the checkpoint that the run starts from, so that it stands on its own: a run killed in its
-        first round is resumed in its folder too, and a disk that cannot be written to is noticed before any training.
+        A new folder gets the initial checkpoint, so that a run killed in its first round can resume in its folder, and
+        a write error shows before any training.
         """
         folder, start, first = self._folder(run), run.start_round, run.fabric.is_global_zero
         last = folder / "last.ckpt"
@@ -76,7 +76,7 @@ class Checkpoint(Callback):
         if first:
             remove_half_written(folder)
         if on_first_process(run.fabric, lambda: not last.is_file()):
-            run.federation.session.divide(max(start - 1, 0))  # as when the round ended
+            run.federation.session.divide(max(start - 1, 0))  # as at the end of the round
             save_checkpoint(run, last)
         if first:
             if start and self.best_round == start - 1:
@@ -84,13 +84,13 @@ class Checkpoint(Callback):
             for path in sorted(path for path in folder.glob("*.ckpt") if _OWN.fullmatch(path.name)):
                 try:
                     self._kept[path.name] = read_checkpoint(path)["clients"]
-                except CheckpointError as error:  # the run goes on from another one
+                except CheckpointError as error:  # the run resumes from another checkpoint
                     self._unread |= isinstance(error, UnreadableFile)
                     left = "left as it is, and no state of a client is deleted" if self._unread else "left as it is"
                     run.fabric.print(f"{left}: {error}")
 
     def on_round_end(self, run: Run, record: RoundRecord) -> None:
-        """Write what is due."""
+        """Write the round's checkpoints, if any are due."""
         improved = self._is_best(run, record)
         last_round = record.round_idx + 1 == run.max_rounds or run.should_stop
         if not (improved or last_round or (record.round_idx + 1) % self.every_n_rounds == 0):
@@ -108,7 +108,7 @@ class Checkpoint(Callback):
         run.federation.store.collect_garbage(self._kept.values(), delete=run.fabric.is_global_zero and not self._unread)
 
     def on_fit_end(self, run: Run) -> None:
-        """Say why there is no ``best.ckpt``."""
+        """Print why there is no ``best.ckpt``."""
         if self.monitor is None or self.best is not None or not run.next_round:
             return
         name = run.names.monitor if self.monitor == "auto" else self.monitor
@@ -130,14 +130,14 @@ class Checkpoint(Callback):
         return improved
 
     def _announce(self, run: Run, monitor: str, direction: Direction) -> None:
-        """Say once which metric names the best round, where neither the task nor the user did."""
+        """Print once which metric selects the best round, unless the task or the user named it."""
         self._announced = True
         if run.names.is_declared(monitor) or (self.monitor != "auto" and self.mode != "auto"):
             return
         which = "largest" if direction == "max" else "smallest"
         run.fabric.print(
-            f"best.ckpt is that of the {which} {monitor}; to choose otherwise, set monitor and mode of callback "
-            "Checkpoint, or a mapping `metrics` in the model"
+            f"best.ckpt has the {which} {monitor}; to change this, set monitor and mode of callback Checkpoint, or a "
+            "mapping `metrics` in the model"
         )
 
     def _drop_old_rounds(self, folder: Path) -> None:
@@ -150,7 +150,7 @@ class Checkpoint(Callback):
         return run.log_dir / "checkpoints"
 
     def state_dict(self) -> dict[str, Any]:
-        """Which round is best."""
+        """Return the best value and its round."""
         return {"best": self.best, "best_round": self.best_round}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -159,7 +159,7 @@ class Checkpoint(Callback):
 
 
 def _link(source: Path, target: Path) -> None:
-    """Give a file a second name, atomically; a copy where the file system has no links."""
+    """Create a hard link atomically; a copy on file systems without links."""
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)
     try:
@@ -171,4 +171,4 @@ def _link(source: Path, target: Path) -> None:
             temporary.unlink(missing_ok=True)
             raise CheckpointError(f"cannot write {target}: {error}") from error
     temporary.replace(target)
-    temporary.unlink(missing_ok=True)  # renaming one link of a file onto another leaves both
+    temporary.unlink(missing_ok=True)  # renaming a hard link onto another one of the same file keeps both

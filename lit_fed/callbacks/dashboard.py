@@ -1,4 +1,4 @@
-"""What a run writes to its loggers: its settings, every metric of every round, histograms and pictures."""
+"""The callback that writes settings, metrics, histograms and pictures to loggers."""
 
 from __future__ import annotations
 
@@ -38,15 +38,14 @@ _LARGEST = 1e19  # TensorBoard's own bins end a little further out
 
 
 class Dashboard(Callback):
-    """Writes metrics and settings to every logger, and histograms and pictures to those that show them.
+    """Writes metrics and settings to every logger, and histograms and pictures to loggers that support them.
 
-    Everything of a round is on disk when `on_round_end` returns, before the round's checkpoint is written: a process
-    that is killed afterwards has lost nothing. What a killed process wrote beyond the checkpoint is dropped, by
-    TensorBoard's readers, when the run is resumed.
+    When `on_round_end` returns, a round is on disk, before its checkpoint, so that a later kill loses nothing. After a
+    resume, TensorBoard discards rounds beyond the checkpoint.
 
     Args:
-        picture_every: Draw the participation map, and what the algorithm draws, every so many rounds; 0 for only at the
-            end.
+        picture_every: Interval of the participation map and the algorithm's figures, in rounds; 0 draws them at the
+            end only.
 
     Raises:
         ConfigError: If `picture_every` is negative.
@@ -78,7 +77,7 @@ class Dashboard(Callback):
                 board.flush()
 
     def on_round_end(self, run: Run, record: RoundRecord) -> None:
-        """Write the round's metrics and histograms, and see them to the disk.
+        """Write the round's metrics and histograms to disk.
 
         Raises:
             CheckpointError: If they cannot be written.
@@ -103,7 +102,7 @@ class Dashboard(Callback):
             self._draw(run, record.round_idx)
 
     def on_fit_end(self, run: Run) -> None:
-        """Draw the participation map, sample predictions and what the task draws, and close the loggers."""
+        """Draw the participation map, sample predictions and the task's figures, and close the loggers."""
         with _naming_the_file(run):
             if takes_pictures(run) and run.next_round:
                 last = run.next_round - 1
@@ -120,8 +119,8 @@ class Dashboard(Callback):
             _close(run, "success")
 
     def on_exception(self, run: Run, error: BaseException) -> None:
-        """Close the loggers, so that nothing that was logged is lost."""
-        with suppress(OSError):  # the disk is full, which the error says
+        """Close the loggers, so that no log entry is lost."""
+        with suppress(OSError):  # a full disk, which the error already reports
             _close(run, "failed")
 
     def _draw(self, run: Run, round_idx: int) -> None:
@@ -141,7 +140,7 @@ class Dashboard(Callback):
 
 @contextmanager
 def _naming_the_file(run: Run) -> Iterator[None]:
-    """Name what cannot be written: TensorBoard's events, where there are any."""
+    """Name the file that cannot be written: TensorBoard's events, if any."""
     try:
         yield
     except Exception as error:
@@ -172,10 +171,7 @@ def _close(run: Run, status: str) -> None:
 
 
 def _values_over_clients(rows: Iterable[ClientRow]) -> dict[str, NDArray[np.float64]]:
-    """What clients were evaluated at, by tag, such as ``clients/acc``; scalars end in ``_mean`` and so on.
-
-    Values that no histogram can show, of a run that diverges, are left out.
-    """
+    """Return the clients' values by tag, such as ``clients/acc``, without the huge values of a diverged run."""
     values: dict[str, list[float]] = {}
     for row in rows:
         if row.stage in _HISTOGRAMS and abs(row.value) < _LARGEST:
@@ -184,7 +180,7 @@ def _values_over_clients(rows: Iterable[ClientRow]) -> dict[str, NDArray[np.floa
 
 
 def _sample_predictions(federation: Federation, round_idx: int) -> NDArray[np.uint8] | None:
-    """Some test images with the global model's classes; None without such a model, without classes or images."""
+    """Draw test images with the global model's predictions; None without a global model, classes or images."""
     models, num_classes = federation.global_models(round_idx), federation.data.num_classes
     if not models or num_classes is None:
         return None
@@ -210,13 +206,13 @@ def _sample_predictions(federation: Federation, round_idx: int) -> NDArray[np.ui
 
 
 def _test_figures(federation: Federation, round_idx: int) -> Iterator[tuple[str, Figure]]:
-    """What the task draws of the global model on test data, for each group of views that the data name."""
+    """Yield the task's figures of the global model on test data, for each group of the data's views."""
     data, models = federation.data, federation.global_models(round_idx)
     if not models:
         return
     kind, state = next(iter(models.items()))
     loop = federation.loops[kind]
-    if loop.model.split.personal:  # nobody trained the server's part of that
+    if loop.model.split.personal:  # the server's copy of personal parameters is untrained
         return
     with loop.model.preserved():
         loop.model.load(state)
@@ -227,7 +223,7 @@ def _test_figures(federation: Federation, round_idx: int) -> Iterator[tuple[str,
 
 
 def _classes(output: Any, count: int, num_classes: int) -> list[int] | None:
-    """Predicted classes from scores, shape (n, num_classes), or classes, shape (n,), bare or in a dictionary."""
+    """Extract predicted classes from scores (n, num_classes) or classes (n,), bare or in a dictionary."""
     candidates = output.values() if isinstance(output, Mapping) else [output]
     tensors = [value for value in candidates if isinstance(value, Tensor)]
     for tensor in tensors:

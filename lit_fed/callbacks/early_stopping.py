@@ -1,10 +1,11 @@
-"""Stop when a metric no longer improves."""
+"""The callback that stops a run when a metric no longer improves."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING, Any, Literal
 
+from lit_fed.checks import check_choice, check_range
 from lit_fed.engine.lightning.metric_names import Direction
 from lit_fed.engine.loop.run import Callback, RoundRecord
 from lit_fed.errors import ConfigError
@@ -26,7 +27,7 @@ def improves(value: float, best: float | None, mode: Direction, min_delta: float
 
 
 def direction_of(run: Run, monitor: str, mode: Mode) -> Direction:
-    """Whether larger or smaller values are better; ``auto`` asks the run."""
+    """Return whether larger or smaller values are better; ``auto`` asks the run."""
     return run.names.direction(monitor) if mode == "auto" else mode
 
 
@@ -40,7 +41,7 @@ def check_reported(key: str, monitor: str, run: Run, record: RoundRecord) -> Non
         record: The round's record.
 
     Raises:
-        ConfigError: In one line with the metrics that there are.
+        ConfigError: With the reported metrics.
     """
     metrics = record.metrics
     evaluated = "time/eval_s" in metrics or not run.settings.evaluate_every
@@ -51,27 +52,24 @@ def check_reported(key: str, monitor: str, run: Run, record: RoundRecord) -> Non
 
 
 class EarlyStopping(Callback):
-    """Ends the run once a metric has not improved for some evaluations, and says so.
+    """Stops the run once a metric has not improved for ``patience`` evaluations, and prints why.
 
     Args:
-        monitor: Name of the metric, such as ``global/acc``; ``auto`` takes the most important one that the task
-            declares (its ``metrics``), else the first that it logs when it is evaluated.
-        mode: ``max``, ``min``, or ``auto``: as the task or the logged torchmetrics object says, else the smallest where
-            the name says loss or error and the largest elsewhere.
-        patience: Evaluations without an improvement that are tolerated.
-        min_delta: What counts as an improvement must exceed this.
+        monitor: Name of the metric, such as ``global/acc``; ``auto`` takes the first metric that the task declares (its
+            ``metrics``), else the first that it logs in an evaluation.
+        mode: ``max``, ``min``, or ``auto``: the direction that the task or the logged torchmetrics object declares,
+            else ``min`` if the name contains loss or error, and ``max`` for any other name.
+        patience: Evaluations without an improvement before the run stops.
+        min_delta: An improvement must exceed this.
 
     Raises:
-        ConfigError: For settings that cannot be, and at the first evaluation that does not report the metric.
+        ConfigError: For invalid settings, and at the first evaluation that does not report the metric.
     """
 
     def __init__(self, monitor: str = "auto", mode: Mode = "auto", patience: int = 10, min_delta: float = 0.0) -> None:
-        if patience < 1:
-            raise ConfigError(f"EarlyStopping.patience is {patience}; it must be at least 1")
-        if not (min_delta >= 0 and math.isfinite(min_delta)):
-            raise ConfigError(f"EarlyStopping.min_delta is {min_delta}; it must be 0 or more")
-        if mode not in ("auto", "max", "min"):
-            raise ConfigError(f"EarlyStopping.mode is {mode!r}; it must be 'auto', 'max' or 'min'")
+        check_range("EarlyStopping.patience", patience, least=1)
+        check_range("EarlyStopping.min_delta", min_delta, least=0)
+        check_choice("EarlyStopping.mode", mode, ("auto", "max", "min"))
         self.monitor = monitor
         self.mode: Mode = mode
         self.patience = patience
@@ -81,13 +79,13 @@ class EarlyStopping(Callback):
         self.waited = 0
 
     def on_fit_start(self, run: Run) -> None:
-        """A run that had stopped stays stopped when it is resumed."""
+        """Keep a stopped run stopped after a resume."""
         if not run.start_round:
             self.best, self.best_round, self.waited = None, -1, 0
         elif self.waited >= self.patience and run.start_round < run.max_rounds:
             run.fabric.print(
                 f"the run had stopped early after {self.waited} evaluations without an improvement; raise "
-                "EarlyStopping.patience to go on"
+                "EarlyStopping.patience to continue"
             )
         run.should_stop |= self.waited >= self.patience
 
@@ -107,7 +105,7 @@ class EarlyStopping(Callback):
                 run.fabric.print(self._reason(run, monitor, record.round_idx))
 
     def _name(self, run: Run, record: RoundRecord) -> str | None:
-        """The metric to judge this round by, None where it may still come."""
+        """Return the metric for this round; None if a later round may still report it."""
         if self.monitor != "auto":
             if self.best is None and not self.waited:
                 check_reported("EarlyStopping.monitor", self.monitor, run, record)
@@ -129,7 +127,7 @@ class EarlyStopping(Callback):
         return f"stopped early after round {round_idx}: {monitor} has not {moved}{least} in {times}; {best}"
 
     def state_dict(self) -> dict[str, Any]:
-        """The best value, its round, and how long it has stood."""
+        """Return the best value, its round, and the evaluations since."""
         return {"best": self.best, "best_round": self.best_round, "waited": self.waited}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Pictures of a run for TensorBoard, drawn without a display and without pyplot's global state."""
+"""Pictures of a run, drawn without a display and without pyplot's global state."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 _MOST_BINS = 400
 _TITLE_SIZE = 8  # points, over a predicted image
 _LONGEST_TITLE = 18
-_WIDEST = 8.0  # inches of a picture of predictions
-_MOST_PARTICIPANTS = 200_000  # whose fates a map works out, 0.5 to 3 s; of more, only some rounds are looked at
+_WIDEST = 8.0  # maximum width of a picture of predictions, inches
+_MOST_PARTICIPANTS = 200_000  # maximum number of participants in a map, 0.5 to 3 s; above it, rounds are subsampled
 
-# From least to most worth noticing; the position is the value in a map, 0 stands for "not selected".
+# In order of importance; the position is the value in a map, 0 stands for "not selected".
 _FATES = (Fate.ON_TIME, Fate.LATE, Fate.LOST_AFTER, Fate.LOST_BEFORE)
 _FATE_COLORS = {
     "not selected": "#ededed",
@@ -47,10 +47,10 @@ def participation_map(
     cohort_size: int,
     names: Sequence[str] | None = None,
 ) -> Figure:
-    """Who took part when, and what became of the work.
+    """Draw who took part when, and the fate of the work.
 
     Args:
-        plan: Gives a round's participants, a pure function.
+        plan: Returns a round's participants; a pure function.
         num_rounds: Rounds so far.
         num_clients: Size of the population.
         cohort_size: How many clients a round asks for.
@@ -67,7 +67,7 @@ def participation_map(
             row = rows.get(participant.client_id)
             if row is not None:
                 counts[position * num_bins // len(rounds), row, fates[participant.fate]] += 1
-    # The most frequent fate of a bin; of several equally frequent ones the one most worth noticing.
+    # The most frequent fate of a bin; in case of a tie, the most important one.
     most_frequent = len(_FATES) - counts[:, :, ::-1].argmax(axis=2)
     values = np.where(counts.any(axis=2), most_frequent, 0)
 
@@ -105,11 +105,11 @@ def participation_map(
 
 
 def weights_picture(weights: NDArray[np.float64], clients: NDArray[np.int64]) -> Figure:
-    """How much each client has a say in what the mixture says of each class.
+    """Draw each client's weight in the mixture, by class.
 
     Args:
-        weights: Mean weight per client and class, shape (n, num_classes); NaN where there is none.
-        clients: Their ids, shape (n,).
+        weights: Mean weight per client and class, shape (n, num_classes); NaN if there is none.
+        clients: The clients' ids, shape (n,).
     """
     classes = even_subset(weights.shape[1], MOST_CLASSES)
     figure, axes = new_figure()
@@ -131,13 +131,13 @@ def weights_picture(weights: NDArray[np.float64], clients: NDArray[np.int64]) ->
 def predictions_picture(
     images: NDArray[np.float32], predicted: Sequence[int], true: Sequence[int], names: Sequence[str] | None = None
 ) -> Figure:
-    """Images with what the model took them for.
+    """Draw images with their predicted classes.
 
     Args:
         images: Inputs as the model sees them, shape (n, channels, height, width), 1 or 3 channels, any scale.
         predicted: Classes, n of them.
         true: Classes, n of them.
-        names: What the classes are called, in their order; None calls them by their numbers. Long names are cut.
+        names: The classes' names, in order; None for their numbers. Long names are shortened.
     """
     from matplotlib.figure import Figure
 
@@ -167,11 +167,11 @@ def predictions_picture(
 
 
 def views_picture(values: Mapping[str, float], metric: str) -> Figure:
-    """What the global model reaches on test data that are shown in several ways.
+    """Draw the global model's metric on several views of the test data.
 
     Args:
-        values: By the view, in the order in which to draw them.
-        metric: What they are of.
+        values: Values by view, in order.
+        metric: The metric's name.
     """
     from matplotlib.figure import Figure
 
@@ -189,11 +189,11 @@ def views_picture(values: Mapping[str, float], metric: str) -> Figure:
 
 
 def curves_picture(rounds: Sequence[int], panels: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
-    """Curves over rounds, a panel for every title, in four columns; the legend fills a place that is left.
+    """Draw curves over rounds, one panel per title, in four columns; the legend takes a free place.
 
     Args:
-        rounds: Where the curves have values.
-        panels: By title the curves, by label, as long as `rounds`; every panel has the same labels.
+        rounds: The rounds of the values.
+        panels: The curves by title and label, as long as `rounds`; every panel has the same labels.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator

@@ -73,7 +73,7 @@ def test_what_cannot_be_read_is_not_rewritten(tmp_path: Path, name: str, damage:
     (folder / name).write_bytes(change((folder / name).read_bytes()))
     before = contents(folder)
     with pytest.raises(
-        CheckpointError, match=rf"{name} cannot be read back: .*({why}).*; repair it, or move it"
+        CheckpointError, match=rf"{name} cannot be read \(.*({why}).*\); repair it, or move it"
     ) as caught:
         run(tmp_path, 3, "a: 2\n", target)
     assert "\n" not in str(caught.value)
@@ -178,7 +178,7 @@ def test_a_configuration_that_cannot_be_read_is_not_replaced(tmp_path: Path, nam
     folder = run(tmp_path, 2)
     (folder / name).write_bytes(content)
     before = contents(folder)
-    with pytest.raises(CheckpointError, match=rf"{name} is no configuration, and resuming would replace it; repair it"):
+    with pytest.raises(CheckpointError, match=rf"{name} is not a configuration, and resuming would replace it"):
         run(tmp_path, 3, "a: 2\n", "last")
     assert contents(folder) == before
     assert run(tmp_path, 3, "", "last") == folder  # where nothing would be written, nothing is read
@@ -208,7 +208,7 @@ def test_a_configuration_that_trained_no_round_is_not_kept(tmp_path: Path, capsy
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, 9, "a: 3\n", "last", callbacks=[Dying(3)])
     assert configurations(folder) == {"config.yaml": 3, "config.until_round_1.yaml": 1}
-    assert "resumed with other settings from round 2 on: a\n" in capsys.readouterr().out
+    assert "resumed with different settings from round 2 on: a\n" in capsys.readouterr().out
     run(tmp_path, 4, "a: 4\n", "last")  # the third trained round 2
     assert configurations(folder) == {"config.yaml": 4, "config.until_round_1.yaml": 1, "config.until_round_2.yaml": 3}
 

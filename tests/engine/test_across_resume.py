@@ -169,7 +169,7 @@ def test_resuming_with_other_settings_says_so_and_keeps_both(tmp_path: Path) -> 
     fit_args = ["fit", "--config", str(ROOT / "configs/quickstart.yaml"), "--trainer.max_rounds"]
     assert run_cli(*fit_args, "1", cwd=tmp_path).returncode == 0
     done = run_cli(*fit_args, "2", "--trainer.local_epochs", "1", "--ckpt_path", "last", cwd=tmp_path)
-    changed = "resumed with other settings from round 1 on: trainer.local_epochs, trainer.max_rounds"
+    changed = "resumed with different settings from round 1 on: trainer.local_epochs, trainer.max_rounds"
     assert changed in done.stdout, done.stderr
     run = tmp_path / "lightning_logs/version_0"
     assert "local_epochs: 5" in (run / "config.until_round_0.yaml").read_text()

@@ -115,7 +115,7 @@ def test_a_row_or_column_that_would_lead_elsewhere_is_refused(tmp_path: Path, pa
         ("round;global/acc\n0;0.5\n", "line 1 does not begin with round,"),
         ("0,0.5\n1,0.75\n", "line 1 does not begin with round,"),
         ("round,global/acc\n0,0.5,3\n", "line 2 has 3 cells and line 1 has 2"),
-        ("round,global/acc\n0,good\n", "a global/acc that is not a number (could not convert"),
+        ("round,global/acc\n0,good\n", "a global/acc that is not a number .could not convert"),
     ],
 )
 def test_a_damaged_table_of_a_finished_cell_is_named(tmp_path: Path, content: str, why: str) -> None:

@@ -167,7 +167,7 @@ def test_wrong_settings() -> None:
         Proposition42(step=1.5)
     with pytest.raises(ConfigError, match=r"simulate\.every is 0; it must be at least 1"):
         Proposition42(every=0)
-    with pytest.raises(ConfigError, match=r"simulate\.temperatures is -1; it must be at least 0"):
+    with pytest.raises(ConfigError, match=r"simulate\.temperatures is -1\.0; it must be at least 0"):
         Proposition42(temperatures=(-1.0,))
 
 
