@@ -20,7 +20,7 @@ from lit_fed.data.partitions.cut import Strata
 from lit_fed.data.partitions.label_skew import ClassesPerClient, Dirichlet, Shards
 from lit_fed.data.partitions.listed import Listed
 from lit_fed.data.partitions.partition import IID, LogNormal, Natural, Partition, Quantity, Samples, UnequalSizes
-from lit_fed.data.population.base import FederatedDataModule, Subset
+from lit_fed.data.population.base import Batches, FederatedDataModule, Subset
 from lit_fed.data.population.dataset_module import DatasetModule, Datasets
 from lit_fed.data.population.feature_skew import Brightness, FeatureSkew, NoiseLevels, Rotations
 from lit_fed.data.population.in_memory import Arrays, ImageDataModule, TensorDataModule
@@ -43,6 +43,7 @@ __all__ = [
     "ArrayFile",
     "Arrays",
     "Augmentation",
+    "Batches",
     "Brightness",
     "CSVText",
     "ClassesPerClient",

@@ -1,4 +1,4 @@
-"""Lines about data that are said once: what is left out of them, what is hardly meant."""
+"""One-line remarks about data, such as files left out."""
 
 from __future__ import annotations
 
@@ -14,18 +14,11 @@ _MOST_ENDINGS = 5
 @rank_zero_only
 def remark(line: str) -> None:
     """Print a line, in the first process only."""
-    print(line.encode("utf-8", "backslashreplace").decode())  # file names may be no UTF-8
+    print(line.encode("utf-8", "backslashreplace").decode())  # file names may not be UTF-8
 
 
 def remark_left_out(root: Path, files: Sequence[Path], num_read: int, wanted: Sequence[str]) -> None:
-    """Say how many files of a folder nobody reads, by their endings, and name one; nothing where there are none.
-
-    Args:
-        root: The folder.
-        files: What is left out.
-        num_read: How many files are read.
-        wanted: The endings of what is read.
-    """
+    """Count the unread files of a folder by their endings and name one; silent without such files."""
     if not files:
         return
     endings = Counter(file.suffix.lower() or "without ending" for file in files).most_common()
@@ -39,5 +32,5 @@ def remark_left_out(root: Path, files: Sequence[Path], num_read: int, wanted: Se
 
 
 def is_hidden(path: Path) -> bool:
-    """Whether a file or folder is the system's own, such as ``.DS_Store``."""
+    """Whether a file or folder is hidden, such as ``.DS_Store``."""
     return path.name.startswith(".")

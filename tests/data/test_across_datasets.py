@@ -278,8 +278,8 @@ def test_fewer_natural_clients_are_the_first_ones(tmp_path):
         ({"y_train": np.array([0, 1, 2, -1] * 3)}, {}, "label -1 of sample 3"),
         ({"y_test": np.array([0, 1, 2, 3, 4, 5])}, {}, "label 3 of sample 3 is not in 0 … 2"),
         ({}, {"num_classes": 2}, "label 2 of sample 2 is not in 0 … 1"),
-        ({"y_train": np.arange(12) / 2}, {"num_classes": 3}, "expected a list of integers"),
-        ({"y_train": np.arange(12) / 2}, {}, "a.npz are int64: without classes give floating-point numbers"),
+        ({"y_train": np.arange(12) / 2}, {"num_classes": 3}, "they must be integers, one per sample"),
+        ({"y_train": np.arange(12) / 2}, {}, "a.npz are int64; give floating-point numbers"),
         ({"y_train": np.arange(11) % 3}, {}, "12 train samples but 11 labels"),
         ({"y_train": np.array([None] * 12)}, {}, "cannot be read"),
         ({"x_test": np.zeros((6, 4, 5), dtype=np.uint8)}, {}, "differ in shape"),
@@ -303,7 +303,7 @@ def test_archives_that_cannot_work(changes, settings, message, tmp_path):
 
 
 def test_archives_that_are_none(tmp_path):
-    with pytest.raises(ConfigError, match=r"absent\.npz does not exist: set data\.path"):
+    with pytest.raises(ConfigError, match=r"absent\.npz does not exist; set data\.path"):
         _ = ArrayFile(root=str(tmp_path), name="absent").num_classes
     (tmp_path / "text.npz").write_text("no archive")
     with pytest.raises(ConfigError, match=r"is no \.npz file"):

@@ -75,9 +75,9 @@ class Owned(TensorDataModule):
 
 MADE: dict[str, tuple[Callable[..., Any], str]] = {
     "a column": (lambda at, **more: Table(table(at), "kind", client="hospital", **more), "data.client 'hospital'"),
-    "files": (lambda at, **more: Table(tables(at), "kind", **more), "sites, a folder with a file a client,"),
+    "files": (lambda at, **more: Table(tables(at), "kind", **more), "sites, with a file per client,"),
     "an archive": (lambda at, **more: ArrayFile(archive(at), **more), "a.npz"),
-    "folders": (lambda at, **more: ClientFolders(folders(at), **more), "images, a folder with a folder a client,"),
+    "folders": (lambda at, **more: ClientFolders(folders(at), **more), "images, with a folder per client,"),
     "a field": (
         lambda at, **more: Wrapped(Clinic(), client="site", **more), "data.client 'site'"
     ),
@@ -91,7 +91,7 @@ def test_another_partition_is_refused_by_both_keys(kind: str, tmp_path: Path) ->
     data = make(tmp_path, partition=Dirichlet(0.3), num_clients=2)
     with pytest.raises(ConfigError) as told:
         data.setup()
-    assert f"{what} names 3 clients, and data.partition Dirichlet makes others of their samples" in str(told.value)
+    assert f"{what} names 3 clients, which data.partition Dirichlet would ignore" in str(told.value)
     assert "set data.partition to Natural and data.num_clients to null, or " in str(told.value)
 
 
@@ -110,8 +110,8 @@ def test_clients_who_take_no_part_are_said(tmp_path: Path, capsys: pytest.Captur
     ArrayFile(archive(tmp_path), num_clients=2).setup()
     (line,) = capsys.readouterr().out.splitlines()
     assert line == (
-        f"data.num_clients is 2: the others of the 3 clients that client_train of {tmp_path / 'a.npz'} names take no "
-        "part; null takes all of them"
+        f"data.num_clients is 2, and client_train of {tmp_path / 'a.npz'} names 3 clients; the others take no part "
+        "(null takes all of them)"
     )
 
 
@@ -129,7 +129,7 @@ def test_a_partition_that_an_earlier_file_left_does_not_replace_the_hospitals(tm
     words += ["--data.client", "hospital", "--model.network", "mlp", "--trainer.max_rounds", "1"]
     words += ["--trainer.default_root_dir", str(tmp_path), "--trainer.enable_progress_bar", "false"]
     told = error_of(words, capsys)
-    assert told.startswith("data.client 'hospital' names 3 clients, and data.partition Dirichlet makes others of their")
+    assert told.startswith("data.client 'hospital' names 3 clients, which data.partition Dirichlet would ignore")
     assert not (tmp_path / "lightning_logs").exists()
     remedy = ["--data.partition", "Natural", "--data.num_clients", "null", "--trainer.participation.count", "3"]
     main([*words, *remedy])
@@ -145,7 +145,7 @@ def test_folders_beyond_the_number_of_clients_are_said(tmp_path: Path, capsys: p
         data = ClientArrays(num_clients=2, stored_shape=[3], num_classes=2, root=str(tmp_path))
         data.setup("fit", clients)
     (line,) = capsys.readouterr().out.splitlines()
-    assert line == f"data.num_clients is 2: client_2 and 1 other folders in {tmp_path} take no part"
+    assert line == f"data.num_clients is 2; client_2 and 1 other folders in {tmp_path} take no part"
 
 
 def test_clients_who_are_only_tested_on_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,6 +154,6 @@ def test_clients_who_are_only_tested_on_are_said(tmp_path: Path, capsys: pytest.
     data.setup()
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith(
-        f"{tmp_path / 'new.csv'} has rows of client Ulm without training rows: they are in the shared"
+        f"{tmp_path / 'new.csv'} has rows of client Ulm without training rows; they are in the shared"
     )
     assert [data.test_loader(one).num_samples for one in (0, 1, 2, None)] == [0, 0, 1, 2]

@@ -66,14 +66,14 @@ def test_labels_are_as_in_the_whole_however_large_a_client_is(partition: LogNorm
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: LogNormal(-1.0), "LogNormal.sigma is -1.0: it must be a number, 0 or more"),
+        (lambda: LogNormal(-1.0), "LogNormal.sigma is -1.0; it must be at least 0"),
         (lambda: LogNormal(float("nan")), "LogNormal.sigma is nan"),
         (lambda: LogNormal(min_samples=0), "LogNormal.min_samples is 0"),
         (lambda: LogNormal()(Samples(50), 10, 0), "LogNormal cannot give 10 clients 10 samples each from 50"),
         (
             lambda: LogNormal(50.0, 1, 3)(Samples(50), 40, 0),
             "LogNormal(sigma=50.0) gave some of 40 clients fewer than 1 samples in each of 3 draws (best smallest "
-            "client: 0): lower partition.sigma, raise partition.max_retries, or lower partition.min_samples or "
+            "client: 0); lower partition.sigma, raise partition.max_retries, or lower partition.min_samples or "
             "data.num_clients",
         ),
     ],
@@ -131,19 +131,19 @@ def test_clients_hold_what_a_public_set_leaves_of_their_lists(owners: list[int],
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ([[0, 1], [354]], "client 1 names sample 354, and training samples are numbered 0 to 353: correct it"),
-        ([[0, 1], [-1]], "client 1 names sample -1, and training samples are numbered 0 to 353: correct it"),
-        ([[0, 1], [2, 1]], "sample 1 is there twice, for client 0 and for client 1: name it once"),
-        ([[0, 0]], "sample 0 is there twice, for client 0 and for client 0: name it once"),
-        ([[0], []], "client 1 has no list of samples: give it one number or more"),
-        ([[0], [0.5]], "the list of client 1 holds more than whole numbers: correct it"),
-        ([[0], ["a"]], "the list of client 1 holds more than whole numbers: correct it"),
-        ([[0], [True]], "the list of client 1 holds more than whole numbers: correct it"),
-        ([[0], [[1]]], "the list of client 1 holds more than whole numbers: correct it"),
-        ([], "names no client: give a list of sample numbers for each"),
-        ({"0": [1], "berlin": [2]}, "has a client 'berlin': number the 2 clients from 0 on"),
-        ({"clients": {"0": {"samples": 3}}}, "client 0 has no list of samples: give it one number or more"),
-        (3, "holds no lists: give a list of sample numbers for each client"),
+        ([[0, 1], [354]], "client 1 names sample 354, and training samples are numbered 0 to 353; correct it"),
+        ([[0, 1], [-1]], "client 1 names sample -1, and training samples are numbered 0 to 353; correct it"),
+        ([[0, 1], [2, 1]], "sample 1 is listed twice, for client 0 and for client 1; list it once"),
+        ([[0, 0]], "sample 0 is listed twice, for client 0 and for client 0; list it once"),
+        ([[0], []], "client 1 has no list of samples; give it one number or more"),
+        ([[0], [0.5]], "the list of client 1 holds other values than whole numbers; correct it"),
+        ([[0], ["a"]], "the list of client 1 holds other values than whole numbers; correct it"),
+        ([[0], [True]], "the list of client 1 holds other values than whole numbers; correct it"),
+        ([[0], [[1]]], "the list of client 1 holds other values than whole numbers; correct it"),
+        ([], "names no client; give a list of sample numbers for each"),
+        ({"0": [1], "berlin": [2]}, "has a client 'berlin'; number the 2 clients from 0 on"),
+        ({"clients": {"0": {"samples": 3}}}, "client 0 has no list of samples; give it one number or more"),
+        (3, "holds no lists; give a list of sample numbers for each client"),
     ],
 )
 def test_lists_that_are_none_are_refused(content: Any, message: str, tmp_path: Path) -> None:
@@ -157,7 +157,7 @@ def test_lists_that_are_none_are_refused(content: Any, message: str, tmp_path: P
 
 
 def test_files_of_lists_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"gone\.json cannot be read \(No such file or directory\): name a JSON file"):
+    with pytest.raises(ConfigError, match=r"gone\.json cannot be read \(No such file or directory\); name a JSON file"):
         Listed(str(tmp_path / "gone.json"))
     (tmp_path / "torn.json").write_text("[[1, 2", encoding="utf-8")
     with pytest.raises(ConfigError, match=r"torn\.json is no JSON \(.*\): give a list of numbers a client"):
@@ -263,12 +263,12 @@ def test_a_skew_comes_before_a_clients_own_view_and_is_written_down() -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: NoiseLevels(-0.1), "NoiseLevels.sigma is -0.1: the variance of the last client must be 0 or more"),
+        (lambda: NoiseLevels(-0.1), "NoiseLevels.sigma is -0.1; it must be at least 0"),
         (lambda: NoiseLevels(float("inf")), "NoiseLevels.sigma is inf"),
-        (lambda: Rotations([]), "Rotations.angles is []: give one finite number or more"),
-        (lambda: Rotations([float("nan")]), "Rotations.angles is [nan]: give one finite number or more"),
-        (lambda: Brightness([0.0], [1.0, 2.0]), "Brightness.gains has 2 values and offsets has 1: give equally many"),
-        (lambda: Brightness([0.0], [0.0]), "Brightness.gains is [0.0]: every gain must be above 0"),
+        (lambda: Rotations([]), "Rotations.angles is []; it must be one finite number or more"),
+        (lambda: Rotations([float("nan")]), "Rotations.angles is [nan]; it must be one finite number or more"),
+        (lambda: Brightness([0.0], [1.0, 2.0]), "Brightness.gains has 2 values and offsets has 1; give equally many"),
+        (lambda: Brightness([0.0], [0.0]), "Brightness.gains is [0.0]; every gain must be above 0"),
     ],
 )
 def test_settings_of_a_skew(build: Any, message: str) -> None:
@@ -280,7 +280,7 @@ def test_settings_of_a_skew(build: Any, message: str) -> None:
 def test_inputs_that_cannot_be_changed_are_named() -> None:
     data: Any = Diabetes(num_clients=2, skew=Rotations([90.0]))
     data.setup()
-    with pytest.raises(ConfigError, match=r"Rotations turns images, and an input has shape \(10,\): leave it out"):
+    with pytest.raises(ConfigError, match=r"Rotations needs images, and an input has shape \(10,\); leave it out"):
         batches(data, 0)
     data = Puppets(num_clients=3, samples_per_client=2, test_samples=2, skew=NoiseLevels(1.0))
     data.setup()

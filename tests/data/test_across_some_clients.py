@@ -55,7 +55,7 @@ def test_what_is_here_is_as_if_everybody_were(partition, clients, seed):
 
 def test_others_are_refused_by_name():
     data = ready(Digits(num_clients=6, val_fraction=0.2), [4, 1])
-    absent = "client 3's data are not here: setup was asked for clients 1, 4"
+    absent = "client 3's data are not here; setup was asked for clients 1, 4"
     for ask in (
         lambda: data.train_loader(3, torch.Generator()),
         lambda: data.val_loader(3),
@@ -70,9 +70,9 @@ def test_others_are_refused_by_name():
             ask()
     with pytest.raises(ConfigError, match="client 6 does not exist"):
         data.test_loader(6)
-    with pytest.raises(ConfigError, match=r"the shared validation set needs everybody's data: .* clients 1, 4 only"):
+    with pytest.raises(ConfigError, match=r"shared validation set needs the data of all clients; .* clients 1, 4 only"):
         data.val_loader()
-    with pytest.raises(ConfigError, match="the pooled training set needs everybody's data"):
+    with pytest.raises(ConfigError, match="the pooled training set needs the data of all clients"):
         data.train_dataloader()
 
 
@@ -93,7 +93,7 @@ def test_a_server_needs_no_clients():
     assert data.picture() is None
     assert data.test_loader().num_samples > 0
     assert data.public_loader().num_samples == 50
-    with pytest.raises(ConfigError, match="client 0's data are not here: setup was asked for no client"):
+    with pytest.raises(ConfigError, match="client 0's data are not here; setup was asked for no client"):
         data.num_samples(0)
 
 

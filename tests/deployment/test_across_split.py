@@ -182,7 +182,7 @@ def test_an_end_reads_its_own_clients_files_only(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="client 0's data are not here"):
         data.test_loader(0)
     with pytest.raises(
-        ConfigError, match=r"data\.npz does not exist: set data\.root to the folder that holds client_0"
+        ConfigError, match=r"data\.npz does not exist; set data\.root to the folder that holds client_0"
     ):
         ready(tmp_path)
 
@@ -217,12 +217,12 @@ def test_a_client_is_known_by_its_values(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [
-        ({"x_train": np.zeros((10, 3), np.float32)}, r"one input of x_train has shape \(3,\), and data.stored_shape"),
+        ({"x_train": np.zeros((10, 3), np.float32)}, r"one input of x_train has shape \(3,\); it must be data"),
         ({"x_train": np.zeros((9, 4), np.float32)}, "x_train and y_train differ in length"),
         ({"x_train": np.zeros((10, 4), np.uint16)}, "x_train holds uint16; it must be"),
         ({"y_train": np.full(10, 2)}, "label 2 of sample 0 is not in 0 … 1"),
-        ({"y_train": np.zeros(10)}, "y_train: expected a list of integers, one per sample"),
-        ({"y_test": np.array(["a"] * 4)}, "y_test: expected a list of integers"),
+        ({"y_train": np.zeros(10)}, r"y_train have shape \(10,\) of float64; they must be integers, one per sample"),
+        ({"y_test": np.array(["a"] * 4)}, r"y_test have shape \(4,\) of <U1; they must be integers"),
         ({"x_train": np.full((10, 4), np.nan, np.float32)}, "sample 0 holds NaN or infinity"),
         ({"y_train": np.array([{}] * 10, dtype=object)}, r"data.npz cannot be read \(Object arrays cannot be loaded"),
         ({"x_test": np.float32(3)}, "x_test and y_test differ in length"),
@@ -259,8 +259,8 @@ def test_damaged_and_incomplete_files_are_named(tmp_path: Path) -> None:
         ({"num_classes": 0}, "data.num_classes is 0"),
         ({"target_shape": [2]}, "exclude each other"),
         ({"class_names": ["a"]}, "has 1 names for 2 classes"),
-        ({"max_train_samples": 5}, "are not for files of single clients"),
-        ({"crop_padding": 1}, "is that of no images"),
+        ({"max_train_samples": 5}, "ClientArrays takes no data.max_train_samples"),
+        ({"crop_padding": 1}, "is not that of images"),
     ],
 )
 def test_settings_that_cannot_be(tmp_path: Path, kwargs: dict[str, Any], words: str) -> None:
@@ -288,9 +288,9 @@ FOLDERS = ["ClientFolders", "--data.root", "faces", "--data.num_clients", "2", "
     ("data", "told"),
     [
         (FOLDERS, "ClientFolders reads files one by one"),
-        ([f"{__name__}.TwoResolutions"], "views of their samples, which lit-fed split cannot write"),
-        ([f"{__name__}.Scaled"], "prepares its inputs in a way that lit-fed split cannot write"),
-        ([f"{__name__}.Noisy"], "changes its inputs at random in a way that lit-fed split cannot write"),
+        ([f"{__name__}.TwoResolutions"], "has views or a skew, which lit-fed split cannot write"),
+        ([f"{__name__}.Scaled"], "has a custom normalization, which lit-fed split cannot write"),
+        ([f"{__name__}.Noisy"], "has a custom augmentation, which lit-fed split cannot write"),
     ],
 )
 def test_data_that_cannot_be_split_are_told(

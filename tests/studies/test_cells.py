@@ -262,7 +262,7 @@ def test_what_only_the_code_knows_is_asked_once_for_each_kind_of_run(tmp_path):
     [
         (
             {"data": "ArrayFile", "data.init_args.path": "none.npz"},
-            "fedavg/iid: none.npz does not exist: set data.path",
+            "fedavg/iid: none.npz does not exist; set data.path",
         ),
         ({"model.init_args.network": "smal_cnn"}, "fedavg/iid: network 'smal_cnn' is neither one of ours nor"),
         ({"data.init_args.num_clients": 2000}, "fedavg/iid: 1438 training samples cannot be shared among 2000 clients"),

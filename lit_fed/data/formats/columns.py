@@ -1,4 +1,4 @@
-"""Columns of CSV and Parquet files: read as they are, turned into numbers, with the line of whatever is wrong."""
+"""Columns of CSV and Parquet files, as they are or as numbers; errors name the line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import csv
 import gzip
 import re
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from lit_fed.errors import ConfigError
 
 Notation = Literal["whole", "decimal", "number", "text"]
-"""How a cell is written: ``7``, ``7.0``, ``7.5``, or no number at all."""
+"""Form of a cell: ``7``, ``7.0``, ``7.5``, or anything else."""
 ENDINGS = (".csv", ".csv.gz", ".parquet")
 _LARGEST = float(np.finfo(np.float32).max)
 _WHOLE = re.compile(r"[+-]?\d{1,18}")
@@ -30,8 +30,8 @@ class Columns:
 
     Args:
         path: The file.
-        cells: By name texts of a CSV file, or what a Parquet file holds, shape (n,).
-        place: Names row i (counted from 0) for messages, such as ``line 7``.
+        cells: By name, texts of a CSV file or values of a Parquet file, shape (n,).
+        place: For errors, names row i (counted from 0), such as ``line 7``.
     """
 
     path: Path
@@ -42,26 +42,22 @@ class Columns:
         return len(next(iter(self.cells.values()), ()))
 
     def raw(self, name: str, setting: str) -> NDArray[Any]:
-        """A column as it is.
-
-        Args:
-            name: Which one.
-            setting: What asks for it, for messages.
+        """A column as stored; errors name the `setting` that asks for it.
 
         Raises:
-            ConfigError: There is none of that name.
+            ConfigError: The column is missing.
         """
         if name not in self.cells:
             close = get_close_matches(name, list(self.cells), n=1)
             hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(self.cells) or 'no column'}"
-            raise ConfigError(f"{self.path} has no column {name!r}, which {setting} names: {hint}")
+            raise ConfigError(f"{self.path} has no column {name!r}, which {setting} names; {hint}")
         return self.cells[name]
 
     def texts(self, name: str, setting: str) -> list[str]:
-        """A column as texts: classes, clients. Whole numbers are alike however they are written, as ``7`` and ``7.0``.
+        """A column as names of classes or clients; ``7`` and ``7.0`` are the same name.
 
         Raises:
-            ConfigError: There is none of that name, or a cell is empty or a number with a fraction.
+            ConfigError: The column is missing, or a cell is empty or a number with a fraction.
         """
         column = self.raw(name, setting)
         if column.dtype.kind == "f":
@@ -80,11 +76,11 @@ class Columns:
         """A column as numbers.
 
         Raises:
-            ConfigError: There is none of that name, or a cell is no finite number.
+            ConfigError: The column is missing, or a cell is not a finite number.
         """
         column = self.raw(name, setting)
         if column.dtype.kind not in "biufO":
-            raise ConfigError(f"{self.path}: {name} holds {column.dtype}, and {setting} needs numbers: leave it out")
+            raise ConfigError(f"{self.path}: {name} holds {column.dtype}, and {setting} needs numbers; leave it out")
         try:
             found = column.astype(np.float64)
         except (ValueError, TypeError):
@@ -99,7 +95,7 @@ class Columns:
         return found
 
     def notations(self, name: str, setting: str) -> dict[Notation, int]:
-        """How the cells of a column are written, each with the first row of that kind."""
+        """The notations in a column, each with its first row."""
         column = self.raw(name, setting)
         if column.dtype.kind in "iub":
             return {"whole": 0}
@@ -112,53 +108,59 @@ class Columns:
         cell = column.tolist()[row]
         found = "empty" if cell is None or cell != cell or str(cell).strip() == "" else f"{str(cell)[:40]!r}"
         return ConfigError(
-            f"{self.path}, {self.place(row)}: {name} is {found}, not {wanted}: correct or remove the row"
+            f"{self.path}, {self.place(row)}: {name} is {found}, not {wanted}; correct or remove the row"
         )
 
 
 def read_columns(path: Path, wanted: Sequence[str] | None = None) -> Columns:
-    """Read a file.
-
-    Args:
-        path: A CSV file (``.csv``, ``.csv.gz``) whose first row names the columns, or a Parquet file.
-        wanted: Which columns a Parquet file need give; None for all.
+    """The columns of a CSV file, whose first row names them, or the wanted ones of a Parquet file (None for all).
 
     Raises:
-        ConfigError: It is missing, damaged, or of another kind.
+        ConfigError: The file is missing, damaged, or of another type.
     """
     if not path.is_file():
-        raise ConfigError(f"{path} does not exist: name a file that ends in {', '.join(ENDINGS)}")
+        raise ConfigError(f"{path} does not exist; name a file that ends in {', '.join(ENDINGS)}")
     if is_table(path):
         return _parquet(path, wanted) if path.suffix.lower() == ".parquet" else _csv(path)
-    raise ConfigError(f"{path} is no table: name a file that ends in {', '.join(ENDINGS)}")
+    raise ConfigError(f"{path} is not a table; name a file that ends in {', '.join(ENDINGS)}")
 
 
 def is_table(path: Path) -> bool:
-    """Whether a file is a table by its ending."""
+    """Whether a file's ending is that of a table."""
     return path.name.lower().endswith(ENDINGS)
 
 
-def _csv(path: Path) -> Columns:
+def csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Line number and cells of each row of a CSV file, plain or gzipped, the header among them.
+
+    Raises:
+        ConfigError: The file is damaged.
+    """
     opener: Any = gzip.open if path.suffix.lower() == ".gz" else open
-    rows, lines = list[list[str]](), list[int]()
     try:
         with opener(path, "rt", newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file, strict=True)  # else a quote that nobody closes swallows all that follows
-            names = [name.strip() for name in next(reader, [])]
+            reader = csv.reader(file, strict=True)  # else an unclosed quote swallows the rest of the file
             for row in reader:
-                if not row:  # an empty line
-                    continue
-                if len(row) != len(names):
-                    count = f"{len(row)} cells and line 1 has {len(names)}"
-                    raise ConfigError(f"{path}, line {reader.line_num} has {count}: correct the row")
-                rows.append(row)
-                lines.append(reader.line_num)
+                yield reader.line_num, row
     except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
         line = f", line {reader.line_num}," if isinstance(error, csv.Error) else ""
-        raise ConfigError(f"{path}{line} cannot be read ({error}): it must be a UTF-8 CSV file") from error
+        raise ConfigError(f"{path}{line} cannot be read ({error}); it must be a UTF-8 CSV file") from error
+
+
+def _csv(path: Path) -> Columns:
+    content = csv_rows(path)
+    names = [name.strip() for name in next(content, (1, []))[1]]
+    rows, lines = list[list[str]](), list[int]()
+    for line, row in content:
+        if not row:  # an empty line
+            continue
+        if len(row) != len(names):
+            raise ConfigError(f"{path}, line {line} has {len(row)} cells and line 1 has {len(names)}; correct the row")
+        rows.append(row)
+        lines.append(line)
     _check_names(path, names)
     if not rows:
-        raise ConfigError(f"{path} has no rows{' below its header' if names else ''}: give one sample a row")
+        raise ConfigError(f"{path} has no rows{' below its header' if names else ''}; give one sample per row")
     table = np.array(rows, dtype=object)
     return Columns(
         path, {name: table[:, column] for column, name in enumerate(names)}, lambda row: f"line {lines[row]}"
@@ -169,22 +171,22 @@ def _parquet(path: Path, wanted: Sequence[str] | None) -> Columns:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError as error:
-        raise ConfigError(f"{path} needs pyarrow to be read; pip install 'lit-fed[parquet]'") from error
+        raise ConfigError(f"{path} needs pyarrow; install it with pip install 'lit-fed[parquet]'") from error
     try:
         names = parquet.read_schema(path).names
         _check_names(path, names)
         table = parquet.read_table(path, columns=None if wanted is None else [n for n in names if n in wanted])
         cells = {name: table.column(name).to_numpy() for name in table.column_names}
     except (OSError, ArrowException) as error:
-        raise ConfigError(f"{path} cannot be read ({' '.join(str(error).split())[:200]}): write it anew") from error
+        raise ConfigError(f"{path} cannot be read ({' '.join(str(error).split())[:200]}); write it anew") from error
     if not table.num_rows:
-        raise ConfigError(f"{path} has no rows: give one sample a row")
+        raise ConfigError(f"{path} has no rows; give one sample per row")
     return Columns(path, cells, lambda row: f"row {row}")
 
 
 def _check_names(path: Path, names: Sequence[str]) -> None:
     if twice := next((name for name in names if list(names).count(name) > 1), None):
-        raise ConfigError(f"{path} has two columns named {twice!r}: rename one")
+        raise ConfigError(f"{path} has two columns named {twice!r}; rename one")
 
 
 def _notation(cell: str, is_number: bool) -> Notation:

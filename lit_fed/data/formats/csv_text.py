@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +10,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
+from lit_fed.checks import check_range
+from lit_fed.data.formats.columns import csv_rows
 from lit_fed.data.population.in_memory import Arrays, TensorDataModule
 from lit_fed.data.population.targets import count_classes
 from lit_fed.errors import ConfigError
@@ -24,24 +25,24 @@ _MOST = 2**31 - 1  # ids are stored in 32 bits
 class CSVText(TensorDataModule):
     """Texts of two CSV files, one a training and one a test set, each cut or padded to the same number of tokens.
 
-    An input is a row of token ids, shape (length,), where 0 pads. By default a token is a word in lower case or a mark,
-    and its id a hash of it: no vocabulary need be kept, and nothing is downloaded.
+    An input is a row of token ids, shape (length,), padded with 0. By default a token is a word in lower case or a
+    punctuation mark, and its id a hash: no vocabulary to keep, and no download.
 
     Args:
         train_file: The training set in `root`, plain or gzipped (``.gz``).
         test_file: The test set.
         header: Whether the first row names the columns.
         label_column: The label's column, by name or position.
-        text_columns: The text's columns, joined by a space.
+        text_columns: The text's columns, joined with a space.
         first_label: The smallest label; Yahoo Answers counts from 1.
-        num_classes: The number of classes; none given means the largest training label + 1.
+        num_classes: Number of classes; null for the largest training label + 1.
         length: Tokens per text.
-        vocab_size: Token ids lie in 0 … vocab_size − 1; the network must know as many.
-        tokenizer: A folder with a tokenizer that transformers can load, such as BERT's; needs the extra ``text``.
+        vocab_size: Token ids are 0 … vocab_size − 1; the network needs as many embeddings.
+        tokenizer: Folder of a tokenizer that transformers can load, such as BERT's; needs the extra ``text``.
         kwargs: The population's settings, see `FederatedDataModule`.
 
     Raises:
-        ConfigError: A file is missing, damaged, or lacks a column, or a label is no whole number.
+        ConfigError: A file is missing, damaged, or lacks a column, or a label is not a whole number.
     """
 
     def __init__(
@@ -59,11 +60,10 @@ class CSVText(TensorDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        for name, value, least in (("length", length, 1), ("vocab_size", vocab_size, 2)):
-            if not least <= value <= _MOST:
-                raise ConfigError(f"data.{name} is {value}: it must be {least} to {_MOST}")
+        check_range("data.length", length, least=1, most=_MOST)
+        check_range("data.vocab_size", vocab_size, least=2, most=_MOST)
         if not text_columns:
-            raise ConfigError("data.text_columns is empty: name at least one column")
+            raise ConfigError("data.text_columns is empty; name at least one column")
         self._files = {"train": Path(self.root) / train_file, "test": Path(self.root) / test_file}
         self._header = header
         self._columns: list[Column] = [label_column, *text_columns]
@@ -72,24 +72,26 @@ class CSVText(TensorDataModule):
         self.length, self.vocab_size = length, vocab_size
         self._tokenizer = tokenizer
 
+    @override
     def preprocessing(self) -> None:
-        """Unknown: a text becomes token ids as the files are read."""
+        """Unknown: texts become token ids on reading the files."""
 
     @property
+    @override
     def num_classes(self) -> int:
-        """The number of classes, from the setting or the training file."""
         if self._num_classes is None:
             path = self._files["train"]
             self._num_classes = count_classes(np.array([label for label, _ in self._rows(path)]), str(path))
         return self._num_classes
 
     @property
+    @override
     def input_shape(self) -> tuple[int, ...]:
-        """The number of tokens."""
+        """(length,)."""
         return (self.length,)
 
+    @override
     def load_arrays(self) -> Arrays:
-        """See `TensorDataModule.load_arrays`."""
         encode = hash_words if self._tokenizer is None else _load_tokenizer(self._tokenizer, self.vocab_size)
         x_train, y_train = self._encoded(self._files["train"], encode)
         x_test, y_test = self._encoded(self._files["test"], encode)
@@ -106,29 +108,20 @@ class CSVText(TensorDataModule):
             labels.append(label)
             tokens.append(ids)
         if not labels:
-            raise ConfigError(f"{path} holds no texts")
+            raise ConfigError(f"{path} holds no texts; give one per row")
         return np.stack(tokens), np.asarray(labels, dtype=np.int64)
 
     def _rows(self, path: Path) -> Iterator[tuple[int, str]]:
         """Label, counted from 0, and text of each row."""
         if not path.is_file():
-            raise ConfigError(f"{path} does not exist: set data.root to the folder of the CSV files")
-        opener: Any = gzip.open if path.suffix == ".gz" else open
-        try:
-            with opener(path, "rt", newline="", encoding="utf-8-sig") as file:
-                rows = csv.reader(file, strict=True)  # else a quote that nobody closes swallows all that follows
-                names = next(rows, []) if self._header else None
-                positions = [_position(column, names, path) for column in self._columns]
-                for row in rows:
-                    if len(row) <= max(positions):
-                        raise ConfigError(f"{path}, line {rows.line_num} has {len(row)} columns: correct the row")
-                    yield (
-                        self._label(row[positions[0]], f"{path}, line {rows.line_num}"),
-                        " ".join(row[position] for position in positions[1:]),
-                    )
-        except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
-            line = f", line {rows.line_num}," if isinstance(error, csv.Error) else ""
-            raise ConfigError(f"{path}{line} cannot be read ({error}): it must be a UTF-8 CSV file") from error
+            raise ConfigError(f"{path} does not exist; set data.root to the folder of the CSV files")
+        rows = csv_rows(path)
+        names = next(rows, (1, []))[1] if self._header else None
+        label, *texts = (_position(column, names, path) for column in self._columns)
+        for line, row in rows:
+            if len(row) <= max(label, *texts):
+                raise ConfigError(f"{path}, line {line} has {len(row)} columns; correct the row")
+            yield self._label(row[label], f"{path}, line {line}"), " ".join(row[text] for text in texts)
 
     def _label(self, text: str, where: str) -> int:
         try:
@@ -136,20 +129,12 @@ class CSVText(TensorDataModule):
         except ValueError:
             label = -_MOST
         if abs(label) >= _MOST:
-            raise ConfigError(
-                f"{where}: the label is {text!r:.40}, which is no whole number below 2**31: correct the row"
-            )
+            raise ConfigError(f"{where}: the label is {text!r:.40}; it must be a whole number below 2**31")
         return label
 
 
 def hash_words(text: str, vocab_size: int, length: int) -> list[int]:
-    """Ids in 1 … vocab_size − 1 of the first words and marks of a text: CRC-32, the same on every machine.
-
-    Args:
-        text: Any text.
-        vocab_size: One more than the largest id.
-        length: The most ids wanted.
-    """
+    """Ids in 1 … vocab_size − 1 of the first `length` words and marks: CRC-32, the same on every machine."""
     words = re.findall(r"\w+|[^\w\s]", text.lower())[:length]
     return [1 + zlib.crc32(word.encode()) % (vocab_size - 1) for word in words]
 
@@ -157,13 +142,13 @@ def hash_words(text: str, vocab_size: int, length: int) -> list[int]:
 def _position(column: Column, names: list[str] | None, path: Path) -> int:
     if isinstance(column, int):
         if column < 0:
-            raise ConfigError(f"data.text_columns or data.label_column is {column}: positions count from 0")
+            raise ConfigError(f"data.text_columns or data.label_column is {column}; positions count from 0")
         return column
     if names is None or column not in names:
         known = "no header" if names is None else ", ".join(names) or "nothing"
         raise ConfigError(
-            f"{path} has no column {column!r} ({known}): set data.label_column and data.text_columns, by position "
-            "where data.header is false"
+            f"{path} has no column {column!r} ({known}); set data.label_column and data.text_columns, by position "
+            "if data.header is false"
         )
     return names.index(column)
 
@@ -177,9 +162,9 @@ def _load_tokenizer(folder: str, vocab_size: int) -> Callable[[str, int, int], S
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:120]
-        raise ConfigError(f"data.tokenizer {folder} holds no tokenizer: {reason}") from error
+        raise ConfigError(f"data.tokenizer {folder} cannot be loaded ({reason}); name a tokenizer's folder") from error
     if len(tokenizer) > vocab_size:
-        raise ConfigError(f"data.vocab_size is {vocab_size}, but the tokenizer knows {len(tokenizer)} tokens: raise it")
+        raise ConfigError(f"data.vocab_size is {vocab_size}; it must be at least {len(tokenizer)} for the tokenizer")
 
     def encode(text: str, vocab_size: int, length: int) -> Sequence[int]:
         found: list[int] = tokenizer(text, truncation=True, max_length=length)["input_ids"]

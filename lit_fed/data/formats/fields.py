@@ -1,4 +1,4 @@
-"""What every sample of a map-style data set has in one place: its target, its client."""
+"""Fields of a map-style data set's samples: the target and the client."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from lit_fed.errors import ConfigError, own_traceback, reason
 Key = int | str
 """A position in a tuple, or a key of a dictionary."""
 _USUAL_KEYS = ("label", "labels", "target", "targets", "y")
-_LOOKED_AT = 8  # samples by which a list beside a data set is compared with what its samples say
+_LOOKED_AT = 8  # samples to compare with a list beside the data set
 
 
 def sample_of(dataset: Dataset[Any], index: int, what: str) -> Any:
-    """One sample, or a line about why there is none.
+    """One sample.
 
     Raises:
-        ConfigError: Its code fails.
+        ConfigError: The data set's code fails.
     """
     try:
         with isolated_randomness(index):
             return dataset[index]
-    except Exception as error:  # whatever a user's own data set raises
-        told = ConfigError(f"{what}: sample {index} cannot be had ({reason(error)}): correct its data set")
+    except Exception as error:  # any error of a user's data set
+        told = ConfigError(f"{what}: sample {index} cannot be read ({reason(error)}); correct its data set")
         told.details = own_traceback(error)
         raise told from error
 
 
 def usual_target(sample: Any) -> Key | None:
-    """Where a sample most likely has its target: the second of a tuple, or what a dictionary calls a label."""
+    """The likely place of a target: the second entry of a tuple, or a dictionary's ``label`` and the like."""
     if isinstance(sample, tuple | list):
         return 1 if len(sample) > 1 else None
     if isinstance(sample, Mapping):
@@ -45,10 +45,10 @@ def usual_target(sample: Any) -> Key | None:
 
 
 def value_of(sample: Any, key: Key, what: str) -> Any:
-    """What a sample has in a place.
+    """A field of a sample.
 
     Raises:
-        ConfigError: It has no such place.
+        ConfigError: The sample lacks it.
     """
     if isinstance(sample, Mapping) and key in sample:
         return sample[key]
@@ -60,17 +60,17 @@ def value_of(sample: Any, key: Key, what: str) -> Any:
         there = f"is a {type(sample).__name__} of {len(sample)}"
     else:
         there = f"is a {type(sample).__name__}, neither a tuple nor a dictionary"
-    raise ConfigError(f"{what}: a sample has nothing at {key!r}, it {there}: correct the setting")
+    raise ConfigError(f"{what}: a sample has no field {key!r}, as it {there}; correct the setting")
 
 
 def column(dataset: Dataset[Any], key: Key, what: str) -> NDArray[Any]:
-    """What every sample has in a place, as an array with a row a sample.
+    """A field of all samples, as an array with a row per sample.
 
-    It is taken from where data sets usually keep it (``targets``, ``labels``, an attribute of the name, the tensors of
-    a `TensorDataset`, behind `Subset` and `ConcatDataset`), where some samples say the same; else all samples are read.
+    Taken from the usual attributes (``targets``, ``labels``, the field's name, the tensors of a `TensorDataset`, also
+    within `Subset` and `ConcatDataset`) if some samples agree with them; else every sample is read.
 
     Raises:
-        ConfigError: A sample cannot be had, or has no such place.
+        ConfigError: A sample cannot be read, or lacks the field.
     """
     if (found := kept(dataset, key, what)) is not None:
         return found
@@ -78,11 +78,11 @@ def column(dataset: Dataset[Any], key: Key, what: str) -> NDArray[Any]:
     try:
         return np.asarray(rows)
     except ValueError as error:
-        raise ConfigError(f"{what}: what samples have at {key!r} differs in shape: correct the setting") from error
+        raise ConfigError(f"{what}: the samples' field {key!r} differs in shape; correct the setting") from error
 
 
 def kept(dataset: Dataset[Any], key: Key, what: str) -> NDArray[Any] | None:
-    """The same where the data set keeps it beside its samples and some of these say the same; else None."""
+    """A field from an attribute of the data set, if some samples agree with it; else None."""
     count, found = size_of(dataset, what), _kept(dataset, key)
     if found is None or len(found) != count:
         return None
@@ -92,24 +92,25 @@ def kept(dataset: Dataset[Any], key: Key, what: str) -> NDArray[Any] | None:
 
 
 def size_of(dataset: Dataset[Any], what: str) -> int:
-    """How many samples there are.
+    """Number of samples.
 
     Raises:
-        ConfigError: None, or nobody says.
+        ConfigError: The data set is empty or has no length.
     """
     count = len(dataset) if isinstance(dataset, Sized) else 0
     if not count:
-        raise ConfigError(f"{what}: its data set has no {'samples' if isinstance(dataset, Sized) else '__len__'}")
+        lacks = "samples; add some" if isinstance(dataset, Sized) else "__len__; implement it"
+        raise ConfigError(f"{what}: its data set has no {lacks}")
     return count
 
 
 def plain(value: Any) -> Any:
-    """A value without torch, as NumPy compares it."""
+    """A value with tensors as NumPy arrays."""
     return value.detach().cpu().numpy() if isinstance(value, Tensor) else value
 
 
 def _kept(dataset: Dataset[Any], key: Key) -> NDArray[Any] | None:
-    """What a data set keeps beside its samples; None where it keeps nothing of that kind."""
+    """A field in an attribute of the data set; None without such an attribute."""
     if isinstance(dataset, Subset):
         whole = _kept(dataset.dataset, key)
         return None if whole is None else whole[np.asarray(dataset.indices, dtype=np.int64)]
@@ -132,7 +133,7 @@ def _kept(dataset: Dataset[Any], key: Key) -> NDArray[Any] | None:
 
 
 def kind_of(value: Any) -> str | None:
-    """``class`` for a whole number, ``number`` for one or more real ones, None for anything else."""
+    """``class`` for an integer, ``number`` for one or more floating-point numbers, else None."""
     array = np.asarray(plain(value)) if isinstance(value, Tensor | np.ndarray | np.generic | int | float) else None
     if array is None or array.ndim > 1:
         return None

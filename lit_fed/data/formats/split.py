@@ -1,4 +1,4 @@
-"""Any data in memory as one folder a client, for `ClientArrays`."""
+"""Data in memory written as one folder per client, for `ClientArrays`."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from lit_fed.errors import ConfigError
 
 
 def settings_of(data: FederatedDataModule) -> dict[str, Any]:
-    """The settings of a `ClientArrays` that gives the same batches; ``root`` is left to each end.
+    """The settings of a `ClientArrays` with the same batches; each node sets its own ``root``.
 
     Raises:
-        ConfigError: There are none, because the data do not lie in memory, or are prepared by code of their own.
+        ConfigError: The data are not in memory, or have views or custom transforms.
     """
     name = type(data).__name__
     if not isinstance(data, TensorDataModule):
-        raise ConfigError(f"lit-fed split writes data that fit into memory, and {name} reads files one by one")
+        raise ConfigError(f"lit-fed split writes data in memory, and {name} reads files one by one; split its files")
     if data.views() or any(data.seen(one) is not None for one in range(data.num_clients)):
-        raise ConfigError(f"{name} shows its clients views of their samples, which lit-fed split cannot write")
+        raise ConfigError(f"{name} has views or a skew, which lit-fed split cannot write; split data without them")
     found: dict[str, Any] = {
         "num_clients": data.num_clients,
         "stored_shape": list(data.stored("train", np.zeros(1, dtype=np.int64))[0].shape[1:]),
@@ -46,7 +46,7 @@ def _preprocessing(data: TensorDataModule, name: str) -> dict[str, Any]:
             return dict(normalize)
         case [{"step": "normalize", **normalize}, {"step": "resize", "size": size}]:
             return {**normalize, "image_size": size}
-    raise ConfigError(f"{name} prepares its inputs in a way that lit-fed split cannot write down")
+    raise ConfigError(f"{name} has a custom normalization, which lit-fed split cannot write; use Normalize")
 
 
 def _augmentation(data: TensorDataModule, name: str) -> dict[str, Any]:
@@ -60,17 +60,12 @@ def _augmentation(data: TensorDataModule, name: str) -> dict[str, Any]:
             case None:
                 pass
             case _:
-                raise ConfigError(f"{name} changes its inputs at random in a way that lit-fed split cannot write down")
+                raise ConfigError(f"{name} has a custom augmentation, which lit-fed split cannot write; leave it out")
     return found
 
 
 def write_folders(data: TensorDataModule, folder: Path) -> None:
-    """Write ``client_<id>/data.npz`` for all clients, ``server/data.npz`` and, where there is one, the public set.
-
-    Args:
-        data: Set up, with everybody's samples.
-        folder: Where to.
-    """
+    """Write a folder per client, ``client_<id>/data.npz``, ``server`` and, for a public set, ``public``."""
     cut = data._ready
     for client_id in range(data.num_clients):
         parts = {"train": data.stored("train", cut.train[client_id])}
@@ -93,5 +88,5 @@ def _write(folder: Path, parts: Mapping[str, tuple[NDArray[Any], NDArray[Any]]])
 
 
 def _channels_last(x: NDArray[Any]) -> NDArray[Any]:
-    """As `ArrayFile` and `ClientArrays` read images."""
+    """Images in the layout of `ArrayFile` and `ClientArrays`."""
     return np.ascontiguousarray(x.transpose(0, 2, 3, 1)) if x.ndim == 4 else x

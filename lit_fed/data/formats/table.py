@@ -1,4 +1,4 @@
-"""Tables: measurements in CSV or Parquet files, a sample a row."""
+"""Tables: measurements in CSV or Parquet files, a sample per row."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from typing_extensions import override
 
+from lit_fed.checks import check_range
 from lit_fed.data.formats.columns import ENDINGS, Columns, Notation, is_table, read_columns
 from lit_fed.data.loaders.transforms import Normalize
 from lit_fed.data.partitions.csr import IntArray, held_out
@@ -25,7 +27,7 @@ from lit_fed.seeding import numpy_generator
 
 Kind = Literal["classes", "numbers"]
 _MANY_CLASSES = 100
-_NOBODY = ""  # the client of rows that are to be predicted on
+_NOBODY = ""  # the client of rows to predict on
 
 
 class _Rows(NamedTuple):
@@ -34,7 +36,7 @@ class _Rows(NamedTuple):
     Args:
         x: Features, shape (n, number of features).
         y: Classes as texts, shape (n,), or numbers, shape (n,) or (n, k).
-        clients: The client of each, by name; None where there are none.
+        clients: The client of each, by name; None without clients.
     """
 
     x: NDArray[np.float32]
@@ -43,33 +45,31 @@ class _Rows(NamedTuple):
 
 
 class Table(TensorDataModule):
-    """Rows of a CSV or Parquet file, or of one such file a client: features, a target, and the client of each row.
+    """Rows of a CSV or Parquet file, or of one such file per client: features, a target, and the client of each row.
 
-    The first row of a CSV file names the columns. Features are numbers; they are standardised by the mean and standard
-    deviation of the training rows of all clients together, which becomes part of the checkpoint's preprocessing. A
-    target that is a text or a whole number is a class, named by what the file calls it; classes count in the order of
-    their numbers, or of the alphabet. Other numbers are the targets of a regression.
+    The first row of a CSV file names the columns. Features are numbers, standardised by the mean and standard deviation
+    of all clients' training rows, which become part of the checkpoint's preprocessing. A target of texts or whole
+    numbers is a class, named as in the file; classes are in numerical or alphabetical order. Other numbers are the
+    targets of a regression.
 
     Args:
-        path: The file, ``.csv``, ``.csv.gz`` or ``.parquet``; or a folder of them, one a client, named by the file.
+        path: A ``.csv``, ``.csv.gz`` or ``.parquet`` file; or a folder of them, one per client, named after the file.
         target: The target's column, or several columns of numbers.
-        features: The features' columns; none given means all others.
-        client: The column that names each row's client; none given means files of a folder are the clients, and one
-            file knows none.
-        test_path: Rows to test on, a file or a folder like `path`; none given holds out `test_fraction`.
-        test_fraction: Share of every client's rows to test on (of all rows where there are no clients), where there is
-            no `test_path`.
-        kind: ``classes`` or ``numbers``, where whole numbers are no classes or the other way round.
-        strata: Sort the rows of a regression into so many strata by the first target, for partitions to cut by.
-        standardise: Shift and scale features; false leaves them as they are.
-        partition: How clients come about; none given means the file's own, `Natural`, or else `IID`.
+        features: The features' columns; null for all others.
+        client: The column of each row's client; null for the files of a folder, or for none in a single file.
+        test_path: Rows to test on, a file or a folder like `path`; null holds out `test_fraction`.
+        test_fraction: Share of every client's rows (of all rows without clients) to test on, without a `test_path`.
+        kind: ``classes`` or ``numbers``, if whole numbers are not classes or other numbers are.
+        strata: Number of strata by the first target of a regression, for partitions to cut by.
+        standardise: Whether to shift and scale features.
+        partition: Cuts the rows into clients; null for the file's own clients, `Natural`, or else `IID`.
         kwargs: The population's other settings, see `FederatedDataModule`.
 
     Raises:
-        ConfigError: A file or a column is missing, or a cell is not what it must be.
+        ConfigError: A file or a column is missing, or a cell is malformed.
 
     Note:
-        The mean and the standard deviation of everybody's rows are something that clients would have to share.
+        In practice clients would have to share the mean and standard deviation of their rows.
     """
 
     def __init__(
@@ -90,16 +90,14 @@ class Table(TensorDataModule):
         if partition is None and (client is not None or self._path.is_dir()):
             partition = Natural()
         super().__init__(partition=partition, **kwargs)
-        if not 0 < test_fraction < 1:
-            raise ConfigError(f"data.test_fraction is {test_fraction}: it must be above 0 and below 1")
-        if strata is not None and strata < 1:
-            raise ConfigError(f"data.strata is {strata}: there must be at least 1 stratum")
+        check_range("data.test_fraction", test_fraction, above=0, below=1)
+        check_range("data.strata", strata, least=1, null="for none")
         self._target = [target] if isinstance(target, str) else list(target)
         if not self._target or features == []:
-            raise ConfigError(f"data.{'features' if self._target else 'target'} is empty: name one column or more")
+            raise ConfigError(f"data.{'features' if self._target else 'target'} is empty; name one column or more")
         taken = [*self._target, *([client] if client is not None else [])]
         if both := [name for name in features or [] if name in taken]:
-            raise ConfigError(f"data.features names {both[0]!r}, which is the target or the client: leave it out")
+            raise ConfigError(f"data.features names {both[0]!r}, which is the target or the client; leave it out")
         self._single, self._features_given, self._client = isinstance(target, str), features, client
         self.test_fraction, self._kind_given, self._strata, self._standardise = test_fraction, kind, strata, standardise
         self._found: tuple[_Rows, _Rows] | None = None
@@ -108,69 +106,71 @@ class Table(TensorDataModule):
         self._clients: list[str] | None = None
         self._scale: tuple[list[float], list[float]] | None = None
 
-    # What is known without setup: the files are read once.
+    # Known without setup; the files are read once.
 
     @property
+    @override
     def num_classes(self) -> int | None:
-        """The number of different targets of the training rows; None for a regression."""
         self._rows()
         return None if self._classes is None else len(self._classes)
 
     @property
+    @override
     def class_names(self) -> list[str] | None:
-        """What the file calls the classes."""
         self._rows()
         return self._classes
 
     @property
     def feature_names(self) -> list[str]:
-        """The features' columns, in the order in which the network sees them."""
+        """The features' columns, in the order of the network's inputs."""
         self._rows()
         return self._feature_names
 
     @property
+    @override
     def input_shape(self) -> tuple[int, ...]:
         """(number of features,)."""
         return (len(self.feature_names),)
 
     @property
+    @override
     def output_shape(self) -> tuple[int, ...]:
-        """(num_classes,), or () for one real target and (k,) for k columns of them."""
+        """(num_classes,), or () for one numerical target and (k,) for k columns."""
         if self.num_classes is not None:
             return (self.num_classes,)
         return () if self._single else (len(self._target),)
 
+    @override
     def own_clients(self) -> int | None:
-        """How many clients the training rows are of."""
         self._rows()
         return None if self._clients is None else len(self._clients)
 
+    @override
     def own_client_names(self) -> list[str] | None:
-        """What the file, or the names of the files, call the clients."""
         self._rows()
         return self._clients
 
+    @override
     def own_clients_are(self) -> tuple[str, str]:
-        """See `FederatedDataModule.own_clients_are`."""
         if self._client is not None:
             return f"data.client {self._client!r}", "leave data.client out and name data.features"
-        return f"data.path {self._path}, a folder with a file a client,", "join the files to one"
+        return f"data.path {self._path}, with a file per client,", "join the files to one"
 
+    @override
     def normalization(self) -> Normalize:
-        """Standardise the features."""
         self._rows()
         assert self._scale is not None
         return Normalize(*self._scale, max_value=1.0)
 
+    @override
     def load_arrays(self) -> Arrays:
-        """See `TensorDataModule.load_arrays`."""
         train, test = self._rows()
         names = self._classes
         targets = [rows.y if names is None else numbered(rows.y.tolist(), names) for rows in (train, test)]
         arrays = Arrays(train.x, targets[0], test.x, targets[1], source=str(self._path))
         if self._strata is not None:
             if self._classes is not None:
-                raise ConfigError("data.strata sorts real targets, and these are classes: leave it out")
+                raise ConfigError("data.strata needs numerical targets, and these are classes; leave it out")
             first, second = (values.reshape(len(values), -1)[:, 0] for values in targets)
             strata = quantile_strata(first, second, self._strata)
             arrays = replace(arrays, strata_train=strata[0], strata_test=strata[1])
@@ -180,8 +180,9 @@ class Table(TensorDataModule):
         known = rows.clients is not None and self._clients is not None
         return numbered(rows.clients or [], self._clients or []) if known else None
 
+    @override
     def new_inputs(self, path: Path) -> NewInputs:
-        """Rows of a file with the features' columns; where it has the target too, batches are (x, y)."""
+        """Rows of a file with the features' columns; batches are (x, y) if the file has the target too."""
         if is_arrays(path):
             return super().new_inputs(path)
         columns = read_columns(path)
@@ -209,8 +210,8 @@ class Table(TensorDataModule):
         is_class = self._kind_given == "classes" or (self._kind_given is None and self._is_class([f for f, _ in files]))
         if is_class and not self._single:
             raise ConfigError(
-                f"data.target names {len(self._target)} columns, which makes a regression, and {first.path} has whole "
-                "numbers or texts there: name one column, or set data.kind to numbers"
+                f"data.target names {len(self._target)} columns, as for a regression, and {first.path} has whole "
+                "numbers or texts there; name one column, or set data.kind to numbers"
             )
         whole = self._joined(files, is_class)
         if self._test_path is None:
@@ -224,21 +225,21 @@ class Table(TensorDataModule):
         if untrained := sorted({*(test.clients or [])} - {*(train.clients or [])}):
             more = f" and {len(untrained) - 1} others" if len(untrained) > 1 else ""
             remark(
-                f"{self._test_path} has rows of client {untrained[0]}{more} without training rows: they are in the "
-                "shared test set, and in no client's own"
+                f"{self._test_path} has rows of client {untrained[0]}{more} without training rows; they are in the "
+                "shared test set only"
             )
         self._scale = self._scale_of(train.x)
         return train, test
 
     def _files(self, path: Path, setting: str) -> list[tuple[Columns, str | None]]:
-        """The files with the client of each, where the file's name says."""
+        """The files, each with the client that it is named after."""
         if not path.is_dir():
             return [(read_columns(path), None)]
         there = sorted(file for file in path.iterdir() if not is_hidden(file))
         files = [file for file in there if is_table(file)]
         if not files:
             raise ConfigError(
-                f"{path} holds no {', '.join(ENDINGS)} file: set {setting} to a folder of them, one a client"
+                f"{path} holds no {', '.join(ENDINGS)} file; set {setting} to a folder of them, one per client"
             )
         remark_left_out(path, [file for file in there if not is_table(file)], len(files), ENDINGS)
         return [(read_columns(file), _owner(file)) for file in files]
@@ -252,15 +253,15 @@ class Table(TensorDataModule):
         found = self._features_given or [name for name in columns.cells if name not in taken]
         if not found:
             raise ConfigError(
-                f"{columns.path} has no column beside the target and the client: there is nothing to learn"
+                f"{columns.path} has no column beside the target and the client; add a feature to learn from"
             )
         return found
 
     def _is_class(self, files: list[Columns]) -> bool:
-        """Whether the target is a class, by how the files write it.
+        """Whether the target is a class, by its notation in the files.
 
         Raises:
-            ConfigError: They write some whole numbers as such and others with a point, which may be either.
+            ConfigError: Some whole numbers have a decimal point, and others do not.
         """
         if not self._single:
             return False
@@ -271,18 +272,18 @@ class Table(TensorDataModule):
                 found.setdefault(notation, f"{str(cell).strip()!r} in {columns.path}, {columns.place(row)}")
         if found.keys() == {"whole", "decimal"}:
             raise ConfigError(
-                f"{name} is {found['decimal']}, and {found['whole']}: write all as whole numbers, or set data.kind to "
+                f"{name} is {found['decimal']}, and {found['whole']}; write all as whole numbers, or set data.kind to "
                 "classes or to numbers"
             )
         return found.keys() == {"whole"} or "text" in found
 
     def _classes_of(self, targets: NDArray[Any]) -> list[str]:
-        """The names of the classes, once it is plausible that they are such."""
+        """The names of the classes; refuses an implausible number of them."""
         found = in_order(targets.tolist())
         if self._kind_given is None and len(found) > max(_MANY_CLASSES, len(targets) // 2):
             raise ConfigError(
-                f"{self._path}: {self._target[0]} has {len(found)} different values in {len(targets)} rows, which are "
-                "hardly classes: set data.kind to numbers for a regression, or to classes if they are"
+                f"{self._path}: {self._target[0]} has {len(found)} different values in {len(targets)} rows, too many "
+                "for classes; set data.kind to numbers for a regression, or to classes to confirm them"
             )
         return found
 
@@ -307,14 +308,10 @@ class Table(TensorDataModule):
         return _Rows(x, y, None if owner is None else [owner] * len(columns))
 
     def read_features(self, columns: Columns, setting: str) -> NDArray[np.float32]:
-        """The features of a file's rows, as they are stored, shape (n, number of features).
-
-        Args:
-            columns: The file.
-            setting: What asks for them, for messages.
+        """The stored features of a file's rows, shape (n, number of features); errors name the `setting`.
 
         Raises:
-            ConfigError: A column is missing, or a cell is no number.
+            ConfigError: A column is missing, or a cell is not a number.
         """
         wide = np.stack([columns.numbers(name, setting) for name in self._feature_names], axis=1)
         with np.errstate(over="ignore"):
@@ -328,7 +325,7 @@ class Table(TensorDataModule):
         test = held_out(owners, max(1, len(names)), self.test_fraction, generator)
         if not test.any():
             raise ConfigError(
-                f"{self._path} has too few rows to hold out {self.test_fraction:g} of every client's: raise "
+                f"{self._path} has too few rows to hold out {self.test_fraction:g} of every client's; raise "
                 "data.test_fraction or set data.test_path"
             )
         clients = whole.clients
@@ -339,7 +336,7 @@ class Table(TensorDataModule):
         return parts[0], parts[1]
 
     def _scale_of(self, x: NDArray[np.float32]) -> tuple[list[float], list[float]]:
-        """Mean and standard deviation of each feature; 0 and 1 where they are left as they are."""
+        """Mean and standard deviation of each feature; 0 and 1 without `standardise`."""
         width = x.shape[1]
         if not self._standardise:
             return [0.0] * width, [1.0] * width
@@ -349,25 +346,20 @@ class Table(TensorDataModule):
 
 
 def _owner(file: Path) -> str:
-    """The client that a file is named by."""
+    """The client that a file is named after."""
     name = file.name
     return name[: -len(next(ending for ending in (".csv.gz", ".csv", ".parquet") if name.lower().endswith(ending)))]
 
 
 def check_classes(targets: NDArray[Any], classes: list[str], where: str) -> None:
-    """Refuse a target that is none of the classes.
-
-    Args:
-        targets: What a file calls them, shape (n,).
-        classes: The classes' names.
-        where: The file, for messages.
+    """Refuse targets (n,) of a file that are not classes.
 
     Raises:
-        ConfigError: For the first such target.
+        ConfigError: It names the first such target.
     """
     known = set(classes)
     if strange := next((one for one in targets.tolist() if one not in known), None):
         raise ConfigError(
-            f"{where}: target {strange!r} is no class of the training rows, which have {', '.join(classes[:10])}"
-            f"{', …' if len(classes) > 10 else ''}: correct it"
+            f"{where}: target {strange!r} is not a class of the training rows, which have {', '.join(classes[:10])}"
+            f"{', …' if len(classes) > 10 else ''}; correct it"
         )

@@ -1,4 +1,4 @@
-"""Any plain LightningDataModule as a federation."""
+"""Any plain LightningDataModule as a population."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
 
+from lit_fed.checks import check_range
 from lit_fed.data.formats.fields import Key, column, kept, kind_of, plain, sample_of, size_of, usual_target, value_of
 from lit_fed.data.partitions.csr import IntArray
 from lit_fed.data.partitions.partition import Natural, Partition
@@ -30,9 +31,9 @@ class _Part:
 
     Args:
         dataset: The samples.
-        collate: Makes a batch of a list of them.
-        batch_size: Samples per batch, as the module has it.
-        where: The method that gave it, for messages.
+        collate: The module's collate function.
+        batch_size: The module's samples per batch.
+        where: The module's method, for errors.
     """
 
     dataset: Dataset[Any]
@@ -44,31 +45,29 @@ class _Part:
 class Wrapped(DatasetModule):
     """A plain ``LightningDataModule``, cut into clients.
 
-    Its training samples are the clients' (``train_dataloader``), its test samples the test set (``test_dataloader``),
-    its validation samples the shared validation set (``val_dataloader``), of which a client's own are those that match
-    its training samples, as test samples are matched. Without a ``test_dataloader`` the validation samples are the test
-    set. Of the loaders the data set, ``collate_fn`` and the size of batches are kept; order and processes are the
-    federation's. A sample may be a tuple or a dictionary of any nesting. On the command line
-    ``--data my.module.MyData`` is short for ``--data Wrapped --data.module my.module.MyData``.
+    The samples of ``train_dataloader`` are the clients', those of ``test_dataloader`` the test set, and those of
+    ``val_dataloader`` the shared validation set, or the test set without a ``test_dataloader``. A client's own
+    validation samples match its training samples, as its test samples do. The loaders' data set, ``collate_fn`` and
+    batch size are kept; order and processes are the federation's. A sample is a tuple or a dictionary of any nesting.
+    On the command line ``--data my.module.MyData`` is short for ``--data Wrapped --data.module my.module.MyData``.
 
-    ``prepare_data`` and ``setup`` are called in every process, so that the second call should find all done.
+    ``prepare_data`` and ``setup`` are called in every process, so a second call should be a no-op.
 
     Args:
-        module: What is wrapped.
-        target: Where a sample has its target: a position of a tuple, or a key of a dictionary; none given means the
-            second of a tuple, or ``label``, ``target`` or ``y`` of a dictionary. Partitions such as `Dirichlet` and the
-            pictures need it; batches stay as they are.
-        client: Where a sample has its client, a number or a name; goes with `Natural`, which is then the default.
-        num_classes: The number of classes; none given means the largest training target + 1, and no classes where
-            targets are real numbers.
-        class_names: What the classes are called, in their order.
-        strata: Sort samples into so many strata by a real target, for partitions to cut by.
-        batch_size: Samples per training batch; none given means that of the module's ``train_dataloader``.
-        partition: How clients come about; none given means `Natural` with `client`, else `IID`.
+        module: The module to wrap.
+        target: A sample's target: a position of a tuple or a key of a dictionary; null for the second of a tuple, or
+            ``label``, ``target`` or ``y`` of a dictionary. Partitions such as `Dirichlet` and the pictures need it;
+            batches are unchanged.
+        client: A sample's client, a number or a name, likewise; the default partition is then `Natural`.
+        num_classes: Number of classes; null for the largest training target + 1, or for numerical targets.
+        class_names: Names of the classes, in their order.
+        strata: Number of strata by a numerical target, for partitions to cut by.
+        batch_size: Samples per training batch; null for that of the module's ``train_dataloader``.
+        partition: Cuts the samples into clients; null for `Natural` with `client`, else `IID`.
         kwargs: The population's other settings, see `FederatedDataModule`, and `num_workers`, see `DatasetModule`.
 
     Raises:
-        ConfigError: The module does what clients could not.
+        ConfigError: The module has hooks or loaders that clients cannot use.
     """
 
     def __init__(
@@ -88,17 +87,17 @@ class Wrapped(DatasetModule):
         super().__init__(batch_size=1 if batch_size is None else batch_size, partition=partition, **kwargs)
         self._called = type(module).__name__
         if isinstance(module, FederatedDataModule):
-            raise ConfigError(f"data.module {self._called} is a federation already: use it as data, without Wrapped")
+            raise ConfigError(
+                f"data.module {self._called} is already a federated data module; use it as data, without Wrapped"
+            )
         for hook in _TRANSFER:
             if getattr(type(module), hook) is not getattr(LightningDataModule, hook):
                 raise ConfigError(
-                    f"data.module {self._called} overrides {hook}, which no client would call: do that in the data "
-                    "set, in collate_fn, or in the model"
+                    f"data.module {self._called} overrides {hook}, which clients do not call; move it to the data set, "
+                    "to collate_fn, or to the model"
                 )
-        if num_classes is not None and num_classes < 1:
-            raise ConfigError(f"data.num_classes is {num_classes}: it must be at least 1, or null")
-        if strata is not None and strata < 1:
-            raise ConfigError(f"data.strata is {strata}: there must be at least 1 stratum")
+        check_range("data.num_classes", num_classes, least=1, null="to count them")
+        check_range("data.strata", strata, least=1, null="for none")
         self.module, self._own_batches = module, batch_size is None
         self._target, self._client, self._strata_wanted = target, client, strata
         self._num_classes_given, self._names = num_classes, class_names
@@ -108,23 +107,23 @@ class Wrapped(DatasetModule):
         self._prepared = False
 
     def prepare_data(self) -> None:
-        """What the module does to have its files."""
+        """The module's own, once."""
         if not self._prepared:
             self._ask("prepare_data")
             self._prepared = True
 
-    # What is known without setup: the module is asked for its loaders once.
+    # Known without setup; the module's loaders are made once.
 
     @property
     def num_classes(self) -> int | None:
-        """The setting, or what the training targets say; None where they are real numbers or nobody knows where."""
+        """The setting, or the count of the training targets; None if they are numerical or unknown."""
         if self._num_classes_given is None and self._kind() == "class":
             labels = self._target_column("train")
             assert labels is not None
             self._num_classes_given = count_classes(labels, f"{self._called}.train_dataloader")
         if self._names is not None and self._num_classes_given != len(self._names):
             count = self._num_classes_given or "no"
-            raise ConfigError(f"data.class_names has {len(self._names)} names for {count} classes: give one each")
+            raise ConfigError(f"data.class_names has {len(self._names)} names for {count} classes; give one each")
         return self._num_classes_given
 
     @property
@@ -144,7 +143,7 @@ class Wrapped(DatasetModule):
 
     @property
     def output_shape(self) -> tuple[int, ...]:
-        """(num_classes,), or the shape of one real target."""
+        """(num_classes,), or the shape of one numerical target."""
         if self.num_classes is not None:
             return (self.num_classes,)
         key = self._target_key()
@@ -154,28 +153,26 @@ class Wrapped(DatasetModule):
         return np.shape(plain(value_of(sample_of(part.dataset, 0, part.where), key, part.where)))
 
     def own_clients(self) -> int | None:
-        """How many clients the training samples name; none without `client`."""
+        """Number of clients that the training samples name; None without `client`."""
         return None if self._client is None else len(self._client_columns()[0])
 
     def own_client_names(self) -> list[str] | None:
-        """What samples call their clients."""
+        """The clients' names in the samples."""
         return None if self._client is None else self._client_columns()[0]
 
     def own_clients_are(self) -> tuple[str, str]:
-        """See `FederatedDataModule.own_clients_are`."""
+        """The setting `client`."""
         return f"data.client {self._client!r}", "leave it out"
 
-    # What the base asks for.
-
     def build_datasets(self) -> Datasets:
-        """See `DatasetModule.build_datasets`."""
+        """The loaders' data sets."""
         train, test, has_val = self._part("train"), self._part("test"), "val" in self._parts_found
         if self._own_batches:
             self.batch_size = train.batch_size
         labels = self._cut_by()
         key = self._target_key()
         if self._kind() == "number" and key is not None and "train" not in self._targets:
-            self._targets["train"] = kept(train.dataset, key, train.where)  # for pictures; not worth reading them all
+            self._targets["train"] = kept(train.dataset, key, train.where)  # for pictures, if no sample need be read
         owners = {} if self._client is None else self._client_columns()[1]
         return Datasets(
             train.dataset,
@@ -195,12 +192,12 @@ class Wrapped(DatasetModule):
         return self._part("train" if training else "test").collate
 
     def target_values(self, indices: IntArray) -> NDArray[np.float32] | None:
-        """Real targets, where partitions asked for them or the data set keeps them at hand."""
+        """Numerical targets, if partitions have read them or the data set has them in an attribute."""
         targets = self._targets.get("train")
         return None if targets is None or self.num_classes is not None else targets[indices].astype(np.float32)
 
     def teardown(self, stage: str) -> None:
-        """End the worker processes, and tell the module."""
+        """End the worker processes, and tear down the module."""
         super().teardown(stage)
         self.module.teardown(stage)
 
@@ -215,12 +212,10 @@ class Wrapped(DatasetModule):
     def _open(self) -> dict[str, _Part]:
         there = [name for name in ("train", "val", "test") if _has(self.module, f"{name}_dataloader")]
         if "train" not in there:
-            raise ConfigError(
-                f"data.module {self._called} has no train_dataloader: clients would have nothing to train on"
-            )
+            raise ConfigError(f"data.module {self._called} has no train_dataloader; give it one to train on")
         if len(there) == 1:
             raise ConfigError(
-                f"data.module {self._called} has neither a test_dataloader nor a val_dataloader: give it one to test on"
+                f"data.module {self._called} has neither a test_dataloader nor a val_dataloader; give it one to test on"
             )
         self._ask("setup", "fit")
         found = {name: self._loader(name) for name in there if name != "test"}
@@ -232,26 +227,28 @@ class Wrapped(DatasetModule):
         return found
 
     def _loader(self, name: str) -> _Part:
-        """One of the module's data sets, once it is known that its samples can be dealt out.
+        """One of the module's data sets.
 
         Raises:
-            ConfigError: They cannot.
+            ConfigError: Its samples cannot be split among clients.
         """
         where = f"{self._called}.{name}_dataloader"
         loader = self._ask(f"{name}_dataloader")
         if not isinstance(loader, DataLoader):
-            raise ConfigError(f"{where} gives a {type(loader).__name__}: give one torch.utils.data.DataLoader")
+            raise ConfigError(f"{where} returns a {type(loader).__name__}; return one torch.utils.data.DataLoader")
         if isinstance(loader.dataset, IterableDataset):
             raise ConfigError(
-                f"{where} reads an IterableDataset, whose samples cannot be dealt out to clients: give a map-style one"
+                f"{where} reads an IterableDataset, which cannot be split among clients; give a map-style data set"
             )
         if type(loader.batch_sampler) is not BatchSampler or loader.batch_size is None:
             own = type(loader.batch_sampler).__name__ if loader.batch_sampler is not None else "no batches"
-            raise ConfigError(f"{where} makes batches its own way ({own}), which clients would not: give a batch_size")
+            raise ConfigError(
+                f"{where} has a custom batch sampler ({own}), which clients do not use; give a batch_size"
+            )
         sampler = loader.sampler
         if type(sampler) not in (RandomSampler, SequentialSampler) or getattr(sampler, "replacement", False):
             raise ConfigError(
-                f"{where} draws samples by {type(sampler).__name__}, which clients would not: leave the sampler out"
+                f"{where} has the sampler {type(sampler).__name__}, which clients do not use; leave it out"
             )
         size_of(loader.dataset, where)
         return _Part(loader.dataset, loader.collate_fn, loader.batch_size, where)
@@ -259,12 +256,10 @@ class Wrapped(DatasetModule):
     def _ask(self, method: str, *args: Any) -> Any:
         try:
             return getattr(self.module, method)(*args)
-        except Exception as error:  # whatever a user's own module raises
+        except Exception as error:  # any error of a user's module
             told = ConfigError(f"data.module {self._called} failed in {method}: {reason(error)}")
             told.details = own_traceback(error)
             raise told from error
-
-    # Its targets and clients.
 
     def _target_key(self) -> Key | None:
         part = self._part("train")
@@ -282,7 +277,7 @@ class Wrapped(DatasetModule):
         return self._targets[name]
 
     def _cut_by(self) -> dict[str, IntArray | None]:
-        """What partitions cut by, for each part."""
+        """Strata of each part."""
         parts = list(self._parts_found)
         if self.num_classes is not None:
             return {name: self._target_column(name) for name in parts}
@@ -290,7 +285,7 @@ class Wrapped(DatasetModule):
             return {}
         if self._kind() != "number":
             raise ConfigError(
-                f"data.strata is {self._strata_wanted}, but the samples of {self._called} have no real target"
+                f"data.strata is {self._strata_wanted}, and {self._called} has no numerical target; leave it out"
             )
         numbers = {}
         for name in parts:
@@ -303,7 +298,7 @@ class Wrapped(DatasetModule):
         return {name: pair[0] if name == "train" else pair[1] for name, pair in found.items()}
 
     def _client_columns(self) -> tuple[list[str], dict[str, IntArray]]:
-        """The clients' names in their order, and the number of each sample's."""
+        """The clients' names in order, and the number of each sample's client."""
         if self._clients is None:
             assert self._client is not None
             self._part("train")
@@ -311,7 +306,7 @@ class Wrapped(DatasetModule):
             values = {name: column(part.dataset, self._client, part.where).tolist() for name, part in parts}
             if odd := next((one for one in values["train"] if isinstance(one, float | list)), None):
                 raise ConfigError(
-                    f"{self._part('train').where}: {odd!r} at {self._client!r} is no client: give names or integers"
+                    f"{self._part('train').where}: {odd!r} at {self._client!r} is not a client; give names or integers"
                 )
             names = in_order(values["train"])
             self._clients = (names, {name: numbered(own, names) for name, own in values.items()})
@@ -319,12 +314,12 @@ class Wrapped(DatasetModule):
 
 
 def _has(module: LightningDataModule, method: str) -> bool:
-    """Whether a module has a method of its own, by its class or by ``LightningDataModule.from_datasets``."""
+    """Whether a module defines a method, in its class or by ``LightningDataModule.from_datasets``."""
     return getattr(getattr(module, method), "__func__", None) is not getattr(LightningDataModule, method)
 
 
 def _first_shape(value: Any, but: set[Key | None]) -> tuple[int, ...] | None:
-    """The shape of the first tensor in a sample, but for what it has in some places."""
+    """The shape of the first tensor in a sample, except in some fields."""
     if isinstance(value, Tensor | np.ndarray):
         return tuple(value.shape)
     if isinstance(value, Mapping):

@@ -1,7 +1,8 @@
-"""Images that lie in files of their own."""
+"""Images in files."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,43 +20,48 @@ from lit_fed.errors import ConfigError
 _WHITE = 255.0
 _BITS_PER_SAMPLE, _PHOTOMETRIC, _SAMPLE_FORMAT = 258, 262, 339  # TIFF's tags
 _SIGNED = 2  # as TIFF's sample format
-_DARKEST_WHITE = 2**16  # of 32 bits: what does not reach it fits 16 bits, and would be black
+_DARKEST_WHITE = 2**16  # of 32 bits: a smaller maximum fits 16 bits, and the image would be black
 
 
-class ImageFiles(Dataset[tuple[Tensor, int]]):
-    """Images in files, decoded to (channels, side, side) as `read_image` does, with their labels.
+class ImageFiles(Dataset[Any]):
+    """Images in files, decoded to (channels, side, side) as `read_image` does, alone or with their labels.
 
     Args:
         paths: The files.
-        labels: Their classes.
-        side: Pixels a side, to which they are resized.
-        grayscale: Decode to one channel and not to three.
-        augmentation: A random transform of each.
+        side: Pixels per side to resize them to.
+        grayscale: Decode to one channel instead of three.
+        labels: Their classes; None for none.
+        augmentation: Random transform; None for none.
 
     Raises:
-        ConfigError: When a sample is asked for, if its file cannot be decoded.
+        ConfigError: On access, if the file cannot be decoded.
     """
 
     def __init__(
-        self, paths: list[str], labels: list[int], side: int, grayscale: bool, augmentation: Augmentation | None
+        self,
+        paths: Sequence[str | Path],
+        side: int,
+        grayscale: bool,
+        labels: Sequence[int] | None = None,
+        augmentation: Augmentation | None = None,
     ) -> None:
-        self._paths, self._labels, self._side, self._grayscale = paths, labels, side, grayscale
-        self._augmentation = augmentation
+        self._paths, self._side, self._grayscale = paths, side, grayscale
+        self._labels, self._augmentation = labels, augmentation
 
     def __len__(self) -> int:
         return len(self._paths)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+    def __getitem__(self, index: int) -> Tensor | tuple[Tensor, int]:
         image = torch.from_numpy(read_image(self._paths[index], self._grayscale)).permute(2, 0, 1)
         image = functional.resize(image, [self._side, self._side], antialias=True)
         if self._augmentation is not None:
-            draws = self._augmentation.draw(1, torch.default_generator)  # seeded for this very sample
+            draws = self._augmentation.draw(1, torch.default_generator)  # seeded per sample
             image = self._augmentation.apply(image.unsqueeze(0), draws).squeeze(0)
-        return image, self._labels[index]
+        return image if self._labels is None else (image, self._labels[index])
 
 
 def collate_images(samples: list[Any]) -> Any:
-    """A batch as PyTorch makes it, of images x or pairs (x, y); bytes become float32 beside deeper images."""
+    """PyTorch's default batch of images x or pairs (x, y); bytes become float32 beside deeper images."""
     images = [sample[0] if isinstance(sample, tuple) else sample for sample in samples]
     if len({image.dtype for image in images}) > 1:
         images = [image.float() for image in images]
@@ -69,26 +75,26 @@ def collate_images(samples: list[Any]) -> Any:
 def read_image(path: str | Path, grayscale: bool, remedy: str = "remove or replace it") -> NDArray[Any]:
     """An image of any mode that Pillow reads, scaled so that white is 255.
 
-    Integers are scaled by their bits; floating-point values are in [0, 1]. Transparency is dropped where nothing is
-    transparent.
+    Integers are scaled by their bits; floating-point values are in [0, 1]. An opaque alpha channel is dropped.
 
     Args:
         path: The file.
-        grayscale: Decode to one channel and not to three.
-        remedy: What to do with a file that cannot be decoded, for messages.
+        grayscale: Decode to one channel instead of three.
+        remedy: For errors, what to do with a file that cannot be decoded.
 
     Returns:
-        Shape (height, width, channels): bytes, or float32 where an image of one channel has more than 8 bits. Of
-        several channels, Pillow gives the upper 8 bits.
+        Shape (height, width, channels): bytes, or float32 of an image of one channel with more than 8 bits. Of several
+        channels, Pillow gives the upper 8 bits.
 
     Raises:
-        ConfigError: It cannot be decoded, holds several pictures, is transparent in places, or its scale is unknown.
+        ConfigError: The file cannot be decoded, holds several pictures, is transparent in places, or its scale is
+            unknown.
     """
     try:
         with Image.open(path) as file:
             frames = 1 if file.format == "MPO" else getattr(file, "n_frames", 1)  # a photograph and its previews
             if frames > 1:
-                raise ConfigError(f"{path} holds {frames} pictures: save each as a file of its own")
+                raise ConfigError(f"{path} holds {frames} pictures; save each as a separate file")
             if file.mode[0] in "IF":
                 grey = _deep(file, path)
                 return np.repeat(grey[..., None], 1 if grayscale else 3, axis=2)
@@ -96,12 +102,12 @@ def read_image(path: str | Path, grayscale: bool, remedy: str = "remove or repla
             return array[..., None] if grayscale else array
     except (ConfigError, MemoryError):
         raise
-    except Exception as error:  # whatever a damaged file makes Pillow's readers raise
-        raise ConfigError(f"{path} cannot be decoded: {remedy}") from error
+    except Exception as error:  # any error of Pillow's readers
+        raise ConfigError(f"{path} cannot be decoded; {remedy}") from error
 
 
 def _opaque(file: Image.Image, path: str | Path) -> Image.Image:
-    """The image without its transparency.
+    """The image without its alpha channel.
 
     Raises:
         ConfigError: A pixel is transparent.
@@ -115,14 +121,14 @@ def _opaque(file: Image.Image, path: str | Path) -> Image.Image:
 
 
 def _transparent(path: str | Path) -> ConfigError:
-    return ConfigError(f"{path} is transparent in places: save it on a background")
+    return ConfigError(f"{path} is transparent in places; save it on a background")
 
 
 def _deep(file: Image.Image, path: str | Path) -> NDArray[np.float32]:
     """Grey values of more than 8 bits, white 255, shape (height, width).
 
     Raises:
-        ConfigError: A pixel is transparent, or nobody knows what stands for white.
+        ConfigError: A pixel is transparent, or the value of white is unknown.
     """
     tags = getattr(file, "tag_v2", {})
     stored = np.asarray(file)
@@ -131,7 +137,7 @@ def _deep(file: Image.Image, path: str | Path) -> NDArray[np.float32]:
     if file.mode == "F":
         if not np.isfinite(stored).all() or stored.min() < 0 or stored.max() > 1:
             raise ConfigError(
-                f"{path} holds floating-point values from {stored.min():g} to {stored.max():g}: scale them to 0 to 1"
+                f"{path} holds floating-point values from {stored.min():g} to {stored.max():g}; scale them to 0 to 1"
             )
         values, white = stored.astype(np.float64), 1
     else:
@@ -141,23 +147,23 @@ def _deep(file: Image.Image, path: str | Path) -> NDArray[np.float32]:
         white = 2 ** (bits - signed) - 1
         low, high = int(stored.min()), int(stored.max())
         if low < 0:
-            raise ConfigError(f"{path} holds values from {low} to {high}: save them from 0 on")
+            raise ConfigError(f"{path} holds values from {low} to {high}; save them from 0 on")
         if bits == 32 and 0 < high < _DARKEST_WHITE:
-            raise ConfigError(f"{path} holds 32-bit integers up to {high} only: save it with 8 or 16 bits")
+            raise ConfigError(f"{path} holds 32-bit integers up to {high} only; save it with 8 or 16 bits")
         values = stored.astype(np.float64)
-    if tags.get(_PHOTOMETRIC) == 0:  # white is zero, which Pillow sees to up to 8 bits only
+    if tags.get(_PHOTOMETRIC) == 0:  # white is zero, which Pillow corrects up to 8 bits only
         values = white - values
     return (values * (_WHITE / white)).astype(np.float32)
 
 
 def _depth(file: Image.Image, tags: Any, path: str | Path) -> tuple[int, bool]:
-    """Bits of a whole number, and whether one of them is its sign.
+    """Bits of a whole number, and whether one bit is its sign.
 
     Raises:
-        ConfigError: Nobody knows.
+        ConfigError: The depth is unknown.
     """
     if file.format == "TIFF":
         return int(tags[_BITS_PER_SAMPLE][0]), tags.get(_SAMPLE_FORMAT, (1,))[0] == _SIGNED
     if file.mode.startswith("I;16") or file.format in ("PNG", "PPM"):  # read as I, these are of 16 bits too
         return 16, False
-    raise ConfigError(f"{path} is a {file.format} of unknown depth: save it as PNG with 8 or 16 bits")
+    raise ConfigError(f"{path} is a {file.format} of unknown depth; save it as PNG with 8 or 16 bits")

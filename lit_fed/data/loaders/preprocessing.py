@@ -1,7 +1,7 @@
-"""What was done to inputs before a network saw them, as modules that go where the network goes.
+"""Preprocessing as modules that travel with the network.
 
-A checkpoint holds the *steps*, mappings of primitives that `Normalize` and `Resize` tell of themselves; `rebuild` makes
-a module of them that needs neither the data nor their files, and that ``torch.export`` takes.
+A checkpoint holds the *steps*, mappings of primitives from `Normalize` and `Resize`; `rebuild` makes a module of them
+that needs neither the data nor their files, and works with ``torch.export``.
 """
 
 from __future__ import annotations
@@ -17,11 +17,7 @@ __all__ = ["Normalized", "Resized", "rebuild"]
 
 
 class Normalized(nn.Module):
-    """`Normalize` as a module.
-
-    Args:
-        normalize: What it does.
-    """
+    """`Normalize` as a module."""
 
     scale: Tensor
     shift: Tensor
@@ -38,11 +34,7 @@ class Normalized(nn.Module):
 
 
 class Resized(nn.Module):
-    """`Resize` as a module.
-
-    Args:
-        resize: What it does.
-    """
+    """`Resize` as a module."""
 
     def __init__(self, resize: Resize) -> None:
         super().__init__()
@@ -54,10 +46,10 @@ class Resized(nn.Module):
 
 
 def rebuild(steps: Sequence[Step]) -> nn.Sequential:
-    """Steps as one module, which does nothing where there are none.
+    """Steps as one module; no steps are the identity.
 
     Raises:
-        TypeError: If a step is none of ours; also KeyError, ValueError and ConfigError.
+        TypeError: A step is unknown or malformed; also KeyError, ValueError and ConfigError.
     """
     modules: list[nn.Module] = []
     for step in steps:
@@ -68,5 +60,5 @@ def rebuild(steps: Sequence[Step]) -> nn.Sequential:
             case "resize":
                 modules.append(Resized(Resize(**settings)))
             case other:
-                raise ValueError(f"there is no step {other!r}")
+                raise ValueError(f"unknown step {other!r}")
     return nn.Sequential(*modules)

@@ -1,4 +1,4 @@
-"""Batches from data that live in memory as one tensor on the device."""
+"""Batches of tensors in memory, on the device."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from lit_fed.data.loaders.transforms import RandomTransform
 
 Batch = tuple[Tensor, Tensor]
 
-# Several small batches are fetched and transformed in one go, up to this many values (256 kB of float32): the time then
-# goes into training steps and not into starting many small operations. Large batches are fetched one by one: a network
-# on the CPU was measured 4 to 6 % slower on slices of a large chunk. The values do not depend on it.
+# Small batches are fetched and transformed together, up to this many values (256 kB of float32), to launch fewer
+# operations. Large batches are fetched one by one: a network on the CPU was measured 4 to 6 % slower on slices of a
+# large chunk. The values do not depend on it.
 _CHUNK_VALUES = 2**16
 
 
 class Loader(Interface):
-    """What a data module hands out: an iterable of batches that can be iterated any number of times."""
+    """A re-iterable of batches."""
 
     num_samples: int
     """Samples in one iteration."""
@@ -34,39 +34,24 @@ class Loader(Interface):
 
 
 class TensorLoader:
-    """Iterates over chosen rows of a tensor in batches; cheap enough to be made anew for every client in every round.
+    """Batches of chosen rows of a tensor; cheap enough to be made for every client in every round.
 
-    With a generator every iteration is shuffled, drawing on from it: all random numbers of an epoch at once, moved to
-    the device together with the order of the samples. Without one the order is that of `indices`.
+    With a generator every iteration is a new shuffle: all random numbers of an epoch are drawn at once and move to the
+    device with the order of the samples. Without a generator the order is that of `indices`.
 
     Args:
         inputs: All samples, shape (N, …), on any device; never changed.
-        targets: What comes with them, shape (N, …), on the same device.
+        targets: Their targets, shape (N, …), on the same device.
         indices: The rows to iterate over, int64 on the CPU, shape (n,).
         batch_size: Samples per batch; the last batch may be smaller.
         generator: A CPU generator to shuffle and augment with.
         augmentation: Random transform of the stored samples; needs a generator.
-        normalize: Applied last, such as `Normalize`.
-        drop_last: Leave out the last batch where it is smaller than the others; data that do not fill a single batch
-            are kept, for a client that never trains is no client.
-        values_per_sample: How many values a sample has after `normalize`, where that differs from before (resizing).
-        fresh: Every batch is the first of a shuffle of its own, so that no sample is twice in a batch and any may be in
-            several; all batches are then of the same size. Needs a generator.
+        normalize: The last transform, such as `Normalize`.
+        drop_last: Drop a smaller last batch, unless it is the only one: every client must train.
+        values_per_sample: Values of a sample after `normalize`, if it resizes.
+        fresh: Make every batch the first of a new shuffle: a sample may be in several batches, but only once in each,
+            and all batches have the same size. Needs a generator.
     """
-
-    __slots__ = (
-        "_augmentation",
-        "_fresh",
-        "_generator",
-        "_indices",
-        "_inputs",
-        "_normalize",
-        "_targets",
-        "_values_per_sample",
-        "batch_size",
-        "drop_last",
-        "num_samples",
-    )
 
     def __init__(
         self,
@@ -89,7 +74,7 @@ class TensorLoader:
 
     @property
     def device(self) -> torch.device:
-        """Where the batches are made."""
+        """The device of the batches."""
         return self._inputs.device
 
     def __len__(self) -> int:
@@ -117,21 +102,21 @@ class TensorLoader:
             else:
                 yield from zip(torch.split(x, size), torch.split(y, size), strict=True)
 
-    # A group of clients fetches its batches together: what follows takes an iteration apart.
+    # The parts of an iteration, for a group of clients that fetches its batches together.
 
     def reads_as(self, other: TensorLoader) -> bool:
-        """Whether this loader's rows are of the same tensors, and without random numbers for every sample."""
+        """Whether both loaders read the same tensors in batches of one size, without augmentation."""
         augmented = self._augmentation is not None or other._augmentation is not None
         return self.reads_same(other) and not augmented and self.batch_size == other.batch_size
 
     def reads_same(self, other: TensorLoader) -> bool:
-        """Whether both loaders' rows are of the same tensors."""
+        """Whether both loaders read the same tensors."""
         same = self._inputs is other._inputs and self._targets is other._targets
         return same and self._normalize is other._normalize
 
     @property
     def is_fixed(self) -> bool:
-        """Whether every iteration is over all of `indices` in their order."""
+        """Whether every iteration takes all of `indices` in order."""
         return self._generator is None and self.num_samples == self._indices.shape[0]
 
     @property
@@ -140,7 +125,7 @@ class TensorLoader:
         return self._indices
 
     def order(self) -> Tensor:
-        """Which of `indices` the next iteration takes, in order, on the CPU; it draws on the generator as that does."""
+        """Positions in `indices` of the next iteration's samples, on the CPU; advances the generator likewise."""
         count, generator = self._indices.shape[0], self._generator
         if generator is None:
             return torch.arange(self.num_samples)
@@ -152,7 +137,7 @@ class TensorLoader:
         return (x if self._normalize is None else self._normalize(x)), y
 
     def _plan(self) -> tuple[Tensor, Tensor | None]:
-        """The epoch's order of rows and its augmentation's random numbers, on the data's device."""
+        """An epoch's rows in order and its augmentation's random numbers, on the data's device."""
         order = self._indices[: self.num_samples]
         if self._generator is not None:
             order = self._indices.index_select(0, self.order())
@@ -164,7 +149,7 @@ class TensorLoader:
 
 
 def sizes(count: int, batch_size: int, drop_last: bool, fresh: bool) -> tuple[int, int]:
-    """A loader's batch size and the samples of one iteration, from the number of samples that there are."""
+    """Batch size and samples of one iteration over `count` samples."""
     taken = count - count % batch_size if drop_last and count > batch_size else count
     if not fresh or count == 0:
         return batch_size, taken
@@ -173,7 +158,7 @@ def sizes(count: int, batch_size: int, drop_last: bool, fresh: bool) -> tuple[in
 
 
 def draw_order(count: int, taken: int, batch_size: int, fresh: bool, generator: torch.Generator) -> Tensor:
-    """The positions of one iteration's samples, int64 of shape (taken,): of one shuffle, or of one for every batch."""
+    """Positions of one iteration's samples, int64 of shape (taken,): one shuffle, or a fresh one per batch."""
     if not fresh:
         order = torch.randperm(count, generator=generator)
         return order if taken == count else order[:taken]
@@ -182,7 +167,7 @@ def draw_order(count: int, taken: int, batch_size: int, fresh: bool, generator: 
 
 
 def _move(tensor: Tensor, device: torch.device) -> Tensor:
-    """To the device without making the host wait for the work that is queued there."""
+    """Move a tensor without blocking the host."""
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)

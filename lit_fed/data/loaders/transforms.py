@@ -1,8 +1,7 @@
-"""Batched image transforms: one operation on a whole batch, on the device where the data live.
+"""Batched image transforms on the data's device: one operation per batch.
 
-Random transforms separate drawing from applying: `draw` takes the numbers for a whole epoch from a CPU generator, and
-`apply` uses them. The numbers are moved to the device once an epoch, so that no step waits for the host, and the same
-generator gives the same pictures on every device.
+Random transforms separate `draw`, which takes a whole epoch's numbers from a CPU generator, from `apply`. The numbers
+move to the device once per epoch, so that no step waits for the host, and pictures are the same on every device.
 """
 
 from __future__ import annotations
@@ -14,11 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from typing_extensions import override
 
+from lit_fed.checks import check_range
 from lit_fed.errors import ConfigError
 
 Step = dict[str, Any]
-"""A deterministic transform and its settings, in primitives: what a checkpoint keeps of it."""
+"""A deterministic transform and its settings in primitives, as kept in checkpoints."""
 
 
 class RandomTransform(ABC):
@@ -29,27 +30,11 @@ class RandomTransform(ABC):
 
     @abstractmethod
     def draw(self, num_images: int, generator: torch.Generator) -> Tensor:
-        """Draw the integers for a number of images.
-
-        Args:
-            num_images: How many.
-            generator: A CPU generator, which is advanced.
-
-        Returns:
-            int64 of shape (num_draws, num_images) on the CPU.
-        """
+        """Draw the integers of some images, int64 of shape (num_draws, num_images), from a CPU generator."""
 
     @abstractmethod
     def apply(self, images: Tensor, draws: Tensor) -> Tensor:
-        """Change the images as the drawn integers say.
-
-        Args:
-            images: (B, C, H, W), any dtype.
-            draws: (num_draws, B), on the images' device.
-
-        Returns:
-            (B, C, H, W).
-        """
+        """Transform images (B, C, H, W) of any dtype by the drawn integers (num_draws, B), on their device."""
 
 
 class RandomCrop(RandomTransform):
@@ -62,16 +47,16 @@ class RandomCrop(RandomTransform):
     num_draws = 2
 
     def __init__(self, padding: int = 4) -> None:
-        if padding < 0:
-            raise ConfigError(f"RandomCrop.padding is {padding}: it must be 0 or more pixels")
+        check_range("RandomCrop.padding", padding, least=0, why=" pixels")
         self.padding = padding
 
+    @override
     def draw(self, num_images: int, generator: torch.Generator) -> Tensor:
         """Offsets from the top and from the left, shape (2, num_images)."""
         return torch.randint(2 * self.padding + 1, (2, num_images), generator=generator)
 
+    @override
     def apply(self, images: Tensor, draws: Tensor) -> Tensor:
-        """See `RandomTransform.apply`."""
         return crop_and_flip(images, self.padding, draws[0], draws[1], None)
 
 
@@ -80,33 +65,35 @@ class RandomHorizontalFlip(RandomTransform):
 
     num_draws = 1
 
+    @override
     def draw(self, num_images: int, generator: torch.Generator) -> Tensor:
-        """1 where the image is mirrored, shape (1, num_images)."""
+        """1 to mirror the image, else 0, shape (1, num_images)."""
         return torch.randint(2, (1, num_images), generator=generator)
 
+    @override
     def apply(self, images: Tensor, draws: Tensor) -> Tensor:
-        """See `RandomTransform.apply`."""
         zero = torch.zeros_like(draws[0])
         return crop_and_flip(images, 0, zero, zero, draws[0])
 
 
 class Augmentation(RandomTransform):
-    """Random transforms one after the other; a crop followed by a flip is done in one pass.
+    """A sequence of random transforms; a crop followed by a flip takes one pass.
 
     Args:
-        transforms: What to apply, in order.
+        transforms: The transforms, in order.
     """
 
     def __init__(self, transforms: Sequence[RandomTransform]) -> None:
         self.transforms = tuple(transforms)
         self.num_draws = sum(transform.num_draws for transform in self.transforms)
 
+    @override
     def draw(self, num_images: int, generator: torch.Generator) -> Tensor:
         """The draws of all transforms, stacked, shape (num_draws, num_images)."""
         return torch.cat([transform.draw(num_images, generator) for transform in self.transforms])
 
+    @override
     def apply(self, images: Tensor, draws: Tensor) -> Tensor:
-        """See `RandomTransform.apply`."""
         match self.transforms:
             case (RandomCrop() as crop, RandomHorizontalFlip()):
                 return crop_and_flip(images, crop.padding, draws[0], draws[1], draws[2])
@@ -123,16 +110,15 @@ class Normalize:
     Args:
         mean: Per channel, or one number for all.
         std: Per channel, or one number for all, above 0.
-        max_value: What stands for 1 in the stored data: 255 for bytes, 1 for values that are used as they are.
+        max_value: Stored value that stands for 1: 255 for bytes, 1 for values in use as they are.
     """
 
     def __init__(self, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,), max_value: float = 255.0) -> None:
         if any(not value > 0 for value in std):
-            raise ConfigError(f"Normalize.std is {list(std)}: every value must be above 0")
+            raise ConfigError(f"Normalize.std is {list(std)}; every value must be above 0")
         if len(mean) != len(std):
-            raise ConfigError(f"Normalize.mean has {len(mean)} values and std has {len(std)}: give as many of each")
-        if not max_value > 0:
-            raise ConfigError(f"Normalize.max_value is {max_value}: it must be above 0")
+            raise ConfigError(f"Normalize.mean has {len(mean)} values and std has {len(std)}; give as many of each")
+        check_range("Normalize.max_value", max_value, above=0)
         self.num_channels = len(mean)
         self.steps: list[Step] = [{"step": "normalize", "mean": [*mean], "std": [*std], "max_value": max_value}]
         wide_std = torch.tensor(std, dtype=torch.float64)
@@ -142,20 +128,13 @@ class Normalize:
         self._constants: dict[tuple[torch.device, int], tuple[Tensor, Tensor]] = {}
 
     def __call__(self, batch: Tensor) -> Tensor:
-        """Normalise a batch.
-
-        Args:
-            batch: (B, C, …), uint8 or floating point.
-
-        Returns:
-            float32 of the same shape.
-        """
+        """(B, C, …), uint8 or floating point, to float32 of the same shape."""
         if self._identity:
             return batch.float()
         key = (batch.device, batch.dim())
         if key not in self._constants:
             shape = (-1,) + (1,) * (batch.dim() - 2)
-            # Two tensors in, two tensors out; the type checker sees a tuple of any length.
+            # Two tensors, though mypy sees a tuple of any length.
             self._constants[key] = tuple(c.to(batch.device).reshape(shape) for c in (self.scale, self.shift))  # type: ignore[assignment]
         return scale_and_shift(batch, *self._constants[key])
 
@@ -164,12 +143,11 @@ class Resize:
     """Scale images to a square of another size, bilinear with antialiasing.
 
     Args:
-        size: Pixels of each side.
+        size: Pixels per side.
     """
 
     def __init__(self, size: int) -> None:
-        if size < 1:
-            raise ConfigError(f"Resize.size is {size}: it must be at least 1 pixel")
+        check_range("Resize.size", size, least=1, why=" pixels")
         self.size = size
         self.steps: list[Step] = [{"step": "resize", "size": size}]
 
@@ -181,10 +159,10 @@ class Resize:
 
 
 class InTurn:
-    """One deterministic transform after the other.
+    """A sequence of deterministic transforms.
 
     Args:
-        transforms: What to apply, in order, each with its ``steps``.
+        transforms: The transforms, in order, each with its ``steps``.
     """
 
     def __init__(self, *transforms: Normalize | Resize) -> None:
@@ -192,32 +170,31 @@ class InTurn:
         self.steps = [step for transform in transforms for step in transform.steps]
 
     def __call__(self, batch: Tensor) -> Tensor:
-        """All of them."""
+        """Apply all transforms."""
         for transform in self.transforms:
             batch = transform(batch)
         return batch
 
 
 def scale_and_shift(batch: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """A batch times one tensor plus another, in float32; the batch itself stays as it is."""
-    if batch.dtype == torch.float32:  # not a copy yet
+    """A batch times one tensor plus another, in float32; the batch is unchanged."""
+    if batch.dtype == torch.float32:  # float() would not copy
         return torch.addcmul(shift, batch, scale)
     return batch.float().mul_(scale).add_(shift)
 
 
 def crop_and_flip(images: Tensor, padding: int, top: Tensor, left: Tensor, flip: Tensor | None) -> Tensor:
-    """Shift every image by its own offsets within a border of zeros, then mirror some of them.
+    """Shift every image by its own offsets within a border of zeros, then mirror some images.
 
-    The rows of all windows are read from one flat buffer by a single index_select over a strided view, which copies
-    whole rows; a mirrored window is a window of the mirrored image. On a CPU that is about four times as fast as
-    gathering single pixels.
+    A single index_select over a strided view of a flat buffer copies the windows row by row; a mirrored window is a
+    window of the mirrored image. On a CPU this is about four times as fast as gathering pixels.
 
     Args:
         images: (B, C, H, W).
         padding: Zeros on every side, in pixels.
         top: Window offsets from the top of the padded image, 0 … 2·padding, int64, shape (B,).
         left: Window offsets from its left, shape (B,).
-        flip: Not 0 where the window is mirrored left-right, shape (B,); None mirrors nothing.
+        flip: Not 0 to mirror the window left-right, shape (B,); None mirrors none.
 
     Returns:
         (B, C, H, W).

@@ -1,9 +1,8 @@
 """Batches from map-style data sets, prepared by worker processes that all clients share.
 
-One ``torch.utils.data.DataLoader`` with persistent workers serves every client: a client's loader merely tells it
-which samples come next. Starting processes for each client would cost more than most clients' training. Each sample
-travels with a random seed of its own, so that the pictures depend neither on the number of workers nor on which of
-them prepares what.
+One ``torch.utils.data.DataLoader`` with persistent workers serves all clients; a client's loader tells it the next
+samples. Processes per client would cost more than most clients' training. Each sample has its own random seed, so that
+it depends neither on the number of workers nor on the worker that prepares it.
 """
 
 from __future__ import annotations
@@ -28,20 +27,20 @@ from lit_fed.seeding import derive_seed
 
 
 class Key(NamedTuple):
-    """What a worker is asked for."""
+    """A request to a worker."""
 
     part: str
-    """Which of the data sets."""
+    """The data set."""
     sample: int
-    """Its index there."""
+    """The sample's index there."""
     seed: int
-    """Of every random number that its transforms draw."""
+    """Seed of its transforms."""
     position: int | None
-    """What to hand out in place of all but the inputs; None to hand out the sample as it is."""
+    """Replaces all but the inputs; None returns the whole sample."""
 
 
 class KeyedDataset(Dataset[Any]):
-    """Several data sets behind one: a key names the data set, the sample and the seed.
+    """Several data sets as one, indexed by `Key`.
 
     Args:
         parts: Map-style data sets by name.
@@ -57,20 +56,19 @@ class KeyedDataset(Dataset[Any]):
             return sample
         if not isinstance(sample, tuple | list) or len(sample) < 2:
             raise ConfigError(
-                f"a public set needs samples of (x, y), of which only x is handed out, not {type(sample).__name__}: "
-                "let the data set give pairs"
+                f"a public set needs samples (x, y), and one is a {type(sample).__name__}; let the data set give pairs"
             )
         return sample[0], key.position
 
 
 class WorkerPool:
-    """The worker processes, started at the first batch and kept.
+    """Persistent worker processes, started at the first batch.
 
     Args:
         parts: Map-style data sets by name.
         num_workers: Processes; 0 prepares the batches in the calling process.
-        pin_memory: Whether batches are meant for an accelerator.
-        collate: Makes a batch of a list of samples; None for PyTorch's way.
+        pin_memory: Whether batches go to an accelerator.
+        collate: The collate function; None for PyTorch's default.
     """
 
     def __init__(
@@ -90,14 +88,14 @@ class WorkerPool:
             pin_memory=pin_memory,
             collate_fn=collate,
             worker_init_fn=_leave_interrupts,
-            generator=torch.Generator(),  # of its own, or it would draw on the global one at every start
+            generator=torch.Generator(),  # else every start would advance the global one
         )
 
     def batches(self, keys: Sequence[list[Key]]) -> Iterator[Any]:
-        """Prepare batches, one list of keys each.
+        """Prepare batches, one per list of keys.
 
         Raises:
-            RuntimeError: Another iteration over the same workers began before this one ended.
+            RuntimeError: Another iteration over the same workers began before the end of this one.
         """
         self._iterations += 1
         mine = self._iterations
@@ -106,31 +104,31 @@ class WorkerPool:
             yield batch
             if mine != self._iterations:
                 raise RuntimeError(
-                    "two loaders that share their workers were iterated at the same time: finish one before the other"
+                    "two loaders that share their workers were iterated at the same time; finish one before the other"
                 )
 
     def _prepared(self) -> Iterator[Any]:
         try:
             yield from self._loader
         except ConfigError as error:
-            # From a worker it comes wrapped in that process's traceback; the user's line is the last one.
+            # A worker's error carries its traceback; the last line is the message.
             raise ConfigError(str(error).strip().splitlines()[-1].split("ConfigError: ")[-1]) from error
 
 
 def _leave_interrupts(worker: int) -> None:
-    """Ctrl-C reaches every process of a terminal: workers leave it to the one that they work for, which ends them."""
+    """Ignore Ctrl-C, which reaches every process of a terminal; the main process ends its workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.excepthook = _tell_unless_nobody_reads
 
 
 def _tell_unless_nobody_reads(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """A thread of multiprocessing's hands tensors over, and says so when the process that trains has gone."""
+    """Silence the errors of multiprocessing's threads after the main process has died."""
     if not isinstance(error, ConnectionError | EOFError):
         sys.__excepthook__(kind, error, trace)
 
 
 class _Plan(Sampler[list[Key]]):
-    """A batch sampler whose batches are set from outside."""
+    """A batch sampler with assignable batches."""
 
     def __init__(self) -> None:
         self.keys: Sequence[list[Key]] = ()
@@ -143,21 +141,20 @@ class _Plan(Sampler[list[Key]]):
 
 
 class WorkerLoader:
-    """Iterates over chosen samples in batches that a `WorkerPool` prepares.
+    """Batches of chosen samples, prepared by a `WorkerPool`.
 
     Args:
         pool: The workers.
-        part: Which of the pool's data sets.
+        part: The data set in the pool.
         indices: The samples, shape (n,).
         batch_size: Samples per batch; the last batch may be smaller.
         generator: A CPU generator to shuffle and to seed the transforms with; None keeps the order and seeds every
             sample by its index.
-        finish: Applied to the inputs of a batch on the device: its first entry, or all of it where it has no entries.
-        device: Where batches go.
-        drop_last: Leave out the last batch where it is smaller than the others; data that do not fill a single batch
-            are kept.
-        unlabeled: Hand out the position in `indices` in place of the label.
-        fresh: Every batch is the first of a shuffle of its own, see `TensorLoader`.
+        finish: Transforms the inputs on the device: the first entry of a batch, or a batch without entries.
+        device: The device of the batches.
+        drop_last: Drop a smaller last batch, unless it is the only one.
+        unlabeled: Replace the label with the position in `indices`.
+        fresh: Make every batch the first of a new shuffle, see `TensorLoader`.
     """
 
     def __init__(
@@ -182,7 +179,7 @@ class WorkerLoader:
         return -(-self.num_samples // self.batch_size)
 
     def __iter__(self) -> Iterator[Any]:
-        """One pass over the samples, in (x, y) batches where samples are (x, y)."""
+        """One pass over the samples, in batches like the samples."""
         if self.num_samples == 0:
             return
         for prepared in self._pool.batches(self._keys()):
@@ -211,14 +208,9 @@ class WorkerLoader:
 
 @contextmanager
 def isolated_randomness(seed: int) -> Iterator[None]:
-    """Seed Python's, NumPy's and torch's CPU generators for a while, and put them back as they were.
-
-    Args:
-        seed: A non-negative integer below 2**63.
-    """
-    # Transforms of other packages draw from the global generators; ours must not be disturbed where no worker
-    # process separates them. torch.manual_seed would also reseed the accelerators. NumPy's legacy generator (NPY002) is
-    # the one that such transforms use.
+    """Seed Python's, NumPy's and torch's CPU generators for a while, then restore them; 0 ≤ seed < 2**63."""
+    # Other packages' transforms draw from the global generators, among them NumPy's legacy one (NPY002), and would
+    # disturb ours without workers. torch.manual_seed would also reseed the accelerators.
     python, legacy, cpu = random.getstate(), np.random.get_state(), torch.random.get_rng_state()  # noqa: NPY002
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002

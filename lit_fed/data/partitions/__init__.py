@@ -1,1 +1,1 @@
-"""How samples are cut into clients."""
+"""Partitions of samples into clients."""

@@ -1,4 +1,4 @@
-"""Which sample belongs to which client, for any number of clients, in two integer arrays."""
+"""Sample indices by client, for any number of clients, in two integer arrays."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ IntArray = NDArray[np.int64]
 
 
 class ClientIndices(Interface):
-    """Anything that tells a client's sample indices: stored (`CSR`) or worked out on demand."""
+    """Sample indices by client, stored (`CSR`) or computed on demand."""
 
     def __len__(self) -> int:
-        """The number of clients."""
+        """Number of clients."""
         ...
 
     def __getitem__(self, client_id: int) -> IntArray:
@@ -31,12 +31,11 @@ class ClientIndices(Interface):
 class CSR:
     """Compressed sparse rows: client ``k`` holds ``indices[offsets[k]:offsets[k + 1]]``.
 
-    Two arrays whatever the number of clients; a client's indices are a view, so looking one up costs the same among
-    ten clients and among a million.
+    A client's indices are a view, so a look-up among a million clients costs as much as among ten.
 
     Args:
         indices: Sample indices, grouped by client, shape (total,).
-        offsets: Where each client begins, shape (num_clients + 1,).
+        offsets: Each client's first position, shape (num_clients + 1,).
     """
 
     indices: IntArray
@@ -44,13 +43,7 @@ class CSR:
 
     @classmethod
     def from_owners(cls, indices: IntArray, owners: IntArray, num_clients: int) -> CSR:
-        """Group indices by their owner, keeping the order within each client.
-
-        Args:
-            indices: Sample indices, shape (n,).
-            owners: The client of each, shape (n,); a sample whose owner is not in 0 … num_clients − 1 is left out.
-            num_clients: The number of rows.
-        """
+        """Group indices (n,) by their owners (n,), in order; owners outside 0 … num_clients − 1 are left out."""
         owned = (owners >= 0) & (owners < num_clients)
         if not owned.all():
             indices, owners = indices[owned], owners[owned]
@@ -60,7 +53,7 @@ class CSR:
 
     @classmethod
     def from_sizes(cls, indices: IntArray, sizes: IntArray) -> CSR:
-        """Cut an array of indices into consecutive pieces, one a client."""
+        """Cut an array of indices into consecutive pieces, one per client."""
         return cls(np.ascontiguousarray(indices, dtype=np.int64), offsets_of(sizes))
 
     def __len__(self) -> int:
@@ -71,26 +64,26 @@ class CSR:
         return self.indices[start:stop]
 
     def bounds(self, client_id: int) -> tuple[int, int]:
-        """The client's first position in `indices` and the one after its last.
+        """The client's first position in `indices` and the position after its last.
 
         Raises:
-            ConfigError: There is no such client.
+            ConfigError: The client does not exist.
         """
         if not 0 <= client_id < len(self.offsets) - 1:
             raise ConfigError(
-                f"client {client_id} does not exist: there are {len(self)} clients, numbered from 0; "
-                "ask for one of those or raise data.num_clients"
+                f"client {client_id} does not exist, of {len(self)} clients numbered from 0; name one of them or raise "
+                "data.num_clients"
             )
         return self.offsets.item(client_id), self.offsets.item(client_id + 1)
 
     def size(self, client_id: int) -> int:
-        """The number of samples of one client."""
+        """Number of samples of one client."""
         start, stop = self.bounds(client_id)
         return stop - start
 
     @property
     def sizes(self) -> IntArray:
-        """The number of samples of every client, shape (num_clients,)."""
+        """Number of samples of every client, shape (num_clients,)."""
         return np.diff(self.offsets)
 
     def owners(self) -> IntArray:
@@ -102,11 +95,7 @@ class CSR:
         return CSR(index_map[self.indices], self.offsets)
 
     def only(self, rows: list[int]) -> CSR:
-        """As many rows, all empty but some.
-
-        Args:
-            rows: Those that stay, ascending.
-        """
+        """All rows emptied but the given ones, which are ascending."""
         sizes = np.zeros(len(self), dtype=np.int64)
         sizes[rows] = self.sizes[rows]
         return CSR.from_sizes(np.concatenate([self.indices[:0], *(self[row] for row in rows)]), sizes)
@@ -117,14 +106,14 @@ class CSR:
         return np.bincount(cells, minlength=len(self) * num_classes).reshape(len(self), num_classes)
 
     def hold_out(self, fractions: Iterable[float], generator: np.random.Generator) -> list[CSR]:
-        """Take random parts out of every client's samples, in one sweep over all clients.
+        """Take random parts of every client's samples, in one sweep over all clients.
 
         Args:
             fractions: The share of each part; a client with n samples gives ⌊fraction·n⌋ of them.
             generator: The source of the random choice.
 
         Returns:
-            One CSR a fraction, and last what remains, each in the original order within a client.
+            One CSR per fraction, and the remainder last, each in the original order within a client.
         """
         owners, sizes = self.owners(), self.sizes
         shuffled = np.lexsort((generator.random(len(self.indices)), owners))
@@ -143,14 +132,7 @@ class CSR:
 
 
 def held_out(owners: IntArray, count: int, fraction: float, generator: np.random.Generator) -> NDArray[np.bool_]:
-    """Which samples are among a random share of each owner's, shape (n,).
-
-    Args:
-        owners: The owner of each sample, counted from 0, shape (n,).
-        count: How many owners there are.
-        fraction: The share; an owner with n samples gives ⌊fraction·n⌋ of them.
-        generator: The source of the random choice.
-    """
+    """A mask (n,) of a random share of each owner's samples: ⌊fraction·n⌋ of the n samples of one of `count` owners."""
     everything = CSR.from_owners(np.arange(len(owners)), owners, count)
     chosen, _ = everything.hold_out((fraction,), generator)
     found = np.zeros(len(owners), dtype=bool)

@@ -1,4 +1,4 @@
-"""What must be known of a data set to cut it into clients, and the population that the cut gives."""
+"""Strata of a data set, and the population that a partition cuts out of it."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from lit_fed.seeding import derive_seed, numpy_generator
 
 @dataclass(frozen=True)
 class Strata:
-    """What a data set tells of its samples, for partitions to cut by.
+    """Facts about a data set's samples, for partitions to cut by.
 
     Args:
-        train: Stratum of each training sample, counted from 0, shape (n,): its class where the data set has classes,
-            else anything by which clients may differ, such as a quantile of the target. None where there is nothing.
-        test: The same for the test samples, shape (m,).
-        train_size: The number of training samples, n.
-        test_size: The number of test samples, m.
-        train_clients: The data set's own client of each training sample, shape (n,), where it has one.
-        test_clients: The same for the test samples, shape (m,).
-        source: The file or data set that this is from, for error messages.
-        val: The same for the samples of a validation set of its own, which are numbered after the training samples.
-        val_size: The number of these; 0 where there is no such set.
-        val_clients: The data set's own client of each of these.
+        train: Stratum of each training sample, counted from 0, shape (n,): its class, or in a regression anything by
+            which clients may differ, such as a quantile of the target; None for neither.
+        test: Strata of the test samples, shape (m,).
+        train_size: Number of training samples, n.
+        test_size: Number of test samples, m.
+        train_clients: The data set's own client of each training sample, shape (n,); None without clients.
+        test_clients: The data set's own client of each test sample, shape (m,).
+        source: The file or data set, for errors.
+        val: Strata of a separate validation set, whose samples are numbered after the training samples.
+        val_size: Number of its samples; 0 without such a set.
+        val_clients: The data set's own client of each of its samples.
     """
 
     train: IntArray | None
@@ -44,10 +44,7 @@ class Strata:
     val_clients: IntArray | None = None
 
     def checked(self, num_classes: int | None) -> Strata:
-        """The same with strata in int64, after checking that everything fits together.
-
-        Args:
-            num_classes: Strata are classes, and there are so many; None where they are not.
+        """A checked copy with strata in int64; `num_classes` is None if strata are not classes.
 
         Raises:
             ConfigError: A stratum is out of range, or arrays differ in length.
@@ -62,7 +59,7 @@ class Strata:
             (self.val_clients, self.val_size),
         ):
             if own is not None and len(own) != size:
-                raise ConfigError(f"{self.source}: {len(own)} client ids for {size} samples: give one each")
+                raise ConfigError(f"{self.source}: {len(own)} client ids for {size} samples; give one each")
         return replace(self, train=train, test=test, val=val)
 
     def train_samples(self, indices: IntArray) -> Samples:
@@ -75,13 +72,13 @@ class Strata:
         return Samples(len(indices), _take(self.test, indices), _take(self.test_clients, indices), self.source)
 
     def val_samples(self) -> Samples:
-        """The validation set of its own."""
+        """The samples of the separate validation set."""
         return Samples(self.val_size, self.val, self.val_clients, self.source)
 
 
 @dataclass(frozen=True)
 class CutSettings:
-    """The settings that decide a cut; see `FederatedDataModule`."""
+    """The settings of a cut; see `FederatedDataModule`."""
 
     num_clients: int
     seed: int
@@ -98,18 +95,18 @@ class Cut:
     """The population after `setup`: sample indices in the data set's own numbering.
 
     Args:
-        train: What each client trains on.
-        val: What each holds out to validate on.
-        calibration: What each holds out for calibration.
-        test: The test samples that match each client's, as positions in `shared_test`.
+        train: Each client's training samples.
+        val: Each client's validation samples.
+        calibration: Each client's calibration samples.
+        test: Test samples that match each client's, as positions in `shared_test`.
         public: The public set.
-        shared_val: What all clients hold out to validate on.
+        shared_val: The validation samples of all clients.
         shared_test: The test samples in use.
-        strata: The stratum of each training sample, and of each of a validation set of its own; −1 where its client is
-            not here.
-        sha256: Of the whole population's rows, whoever is here.
-        clients: Who is here; None for everybody.
-        own_val: Whether the validation set is the data set's own.
+        strata: Stratum of each training sample, and of each sample of a separate validation set; −1 for samples of
+            clients that are not here.
+        sha256: Hash of the whole population's rows; None to compute it from these.
+        clients: The clients here; None for all.
+        own_val: Whether the data set has a separate validation set.
     """
 
     train: CSR
@@ -124,15 +121,16 @@ class Cut:
     clients: frozenset[int] | None = None
     own_val: bool = False
 
-    def check(self, client_id: int) -> None:
-        """Refuse a client whose data are not here.
+    def of(self, client_id: int) -> Cut:
+        """This cut, to look up one client in.
 
         Raises:
-            ConfigError: The client is not here, or does not exist.
+            ConfigError: The client's data are not here, or it does not exist.
         """
         if self.clients is not None and client_id not in self.clients:
-            self.train.bounds(client_id)  # says so where there is no such client at all
-            raise ConfigError(f"client {client_id}'s data are not here: setup was asked for {named(self.clients)}")
+            self.train.bounds(client_id)  # refuses a client that does not exist
+            raise ConfigError(f"client {client_id}'s data are not here; setup was asked for {named(self.clients)}")
+        return self
 
     def digest(self) -> str:
         """The SHA-256 of the training, validation and calibration rows and of the public set."""
@@ -146,7 +144,7 @@ class Cut:
         return sha256_of([csr[client_id] for csr in (self.train, self.val, self.calibration)])
 
     def only(self, clients: Iterable[int]) -> Cut:
-        """The same population, of which only some clients are here."""
+        """The same population with only some clients here."""
         present = sorted(set(clients))
         for client_id in present:
             self.train.bounds(client_id)
@@ -175,11 +173,6 @@ class Cut:
 def cut_population(strata: Strata, partition: Partition, settings: CutSettings) -> Cut:
     """Choose the samples, set the public ones aside, and cut the rest into clients.
 
-    Args:
-        strata: What is known of the samples, checked.
-        partition: How they are cut.
-        settings: How many clients, and what is held out.
-
     Raises:
         ConfigError: The samples cannot be cut as the settings say.
     """
@@ -198,7 +191,7 @@ def cut_population(strata: Strata, partition: Partition, settings: CutSettings) 
         if settings.val_fraction:
             raise ConfigError(
                 f"data.val_fraction is {settings.val_fraction}, and {strata.source} has {strata.val_size} validation "
-                "samples of its own: set it to 0"
+                "samples of its own; set the fraction to 0"
             )
         matched = partition.split_test(cut, train_samples, strata.val_samples(), derive_seed(seed, "data", "own-val"))
         rows = [matched[client_id] for client_id in range(len(cut))]
@@ -219,22 +212,22 @@ def cut_population(strata: Strata, partition: Partition, settings: CutSettings) 
 def check_held_out(
     whole: IntArray, left: IntArray, val_fraction: float, calibration_fraction: float, clients: Sequence[int]
 ) -> None:
-    """Refuse fractions that leave a client nothing to train on, and say where they leave a single sample.
+    """Refuse fractions that leave a client nothing to train on, and remark on a single sample left.
 
     Args:
-        whole: The samples of each client, shape (n,).
-        left: Those it trains on, shape (n,).
-        val_fraction: Of the data.
-        calibration_fraction: Of the method.
-        clients: Who they are, n.
+        whole: Number of samples of each client, shape (n,).
+        left: Number of its training samples, shape (n,).
+        val_fraction: The setting of the data.
+        calibration_fraction: The setting of the method.
+        clients: The clients' ids, n.
 
     Raises:
-        ConfigError: In one line with the fractions.
+        ConfigError: A client has nothing to train on.
     """
     fractions = f"data.val_fraction {val_fraction:g} and algorithm.calibration_fraction {calibration_fraction:g} leave"
     if len(bare := np.flatnonzero((whole > 0) & (left == 0))):
         raise ConfigError(
-            f"{fractions} client {clients[bare[0]]} none of its {whole[bare[0]]} samples to train on: lower them"
+            f"{fractions} client {clients[bare[0]]} none of its {whole[bare[0]]} samples to train on; lower them"
         )
     if len(poor := np.flatnonzero((whole > 1) & (left == 1))):
         others = f" and {len(poor) - 1} other clients" if len(poor) > 1 else ""
@@ -242,7 +235,7 @@ def check_held_out(
 
 
 def named(clients: Iterable[int]) -> str:
-    """Clients for a message: the first few."""
+    """The first few clients, for messages."""
     ids = sorted(clients)
     if not ids:
         return "no client"
@@ -251,7 +244,7 @@ def named(clients: Iterable[int]) -> str:
 
 
 def _joined(strata: Strata) -> IntArray | None:
-    """The strata of training samples and of a validation set, in the order of their numbers."""
+    """Strata of training samples and then of a separate validation set."""
     if strata.train is None or not strata.val_size:
         return strata.train
     return np.concatenate([strata.train, np.full(strata.val_size, -1) if strata.val is None else strata.val])
@@ -276,7 +269,7 @@ def _take_public(pool: IntArray, strata: Strata, settings: CutSettings) -> tuple
         return pool[:0], pool
     if size >= len(pool):
         raise ConfigError(
-            f"algorithm.public_size {size} leaves none of the {len(pool)} training samples to the clients: lower it"
+            f"algorithm.public_size {size} leaves none of the {len(pool)} training samples to the clients; lower it"
         )
     generator = numpy_generator(settings.seed, "data", "public")
     if settings.stratified_public:
@@ -289,20 +282,20 @@ def _take_public(pool: IntArray, strata: Strata, settings: CutSettings) -> tuple
 
 
 def _of_every_class(labels: IntArray | None, size: int, generator: np.random.Generator) -> IntArray:
-    """Positions of so many samples, of every class as many as of the others, the first ones more by one at most.
+    """Positions of random samples, equally many of every class up to one.
 
     Raises:
-        ConfigError: There are no classes, or a class has too few samples.
+        ConfigError: The samples have no classes, or a class has too few samples.
     """
     if labels is None:
-        raise ConfigError("data.stratified_public is true, but the samples have no classes: set it to false")
+        raise ConfigError("data.stratified_public is true, but the samples have no classes; set it to false")
     by_class = class_index(labels, 1 + int(labels.max()))
     chosen = []
     for label, quota in enumerate(equal_sizes(size, len(by_class))):
         if quota > len(by_class[label]):
             raise ConfigError(
                 f"algorithm.public_size {size} with data.stratified_public needs {quota} samples of class {label}, "
-                f"which has {len(by_class[label])}: lower algorithm.public_size, or set data.stratified_public to false"
+                f"which has {len(by_class[label])}; lower algorithm.public_size, or set data.stratified_public to false"
             )
         chosen.append(generator.choice(by_class[label], int(quota), replace=False))
     return np.concatenate(chosen)
@@ -312,18 +305,18 @@ def _checked(strata: IntArray | None, size: int, num_classes: int | None, what: 
     """The strata as int64, in 0 … num_classes − 1.
 
     Raises:
-        ConfigError: There are none, or one is out of range.
+        ConfigError: A stratum is missing or out of range.
     """
     if strata is None:
         return None
     array = np.asarray(strata)
     if array.ndim != 1 or len(array) == 0 or array.dtype.kind not in "iu":
-        hint = "; real numbers are targets of a set with num_classes None" if array.dtype.kind == "f" else ""
+        hint = " (floating-point targets need num_classes null)" if array.dtype.kind == "f" else ""
         raise ConfigError(
-            f"{what}: expected a list of integers, one per sample, found shape {array.shape} of {array.dtype}{hint}"
+            f"{what} have shape {array.shape} of {array.dtype}; they must be integers, one per sample{hint}"
         )
     if len(array) != size:
-        raise ConfigError(f"{what}: found {len(array)} for {size} samples: give one each")
+        raise ConfigError(f"{what}: found {len(array)} for {size} samples; give one each")
     if num_classes is None:
         wrong, bounds, remedy = np.flatnonzero(array < 0), "0 or more", "count strata from 0"
     else:
@@ -331,5 +324,5 @@ def _checked(strata: IntArray | None, size: int, num_classes: int | None, what: 
         bounds, remedy = f"in 0 … {num_classes - 1}", "correct the file or the number of classes"
     if len(wrong):
         word = "stratum" if num_classes is None else "label"
-        raise ConfigError(f"{what}: {word} {array[wrong[0]]} of sample {wrong[0]} is not {bounds}: {remedy}")
+        raise ConfigError(f"{what}: {word} {array[wrong[0]]} of sample {wrong[0]} is not {bounds}; {remedy}")
     return array.astype(np.int64)

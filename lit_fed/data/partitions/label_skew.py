@@ -1,12 +1,14 @@
 """Partitions in which clients see different classes: shards, Dirichlet (LDA), a number of classes per client.
 
-Where a data set has other strata than classes, such as quantiles of its targets, these take the classes' place.
+Other strata of a data set, such as quantiles of its targets, take the classes' place.
 """
 
 from __future__ import annotations
 
 import numpy as np
+from typing_extensions import override
 
+from lit_fed.checks import check_range
 from lit_fed.data.partitions.csr import CSR, ClientIndices, IntArray
 from lit_fed.data.partitions.partition import (
     Partition,
@@ -35,20 +37,20 @@ class Shards(Partition):
         shards_per_client: s, the number of shards each client holds.
 
     Note:
-        Where a class's size is no multiple of its number of shards, the first shards are larger by one, so that every
+        If a class's size is not a multiple of its number of shards, the first shards are larger by one, so that every
         sample is used exactly once.
     """
 
     def __init__(self, shards_per_client: int = 2) -> None:
-        if shards_per_client < 1:
-            raise ConfigError(f"Shards.shards_per_client is {shards_per_client}: it must be at least 1")
+        check_range("Shards.shards_per_client", shards_per_client, least=1)
         self.shards_per_client = shards_per_client
 
+    @override
     def assign(self, samples: Samples, num_clients: int, seed: int) -> CSR:
-        """See `Partition.__call__`.
+        """Refuse settings that do not fit the samples.
 
         Raises:
-            ConfigError: s·N is no multiple of C, or a class has fewer samples than shards.
+            ConfigError: s·N is not a multiple of C, or a class has fewer samples than shards.
         """
         labels = samples.strata_for(self)
         num_classes = 1 + int(labels.max())
@@ -59,12 +61,13 @@ class Shards(Partition):
             raise ConfigError(
                 f"class {counts.argmin()} has {counts.min()} training samples, too few for the {shards_per_class} "
                 f"shards that Shards(shards_per_client={self.shards_per_client}) with data.num_clients={num_clients} "
-                "makes of each class: lower either of the two"
+                "makes of each class; lower either of the two"
             )
         return self._deal(labels, rows, num_classes, numpy_generator(seed, "partition", "shards", "train"))
 
+    @override
     def split_test(self, train: CSR, train_samples: Samples, test_samples: Samples, seed: int) -> ClientIndices:
-        """The class rows of the training split, with shards cut from the test samples; see `Partition.split_test`."""
+        """Shards of the test samples in the class rows of the training split."""
         train_labels, test_labels = train_samples.strata_for(self), test_samples.strata_for(self)
         num_classes = 1 + int(train_labels.max())
         rows = self._class_rows(num_classes, len(train), seed)
@@ -75,8 +78,8 @@ class Shards(Partition):
         total = self.shards_per_client * num_clients
         if total % num_classes:
             raise ConfigError(
-                f"Shards: shards_per_client × num_clients = {self.shards_per_client} × {num_clients} = {total} is no "
-                f"multiple of the {num_classes} classes: change partition.shards_per_client or data.num_clients"
+                f"partition.shards_per_client × data.num_clients is {self.shards_per_client} × {num_clients}; it must "
+                f"be a multiple of {num_classes}, the number of classes"
             )
         rows = np.tile(np.arange(num_classes, dtype=np.int64), total // num_classes)
         numpy_generator(seed, "partition", "shards", "rows").shuffle(rows)
@@ -93,7 +96,7 @@ class Shards(Partition):
         for label in range(num_classes):
             clients = generator.permutation(cells[label]) // rows.shape[1]
             owners[by_class[label]] = np.repeat(clients, equal_sizes(by_class.size(label), shards_per_class))
-        owned = labels < num_classes  # test samples of a class that was never trained belong to nobody
+        owned = labels < num_classes  # test samples of untrained classes are unused
         return CSR.from_owners(np.flatnonzero(owned), owners[owned], rows.shape[0])
 
 
@@ -101,7 +104,7 @@ class Dirichlet(Partition):
     """Latent Dirichlet allocation: every class is spread over the clients in Dirichlet-distributed shares.
 
     Per class: shuffle the class's samples, draw p ~ Dir(α·1_N), set p_k = 0 for clients that already hold at least
-    |D|/N samples, renormalise, cut by the cumulative sum. Everything is drawn anew until the smallest client holds at
+    |D|/N samples, renormalise, cut by the cumulative sum. Redraw everything until the smallest client holds at
     least `min_samples`. The smaller α, the more unequal the clients.
 
     Hsu et al., "Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification", 2019,
@@ -110,8 +113,8 @@ class Dirichlet(Partition):
 
     Args:
         alpha: α > 0, the concentration.
-        min_samples: The fewest training samples a client may hold.
-        max_retries: How many times to draw before giving up; 50,000 samples of 10 classes take a millisecond.
+        min_samples: Least number of training samples of a client.
+        max_retries: Number of draws before giving up; 50,000 samples of 10 classes take a millisecond.
         cap: Whether clients that hold their share of the data already are given no more; False is the plain
             class-wise form, as FedFrozen's paper describes its own (its Appendix C.1).
 
@@ -125,8 +128,9 @@ class Dirichlet(Partition):
         check_draws("Dirichlet", alpha, min_samples, max_retries)
         self.alpha, self.min_samples, self.max_retries, self.cap = alpha, min_samples, max_retries, cap
 
+    @override
     def assign(self, samples: Samples, num_clients: int, seed: int) -> CSR:
-        """See `Partition.__call__`.
+        """Refuse settings that do not fit the samples.
 
         Raises:
             ConfigError: No draw gave every client `min_samples`.
@@ -134,7 +138,7 @@ class Dirichlet(Partition):
         labels = samples.strata_for(self)
         check_enough("Dirichlet", self.min_samples, num_clients, len(labels))
         if not 0 <= seed < 2**32:
-            raise ConfigError(f"data.seed is {seed}: Dirichlet needs a seed from 0 to 2**32 − 1")
+            raise ConfigError(f"data.seed is {seed}; for Dirichlet it must be from 0 to 2**32 − 1")
         by_class = class_index(labels, 1 + int(labels.max()))
         random = np.random.RandomState(seed)
         smallest = 0
@@ -151,11 +155,11 @@ class Dirichlet(Partition):
         raise ConfigError(too_few(name, remedy, num_clients, self.min_samples, self.max_retries, smallest))
 
     def _draw(self, by_class: CSR, num_clients: int, random: np.random.RandomState) -> tuple[IntArray, IntArray] | None:
-        """One draw; None where the shares of a class vanish, which happens for a tiny α.
+        """One draw; None if the shares of a class underflow, with a tiny α.
 
         Returns:
-            The samples, class by class in a new order, and how many of each class the clients get, one client after
-            the other, shape (classes, num_clients).
+            The samples, shuffled within each class, and the number of each class's samples that each client gets, shape
+            (classes, num_clients).
         """
         total = len(by_class.indices)
         held, sizes = np.zeros(num_clients, np.int64), np.zeros((len(by_class), num_clients), np.int64)
@@ -187,24 +191,21 @@ class ClassesPerClient(Partition):
 
     Args:
         k: Distinct classes per client.
-        samples_per_client: Samples each client draws independently; None deals out every sample at most once.
+        samples_per_client: Samples that each client draws independently; null deals out every sample at most once.
 
     Note:
-        How UWA (the source of the independent draw) chooses the classes is not published; the even choice is ours.
-        With shared samples, one client's held-out sample may be another's training sample.
+        UWA (the source of the independent draw) does not publish its choice of classes; the even choice is ours. With
+        shared samples, one client's held-out sample may be another's training sample.
     """
 
     def __init__(self, k: int = 2, samples_per_client: int | None = None) -> None:
-        if k < 1:
-            raise ConfigError(f"ClassesPerClient.k is {k}: a client needs at least 1 class")
-        if samples_per_client is not None and samples_per_client < k:
-            raise ConfigError(
-                f"ClassesPerClient.samples_per_client is {samples_per_client}: it must be at least k = {k}"
-            )
+        check_range("ClassesPerClient.k", k, least=1)
+        check_range("ClassesPerClient.samples_per_client", samples_per_client, least=k, why=" (k)", null="for all")
         self.k, self.samples_per_client = k, samples_per_client
 
+    @override
     def assign(self, samples: Samples, num_clients: int, seed: int) -> CSR:
-        """See `Partition.__call__`.
+        """Refuse settings that do not fit the samples.
 
         Raises:
             ConfigError: There are fewer than k classes, or a class has too few samples for its clients.
@@ -212,7 +213,7 @@ class ClassesPerClient(Partition):
         labels = samples.strata_for(self)
         num_classes = 1 + int(labels.max())
         if self.k > num_classes:
-            raise ConfigError(f"ClassesPerClient.k is {self.k}, but there are only {num_classes} classes: lower it")
+            raise ConfigError(f"ClassesPerClient.k is {self.k}, and the data have {num_classes} classes; lower it")
         by_class = class_index(labels, num_classes)
         chosen = self._choose(num_classes, num_clients, numpy_generator(seed, "partition", "classes"))
         clients_of = CSR.from_owners(np.repeat(np.arange(num_clients), self.k), chosen.ravel(), num_classes)
@@ -228,7 +229,7 @@ class ClassesPerClient(Partition):
                 pool = by_class[int(label)]
                 if len(pool) < quota:
                     raise ConfigError(
-                        f"class {label} has {len(pool)} training samples, but a client is to draw {quota} of it: "
+                        f"class {label} has {len(pool)} training samples, and a client draws {quota} of it; "
                         "lower partition.samples_per_client or raise partition.k"
                     )
                 indices[position : position + quota] = pool[generator.choice(len(pool), int(quota), replace=False)]
@@ -259,7 +260,7 @@ class ClassesPerClient(Partition):
                 continue
             if stop - start < len(clients):
                 raise ConfigError(
-                    f"class {label} has {stop - start} training samples for the {len(clients)} clients that hold it: "
+                    f"class {label} has {stop - start} training samples for the {len(clients)} clients that hold it; "
                     "lower data.num_clients or partition.k, or set partition.samples_per_client"
                 )
             owners[start:stop] = np.repeat(clients, equal_sizes(stop - start, len(clients)))

@@ -1,4 +1,4 @@
-"""Partitions: how one data set becomes many clients'.
+"""Partitions, which cut one data set into many clients.
 
 A `Partition` is a function of (samples, number of clients, seed), stateless and without side effects, and vectorised:
 100,000 clients are cut in one sweep. To write one, subclass `Partition` and implement `assign`.
@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
+from lit_fed.checks import check_range
 from lit_fed.data.partitions.csr import CSR, ClientIndices, IntArray
 from lit_fed.errors import ConfigError
 from lit_fed.seeding import numpy_generator
@@ -20,15 +22,15 @@ from lit_fed.seeding import numpy_generator
 
 @dataclass(frozen=True)
 class Samples:
-    """What a partition may know of the samples that it cuts: how many there are, and what a data set tells of each.
+    """The facts about samples that a partition may cut by.
 
     Args:
-        size: The number of samples, n.
-        strata: The class of each sample, or another stratum, counted from 0, shape (n,), where the data set has any.
-        clients: The data set's own client of each sample, counted from 0, shape (n,), where it has one.
-        source: Where the samples are from, for error messages.
-        numbers: The data set's own number of each sample, ascending, shape (n,); None where it is its position.
-        total: How many samples the data set has, of which these are some; None where these are all.
+        size: Number of samples, n.
+        strata: Class or other stratum of each sample, counted from 0, shape (n,); None for neither.
+        clients: The data set's own client of each sample, counted from 0, shape (n,); None without clients.
+        source: The samples' origin, for errors.
+        numbers: The data set's number of each sample, ascending, shape (n,); None for 0 … n − 1.
+        total: Number of samples of the data set; None for n.
     """
 
     size: int
@@ -44,15 +46,15 @@ class Samples:
         return cls(len(strata), np.asarray(strata, dtype=np.int64), clients)
 
     def strata_for(self, partition: Partition) -> IntArray:
-        """The stratum of each sample, for a partition that cannot do without.
+        """The stratum of each sample, for a partition that needs strata.
 
         Raises:
-            ConfigError: There are none.
+            ConfigError: The samples have no strata.
         """
         if self.strata is None:
             raise ConfigError(
                 f"partition {type(partition).__name__} needs the class (or another stratum) of each sample, which "
-                f"{self.source} does not tell: choose IID, Quantity or Natural, or a data set with strata"
+                f"{self.source} does not tell; choose IID, Quantity or Natural, or a data set with strata"
             )
         return self.strata
 
@@ -64,63 +66,41 @@ class Partition(ABC):
     """
 
     keeps_clients = False
-    """Whether clients are the data set's own (`Samples.clients`); other partitions are refused where it has some."""
+    """Whether clients are the data set's own (`Samples.clients`), which other partitions would ignore."""
 
     def __call__(self, samples: Samples, num_clients: int, seed: int) -> CSR:
-        """Cut the samples.
-
-        Args:
-            samples: What is known of the training samples.
-            num_clients: How many clients to make.
-            seed: The partition's seed.
-
-        Returns:
-            Positions in the samples, by client. Every client holds at least one.
+        """Cut the samples into positions by client, at least one per client.
 
         Raises:
-            ConfigError: The samples cannot be cut like that.
+            ConfigError: The samples cannot be cut into these clients.
         """
-        if num_clients < 1:
-            raise ConfigError(f"data.num_clients is {num_clients}: a population needs at least 1 client")
+        check_range("data.num_clients", num_clients, least=1)
         if samples.size < num_clients:
             raise ConfigError(
-                f"{samples.size} training samples cannot be shared among {num_clients} clients: "
+                f"{samples.size} training samples cannot be shared among {num_clients} clients; "
                 "lower data.num_clients, algorithm.public_size or use a larger data set"
             )
         strata = samples.strata
         if strata is not None and strata.min() < 0:
             position = int(strata.argmin())
-            raise ConfigError(f"label {strata[position]} of sample {position} is negative: count classes from 0")
+            raise ConfigError(f"label {strata[position]} of sample {position} is negative; count classes from 0")
         return self.assign(samples, num_clients, seed)
 
     @abstractmethod
     def assign(self, samples: Samples, num_clients: int, seed: int) -> CSR:
-        """Cut the samples; the arguments have been checked. See `__call__`."""
+        """Cut the samples; the arguments are checked. See `__call__`."""
 
     def count(self, own: Callable[[], int | None]) -> int | None:
-        """How many clients it makes where nobody says how many; None leaves that to the data module.
-
-        Args:
-            own: Tells how many clients the data set itself knows, maybe by reading it.
-        """
+        """Number of clients if none is set, maybe the data set's `own`; None leaves it to the data module."""
         del own
         return None
 
     def split_test(self, train: CSR, train_samples: Samples, test_samples: Samples, seed: int) -> ClientIndices:
-        """Give each client test samples that match its training samples.
+        """Give each client test samples, by position, that match its training samples.
 
         The default draws per stratum min(training samples of the client, test samples of the stratum) random test
         samples without repetition; clients may share test samples. It is the test split that the public code of FedDr+
         makes for its Dirichlet partition. Samples without strata are one stratum.
-
-        Args:
-            train: What `__call__` returned.
-            train_samples: What was cut.
-            test_samples: What is known of the test samples.
-            seed: The partition's seed.
-
-        Returns:
-            Positions in the test samples, by client.
         """
         train_strata, test_strata = train_samples.strata, test_samples.strata
         if train_strata is None or test_strata is None:
@@ -133,9 +113,9 @@ class Partition(ABC):
 
 
 class MatchedTestSplit:
-    """Per class min(n_train of the client, test samples of the class) random test samples, drawn when asked for.
+    """Per class min(n_train of the client, test samples of the class) random test samples, drawn on access.
 
-    Nothing is stored per client: the choice is a function of (seed, client).
+    Nothing is stored per client; the choice is a function of (seed, client).
 
     Args:
         train: The clients' training samples.
@@ -166,40 +146,42 @@ class MatchedTestSplit:
 class IID(Partition):
     """Shuffle all samples and deal them out in equal parts; sizes differ by at most one.
 
-    The test samples are dealt out the same way, in disjoint parts.
+    The test samples are dealt out likewise, in disjoint parts.
     """
 
+    @override
     def assign(self, samples: Samples, num_clients: int, seed: int) -> CSR:
-        """See `Partition.__call__`."""
         return _deal(samples.size, num_clients, numpy_generator(seed, "partition", "iid"))
 
+    @override
     def split_test(self, train: CSR, train_samples: Samples, test_samples: Samples, seed: int) -> ClientIndices:
-        """See `Partition.split_test`; with fewer test samples than clients some clients get none."""
+        """With fewer test samples than clients some clients get none."""
         return _deal(test_samples.size, len(train), numpy_generator(seed, "partition", "iid", "test"))
 
 
 class UnequalSizes(Partition):
-    """Clients hold random samples, but unequally many; the shares are drawn anew until nobody has too few.
+    """Clients hold random samples in unequal numbers, redrawn until every client has enough.
 
     Args:
-        min_samples: The fewest training samples a client may hold.
-        max_retries: How many times to draw before giving up.
+        min_samples: Least number of training samples of a client.
+        max_retries: Number of draws before giving up.
     """
 
     setting: str
-    """The setting that says how unequal they are."""
+    """The setting of the inequality."""
     remedy: str
-    """What to do to it where a client has too few."""
+    """The verb that lowers the inequality: ``raise`` or ``lower``."""
 
     def __init__(self, min_samples: int = 10, max_retries: int = 1000) -> None:
         self.min_samples, self.max_retries = min_samples, max_retries
 
     @abstractmethod
     def shares(self, num_clients: int, generator: np.random.Generator) -> NDArray[np.float64]:
-        """Shares of the samples, not negative, that sum to 1, shape (num_clients,)."""
+        """Non-negative shares of the samples that sum to 1, shape (num_clients,)."""
 
+    @override
     def assign(self, samples: Samples, num_clients: int, seed: int) -> CSR:
-        """See `Partition.__call__`.
+        """Draw shares until every client has enough.
 
         Raises:
             ConfigError: No draw gave every client `min_samples`.
@@ -223,18 +205,18 @@ class UnequalSizes(Partition):
 
 
 class Quantity(UnequalSizes):
-    """Clients hold random samples, but unequally many: q ~ Dir(α·1_N), and client k gets the share q_k of them.
+    """Clients hold random samples in unequal numbers: q ~ Dir(α·1_N), and client k gets the share q_k of them.
 
-    The shares are drawn anew until the smallest client holds at least `min_samples`. The smaller α, the more unequal
-    the sizes. Nothing need be known of the samples.
+    The shares are redrawn until the smallest client holds at least `min_samples`. The smaller α, the more unequal the
+    sizes. The samples need no strata.
 
     Li et al., "Federated Learning on Non-IID Data Silos: An Experimental Study", ICDE 2022, arXiv:2102.02079
     (its quantity skew).
 
     Args:
         alpha: α > 0, the concentration.
-        min_samples: The fewest training samples a client may hold.
-        max_retries: How many times to draw before giving up.
+        min_samples: Least number of training samples of a client.
+        max_retries: Number of draws before giving up.
     """
 
     setting, remedy = "alpha", "raise"
@@ -244,36 +226,35 @@ class Quantity(UnequalSizes):
         self.alpha = alpha
         super().__init__(min_samples, max_retries)
 
+    @override
     def shares(self, num_clients: int, generator: np.random.Generator) -> NDArray[np.float64]:
-        """Dirichlet."""
         return generator.dirichlet(np.full(num_clients, self.alpha))
 
 
 class LogNormal(UnequalSizes):
-    """Clients hold random samples, but unequally many: client k's share is in proportion to exp(σ·z_k), z_k ~ N(0, 1).
+    """Clients hold random samples in unequal numbers: client k's share is proportional to exp(σ·z_k), z_k ~ N(0, 1).
 
-    The shares are drawn anew until the smallest client holds at least `min_samples`. With σ = 0 all are equal, give or
-    take one sample. Nothing need be known of the samples.
+    The shares are redrawn until the smallest client holds at least `min_samples`. With σ = 0 sizes differ by at most
+    one sample. The samples need no strata.
 
     Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021, arXiv:2111.04263 (unbalanced data).
 
     Args:
         sigma: σ ≥ 0, the standard deviation of the logarithm of a client's size.
-        min_samples: The fewest training samples a client may hold.
-        max_retries: How many times to draw before giving up.
+        min_samples: Least number of training samples of a client.
+        max_retries: Number of draws before giving up.
     """
 
     setting, remedy = "sigma", "lower"
 
     def __init__(self, sigma: float = 1.0, min_samples: int = 10, max_retries: int = 1000) -> None:
-        if not (np.isfinite(sigma) and sigma >= 0):
-            raise ConfigError(f"LogNormal.sigma is {sigma}: it must be a number, 0 or more")
+        check_range("LogNormal.sigma", sigma, least=0)
         check_draws("LogNormal", 1.0, min_samples, max_retries)
         self.sigma = sigma
         super().__init__(min_samples, max_retries)
 
+    @override
     def shares(self, num_clients: int, generator: np.random.Generator) -> NDArray[np.float64]:
-        """Log-normal."""
         logarithms = self.sigma * generator.standard_normal(num_clients)
         sizes = np.exp(logarithms - logarithms.max())  # the largest is 1: none overflows
         found: NDArray[np.float64] = sizes / sizes.sum()
@@ -283,40 +264,41 @@ class LogNormal(UnequalSizes):
 class Natural(Partition):
     """The data set's own clients: the writer, the phone, the person who recorded the sample.
 
-    With fewer `num_clients` than the data set has, its first clients are used. Test samples follow the data set's own
-    client of each test sample. Where it does not tell, or where no client has any because the test samples are from
-    other clients (UCI-HAR's official split), the default of `Partition.split_test` takes over.
+    With a smaller `num_clients` than the data set has, its first clients are used. Test samples follow the data set's
+    own client of each test sample. If it names none, or if all test samples are of other clients (UCI-HAR's official
+    split), the default of `Partition.split_test` applies.
     """
 
     keeps_clients = True
 
+    @override
     def count(self, own: Callable[[], int | None]) -> int | None:
-        """As many as the data set knows."""
         return own()
 
+    @override
     def assign(self, samples: Samples, num_clients: int, seed: int) -> CSR:
-        """See `Partition.__call__`.
+        """Refuse a data set that names no clients, or too few.
 
         Raises:
-            ConfigError: The data set knows no clients, or too few.
+            ConfigError: It is such a data set.
         """
         if samples.clients is None:
             raise ConfigError(
                 "partition Natural needs a data set that names the client of each sample (an array file's "
-                "client_train, a folder per client), and this one does not: choose IID, Dirichlet, Shards …"
+                "client_train, a folder per client), and this one does not; choose IID, Dirichlet or Shards"
             )
         csr = CSR.from_owners(np.arange(samples.size), np.asarray(samples.clients, dtype=np.int64), num_clients)
         empty = np.flatnonzero(csr.sizes == 0)
         if len(empty):
             raise ConfigError(
-                f"client {empty[0]} has no training samples under partition Natural: the data set has "
-                f"{len(np.unique(samples.clients))} clients with samples, lower data.num_clients (it is {num_clients}) "
-                "or algorithm.public_size"
+                f"client {empty[0]} of {num_clients} has no training samples under partition Natural, as the data set "
+                f"has {len(np.unique(samples.clients))} clients with samples; lower data.num_clients or "
+                "algorithm.public_size"
             )
         return csr
 
+    @override
     def split_test(self, train: CSR, train_samples: Samples, test_samples: Samples, seed: int) -> ClientIndices:
-        """See `Partition.split_test`."""
         if test_samples.clients is not None:
             owners = np.asarray(test_samples.clients, dtype=np.int64)
             split = CSR.from_owners(np.arange(test_samples.size), owners, len(train))
@@ -331,42 +313,39 @@ def class_index(labels: IntArray, num_classes: int) -> CSR:
 
 
 def equal_sizes(total: int, parts: int) -> IntArray:
-    """Sizes of `parts` pieces of `total`, the first ones larger by one where it does not divide."""
+    """Sizes of `parts` pieces of `total`; the first pieces take the remainder, one each."""
     return np.full(parts, total // parts, dtype=np.int64) + (np.arange(parts) < total % parts)
 
 
 def check_draws(name: str, alpha: float, min_samples: int, max_retries: int) -> None:
-    """Check the settings of a partition that draws Dirichlet shares until no client is too small.
+    """Check the settings of a partition that redraws shares until every client has enough samples.
 
     Raises:
-        ConfigError: One is out of range.
+        ConfigError: A setting is out of range.
     """
-    if not (np.isfinite(alpha) and alpha > 0):
-        raise ConfigError(f"{name}.alpha is {alpha}: the concentration must be a number above 0")
-    if min_samples < 1:
-        raise ConfigError(f"{name}.min_samples is {min_samples}: every client needs at least 1 sample")
-    if max_retries < 1:
-        raise ConfigError(f"{name}.max_retries is {max_retries}: it must be at least 1")
+    check_range(f"{name}.alpha", alpha, above=0)
+    check_range(f"{name}.min_samples", min_samples, least=1)
+    check_range(f"{name}.max_retries", max_retries, least=1)
 
 
 def check_enough(name: str, min_samples: int, num_clients: int, size: int) -> None:
-    """Check that so many clients can hold so many samples each.
+    """Check that there are `min_samples` for every client.
 
     Raises:
-        ConfigError: They cannot.
+        ConfigError: There are fewer.
     """
     if min_samples * num_clients > size:
         raise ConfigError(
-            f"{name} cannot give {num_clients} clients {min_samples} samples each from {size}: "
+            f"{name} cannot give {num_clients} clients {min_samples} samples each from {size}; "
             "lower partition.min_samples or data.num_clients"
         )
 
 
 def too_few(drawn: str, remedy: str, num_clients: int, min_samples: int, max_retries: int, best: int) -> str:
-    """What to say where no draw gave every client enough samples."""
+    """The error of a partition none of whose draws gave every client enough samples."""
     return (
         f"{drawn} gave some of {num_clients} clients fewer than {min_samples} samples in each of {max_retries} draws "
-        f"(best smallest client: {best}): {remedy}, raise partition.max_retries, or lower partition.min_samples or "
+        f"(best smallest client: {best}); {remedy}, raise partition.max_retries, or lower partition.min_samples or "
         "data.num_clients"
     )
 

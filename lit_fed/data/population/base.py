@@ -6,56 +6,88 @@ Two bases build on it: `TensorDataModule` for data that fit into memory, `Datase
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from operator import index
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
+from lightning import LightningDataModule
+from numpy.typing import NDArray
+from typing_extensions import override
 
+from lit_fed.checks import check_range
 from lit_fed.data.loaders.tensor_loader import Loader
+from lit_fed.data.loaders.transforms import Step
 from lit_fed.data.partitions.csr import IntArray
-from lit_fed.data.partitions.cut import CutSettings, Strata, cut_population, named
+from lit_fed.data.partitions.cut import Cut, CutSettings, Strata, cut_population, named
 from lit_fed.data.partitions.partition import IID, Natural, Partition
-from lit_fed.data.population.described import DescribedPopulation
+from lit_fed.data.population.census import Census
+from lit_fed.data.population.client_report import ClientReport
+from lit_fed.data.population.contents import Contents, contents_of
 from lit_fed.data.population.feature_skew import FeatureSkew
 from lit_fed.data.population.new_inputs import NewInputs
+from lit_fed.data.population.pictures import Names, partition_picture, render, sizes_picture, target_picture
+from lit_fed.data.population.scale import Scale
+from lit_fed.data.population.targets import quantiles
 from lit_fed.data.population.views import View, viewed
 from lit_fed.data.remarks import remark
 from lit_fed.errors import ConfigError
 from lit_fed.seeding import torch_generator
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 Subset = Literal["train", "test"]
 
 
-class FederatedDataModule(DescribedPopulation):
+@dataclass(frozen=True)
+class Batches:
+    """The samples that a loader is asked for, and how it batches them.
+
+    Args:
+        subset: The part of the data set that the indices count in.
+        indices: The samples, shape (n,).
+        batch_size: Samples per batch.
+        generator: Shuffles the samples; None keeps their order.
+        training: Whether to augment the samples and to obey `drop_last`.
+    """
+
+    subset: Subset
+    indices: IntArray
+    batch_size: int
+    generator: torch.Generator | None = None
+    training: bool = False
+
+
+class FederatedDataModule(LightningDataModule, ABC):
     """A data set and the clients that share it.
 
     ``num_clients``, ``num_classes``, ``in_channels``, ``input_shape`` and ``output_shape`` are known after
-    construction; everything else after `setup`. Also works with a plain ``lightning.Trainer``, which then sees all
-    clients' data pooled. What a method needs beside the clients' training data, a public set or calibration samples,
-    it reserves before `setup`, see `reserve`.
+    construction, everything else after `setup`. A plain ``lightning.Trainer`` sees all clients' data pooled. A method's
+    public set and calibration samples are set aside before `setup`, see `reserve`.
 
     Args:
-        num_clients: Clients in the population; none given means the data set's own clients under `Natural`, else 10.
-        partition: How the training samples are cut into clients; none given means `IID`.
+        num_clients: Clients in the population; null for the data set's own clients under `Natural`, else 10.
+        partition: Cuts the training samples into clients; null for `IID`.
         batch_size: Samples per training batch.
-        test_batch_size: Samples per batch where nothing is trained.
-        shared_batch_size: The same for the shared test and validation sets; none given means `test_batch_size`.
+        test_batch_size: Samples per batch in evaluation.
+        shared_batch_size: Samples per batch of the shared test and validation sets; null for `test_batch_size`.
         seed: The partition's own seed, independent of the run's, so that runs can share a partition.
-        val_fraction: Share of every client's samples that is held out to validate on; together these are the shared
-            validation set.
-        max_train_samples: Use a random choice of so many training samples; none given means all.
-        max_test_samples: Use a random choice of so many test samples; none given means all.
-        drop_last: Leave out a client's last training batch where it is smaller than the others.
+        val_fraction: Share of every client's samples held out for validation; together they are the shared validation
+            set.
+        max_train_samples: Size of a random choice of training samples; null for all.
+        max_test_samples: Size of a random choice of test samples; null for all.
+        drop_last: Drop a client's last training batch if it is smaller than the others.
         fresh_batches: Make every training batch the first of a fresh shuffle of the client's samples, instead of going
             through one shuffle after the other.
         stratified_public: Take equally many public samples of every class, instead of any.
-        skew: How clients' inputs differ, such as `NoiseLevels`; none given shows all of them the same.
-        root: Folder where data sets lie.
-        download: Fetch what is missing in `root`, for data sets that can be had in public.
+        skew: Makes the clients' inputs differ, such as `NoiseLevels`; null for none.
+        root: Folder of the data sets.
+        download: Fetch missing files of public data sets to `root`.
 
     Raises:
         ConfigError: A setting is out of range.
@@ -84,151 +116,71 @@ class FederatedDataModule(DescribedPopulation):
         download: bool = False,
     ) -> None:
         super().__init__()
-        self.skew = skew
         shared = test_batch_size if shared_batch_size is None else shared_batch_size
-        sizes = {"batch_size": batch_size, "test_batch_size": test_batch_size, "shared_batch_size": shared}
-        for name, value in sizes.items():
-            if value < 1:
-                raise ConfigError(f"data.{name} is {value}: a batch needs at least 1 sample")
-        if not 0 <= val_fraction < 1:
-            raise ConfigError(f"data.val_fraction is {val_fraction}: it must be at least 0 and below 1")
-        if num_clients is not None and num_clients < 1:
-            raise ConfigError(f"data.num_clients is {num_clients}: a population needs at least 1 client")
-        for name, most in (("max_train_samples", max_train_samples), ("max_test_samples", max_test_samples)):
-            if most is not None and most < 1:
-                raise ConfigError(f"data.{name} is {most}: it must be at least 1, or null for all samples")
+        check_range("data.batch_size", batch_size, least=1)
+        check_range("data.test_batch_size", test_batch_size, least=1)
+        check_range("data.shared_batch_size", shared, least=1)
+        check_range("data.val_fraction", val_fraction, least=0, below=1)
+        check_range("data.num_clients", num_clients, least=1, null="for the default")
+        check_range("data.max_train_samples", max_train_samples, least=1, null="for all samples")
+        check_range("data.max_test_samples", max_test_samples, least=1, null="for all samples")
         self.partition, self._num_clients = partition if partition is not None else IID(), num_clients
         self.batch_size, self.test_batch_size, self.shared_batch_size = batch_size, test_batch_size, shared
         self.drop_last, self.fresh_batches, self.stratified_public = drop_last, fresh_batches, stratified_public
-        self.seed, self.root, self.download = seed, root, download
+        self.seed, self.root, self.download, self.skew = seed, root, download, skew
         self.val_fraction, self.public_size, self.calibration_fraction = val_fraction, 0, 0.0
         self.max_train_samples, self.max_test_samples = max_train_samples, max_test_samples
+        self._cut: Cut | None = None
+        self._census: Census | None = None
+        self._sha256: str | None = None
+        self._contents: Contents | None = None
 
-    # Who sees what.
+    # The data set; known without `setup`.
 
-    def view(self, client_id: int) -> View | None:
-        """What a client makes of its batches, such as a lower resolution; None shows them as they are.
+    @property
+    @abstractmethod
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input as the model sees it, such as (channels, height, width)."""
 
-        A view is applied to all batches of the client's own data, after normalising. See `ViewLoader` for random ones.
+    @property
+    def input_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of all inputs that a model may see, in training and in evaluations."""
+        return (self.input_shape,)
 
-        Args:
-            client_id: Which client.
-        """
-        del client_id
+    @property
+    def in_channels(self) -> int:
+        """Channels of an input: the first entry of `input_shape`."""
+        return self.input_shape[0]
+
+    @property
+    def image_size(self) -> int | None:
+        """Height of an image in pixels; None for other inputs."""
+        return self.input_shape[-2] if len(self.input_shape) == 3 else None
+
+    @property
+    def num_classes(self) -> int | None:
+        """Number of classes; None for a regression."""
         return None
-
-    def shared_view(self) -> View | None:
-        """What is made of the batches of shared and pooled sets, nobody's own; None shows them as they are."""
-        return None
-
-    def views(self) -> Mapping[str, View]:
-        """The views that an evaluation may ask for, by name; in the order in which to evaluate them."""
-        return {}
-
-    def seen(self, client_id: int | None, name: str | None = None) -> View | None:
-        """The view of a name, of a client with its skew, or of nobody.
-
-        Args:
-            client_id: Which client; None for nobody.
-            name: One of `views`; None for the client's own.
-
-        Raises:
-            ConfigError: There is no view of that name.
-        """
-        if name is not None:
-            views = self.views()
-            if name not in views:
-                known = ", ".join(views) or "none"
-                raise ConfigError(f"{type(self).__name__} has no view named {name!r}: it has {known}")
-            return views[name]
-        if client_id is None:
-            return self.shared_view()
-        own = self.view(client_id)
-        skewed = None if self.skew is None else self.skew.view(client_id, self.num_clients)
-        if own is None or skewed is None:
-            return skewed if own is None else own
-        return lambda batch: own(skewed(batch))
-
-    def describe(self, client_id: int) -> dict[str, Any]:
-        """See `DescribedPopulation.describe`; with the client's own values of the ``skew``, where there is one."""
-        row = super().describe(client_id)
-        return row if self.skew is None else row | {"skew": self.skew.describe(client_id, self.num_clients)}
-
-    # What a data set tells about itself.
 
     @property
     def output_shape(self) -> tuple[int, ...]:
-        """The shape of what a model puts out for one sample: (num_classes,), or without classes () or (k,).
+        """Shape of a model's output for one sample: (num_classes,), or () or (k,) in a regression.
 
-        Known without `setup`. Override it for k targets per sample.
+        Override it for k targets per sample.
         """
         return () if self.num_classes is None else (self.num_classes,)
 
-    @abstractmethod
-    def read_strata(self) -> Strata:
-        """Read what the data set tells of its samples, for partitions to cut by; called once by `setup`."""
-
-    @abstractmethod
-    def make_loader(
-        self,
-        subset: Subset,
-        indices: IntArray,
-        *,
-        batch_size: int,
-        generator: torch.Generator | None = None,
-        training: bool = False,
-    ) -> Loader:
-        """A loader over some samples.
-
-        Args:
-            subset: Which part of the data set the indices count in.
-            indices: The samples, shape (n,).
-            batch_size: Samples per batch.
-            generator: Shuffles where it is given.
-            training: Augment, and obey `drop_last`.
-        """
-
-    @abstractmethod
-    def make_public_loader(self, indices: IntArray, *, batch_size: int, generator: torch.Generator | None) -> Loader:
-        """A loader over training samples that yields positions in `indices` (int64) in place of their labels."""
-
     def own_clients(self) -> int | None:
-        """How many clients the data set itself knows, without `setup`; none where it knows of no clients."""
+        """Number of clients that the data set itself names; None if it names none."""
         return None
 
     def own_client_names(self) -> list[str] | None:
-        """What the data set calls its own clients, in their order; none where they have no names."""
+        """Names of the data set's own clients, in their order; None if they have no names."""
         return None
 
     def own_clients_are(self) -> tuple[str, str]:
-        """What names the data set's own clients, and how to do without them, for messages."""
+        """For errors: the source of the data set's own clients, and how to ignore it."""
         return "client_train of the data", "leave it out"
-
-    def new_inputs(self, path: Path) -> NewInputs:
-        """Samples of a file or a folder that are none of the data set's, to predict on; called after `setup`.
-
-        Args:
-            path: What ``lit-fed predict --inputs`` names.
-
-        Raises:
-            ConfigError: It is missing or damaged, or does not hold what the network takes.
-        """
-        raise ConfigError(f"{type(self).__name__} reads no inputs from files, so {path} cannot be predicted on")
-
-    def keep(self, train: IntArray, test: IntArray) -> None:
-        """Forget samples that belong to clients who are not here; called by `setup` for some clients only.
-
-        Args:
-            train: Training samples to keep, ascending, shape (n,).
-            test: Test samples to keep: the shared test set.
-        """
-        del train, test
-
-    def move_to(self, device: torch.device) -> None:
-        """Move what is kept in memory to a device; called once after `setup`."""
-        del device
-
-    # The population.
 
     @property
     def num_clients(self) -> int:
@@ -240,71 +192,177 @@ class FederatedDataModule(DescribedPopulation):
 
     @property
     def client_names(self) -> list[str] | None:
-        """What the clients are called: as the data set calls its own, under `Natural`."""
+        """Names of the clients: the data set's own under `Natural`, else None."""
         names = self.own_client_names() if isinstance(self.partition, Natural) else None
         return None if names is None else names[: self.num_clients]
 
-    @property
-    def in_channels(self) -> int:
-        """Channels of an input: the first entry of `input_shape`."""
-        return self.input_shape[0]
+    # The data set; known after `setup`.
 
     @property
-    def image_size(self) -> int | None:
-        """Height of an input in pixels where the inputs are images."""
-        return self.input_shape[-2] if len(self.input_shape) == 3 else None
+    def class_names(self) -> list[str] | None:
+        """Names of the classes, in their order; None if they have no names."""
+        return None
+
+    def preprocessing(self) -> list[Step] | None:
+        """Steps from stored inputs to the model's inputs, for checkpoints; None if they cannot be told in steps."""
+        return None
+
+    def stored_like(self) -> tuple[tuple[int, ...], str] | None:
+        """Shape and dtype of an input of `load_network`'s networks, such as ``((1, 28, 28), "uint8")``.
+
+        None if no sample is here to tell.
+        """
+        return None
+
+    def target_values(self, indices: IntArray) -> NDArray[np.float32] | None:
+        """Numerical targets (n,) or (n, k) of training samples, to describe and draw them.
+
+        None for classes, and if the targets cannot be had without reading every sample.
+        """
+        del indices
+        return None
+
+    def read_contents(self) -> Iterator[NDArray[Any]]:
+        """Arrays with a sample per row by which these data are told from others; by default none.
+
+        Yield the same for the same data on every machine: raw values rather than transformed ones. Floating-point
+        numbers are compared up to rounding.
+        """
+        yield from ()
+
+    def input_scale(self, client_id: int) -> Scale | None:
+        """Scale of a client's inputs if every node stores its own; None if a setting or a common file fixes it."""
+        del client_id
+        return None
+
+    # Reading.
+
+    @abstractmethod
+    def read_strata(self) -> Strata:
+        """Read the samples' strata, by which partitions cut; called once by `setup`."""
+
+    @abstractmethod
+    def make_loader(self, batches: Batches) -> Loader:
+        """A loader over some samples."""
+
+    @abstractmethod
+    def make_public_loader(self, batches: Batches) -> Loader:
+        """A loader over training samples that yields positions in the indices (int64) in place of labels."""
+
+    def new_inputs(self, path: Path) -> NewInputs:
+        """Samples of a file or a folder, to predict on; called after `setup`.
+
+        Raises:
+            ConfigError: The file is missing or damaged, or its samples do not fit the network.
+        """
+        raise ConfigError(f"{type(self).__name__} reads no inputs from files; predict on {path} in Python")
+
+    def keep(self, train: IntArray, test: IntArray) -> None:
+        """Free all training samples but some (n,), ascending, and all test samples but the shared test set.
+
+        Called by a `setup` of some clients only.
+        """
+        del train, test
+
+    def move_to(self, device: torch.device) -> None:
+        """Move data in memory to a device; called once after `setup`."""
+        del device
+
+    # Views.
+
+    def view(self, client_id: int) -> View | None:
+        """The view of a client's batches, such as a lower resolution; None shows them unchanged.
+
+        A view is applied to all batches of the client's own data, after normalising. See `ViewLoader` for random ones.
+        """
+        del client_id
+        return None
+
+    def shared_view(self) -> View | None:
+        """The view of shared and pooled sets; None shows them unchanged."""
+        return None
+
+    def views(self) -> Mapping[str, View]:
+        """The views that an evaluation may ask for, by name, in the order of evaluation."""
+        return {}
+
+    def pictured(self) -> Mapping[str, Sequence[str]]:
+        """The `views` that a run draws beside each other at its end, by the picture's name."""
+        return {}
+
+    def seen(self, client_id: int | None, name: str | None = None) -> View | None:
+        """The named view, or else a client's view after its skew, or else the shared view.
+
+        Raises:
+            ConfigError: No view has that name.
+        """
+        if name is not None:
+            views = self.views()
+            if name not in views:
+                known = ", ".join(views) or "none"
+                raise ConfigError(f"{type(self).__name__} has no view named {name!r}; it has {known}")
+            return views[name]
+        if client_id is None:
+            return self.shared_view()
+        own = self.view(client_id)
+        skewed = None if self.skew is None else self.skew.view(client_id, self.num_clients)
+        if own is None or skewed is None:
+            return skewed if own is None else own
+        return lambda batch: own(skewed(batch))
+
+    # The cut.
 
     def reserve(self, public_size: int = 0, calibration_fraction: float = 0.0) -> None:
         """Set samples aside for a method; called before `setup`.
 
         Args:
             public_size: Training samples set aside, before the partition, as a public set without labels.
-            calibration_fraction: Share of every client's samples that is held out for density models and the like.
+            calibration_fraction: Share of every client's samples held out for calibration, such as of density models.
 
         Raises:
-            ConfigError: A value is out of range, or `setup` was called with others.
+            ConfigError: A value is out of range, or differs from that of an earlier `setup`.
         """
-        if public_size < 0:
-            raise ConfigError(f"algorithm.public_size is {public_size}: it must be 0 or more samples")
-        if not 0 <= calibration_fraction < 1:
-            raise ConfigError(
-                f"algorithm.calibration_fraction is {calibration_fraction}: it must be at least 0 and below 1"
-            )
+        check_range("algorithm.public_size", public_size, least=0)
+        check_range("algorithm.calibration_fraction", calibration_fraction, least=0, below=1)
         if self.val_fraction + calibration_fraction >= 1:
             raise ConfigError(
                 f"data.val_fraction {self.val_fraction} and algorithm.calibration_fraction {calibration_fraction} "
-                "leave nothing to train on: together they must stay below 1"
+                "leave nothing to train on; their sum must be below 1"
             )
         before = (self.public_size, self.calibration_fraction)
         if self._cut is not None and before != (public_size, calibration_fraction):
             raise ConfigError(
                 f"the data were cut with algorithm.public_size {before[0]} and algorithm.calibration_fraction "
-                f"{before[1]}, and cannot be cut again with {public_size} and {calibration_fraction}: "
-                "reserve before setup, or use a data module of its own for each method"
+                f"{before[1]}, and cannot be cut again with {public_size} and {calibration_fraction}; reserve before "
+                "setup, or make another data module"
             )
         self.public_size, self.calibration_fraction = public_size, calibration_fraction
 
+    @override
     def setup(self, stage: str | None = None, clients: Iterable[int] | None = None) -> None:
-        """Read the data and cut them into clients; does nothing the second time.
+        """Read the data and cut them into clients; a second call is a no-op.
 
         Args:
-            stage: Lightning's stage; every stage needs the same.
-            clients: Those whose data are wanted here, maybe none; their part is the same as if everybody were here.
-                The shared test set and the public set are everywhere, the shared validation set where everybody is.
-                None for everybody, or the second time for those who are here.
+            stage: Lightning's stage, without effect.
+            clients: The clients whose data are wanted here, maybe none; their parts are those of the whole population.
+                The shared test set and the public set are always here, the shared validation set only with all
+                clients. None for all clients, or in a second call for the clients of the first.
 
         Raises:
-            ConfigError: The data are missing, damaged, or cannot be cut as the settings say, or are set up already for
+            ConfigError: The data are missing or damaged, cannot be cut as the settings say, or are already set up for
                 other clients.
         """
         wanted = None if clients is None else frozenset(index(client_id) for client_id in clients)
-        if self._cut is not None:
-            if wanted is not None and wanted != frozenset(self.clients):
-                raise ConfigError(
-                    f"the data are set up for {named(self.clients)} and cannot be set up again for {named(wanted)}: "
-                    "use a data module of its own"
-                )
-            return
+        if self._cut is None:
+            self._cut = self.make_cut(wanted)
+        elif wanted is not None and wanted != frozenset(self.clients):
+            raise ConfigError(
+                f"the data are set up for {named(self.clients)} and cannot be set up again for {named(wanted)}; "
+                "make another data module"
+            )
+
+    def make_cut(self, wanted: frozenset[int] | None) -> Cut:
+        """Read the data and cut them; `wanted` are the clients whose data are wanted here, None for all."""
         strata = self.read_strata().checked(self.num_classes)
         self._check_own_clients(strata.train_clients)
         settings = CutSettings(
@@ -319,38 +377,41 @@ class FederatedDataModule(DescribedPopulation):
         )
         cut = cut_population(strata, self.partition, settings)
         if wanted is not None:
-            self.contents()  # of everybody's data, while they are here
+            self.contents()  # of all clients' data, before some are freed
             cut = cut.only(wanted)
             own = (cut.train.indices, cut.val.indices, cut.calibration.indices, cut.public)
             self.keep(np.unique(np.concatenate(own)), cut.shared_test)
-        self._cut = cut
+        return cut
 
     def _check_own_clients(self, clients: IntArray | None) -> None:
-        """Refuse a partition that ignores the data set's own clients, and say if some of them take no part.
-
-        Args:
-            clients: The data set's own client of each training sample, shape (n,); None where it knows of none.
+        """Refuse a partition that ignores the data set's own clients (n,), and remark on clients that take no part.
 
         Raises:
             ConfigError: It names both.
         """
         count = 0 if clients is None else len(np.unique(clients))
-        what, otherwise = self.own_clients_are()
+        what, instead = self.own_clients_are()
         if count > 1 and not self.partition.keeps_clients:
             number = "" if self._num_clients is None else " and data.num_clients to null"
             raise ConfigError(
-                f"{what} names {count} clients, and data.partition {type(self.partition).__name__} makes others of "
-                f"their samples: set data.partition to Natural{number}, or {otherwise}"
+                f"{what} names {count} clients, which data.partition {type(self.partition).__name__} would ignore; set "
+                f"data.partition to Natural{number}, or {instead}"
             )
         if count > self.num_clients:
             remark(
-                f"data.num_clients is {self.num_clients}: the others of the {count} clients that {what} names take no "
-                "part; null takes all of them"
+                f"data.num_clients is {self.num_clients}, and {what} names {count} clients; the others take no part "
+                "(null takes all of them)"
             )
 
     @property
+    def _ready(self) -> Cut:
+        if self._cut is None:
+            raise RuntimeError(f"{type(self).__name__} has not read its data yet; call setup() first")
+        return self._cut
+
+    @property
     def has_val(self) -> bool:
-        """Whether samples are held out to validate on; before `setup`, whether any are asked for."""
+        """Whether samples are held out for validation; before `setup`, whether any are asked for."""
         if self._cut is None or self._cut.clients is not None:
             return self.val_fraction > 0 or (self._cut is not None and self._cut.own_val)
         return len(self._cut.shared_val) > 0
@@ -365,108 +426,226 @@ class FederatedDataModule(DescribedPopulation):
         """Whether there is a public set."""
         return self.public_size > 0
 
-    # Loaders for the round loop. A client's own loaders refuse, by name, a client whose data are not here.
+    # Loaders of the round loop. A client's own loaders refuse a client whose data are not here.
 
     def train_loader(self, client_id: int, generator: torch.Generator) -> Loader:
-        """One client's training batches (x, y), shuffled and augmented anew in every iteration.
-
-        Args:
-            client_id: Which client.
-            generator: A CPU generator, drawn on by every iteration.
-        """
-        indices = self._of(client_id).train[client_id]
-        loader = self.make_loader("train", indices, batch_size=self.batch_size, generator=generator, training=True)
+        """One client's training batches (x, y), shuffled and augmented anew in every iteration by a CPU generator."""
+        indices = self._ready.of(client_id).train[client_id]
+        loader = self.make_loader(Batches("train", indices, self.batch_size, generator, training=True))
         return viewed(loader, self.seen(client_id), generator)
 
     def val_loader(self, client_id: int | None = None, view: str | None = None) -> Loader:
-        """One client's held-out batches, or everybody's.
-
-        Args:
-            client_id: Which client; None for the shared validation set.
-            view: One of `views`; None for the client's own.
+        """One client's validation batches, or the shared validation set, in a named view or the client's own.
 
         Raises:
-            ConfigError: Nothing was held out, or not everybody is here to share it.
+            ConfigError: Nothing is held out, or the shared set lacks clients.
         """
         if not self.has_val:
-            raise ConfigError(f"there is no validation set: set data.val_fraction above {self.val_fraction:g}")
+            raise ConfigError(f"the data have no validation set; set data.val_fraction above {self.val_fraction:g}")
         if client_id is None:
-            self._all_here("the shared validation set")
+            self._require_everybody("the shared validation set")
             indices, size = self._ready.shared_val, self.shared_batch_size
         else:
-            indices, size = self._of(client_id).val[client_id], self.test_batch_size
-        loader = self.make_loader("train", indices, batch_size=size)
-        return viewed(loader, self.seen(client_id, view))
+            indices, size = self._ready.of(client_id).val[client_id], self.test_batch_size
+        return viewed(self.make_loader(Batches("train", indices, size)), self.seen(client_id, view))
 
     def test_loader(self, client_id: int | None = None, view: str | None = None) -> Loader:
-        """Test batches that match one client's data, or the shared test set.
-
-        Args:
-            client_id: Which client; None for the shared test set.
-            view: One of `views`; None for the client's own.
-        """
+        """Test batches that match one client's data, or the shared test set, in a named view or the client's own."""
         indices, size = self._ready.shared_test, self.shared_batch_size
         if client_id is not None:
-            indices, size = indices[self._of(client_id).test[client_id]], self.test_batch_size
-        loader = self.make_loader("test", indices, batch_size=size)
-        return viewed(loader, self.seen(client_id, view))
+            indices, size = indices[self._ready.of(client_id).test[client_id]], self.test_batch_size
+        return viewed(self.make_loader(Batches("test", indices, size)), self.seen(client_id, view))
 
     def calibration_loader(self, client_id: int) -> Loader:
-        """The batches that one client holds out for calibration, neither shuffled nor augmented.
+        """One client's calibration batches, neither shuffled nor augmented.
 
-        Args:
-            client_id: Which client; one with too few samples for `calibration_fraction` to take any has no batches.
+        A client with too few samples for `calibration_fraction` has no batches.
 
         Raises:
-            ConfigError: Nothing was held out.
+            ConfigError: Nothing is held out.
         """
         if not self.has_calibration:
-            raise ConfigError("clients hold no calibration samples: set algorithm.calibration_fraction above 0")
-        indices = self._of(client_id).calibration[client_id]
-        return viewed(self.make_loader("train", indices, batch_size=self.test_batch_size), self.seen(client_id))
+            raise ConfigError("clients hold no calibration samples; set algorithm.calibration_fraction above 0")
+        indices = self._ready.of(client_id).calibration[client_id]
+        return viewed(self.make_loader(Batches("train", indices, self.test_batch_size)), self.seen(client_id))
 
     def public_loader(self, generator: torch.Generator | None = None, client_id: int | None = None) -> Loader:
-        """The public set as (x, index), never with labels and never augmented.
+        """The public set as (x, index), without labels or augmentation.
 
-        ``index`` is the position within the public set (int64), by which predictions of different clients are matched.
+        ``index`` is the position in the public set (int64), which matches the predictions of different clients.
 
         Args:
-            generator: Shuffles where it is given, in batches of `batch_size`; without it the order is fixed, in
-                batches of `test_batch_size`.
-            client_id: Whose view of it; None for the set as it is.
+            generator: Shuffles, in batches of `batch_size`; None keeps the order, in batches of `test_batch_size`.
+            client_id: The client whose view to take; None for the shared view.
 
         Raises:
-            ConfigError: There is no public set.
+            ConfigError: The data have no public set.
         """
         if not self.has_public:
-            raise ConfigError("there is no public set: set algorithm.public_size above 0")
+            raise ConfigError("the data have no public set; set algorithm.public_size above 0")
         batch_size = self.test_batch_size if generator is None else self.batch_size
-        loader = self.make_public_loader(self._ready.public, batch_size=batch_size, generator=generator)
+        loader = self.make_public_loader(Batches("train", self._ready.public, batch_size, generator))
         return viewed(loader, self.seen(client_id), generator)
 
-    # Loaders for a plain lightning.Trainer: all clients' data pooled.
+    # Loaders of a plain lightning.Trainer: all clients' data pooled.
 
+    @override
     def train_dataloader(self) -> Any:
         """All clients' training samples, pooled, in batches of `batch_size`."""
-        self._all_here("the pooled training set")
+        self._require_everybody("the pooled training set")
         indices = np.unique(self._ready.train.indices)
         generator = torch_generator(self.seed, "data", "pooled")
-        loader = self.make_loader("train", indices, batch_size=self.batch_size, generator=generator, training=True)
+        loader = self.make_loader(Batches("train", indices, self.batch_size, generator, training=True))
         return viewed(loader, self.shared_view(), generator)
 
+    @override
     def val_dataloader(self) -> Any:
-        """The shared validation set; empty where there is none."""
+        """The shared validation set; empty without one."""
         return self.val_loader() if self.has_val else []
 
+    @override
     def test_dataloader(self) -> Any:
         """The shared test set."""
         return self.test_loader()
 
+    @override
     def predict_dataloader(self) -> Any:
         """The shared test set."""
         return self.test_loader()
 
-    def _all_here(self, what: str) -> None:
-        """Refuse what is made of everybody's data where only some clients are here."""
+    def _require_everybody(self, what: str) -> None:
         if self._ready.clients is not None:
-            raise ConfigError(f"{what} needs everybody's data: setup was asked for {named(self.clients)} only")
+            raise ConfigError(f"{what} needs the data of all clients; setup was asked for {named(self.clients)} only")
+
+    # Counts, here and, by their reports, of clients elsewhere.
+
+    @property
+    def census(self) -> Census:
+        """Counts of the clients' samples."""
+        if self._census is None:
+            self._census = Census(self._ready, self.num_classes, type(self).__name__)
+        return self._census
+
+    @property
+    def clients(self) -> Sequence[int]:
+        """The clients whose data are here, ascending: all, or those that `setup` was asked for."""
+        return self.census.clients
+
+    def num_samples(self, client_id: int) -> int:
+        """Training samples of one client."""
+        return self.census.num_samples(client_id)
+
+    def class_counts(self, client_id: int) -> IntArray:
+        """Training samples of one client in each class, shape (num_classes,).
+
+        Raises:
+            ConfigError: The data have no classes, or the client does not report its counts.
+        """
+        return self.census.class_counts(client_id)
+
+    def class_histogram(self) -> IntArray:
+        """Training samples per client and class, shape (number of `clients`, num_classes).
+
+        Of the clients elsewhere instead, once they have reported.
+
+        Raises:
+            ConfigError: The data have no classes, or a client does not report its counts.
+        """
+        return self.census.class_histogram()
+
+    @property
+    def counts_everybody(self) -> bool:
+        """Whether `class_histogram` has the whole population: all clients are here, or have reported."""
+        return self.census.is_complete
+
+    def public_accuracy(self, classes: IntArray) -> float:
+        """The share of public samples whose label a server has guessed, shape (public_size,).
+
+        The only use of the public set's labels, which no loader yields: a number to report, not to learn from.
+
+        Raises:
+            ConfigError: The data have no classes.
+        """
+        return self.census.public_accuracy(classes)
+
+    def fingerprint(self, client_id: int) -> str:
+        """The SHA-256 of one client's training, validation and calibration indices."""
+        return self.census.fingerprint(client_id)
+
+    def report(self, client_id: int, histogram: bool = True) -> ClientReport:
+        """The facts that a server without the client's data may know, with or without its class `histogram`."""
+        counts = tuple(self.class_counts(client_id).tolist()) if histogram and self.census.has_labels else None
+        return ClientReport(
+            self.num_samples(client_id), counts, self.fingerprint(client_id), self.input_scale(client_id)
+        )
+
+    def learn(self, reports: Mapping[int, ClientReport]) -> None:
+        """Count the clients elsewhere by their reports from now on; they have no loaders here."""
+        self.census.learn(reports)
+
+    # A run's record.
+
+    def partition_sha256(self) -> str:
+        """The SHA-256 of the whole population's training, validation and calibration rows and of its public set."""
+        if self._sha256 is None:
+            self._sha256 = self._ready.digest()
+        return self._sha256
+
+    def contents(self) -> Contents:
+        """The fingerprint of all clients' values, from `read_contents`."""
+        if self._contents is None:
+            self._contents = contents_of(self.read_contents())
+        return self._contents
+
+    def describe(self, client_id: int) -> dict[str, Any]:
+        """One client's row of ``partition.json``, in plain Python values.
+
+        Returns:
+            Its ``name`` if clients have names; its training ``indices`` in the data set's numbering; with classes
+            their ``histogram``, else the number of ``samples`` and, of numerical targets, the ``quantiles``: minimum,
+            quartiles and maximum, a list for each of k targets; with a `skew` the client's own values of it.
+        """
+        indices = self._ready.of(client_id).train[client_id]
+        names = self.client_names
+        row: dict[str, Any] = {} if names is None else {"name": names[client_id]}
+        row["indices"] = indices.tolist()
+        if self.census.has_labels:
+            row["histogram"] = self.class_counts(client_id).tolist()
+        else:
+            row["samples"] = len(indices)
+            if (targets := self.target_values(indices)) is not None:
+                row["quantiles"] = quantiles(targets)
+        return row if self.skew is None else row | {"skew": self.skew.describe(client_id, self.num_clients)}
+
+    def partition_rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """The reports of clients elsewhere, and `describe` of each of `clients`."""
+        for client_id, report in sorted(self.census.reports.items()):
+            yield client_id, asdict(report)
+        for client_id in self.clients:
+            yield client_id, self.describe(client_id)
+
+    def partition_record(self) -> dict[str, Any]:
+        """The partition in plain Python values: its ``sha256``, and the `partition_rows` as ``clients``."""
+        return {"sha256": self.partition_sha256(), "clients": dict(self.partition_rows())}
+
+    def figure(self) -> Figure | None:
+        """Draw the partition: classes by client, the distribution of targets by client, or else sizes.
+
+        Override it to draw something else; None draws nothing.
+        """
+        rows = list(self.clients)
+        if not rows:
+            return None
+        ids, train = np.asarray(rows, dtype=np.int64), self._ready.train
+        names = Names(self.client_names, self.class_names)
+        if self.census.has_labels:
+            return partition_picture(self.class_histogram(), ids, names)
+        targets = self.target_values(train.indices)
+        if targets is None:
+            return sizes_picture(train.sizes[ids], ids, names)
+        return target_picture(targets, np.searchsorted(ids, train.owners()), len(ids), ids, names)
+
+    def picture(self) -> NDArray[np.uint8] | None:
+        """The `figure` as pixels, shape (height, width, 3)."""
+        figure = self.figure()
+        return None if figure is None else render(figure)

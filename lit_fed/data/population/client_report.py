@@ -1,4 +1,4 @@
-"""What a server may know of a client whose data it does not have."""
+"""The facts that a server without a client's data may know."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from lit_fed.errors import ConfigError
 
 @dataclass(frozen=True)
 class ClientReport:
-    """What a client tells of its data.
+    """A client's report of its data.
 
     Args:
-        samples: Its training samples.
-        histogram: Of them, those of each class; None where it does not tell, or there are no classes.
-        fingerprint: The SHA-256 of its data's indices, by which it is known again.
-        scale: Of its inputs, on which a population must agree; None where the settings say it.
+        samples: Number of training samples.
+        histogram: Training samples of each class; None if withheld, or in a regression.
+        fingerprint: SHA-256 of its data's indices, to recognise it by.
+        scale: Scale of its inputs, on which a population must agree; None if the settings fix it.
     """
 
     samples: int
@@ -30,15 +30,12 @@ class ClientReport:
     def counts(self, client_id: int) -> IntArray:
         """The histogram as an array, shape (num_classes,).
 
-        Args:
-            client_id: Whose it is.
-
         Raises:
-            ConfigError: The client does not tell.
+            ConfigError: The client withholds its histogram.
         """
         if self.histogram is None:
             raise ConfigError(
-                f"client {client_id} does not report how many samples of every class it has, which this method asks "
-                "for: start its node with --histogram true, or use another method"
+                f"client {client_id} does not report its samples of each class, which this method needs; start its "
+                "node with --histogram true, or use another method"
             )
         return np.asarray(self.histogram, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""What tells data from other data that lie in the same place and are cut in the same way."""
+"""Fingerprints of data's values, which tell changed files from unchanged."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from lit_fed.data.partitions.csr import IntArray
 from lit_fed.seeding import numpy_generator
 
-_MOST_BYTES = 2**28  # of an array; what is larger is sampled: SHA-256 takes 0.2 s for so much
+_MOST_BYTES = 2**28  # of an array, for which SHA-256 takes 0.2 s; larger arrays are sampled
 _MOST_BLOCKS = 256
-_TOLERANCE = 1e-5  # another processor adds and scales in another order, to about 1e-6; other data differ by far more
+_TOLERANCE = 1e-5  # processors differ by about 1e-6 from their order of operations, other data by far more
 
 
 @dataclass(frozen=True)
@@ -23,9 +23,9 @@ class Contents:
     """A fingerprint of data's values.
 
     Args:
-        sha256: Of integers, such as labels, pixels and tokens.
-        sums: Of floating-point numbers: each block of samples in a seeded weighted sum.
-        sizes: The same sums of absolute values, which say what is a small difference.
+        sha256: Hash of integers, such as labels, pixels and tokens.
+        sums: Of floating-point numbers, a seeded weighted sum of each block of samples.
+        sizes: The same sums of absolute values, as the scale of differences.
     """
 
     sha256: str
@@ -36,10 +36,10 @@ class Contents:
         numbers = (self.sums, self.sizes)
         plain = all(isinstance(part, tuple) and all(isinstance(n, float) for n in part) for part in numbers)
         if not isinstance(self.sha256, str) or not plain or len(self.sums) != len(self.sizes):
-            raise TypeError("no fingerprint of data")
+            raise TypeError("not a fingerprint of data")
 
     def is_of(self, other: Contents) -> bool:
-        """Whether these are the same data, up to the rounding of floating-point numbers."""
+        """Whether two fingerprints are equal up to rounding."""
         if self.sha256 != other.sha256 or len(self.sums) != len(other.sums):
             return False
         one, two, size = (np.asarray(numbers) for numbers in (self.sums, other.sums, self.sizes))
@@ -49,12 +49,9 @@ class Contents:
 
 
 def contents_of(arrays: Iterable[NDArray[Any]]) -> Contents:
-    """The fingerprint of arrays that have a sample in every row.
+    """The fingerprint of arrays (n, …) of numbers with a sample per row, in a fixed order.
 
-    An array above 256 MiB is sampled: a choice of its rows that follows from their number alone.
-
-    Args:
-        arrays: Integers and floating-point numbers, shape (n, …), in a fixed order.
+    Of an array above 256 MiB a random choice of rows counts, which depends on their number alone.
     """
     digest = hashlib.sha256()
     sums, sizes = [], []
@@ -71,7 +68,7 @@ def contents_of(arrays: Iterable[NDArray[Any]]) -> Contents:
 
 
 def chosen_rows(count: int, most: int) -> IntArray | slice:
-    """All rows, or a random choice that is always the same, ascending."""
+    """All rows, or a fixed random choice, ascending."""
     if count <= most:
         return slice(None)
     generator = numpy_generator(0, "data", "contents", count)
@@ -79,7 +76,7 @@ def chosen_rows(count: int, most: int) -> IntArray | slice:
 
 
 def _one_number_a_row(rows: NDArray[Any]) -> NDArray[np.float64]:
-    """Every row's product with a random vector, times a random number of its own: neither may be permuted unnoticed."""
+    """Each row's product with a random vector, times a random weight per row, to notice permutations of either axis."""
     flat = rows.reshape(len(rows), -1)
     if flat.dtype == np.float16:
         flat = flat.astype(np.float32)

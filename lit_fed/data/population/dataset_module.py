@@ -1,4 +1,4 @@
-"""Bring any map-style data set."""
+"""Any map-style data set as a population."""
 
 from __future__ import annotations
 
@@ -12,42 +12,43 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset, Dataset
+from typing_extensions import override
 
+from lit_fed.checks import check_range
 from lit_fed.data.loaders.image_files import collate_images
 from lit_fed.data.loaders.worker_loader import Key, WorkerLoader, WorkerPool
 from lit_fed.data.partitions.csr import IntArray
 from lit_fed.data.partitions.cut import Strata
-from lit_fed.data.population.base import FederatedDataModule, Subset
+from lit_fed.data.population.base import Batches, FederatedDataModule
 from lit_fed.data.population.contents import chosen_rows
-from lit_fed.data.population.new_inputs import NewInputs, Rows, image_files, is_arrays, read_x
+from lit_fed.data.population.new_inputs import NewInputs, image_files, is_arrays, read_x
 from lit_fed.errors import ConfigError
 from lit_fed.machine import most_threads
 from lit_fed.seeding import derive_seed
 
-_LOOKED_AT = 8  # samples of either part, by which data that lie in the same place are told apart
+_LOOKED_AT = 8  # samples of either part for the fingerprint
 
 
 @dataclass(frozen=True)
 class Datasets:
-    """Map-style data sets, and what partitions may cut them by.
+    """Map-style data sets, and the strata and clients of their samples.
 
-    A sample is (x, y), where x and y may be tensors, numbers, or nested lists and dictionaries of them, as PyTorch's
-    default collation takes them; or anything else that it takes, as long as no public set is asked for.
+    A sample is (x, y) of tensors, numbers, or nested lists and dictionaries of them, as PyTorch's default collation
+    takes them; without a public set it is anything that the collation takes.
 
     Args:
         train: Training samples, with their random transforms.
-        train_labels: Their classes, counted from 0, shape (n,); without classes other strata, or None for nothing.
+        train_labels: Their classes, counted from 0, shape (n,); in a regression other strata, or None.
         test: Test samples.
-        test_labels: The same for the test samples, shape (m,).
+        test_labels: Their classes or strata, shape (m,).
         train_plain: The training samples without random transforms, for validation, calibration and public sets; None
-            takes `train` for those as well.
+            for `train`.
         train_clients: The data set's own client of each training sample, counted from 0, shape (n,).
-        test_clients: The same for the test samples.
-        source: Where the data are from, for error messages.
-        val: A validation set of its own, without random transforms; None where there is none, and `val_fraction` may
-            hold out some of the training samples.
-        val_labels: The same for its samples.
-        val_clients: The same for its samples.
+        test_clients: The data set's own client of each test sample, shape (m,).
+        source: The data's origin, for errors.
+        val: A separate validation set, without random transforms; None for one held out by `val_fraction`.
+        val_labels: Classes or strata of its samples.
+        val_clients: The data set's own client of each of its samples.
     """
 
     train: Dataset[Any]
@@ -66,8 +67,8 @@ class Datasets:
 class DatasetModule(FederatedDataModule):
     """Any map-style ``torch.utils.data.Dataset``, cut into clients and prepared by shared worker processes.
 
-    To bring your own, implement `build_datasets` and `input_shape`, and give `num_classes` where targets are classes,
-    or `output_shape` where they are k numbers per sample::
+    To bring your own, implement `build_datasets` and `input_shape`, and give `num_classes` for classes or
+    `output_shape` for k numbers per sample::
 
         class Flowers(DatasetModule):
             num_classes = 102
@@ -83,14 +84,13 @@ class DatasetModule(FederatedDataModule):
     training loader and one other may run side by side.
 
     Args:
-        num_workers: Processes that prepare samples, shared by all clients; 0 prepares them in the training process.
+        num_workers: Processes that prepare samples for all clients; 0 prepares them in the training process.
         kwargs: The population's settings, see `FederatedDataModule`.
     """
 
     def __init__(self, num_workers: int = 0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if not 0 <= num_workers <= most_threads():
-            raise ConfigError(f"data.num_workers is {num_workers}: it must be 0 to {most_threads()} on this machine")
+        check_range("data.num_workers", num_workers, least=0, most=most_threads(), why=" on this machine")
         self.num_workers = num_workers
         self._parts: dict[str, Dataset[Any]] = {}
         self._strata: Strata | None = None
@@ -102,20 +102,16 @@ class DatasetModule(FederatedDataModule):
         """Open the data set; called once."""
 
     def finish_batch(self, inputs: Any) -> Any:
-        """Deterministic work on the inputs of a batch that is better done on the device, such as normalising."""
+        """Transform the inputs of a batch on the device, such as by normalising; deterministic."""
         return inputs
 
     def collate(self, training: bool) -> Callable[[list[Any]], Any] | None:
-        """What makes a batch of a list of samples, in the workers; None for PyTorch's way, which stacks them.
-
-        Args:
-            training: For training batches, not for all others.
-        """
+        """The workers' collate function for training or other batches; None for PyTorch's default."""
         del training
         return None
 
+    @override
     def read_strata(self) -> Strata:
-        """See `FederatedDataModule.read_strata`."""
         datasets = self.build_datasets()
         plain = datasets.train if datasets.train_plain is None else datasets.train_plain
         if datasets.val is not None:
@@ -135,11 +131,9 @@ class DatasetModule(FederatedDataModule):
         )
         return self._strata
 
+    @override
     def read_contents(self) -> Iterator[NDArray[Any]]:
-        """All classes or strata, and a few samples of either part; see `DescribedPopulation.read_contents`.
-
-        A sample that comes out otherwise when it is asked for again, or not at all, tells nothing and is left out.
-        """
+        """All classes or strata, and a few samples of either part; random and unreadable samples are left out."""
         assert self._strata is not None
         yield from (labels for labels in (self._strata.train, self._strata.test) if labels is not None)
         for part, count in (("plain", self._strata.train_size), ("test", self._strata.test_size)):
@@ -149,80 +143,74 @@ class DatasetModule(FederatedDataModule):
                 yield from once if same else ()
 
     def _read(self, part: str, index: int) -> list[NDArray[Any]]:
-        """The tensors of a sample, from a worker where there are some: a data set may hold open files."""
+        """The tensors of a sample, read by a worker, as a data set may hold open files."""
         key = Key(part, index, derive_seed(0, "sample", index), None)
         try:
             batches = list(self._pool(training=False).batches([[key]]))
-        except Exception:  # training names the sample's client too
+        except Exception:  # raised again in training, which names the client
             return []
         return list(_arrays(batches))
 
+    @override
     def move_to(self, device: torch.device) -> None:
-        """Batches go to this device from now on."""
+        """Move batches to this device from now on."""
         self._device = torch.device(device)
         self._pools.clear()
 
+    @override
     def teardown(self, stage: str) -> None:
-        """End the worker processes; the next iteration would start them again."""
+        """End the worker processes; another iteration starts new ones."""
         self._pools.clear()
 
-    def make_loader(
-        self,
-        subset: Subset,
-        indices: IntArray,
-        *,
-        batch_size: int,
-        generator: torch.Generator | None = None,
-        training: bool = False,
-    ) -> WorkerLoader:
-        """See `FederatedDataModule.make_loader`."""
-        part = "plain" if subset == "train" and not training else subset
+    @override
+    def make_loader(self, batches: Batches) -> WorkerLoader:
+        training = batches.training
         return WorkerLoader(
             self._pool(training),
-            part,
-            indices,
-            batch_size,
-            generator,
+            "plain" if batches.subset == "train" and not training else batches.subset,
+            batches.indices,
+            batches.batch_size,
+            batches.generator,
             self.finish_batch,
             self._device,
             drop_last=training and self.drop_last,
             fresh=training and self.fresh_batches,
         )
 
-    def make_public_loader(
-        self, indices: IntArray, *, batch_size: int, generator: torch.Generator | None
-    ) -> WorkerLoader:
-        """See `FederatedDataModule.make_public_loader`; labels do not leave the workers."""
+    @override
+    def make_public_loader(self, batches: Batches) -> WorkerLoader:
+        """Labels do not leave the workers."""
         return WorkerLoader(
             self._pool(training=False),
             "plain",
-            indices,
-            batch_size,
-            generator,
+            batches.indices,
+            batches.batch_size,
+            batches.generator,
             self.finish_batch,
             self._device,
             unlabeled=True,
         )
 
     def decode(self, paths: Sequence[Path]) -> Dataset[Any] | None:
-        """Images in files as the data set's inputs, before `finish_batch`; None where its inputs are no such images."""
+        """Images in files as the data set's inputs, before `finish_batch`; None if its inputs are not images."""
         del paths
         return None
 
+    @override
     def new_inputs(self, path: Path) -> NewInputs:
-        """Arrays ``x`` as samples have them, or images of any size; see `FederatedDataModule.new_inputs`."""
-        dataset: Dataset[Any]
+        """Arrays ``x`` like the samples' inputs, or images of any size."""
+        dataset: Any
         if is_arrays(path):
             sample = self._parts["plain"][0]
             x = np.asarray(sample[0] if isinstance(sample, tuple | list) else sample)
             if x.dtype.kind not in "iuf":
-                raise ConfigError(f"{path}: an input of {type(self).__name__} is no single array: predict in Python")
-            files, dataset = None, Rows(torch.from_numpy(read_x(path, x.shape, x.dtype)))
+                raise ConfigError(f"{path}: an input of {type(self).__name__} is not a single array; predict in Python")
+            files, dataset = None, torch.from_numpy(read_x(path, x.shape, x.dtype))
         else:
             paths = image_files(path)
             found = self.decode(paths)
             if found is None:
-                raise ConfigError(f"{type(self).__name__} reads no images from files: name an .npz file with --inputs")
+                raise ConfigError(f"{type(self).__name__} reads no images from files; name an .npz file with --inputs")
             files, dataset = [str(one) for one in paths], found
         collate = None if files is None else collate_images
         pool = WorkerPool({"inputs": dataset}, self.num_workers, self._device.type == "cuda", collate)
@@ -230,7 +218,7 @@ class DatasetModule(FederatedDataModule):
         return NewInputs(WorkerLoader(pool, "inputs", count, size, None, self.finish_batch, self._device), files)
 
     def _pool(self, training: bool) -> WorkerPool:
-        """The workers for training, or those for everything else."""
+        """The workers for training, or for everything else."""
         if training not in self._pools:
             self._pools[training] = WorkerPool(
                 self._parts, self.num_workers, self._device.type == "cuda", self.collate(training)
@@ -239,16 +227,16 @@ class DatasetModule(FederatedDataModule):
 
 
 def _size(dataset: Dataset[Any], labels: IntArray | None) -> int:
-    """How many samples there are: as many as labels, or as the data set says."""
+    """Number of samples: that of the labels, or else the data set's length."""
     if labels is not None:
         return len(labels)
     if not isinstance(dataset, Sized):
-        raise ConfigError(f"{type(dataset).__name__} has neither a length nor labels: give it __len__")
+        raise ConfigError(f"{type(dataset).__name__} has neither a length nor labels; give it __len__")
     return len(dataset)
 
 
 def _arrays(value: Any) -> Iterator[NDArray[Any]]:
-    """The tensors of a batch of any nesting."""
+    """The tensors of a nested batch."""
     if isinstance(value, torch.Tensor):
         yield value.numpy()
     elif isinstance(value, Mapping | tuple | list):

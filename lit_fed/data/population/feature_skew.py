@@ -1,7 +1,7 @@
-"""Feature skew: clients whose inputs differ though their labels need not, P(x) by client with the same P(y | x).
+"""Feature skew: clients differ in P(x) and share P(y | x).
 
-A skew is a function of (client, number of clients) that gives a client its view; every batch of the client's own goes
-through it, in training and when it is tested. Shared sets stay as they are. To write one, subclass `FeatureSkew`.
+A skew is a function of (client, number of clients) to a view, applied to every batch of the client's own data in
+training and in tests, not to shared sets. To write one, subclass `FeatureSkew`.
 """
 
 from __future__ import annotations
@@ -15,23 +15,21 @@ from typing import Any
 import torch
 from torch import Tensor
 from torchvision.transforms.v2 import InterpolationMode, functional
+from typing_extensions import override
 
+from lit_fed.checks import check_range
 from lit_fed.data.population.views import View
 from lit_fed.errors import ConfigError
 
 
 class FeatureSkew(ABC):
-    """How clients' inputs differ. Inputs are changed as the network would see them, after normalising."""
+    """The way in which clients' inputs differ, applied after normalising."""
 
     @abstractmethod
     def change(self, client_id: int, num_clients: int) -> Callable[[Tensor], Tensor] | None:
-        """What happens to a client's inputs, shape (B, …), shape preserved; None for nothing.
+        """A transform of the client's inputs, shape (B, …) preserved; None for the identity.
 
-        It may draw from torch's CPU generator, which is seeded for every batch.
-
-        Args:
-            client_id: Which client, counted from 0.
-            num_clients: How many there are.
+        It may draw from torch's CPU generator, which is seeded for every batch. Clients count from 0.
         """
 
     @abstractmethod
@@ -51,7 +49,7 @@ class FeatureSkew(ABC):
 class NoiseLevels(FeatureSkew):
     r"""Client i of N adds noise of its own level: :math:`\hat x = x + \varepsilon`, with variance σ·i/N, i = 1 … N.
 
-    The noise is drawn anew for every batch. The last client has variance σ.
+    Every batch has fresh noise. The last client has variance σ.
 
     Li et al., "Federated Learning on Non-IID Data Silos: An Experimental Study", ICDE 2022, arXiv:2102.02079
     (its noise-based feature imbalance).
@@ -60,58 +58,57 @@ class NoiseLevels(FeatureSkew):
         sigma: σ ≥ 0, in units of the normalised inputs, squared.
 
     Note:
-        The paper counts parties from 1, so no client is without noise. Its public code takes σ·i/(N − 1), i from 0, as
+        The paper counts parties from 1, so every client has noise. Its public code takes σ·i/(N − 1), i from 0, as
         the standard deviation.
     """
 
     def __init__(self, sigma: float = 0.1) -> None:
-        if not (math.isfinite(sigma) and sigma >= 0):
-            raise ConfigError(f"NoiseLevels.sigma is {sigma}: the variance of the last client must be 0 or more")
+        check_range("NoiseLevels.sigma", sigma, least=0)
         self.sigma = sigma
 
+    @override
     def change(self, client_id: int, num_clients: int) -> Callable[[Tensor], Tensor] | None:
-        """See `FeatureSkew.change`."""
         variance = self.sigma * (client_id + 1) / num_clients
         return partial(_add_noise, math.sqrt(variance)) if variance else None
 
+    @override
     def describe(self, client_id: int, num_clients: int) -> dict[str, float]:
-        """The ``noise_variance``."""
         return {"noise_variance": self.sigma * (client_id + 1) / num_clients}
 
 
 class Rotations(FeatureSkew):
-    """Clients turn their images, each by its own angle; they take the angles in turn.
+    """Clients rotate their images, taking the angles in turn.
 
     Ghosh et al., "An Efficient Framework for Clustered Federated Learning", NeurIPS 2020, arXiv:2006.04088
     (rotated MNIST, with the default angles).
 
     Args:
-        angles: Degrees, counter-clockwise. Multiples of 90 move pixels of square images exactly; what other angles
-            bring in from outside the image is 0, the mean of normalised pixels.
+        angles: Degrees, counter-clockwise. Multiples of 90 move pixels of square images exactly; other angles fill the
+            corners with 0, the mean of normalised pixels.
     """
 
     def __init__(self, angles: Sequence[float] = (0.0, 90.0, 180.0, 270.0)) -> None:
         self.angles = _finite("Rotations.angles", angles)
 
+    @override
     def change(self, client_id: int, num_clients: int) -> Callable[[Tensor], Tensor] | None:
-        """See `FeatureSkew.change`."""
         angle = self.angles[client_id % len(self.angles)] % 360
         return partial(_rotate, angle) if angle else None
 
+    @override
     def describe(self, client_id: int, num_clients: int) -> dict[str, float]:
-        """The ``angle``."""
         return {"angle": self.angles[client_id % len(self.angles)]}
 
 
 class Brightness(FeatureSkew):
     r"""Clients see their inputs brighter or darker: :math:`\hat x = g x + o`; they take gains and offsets in turn.
 
-    For measurements it is a sensor's gain and offset. It is a feature shift in the sense of Li et al., "FedBN:
+    For measurements these are a sensor's gain and offset. It is a feature shift in the sense of Li et al., "FedBN:
     Federated Learning on Non-IID Features via Local Batch Normalization", ICLR 2021, arXiv:2102.07623.
 
     Args:
         offsets: o, in units of the normalised inputs.
-        gains: g, above 0, as many as offsets; none given means 1.
+        gains: g, above 0, as many as offsets; null for 1.
     """
 
     def __init__(self, offsets: Sequence[float] = (-0.5, 0.0, 0.5), gains: Sequence[float] | None = None) -> None:
@@ -119,18 +116,18 @@ class Brightness(FeatureSkew):
         self.gains = [1.0] * len(self.offsets) if gains is None else _finite("Brightness.gains", gains)
         if len(self.gains) != len(self.offsets):
             raise ConfigError(
-                f"Brightness.gains has {len(self.gains)} values and offsets has {len(self.offsets)}: give equally many"
+                f"Brightness.gains has {len(self.gains)} values and offsets has {len(self.offsets)}; give equally many"
             )
         if any(gain <= 0 for gain in self.gains):
-            raise ConfigError(f"Brightness.gains is {self.gains}: every gain must be above 0")
+            raise ConfigError(f"Brightness.gains is {self.gains}; every gain must be above 0")
 
+    @override
     def change(self, client_id: int, num_clients: int) -> Callable[[Tensor], Tensor] | None:
-        """See `FeatureSkew.change`."""
         gain, offset = self._own(client_id)
         return None if (gain, offset) == (1.0, 0.0) else partial(_scale, gain, offset)
 
+    @override
     def describe(self, client_id: int, num_clients: int) -> dict[str, float]:
-        """The ``gain`` and the ``offset``."""
         gain, offset = self._own(client_id)
         return {"gain": gain, "offset": offset}
 
@@ -142,7 +139,7 @@ class Brightness(FeatureSkew):
 def _finite(name: str, values: Sequence[float]) -> list[float]:
     found = [float(value) for value in values]
     if not found or not all(map(math.isfinite, found)):
-        raise ConfigError(f"{name} is {found}: give one finite number or more")
+        raise ConfigError(f"{name} is {found}; it must be one finite number or more")
     return found
 
 
@@ -152,7 +149,7 @@ def _of_inputs(change: Callable[[Tensor], Tensor], name: str, batch: Any) -> Any
     if not isinstance(x, Tensor) or not x.is_floating_point():
         found = f"{x.dtype}" if isinstance(x, Tensor) else type(x).__name__
         raise ConfigError(
-            f"data.skew {name} changes inputs that are one tensor of real numbers, and these are {found}: leave it out"
+            f"data.skew {name} needs inputs of one floating-point tensor, and these are {found}; leave it out"
         )
     return change(x) if x is batch else (change(x), *batch[1:])
 
@@ -164,7 +161,7 @@ def _add_noise(deviation: float, x: Tensor) -> Tensor:
 def _rotate(angle: float, x: Tensor) -> Tensor:
     if x.ndim != 4:
         raise ConfigError(
-            f"data.skew Rotations turns images, and an input has shape {tuple(x.shape[1:])}: leave it out"
+            f"data.skew Rotations needs images, and an input has shape {tuple(x.shape[1:])}; leave it out"
         )
     if angle % 90 == 0 and x.shape[-1] == x.shape[-2]:
         return torch.rot90(x, int(angle // 90), (-2, -1))

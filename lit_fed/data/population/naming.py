@@ -1,4 +1,4 @@
-"""Classes and clients that a data set calls by names: their order, the number of each, and who is meant by a name."""
+"""Names of classes and clients: their order and numbers, and the client of a name."""
 
 from __future__ import annotations
 
@@ -9,30 +9,42 @@ from typing import Any, NamedTuple
 from typing import Protocol as Interface
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lit_fed.data.partitions.csr import IntArray
 from lit_fed.errors import ConfigError
 
-_WHOLE = re.compile(r"[+-]?\d{1,4000}")  # Python reads no longer ones
+_WHOLE = re.compile(r"[+-]?\d{1,4000}")  # Python's longest
 
 
 def in_order(values: Iterable[Any]) -> list[str]:
-    """The different names among values, as texts: whole numbers by size where all are such, else by the alphabet.
+    """The distinct names among values: in numerical order if all are whole numbers, else alphabetical.
 
-    Numbers of one size, such as 01 and 1, stand by the alphabet too.
+    Equal numbers, such as 01 and 1, are in alphabetical order.
     """
     found = sorted({str(value) for value in values})
     return sorted(found, key=int) if all(map(_WHOLE.fullmatch, found)) else found
 
 
 def numbered(values: Sequence[Any], names: Sequence[str]) -> IntArray:
-    """The number of each value's name, shape (n,); −1 where it has none."""
+    """The number of each value's name, shape (n,); −1 for an unknown name."""
     number = {name: position for position, name in enumerate(names)}
     return np.fromiter((number.get(str(value), -1) for value in values), dtype=np.int64, count=len(values))
 
 
+def client_ranks(train: NDArray[Any] | None, test: NDArray[Any] | None) -> tuple[IntArray | None, IntArray | None]:
+    """Clients numbered from 0 in the order of their ids in training samples; test samples of other clients get −1."""
+    if train is None:
+        return None, None
+    ids, ranks = np.unique(train, return_inverse=True)
+    if test is None:
+        return ranks.astype(np.int64), None
+    found = np.searchsorted(ids, test).clip(max=len(ids) - 1)
+    return ranks.astype(np.int64), np.where(ids[found] == test, found, -1).astype(np.int64)
+
+
 class NamedClients(Interface):
-    """Clients, who may have names."""
+    """Clients with or without names."""
 
     @property
     def num_clients(self) -> int:
@@ -40,15 +52,15 @@ class NamedClients(Interface):
 
     @property
     def client_names(self) -> list[str] | None:
-        """The clients' names in their order; None where they have none."""
+        """The clients' names in their order; None if they have no names."""
 
 
 class Keys(NamedTuple):
-    """The settings by which clients are chosen, for errors.
+    """The settings that choose clients, for errors.
 
     Args:
-        name: The one that takes names.
-        position: The one that takes positions.
+        name: The setting that takes names.
+        position: The setting that takes positions.
     """
 
     name: str
@@ -60,20 +72,19 @@ def clients_of(
 ) -> list[int] | None:
     """The positions of the clients that a user has chosen, by name or by position.
 
-    A name is a name, also where it is a number: "1" is the client called "1", wherever it stands. Clients without names
-    are called by their positions, 0, 1, ….
+    "1" is the client named "1", whatever its position. Clients without names go by their positions, 0, 1, ….
 
     Args:
         data: The population.
-        keys: Of the settings.
-        names: By their names; a number in place of a text only where clients have no names.
-        positions: By their positions, from 0.
+        keys: The settings.
+        names: Names; numbers only if clients have no names.
+        positions: Positions from 0.
 
     Returns:
-        One position for each choice, in their order; None where nobody was chosen.
+        A position per choice, in order; None without any choice.
 
     Raises:
-        ConfigError: There is no such client, or several have that name.
+        ConfigError: A client does not exist, or several have its name.
     """
     if names is None and positions is None:
         return None
@@ -87,7 +98,7 @@ def clients_of(
             found.append(_numbered(name, keys, count))
         elif not isinstance(name, str):
             raise ConfigError(
-                f"{keys.name} {name!r} is a number, and these clients have names: write a name in quotes, or give "
+                f"{keys.name} {name!r} is a number, and these clients have names; write a name in quotes, or give "
                 f"{keys.position}"
             )
         elif len(own := places.get(name, [])) == 1:
@@ -104,13 +115,13 @@ def clients_of(
 
 
 def called(data: NamedClients, client_id: int) -> str:
-    """A client as a user calls it: its name, or its position where clients have none."""
+    """A client's name, or its position if clients have no names."""
     names = data.client_names
     return str(client_id) if names is None else names[client_id]
 
 
 def _numbered(name: Any, keys: Keys, count: int) -> int:
-    """The position of a client that has no name but that."""
+    """The position of a client without a name."""
     text = str(name) if type(name) is int else name
     if isinstance(text, str) and re.fullmatch(r"-?(0|[1-9][0-9]{0,17})", text):
         return _in_range(int(text), keys.name, count)

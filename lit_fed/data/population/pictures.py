@@ -1,4 +1,4 @@
-"""Pictures of a population, drawn without a display and without pyplot's global state."""
+"""Pictures of a population, without a display or pyplot's global state."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_CLIENTS = 200  # on one axis; more could not be told apart
+MOST_CLIENTS = 200  # on one axis; more are indistinguishable
 MOST_CLASSES = 200
-_MOST_NAMES = 24  # on one axis, below each other
+_MOST_NAMES = 24  # on one axis
 _LONGEST_NAME = 16
-_WIDTH = 3.8  # inches that axes are wide at least
-_MOST_BINS = 40  # of a target's range; finer ones are mostly empty where clients have some hundred samples
+_WIDTH = 3.8  # least width of axes in inches
+_MOST_BINS = 40  # of a target's range; finer bins are mostly empty with a few hundred samples per client
 
 
 @dataclass(frozen=True)
 class Names:
-    """What clients and classes are called in pictures.
+    """Names of clients and classes in pictures.
 
     Args:
         clients: The clients' names, in the order of their ids; None for their ids.
@@ -38,7 +38,7 @@ NAMELESS = Names()
 
 
 def even_subset(count: int, most: int) -> NDArray[np.int64]:
-    """At most `most` of ``0 … count − 1``, evenly spread, the first and the last among them."""
+    """At most `most` of ``0 … count − 1``, evenly spread, with the first and the last."""
     if count <= most:
         return np.arange(count, dtype=np.int64)
     return np.round(np.linspace(0, count - 1, most)).astype(np.int64)
@@ -47,13 +47,7 @@ def even_subset(count: int, most: int) -> NDArray[np.int64]:
 def partition_picture(
     histogram: NDArray[np.int64], client_ids: NDArray[np.int64] | None = None, names: Names = NAMELESS
 ) -> Figure:
-    """How many samples of each class each client has.
-
-    Args:
-        histogram: Training samples per client and class, shape (num_clients, num_classes).
-        client_ids: The clients' ids, shape (num_clients,); None counts them from 0.
-        names: What they and the classes are called.
-    """
+    """Training samples per client and class, shape (num_clients, num_classes); None counts the client ids from 0."""
     num_clients, num_classes = histogram.shape
     clients, classes = even_subset(num_clients, MOST_CLIENTS), even_subset(num_classes, MOST_CLASSES)
     figure, axes = new_figure()
@@ -74,14 +68,14 @@ def target_picture(
     client_ids: NDArray[np.int64],
     names: Names = NAMELESS,
 ) -> Figure:
-    """How each client's targets are distributed.
+    """Distribution of each client's targets.
 
     Args:
-        targets: Targets of training samples, shape (n,), or (n, k), of which the first column is drawn.
-        owners: The row of the client of each, shape (n,).
-        num_clients: The number of rows.
+        targets: Targets of training samples, shape (n,), or (n, k) to draw the first column.
+        owners: The row of each sample's client, shape (n,).
+        num_clients: Number of rows.
         client_ids: The clients' ids, shape (num_clients,).
-        names: What they are called.
+        names: Names of the clients.
     """
     from matplotlib.ticker import AutoLocator, ScalarFormatter
 
@@ -103,13 +97,7 @@ def target_picture(
 
 
 def sizes_picture(sizes: NDArray[np.int64], client_ids: NDArray[np.int64], names: Names = NAMELESS) -> Figure:
-    """How many samples each client has, where nothing else is known of them.
-
-    Args:
-        sizes: Training samples of each client, shape (num_clients,).
-        client_ids: The clients' ids, shape (num_clients,).
-        names: What they are called.
-    """
+    """Training samples of each client, shape (num_clients,), without classes or targets."""
     clients = even_subset(len(sizes), MOST_CLIENTS)
     figure, axes = new_figure()
     axes.bar(np.arange(len(clients)), sizes[clients], width=0.9, color="#2a7fba")
@@ -130,16 +118,16 @@ def render(figure: Figure) -> NDArray[np.uint8]:
 
 
 def new_figure() -> tuple[Figure, Axes]:
-    """An empty figure of the size that TensorBoard's pictures have here."""
+    """An empty figure in the size for TensorBoard."""
     from matplotlib.figure import Figure
 
-    # Small for its number of pixels: TensorBoard shows pictures at a third of their size, labels must survive that.
+    # Small at a high resolution: TensorBoard shows pictures at a third of their size, and labels must stay legible.
     figure = Figure(figsize=(6, 3.4), dpi=150, layout="constrained")
     return figure, figure.subplots()
 
 
 def label_axis(axis: Any, ids: NDArray[np.int64], name: str, names: Sequence[str] | None = None) -> None:
-    """Ticks that show the ids, or names, at their positions: all where they fit, else ids a round step apart."""
+    """Ticks with ids or names: all if they fit, else ids in round steps."""
     axis.set_label_text(name)
     most = 12
     if names is not None and len(ids) <= _MOST_NAMES:
@@ -161,13 +149,13 @@ def label_axis(axis: Any, ids: NDArray[np.int64], name: str, names: Sequence[str
 
 
 def shortened(name: str, most: int) -> str:
-    """A name in one line of at most so many letters."""
+    """A name in one line of at most `most` letters."""
     plain = " ".join(name.split())
     return plain if len(plain) <= most else f"{plain[: most - 1]}…"
 
 
 def text_width(text: str, size: float, weight: str = "normal") -> float:
-    """How many inches a line takes in a font of so many points."""
+    """Width in inches of a line in a font of `size` points."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
 
@@ -176,7 +164,7 @@ def text_width(text: str, size: float, weight: str = "normal") -> float:
 
 
 def counted(total: int, shown: int, name: str) -> str:
-    """So many of something, and how many of them are shown."""
+    """A count with its noun, and the number shown if it is less."""
     plural = name if total == 1 else f"{name}es" if name.endswith("s") else f"{name}s"
     return f"{total:,} {plural}" if shown == total else f"{shown} of {total:,} {plural}, evenly spread"
 
@@ -185,7 +173,7 @@ def _counts(figure: Figure, axes: Axes, counts: NDArray[np.int64]) -> Any:
     """Samples per client (rows) and bin (columns) as colours."""
     from matplotlib.ticker import MaxNLocator
 
-    # White stands for "none at all", which a colour scale alone would not tell from "few".
+    # White for zero, which a colour scale alone would not tell from a few.
     shown = counts.T
     image = axes.imshow(
         np.ma.masked_equal(shown, 0),

@@ -1,4 +1,4 @@
-"""Targets that are numbers and no classes."""
+"""Checks of labels, inputs and numerical targets, and strata of the latter."""
 
 from __future__ import annotations
 
@@ -9,116 +9,93 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lit_fed.checks import check_range
 from lit_fed.data.partitions.csr import IntArray
 from lit_fed.errors import ConfigError
 
 QUANTILES = (0.0, 0.25, 0.5, 0.75, 1.0)
-_MANY_CLASSES = 1000  # fewer cost nothing, even where most of them are empty
+_MANY_CLASSES = 1000  # fewer cost nothing, even if most are empty
 
 
 def count_classes(labels: NDArray[Any], what: str) -> int:
-    """The number of classes that labels count: the largest + 1.
-
-    Args:
-        labels: Integers, of any shape.
-        what: Names them in messages.
+    """Number of classes, the largest label + 1; errors call the labels `what`.
 
     Raises:
-        ConfigError: Nearly all of the classes would be empty, so that the labels are no numbers of classes.
+        ConfigError: Nearly all classes would be empty, so the labels hardly number classes.
     """
     largest, occurring = int(labels.max(initial=0)), len(np.unique(labels))
     if largest >= max(_MANY_CLASSES, 10 * occurring):
         raise ConfigError(
-            f"{what}: training labels go up to {largest}, but only {occurring} occur: number the classes from 0 on, "
+            f"{what}: training labels go up to {largest}, but only {occurring} occur; number the classes from 0 "
             "without gaps, or set data.num_classes"
         )
     return 1 + largest
 
 
 def native(array: NDArray[Any], what: str) -> NDArray[Any]:
-    """An array of numbers in a type that tensors have: bytes in this machine's order, at most 64 bits a number.
-
-    Args:
-        array: Any array.
-        what: Names it in messages.
+    """An array of numbers in a dtype of tensors: native byte order, at most 64 bits.
 
     Raises:
-        ConfigError: It holds no numbers.
+        ConfigError: The array does not hold numbers.
     """
     kind, size = array.dtype.kind, array.dtype.itemsize
     if kind not in "biuf":
-        raise ConfigError(f"{what} hold {array.dtype}: give numbers")
+        raise ConfigError(f"{what} hold {array.dtype}; they must be numbers")
     wanted = np.dtype(np.float64) if kind == "f" and size > 8 else array.dtype.newbyteorder("=")
     return array.astype(wanted, copy=False)
 
 
 def check_finite(inputs: Tensor, what: str) -> None:
-    """Refuse inputs with NaN or infinity, which would only tell after a while, or never.
-
-    Args:
-        inputs: Of shape (n, …).
-        what: Names them in messages.
+    """Refuse inputs (n, …) with NaN or infinity, which would show late in training, or never.
 
     Raises:
-        ConfigError: For the first such sample.
+        ConfigError: It names the first such sample.
     """
     if not inputs.is_floating_point() or inputs.numel() == 0:
         return
-    if bool(torch.isfinite(torch.stack(inputs.aminmax()).float()).all()):  # networks see 32 bits at most
+    if bool(torch.isfinite(torch.stack(inputs.aminmax()).float()).all()):  # a network's inputs have 32 bits
         return
     wrong = int((~torch.isfinite(inputs.reshape(len(inputs), -1).float())).any(dim=1).nonzero()[0])
-    raise ConfigError(f"{what}: sample {wrong} holds NaN or infinity: correct or remove it")
+    raise ConfigError(f"{what}: sample {wrong} holds NaN or infinity; correct or remove it")
 
 
 def checked_targets(targets: NDArray[Any], output_shape: tuple[int, ...], what: str) -> NDArray[np.float32]:
-    """Targets as float32.
-
-    Args:
-        targets: One for each sample, shape (n, *output_shape).
-        output_shape: What a model puts out for one sample, () or (k,).
-        what: Names them in messages.
+    """Targets (n, *output_shape) as float32, for an output_shape of () or (k,).
 
     Raises:
-        ConfigError: They are no numbers, not finite, or of another shape.
+        ConfigError: They are not finite floating-point numbers, or differ in shape.
     """
     array = np.asarray(targets)
     if array.dtype.kind in "iub":
         raise ConfigError(
-            f"{what} are {array.dtype}: without classes give floating-point numbers, with classes set num_classes"
+            f"{what} are {array.dtype}; give floating-point numbers for a regression, or set num_classes for classes"
         )
     if array.dtype.kind != "f":
-        raise ConfigError(f"{what} are {array.dtype}: give floating-point numbers")
+        raise ConfigError(f"{what} are {array.dtype}; they must be floating-point numbers")
     if array.ndim not in (1, 2):
-        raise ConfigError(f"{what} have shape {array.shape}: it must be (n,), or (n, k) for k numbers per sample")
+        raise ConfigError(f"{what} have shape {array.shape}; it must be (n,), or (n, k) for k numbers per sample")
     if array.shape[1:] != tuple(output_shape):
         raise ConfigError(
-            f"{what} have shape {array.shape}, but output_shape is {tuple(output_shape)}: it must be {array.shape[1:]}"
+            f"{what} have shape {array.shape}, and output_shape is {tuple(output_shape)}; it must be {array.shape[1:]}"
         )
     with np.errstate(over="ignore"):
         found = array.astype(np.float32)
     wrong = np.flatnonzero(~np.isfinite(found.reshape(len(found), -1)).all(axis=1))
     if len(wrong):
-        raise ConfigError(f"{what}: that of sample {wrong[0]} is not finite: correct or remove the sample")
+        raise ConfigError(f"{what}: that of sample {wrong[0]} is not finite; correct or remove the sample")
     return found
 
 
 def quantile_strata(train: NDArray[Any], test: NDArray[Any], num_strata: int) -> tuple[IntArray, IntArray]:
-    """Strata by size of the target, for partitions to cut by, whose numbers of training samples differ by at most one.
+    """Strata of training targets (n,) and test targets (m,), for partitions to cut by; 0 has the smallest targets.
 
-    Args:
-        train: Training targets, shape (n,).
-        test: Test targets, shape (m,); stratum i begins at the same target as that of the training samples.
-        num_strata: How many strata.
-
-    Returns:
-        For both the stratum of each sample, from 0 for the smallest targets; equal targets share a stratum,
-        which makes it larger.
+    Strata have equally many training samples up to one, except that equal targets share a stratum; test strata have the
+    same bounds.
 
     Raises:
         ConfigError: There are fewer training samples than strata.
     """
-    if not 1 <= num_strata <= len(train):
-        raise ConfigError(f"data.strata is {num_strata}: it must be 1 to {len(train)}, the number of training samples")
+    check_range("data.strata", num_strata, least=1, most=len(train), why=" (the training samples)")
     starts = -(-np.arange(1, num_strata) * len(train) // num_strata)
     edges = np.sort(np.asarray(train, dtype=np.float64))[starts]
     first, second = (np.searchsorted(edges, np.asarray(part, dtype=np.float64), side="right") for part in (train, test))
@@ -126,7 +103,7 @@ def quantile_strata(train: NDArray[Any], test: NDArray[Any], num_strata: int) ->
 
 
 def quantiles(targets: NDArray[Any]) -> list[Any]:
-    """Minimum, quartiles and maximum of targets of shape (n,), or of each of k columns; empty for no samples."""
+    """Minimum, quartiles and maximum of targets of shape (n,), or of each of k columns; empty without samples."""
     if len(targets) == 0:
         return []
     found: list[Any] = np.quantile(np.asarray(targets, dtype=np.float64), QUANTILES, axis=0).T.tolist()

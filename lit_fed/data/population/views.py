@@ -1,4 +1,4 @@
-"""A sample as one client, or one evaluation, sees it."""
+"""Views: batches as one client, or one evaluation, sees them."""
 
 from __future__ import annotations
 
@@ -12,31 +12,25 @@ from lit_fed.data.loaders.worker_loader import isolated_randomness
 from lit_fed.seeding import derive_seed
 
 View = Callable[[Any], Any]
-"""Turns a batch, inputs and all that comes with them, into what is seen of it."""
+"""Transforms a whole batch, inputs and targets."""
 
 
 def viewed(loader: Loader, view: View | None, generator: torch.Generator | None = None) -> Loader:
-    """A loader whose batches go through a view; the loader itself where there is none.
-
-    Args:
-        loader: Gives the batches.
-        view: Is shown them.
-        generator: The loader's own, which is not advanced; None where its order is fixed.
-    """
+    """A loader whose batches go through a view, if there is one; see `ViewLoader`."""
     return loader if view is None else ViewLoader(loader, view, generator)
 
 
 class ViewLoader:
     """Batches of another loader, each through a view.
 
-    A view may be random where it draws from Python's, NumPy's or torch's CPU generators: they are seeded for every
-    batch, anew in every iteration where the loader shuffles, and put back afterwards. Order and augmentation of the
-    loader are the same with a view and without.
+    A random view draws from Python's, NumPy's or torch's CPU generators, which are seeded for every batch, in every
+    iteration anew if the loader shuffles, and restored afterwards. A view does not change the loader's order and
+    augmentation.
 
     Args:
-        loader: Gives the batches.
-        view: Is shown them.
-        generator: The loader's own; None where its order is fixed.
+        loader: The loader of the batches.
+        view: The view.
+        generator: The loader's own, not advanced here; None if its order is fixed.
     """
 
     def __init__(self, loader: Loader, view: View, generator: torch.Generator | None = None) -> None:

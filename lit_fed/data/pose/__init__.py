@@ -1,4 +1,4 @@
-"""Persons with key points, each client's at a resolution of its own."""
+"""Persons with key points, at a resolution per client."""
 
 from lit_fed.data.pose.augmentation import FLIP_ONLY, PoseAugmentation
 from lit_fed.data.pose.coco import CocoKeypoints

@@ -1,4 +1,4 @@
-"""Random boxes to train on: shifted, half a body, scaled, turned, mirrored."""
+"""Random boxes to train on: shifted, cut to half a body, scaled, rotated, mirrored."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from lit_fed.errors import ConfigError
+from lit_fed.checks import check_range
 
-_HALF_BODY_MARGIN = 1.5  # of the joints' own box; as in the public code
+_HALF_BODY_MARGIN = 1.5  # of the joints' box, as in the public code
 
 
 @dataclass(frozen=True)
 class PoseAugmentation:
-    """How a person's box is changed at random for training, the same for all resolutions of a sample.
+    """Random changes of a person's box for training, equal at all resolutions of a sample.
 
-    The defaults are those of ViTPose's and RAF's public code, in its order: shift, half body, scale, rotation, flip.
+    The defaults and the order are those of ViTPose's and RAF's public code: shift, half body, scale, rotation, flip.
 
     Args:
-        scale: The box is 1 + scale·z times as large, z standard normal, within 1 ± scale.
-        rotation: The picture is turned by rotation·z degrees, within ± 2·rotation.
-        rotation_probability: Of being turned at all.
-        flip: Probability of being mirrored, left and right joints changing places.
-        shift: The box is moved by up to this share of its size, uniformly, along x and along y.
-        shift_probability: Of being moved at all.
+        scale: Scale the box by 1 + scale·z, z standard normal, within 1 ± scale.
+        rotation: Rotate the picture by rotation·z degrees, within ± 2·rotation.
+        rotation_probability: Probability of a rotation.
+        flip: Probability of mirroring, which swaps left and right joints.
+        shift: Move the box by up to this share of its size, uniformly, along x and along y.
+        shift_probability: Probability of a shift.
         half_body: Probability of showing the joints of the upper or the lower half of the body only, of persons with
             more than `half_body_joints` visible.
         half_body_joints: See `half_body`.
@@ -46,13 +46,8 @@ class PoseAugmentation:
 
     def __post_init__(self) -> None:
         for entry in fields(self):
-            value = getattr(self, entry.name)
-            if entry.name in ("rotation", "half_body_joints"):
-                if value < 0:
-                    raise ConfigError(f"data.augmentation.{entry.name} is {value}: it must be 0 or more")
-            elif not 0 <= value <= (0.99 if entry.name == "scale" else 1):
-                most = "below 1" if entry.name == "scale" else "at most 1"
-                raise ConfigError(f"data.augmentation.{entry.name} is {value}: it must be 0 or more and {most}")
+            most = {"rotation": None, "half_body_joints": None, "scale": 0.99}.get(entry.name, 1)
+            check_range(f"data.augmentation.{entry.name}", getattr(self, entry.name), least=0, most=most)
 
     def draw(
         self,
@@ -66,7 +61,7 @@ class PoseAugmentation:
         Args:
             people: ``keypoints`` (n, K, 2), ``visible`` (n, K), ``centre`` (n, 2) and ``extent`` (n,), in pixels of the
                 image, on the CPU.
-            upper: Which joints are of the upper half, K.
+            upper: Whether each joint belongs to the upper half, K.
             aspect: Width of a picture divided by its height.
             generator: A CPU generator, which is advanced; None for torch's own.
 
@@ -103,11 +98,11 @@ class PoseAugmentation:
         centre: Tensor,
         extent: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """The boxes around half of the body where one is wanted and joints suffice, else the boxes as they were."""
+        """Boxes around half of the body if wanted and joints suffice, else the given boxes."""
         points, visible = people["keypoints"], people["visible"] > 0
         halves = torch.tensor(upper)
         above, below = visible & halves, visible & ~halves
-        # The half that was drawn where it has three joints or more, else the lower, else the upper.
+        # The drawn half if it has three joints or more, else the lower, else the upper.
         use_above = (prefers_upper & (above.sum(1) > 2)) | (below.sum(1) <= 2)
         chosen = torch.where(use_above[:, None], above, below).unsqueeze(2)
         number = chosen.sum(1)  # (n, 1)
@@ -121,4 +116,4 @@ class PoseAugmentation:
 
 
 FLIP_ONLY = PoseAugmentation(scale=0.0, rotation=0.0, shift=0.0, half_body=0.0)
-"""Mirrors one picture in two, and nothing else."""
+"""Mirrors every second picture on average, and nothing else."""

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
+from lit_fed.checks import check_range
 from lit_fed.data.pose.files import Album, PhotoPose, stacked
 from lit_fed.data.pose.skeleton import Skeleton, pairs_by_name
 from lit_fed.errors import ConfigError
@@ -17,26 +19,26 @@ _ASPECT = 3 / 4  # width of a box divided by its height
 
 
 class CocoKeypoints(PhotoPose):
-    """Persons from COCO's key point files, or any others in their format with any joints; one picture a person.
+    """Persons from key point files in COCO's format with any joints, one picture per person.
 
     Joints, their names and the skeleton are those of the file's category; flip pairs are its ``flip_pairs`` (from 0),
-    or else those of names with left and right in them. Boxes are widened to 3:4 and enlarged by `padding`. Crowds,
-    persons without a labelled joint and boxes without size are left out, as everywhere. An annotation may have a
-    ``head_size`` in pixels for PCKh, which COCO's do not; 0 says that it cannot be used.
+    or else pairs of left and right names. Boxes are widened to 3:4 and enlarged by `padding`. Crowds, persons without a
+    labelled joint and empty boxes are left out, as is usual. An annotation may have a ``head_size`` in pixels for PCKh,
+    unlike COCO's own; 0 marks it as unusable.
 
     Lin et al.: "Microsoft COCO: Common Objects in Context", ECCV 2014.
 
     Args:
-        root: The folder that all files lie in.
+        root: The folder of all files.
         train_file: Annotations to train on, below `root`.
-        test_file: Annotations to test on.
-        train_images: Folder of their images, below `root`.
-        test_images: Folder of the others'.
-        padding: By how much boxes are enlarged.
+        test_file: Annotations to test on, below `root`.
+        train_images: Folder of the training images, below `root`.
+        test_images: Folder of the test images, below `root`.
+        padding: Factor to enlarge boxes by.
         kwargs: See `PoseDataModule`, and `PhotoPose` and `DatasetModule` for `remember` and `num_workers`.
 
     Raises:
-        ConfigError: A file or an image is missing, or an annotation has another number of joints.
+        ConfigError: A file or an image is missing, or an annotation has a wrong number of joints.
     """
 
     def __init__(
@@ -50,28 +52,28 @@ class CocoKeypoints(PhotoPose):
         **kwargs: Any,
     ) -> None:
         super().__init__(root=root, **kwargs)
-        if not padding > 0:
-            raise ConfigError(f"data.padding is {padding}: it must be above 0, such as 1.25")
+        check_range("data.padding", padding, above=0, why=", such as 1.25")
         self.train_file, self.test_file = train_file, test_file
         self.train_images, self.test_images = train_images, test_images
         self.padding = padding
 
     @cached_property
+    @override
     def skeleton(self) -> Skeleton:
         """The joints of the training file's category."""
         return self._train[0]
 
+    @override
     def read_albums(self) -> tuple[Album, Album]:
-        """See `PhotoPose.read_albums`."""
         joints = self.skeleton.joints  # the training file's, read first
         test = _read(Path(self.root) / self.test_file, Path(self.root) / self.test_images, self.padding)
         if test[0].joints != joints:
             raise ConfigError(
-                f"{self.root}/{self.test_file} has other joints than {self.train_file}: "
-                f"{len(test[0].joints)}, {', '.join(test[0].joints[:4])}, …; give files of one data set"
+                f"{self.root}/{self.test_file} has other joints than {self.train_file} "
+                f"({len(test[0].joints)}, {', '.join(test[0].joints[:4])}, …); give files of one data set"
             )
         train = self._train[1]
-        del self._train  # read once; the arrays are with the data sets from here on
+        del self._train  # the data sets have the arrays from here on
         return train, test[1]
 
     @cached_property
@@ -83,7 +85,7 @@ def _read(path: Path, images: Path, padding: float) -> tuple[Skeleton, Album]:
     """A file's joints and persons.
 
     Raises:
-        ConfigError: The file is missing, no JSON, or an annotation cannot be used.
+        ConfigError: The file is missing or malformed.
     """
     content = read_json(path, "data.root, data.train_file and data.test_file")
     try:
@@ -92,14 +94,14 @@ def _read(path: Path, images: Path, padding: float) -> tuple[Skeleton, Album]:
         annotations = content["annotations"]
     except (StopIteration, KeyError, TypeError) as error:
         raise ConfigError(
-            f"{path} is no file of COCO key points: it needs images, annotations, and a category with keypoints"
+            f"{path} is not a file of COCO key points; it needs images, annotations, and a category with keypoints"
         ) from error
     joints = tuple(str(name) for name in category["keypoints"])
     pairs = tuple((int(a), int(b)) for a, b in category.get("flip_pairs", pairs_by_name(joints)))
     bones = category.get("skeleton", ())
     for bone in bones:
         if len(bone) != 2 or not all(1 <= joint <= len(joints) for joint in bone):
-            raise ConfigError(f"{path}: skeleton {bone} is out of range: give two of the joints 1 … {len(joints)}")
+            raise ConfigError(f"{path}: skeleton {bone} is out of range; give two of the joints 1 … {len(joints)}")
     edges = tuple((int(a) - 1, int(b) - 1) for a, b in bones)
     skeleton = Skeleton(joints, pairs, edges, source=str(path))
     rows, paths = [], []
@@ -108,28 +110,30 @@ def _read(path: Path, images: Path, padding: float) -> tuple[Skeleton, Album]:
             row = _person(annotation, len(joints), padding, path)
             if row is not None:
                 if row["image_id"] not in names:
-                    raise ConfigError(f"{path}: annotation {annotation.get('id')} is of an image that is not listed")
+                    raise ConfigError(
+                        f"{path}: annotation {annotation.get('id')} names an unlisted image; list it or remove it"
+                    )
                 rows.append(row)
                 paths.append(images / names[row["image_id"]])
     if not rows:
-        raise ConfigError(f"{path}: there is no person with a visible joint: give at least one")
+        raise ConfigError(f"{path} has no person with a visible joint; give at least one")
     return skeleton, Album(stacked(rows, str(path)), paths)
 
 
 def _person(annotation: dict[str, Any], num_joints: int, padding: float, path: Path) -> dict[str, Any] | None:
-    """One annotation as arrays; None for a person that nothing can be learnt from.
+    """One annotation as arrays; None without a visible joint or a box of positive size.
 
     Raises:
-        ConfigError: It has another number of joints, or no box.
+        ConfigError: The number of joints is wrong, or the box is missing.
     """
     values = annotation.get("keypoints", ())
     if len(values) != 3 * num_joints:
         raise ConfigError(
-            f"{path}: annotation {annotation.get('id')} has {len(values)} numbers for its joints, but {num_joints} "
-            f"joints take {3 * num_joints}, x, y and visibility each: correct or remove it"
+            f"{path}: annotation {annotation.get('id')} has {len(values)} numbers for its joints, and {num_joints} "
+            f"joints take {3 * num_joints} (x, y and visibility each); correct or remove it"
         )
     if len(annotation.get("bbox", ())) != 4:
-        raise ConfigError(f"{path}: annotation {annotation.get('id')} has no bbox [x, y, width, height]: add it")
+        raise ConfigError(f"{path}: annotation {annotation.get('id')} has no bbox [x, y, width, height]; add it")
     table = np.asarray(values, dtype=np.float32).reshape(num_joints, 3)
     left, top, width, height = (float(value) for value in annotation["bbox"])
     visible = table[:, 2] > 0
@@ -148,18 +152,14 @@ def _person(annotation: dict[str, Any], num_joints: int, padding: float, path: P
 
 
 def read_json(path: Path, settings: str) -> Any:
-    """The content of a JSON file.
-
-    Args:
-        path: The file.
-        settings: What says where it is, for the message.
+    """The content of a JSON file; errors name the `settings` of its path.
 
     Raises:
-        ConfigError: It is missing, or no JSON.
+        ConfigError: The file is missing or not JSON.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise ConfigError(f"{path} does not exist: put it there, or set {settings}") from error
+        raise ConfigError(f"{path} does not exist; put it there, or set {settings}") from error
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read as JSON: {error}") from error
+        raise ConfigError(f"{path} cannot be read as JSON ({error}); replace it") from error

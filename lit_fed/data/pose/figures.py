@@ -1,8 +1,7 @@
-"""Articulated figures, drawn: who stands how before what, and the picture of it.
+"""Drawings of articulated figures.
 
 Lengths are in pixels of the canvas, 128 high and 96 wide; angles are in radians, 0 straight down for a limb, positive
-away from the body for arms. What is random of a figure follows from its own seed, so that sets of different sizes begin
-with the same figures.
+away from the body for arms. Each figure has its own seed, so sets of different sizes begin with the same figures.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from PIL import Image, ImageDraw
 from lit_fed.seeding import numpy_generator
 
 HEIGHT, WIDTH = 128, 96
-_FINE = 2  # pictures are drawn at so many times the size, and averaged
+_FINE = 2  # pictures are drawn at this multiple of the size, and averaged
 _TORSO = (26.0, 36.0)
 _LIMB = (0.5, 0.75)  # of the torso
 _LIMB_WIDTH = 0.14  # of the torso
@@ -30,20 +29,20 @@ Generator = np.random.Generator
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure: its joints in the order of `lit_fed.data.pose.skeleton.LSP`, and how it looks.
+    """One figure: its joints in the order of `lit_fed.data.pose.skeleton.LSP`, and its looks.
 
     Args:
         joints: (14, 2), pixels (x, y).
         torso: Length of the torso.
         front: Seen from the front: its right is on the picture's left.
-        right_arm_behind: The right arm is behind the body, or else the left one.
+        right_arm_behind: The right arm is behind the body, or else the left arm.
         skin: Colour of the skin.
-        hair: Of the hair.
-        shirt: Of torso and upper arms, and of the lower arms where sleeves are long.
-        trousers: Of the upper legs, and of the lower ones where they are long.
+        hair: Colour of the hair.
+        shirt: Colour of torso and upper arms, and of the lower arms with `long_sleeves`.
+        trousers: Colour of the upper legs, and of the lower legs with `long_trousers`.
         long_sleeves: See `shirt`.
         long_trousers: See `trousers`.
-        width: Of the limbs, as a factor.
+        width: Factor of the limbs' width.
     """
 
     joints: NDArray[np.float64]
@@ -60,16 +59,7 @@ class Figure:
 
 
 def figure_picture(seed: int, part: str, index: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """Draw one picture.
-
-    Args:
-        seed: Of the whole set.
-        part: Which part of it, such as ``train``.
-        index: Which picture.
-
-    Returns:
-        The picture (3, 128, 96) and the figure's joints (14, 2), pixels (x, y) of it.
-    """
+    """Draw a picture (3, 128, 96) of a set with a seed, and the figure's joints (14, 2), pixels (x, y)."""
     generator = numpy_generator(seed, "puppets", part, index)
     picture = _background(generator)
     draw = ImageDraw.Draw(picture)
@@ -89,10 +79,10 @@ def figure_picture(seed: int, part: str, index: int) -> tuple[NDArray[np.uint8],
 
 
 def pose(generator: Generator) -> Figure:
-    """A figure in a random pose, in the middle of the canvas more or less."""
+    """A figure in a random pose, near the middle of the canvas."""
     torso = generator.uniform(*_TORSO)
     tilt, front = generator.normal(0.0, 0.2), generator.random() < 0.5
-    yaw = generator.uniform(0.6, 1.0)  # shoulders and hips look narrower when turned
+    yaw = generator.uniform(0.6, 1.0)  # shoulders and hips look narrower from the side
     shoulder, hip = (torso * yaw * generator.uniform(*bounds) for bounds in ((0.28, 0.36), (0.15, 0.21)))
     thigh, shin, upper_arm, lower_arm = torso * generator.uniform(*_LIMB, size=4)
     up = np.array([math.sin(tilt), -math.cos(tilt)])
@@ -132,12 +122,12 @@ def pose(generator: Generator) -> Figure:
 
 
 def _down(angle: float) -> NDArray[np.float64]:
-    """A unit vector that hangs down, turned to the picture's right by an angle."""
+    """A downward unit vector, turned to the picture's right by an angle."""
     return np.array([math.sin(angle), math.cos(angle)])
 
 
 def _place(joints: NDArray[np.float64], generator: Generator) -> NDArray[np.float64]:
-    """The shift that puts the middle of all joints near the canvas's, with all joints on it where they fit."""
+    """The shift of the joints' middle to near the canvas's middle, with all joints on the canvas if they fit."""
     low, high = joints.min(axis=0), joints.max(axis=0)
     shift = np.array([WIDTH, HEIGHT]) / 2 - (low + high) / 2 + generator.uniform(-4.0, 4.0, size=2)
     room = np.array([WIDTH, HEIGHT]) - 1 - _MARGIN
@@ -146,7 +136,7 @@ def _place(joints: NDArray[np.float64], generator: Generator) -> NDArray[np.floa
 
 
 def _aside(other: Figure, figure: Figure, generator: Generator) -> Figure:
-    """Another figure, smaller and to one side, as somebody further away."""
+    """Another figure, smaller and to one side, as if further away."""
     scale = generator.uniform(0.5, 0.8)
     side = -1.0 if generator.random() < 0.5 else 1.0
     middle = figure.joints.mean(axis=0) + np.array(
@@ -157,7 +147,7 @@ def _aside(other: Figure, figure: Figure, generator: Generator) -> Figure:
 
 
 def _background(generator: Generator) -> Image.Image:
-    """Soft colours: 5 × 3 of them, bicubic in between."""
+    """Soft colours: a grid of 5 × 3, interpolated bicubically."""
     colours = generator.integers(0, 256, (5, 3, 3), dtype=np.uint8)
     soft = Image.fromarray(colours).resize((WIDTH, HEIGHT), Image.Resampling.BICUBIC)
     return soft.resize((WIDTH * _FINE, HEIGHT * _FINE), Image.Resampling.NEAREST)
@@ -178,9 +168,9 @@ def _shape(draw: ImageDraw.ImageDraw, generator: Generator, smallest: float, lar
 
 
 def _draw_figure(draw: ImageDraw.ImageDraw, figure: Figure) -> None:
-    """Draw from behind to the front: the arm behind, legs, torso, head, the arm before.
+    """Draw from back to front: the rear arm, legs, torso, head, the front arm.
 
-    Front and back differ in face and chest, for limbs look the same left and right.
+    Front and back differ in face and chest, as limbs look the same left and right.
     """
     joints, torso = figure.joints, figure.torso
     wide = _LIMB_WIDTH * torso * figure.width
@@ -190,7 +180,7 @@ def _draw_figure(draw: ImageDraw.ImageDraw, figure: Figure) -> None:
     behind, before = (right, left) if figure.right_arm_behind else (left, right)
 
     def arm(shoulder: int, elbow: int, wrist: int) -> None:
-        # A shade between the two halves of a limb lets a bent one be seen before a body of its colour.
+        # The halves of a limb differ in shade, so that a bent arm shows before a body of its colour.
         _limb(draw, joints[shoulder], joints[elbow], wide, 0.9 * wide, _shade(figure.shirt, 0.85))
         _limb(draw, joints[elbow], joints[wrist], 0.9 * wide, 0.75 * wide, _shade(sleeve, 1.12))
         _disc(draw, joints[wrist], 0.55 * wide, figure.skin)
@@ -240,7 +230,7 @@ def _limb(
     narrow: float,
     colour: Colour,
 ) -> None:
-    """A bar with round ends, as wide at the start and at the end as given."""
+    """A bar with round ends, `wide` at the start and `narrow` at the end."""
     along = end - start
     length = float(np.hypot(*along))
     if length > 0:
@@ -257,7 +247,7 @@ def _disc(draw: ImageDraw.ImageDraw, middle: NDArray[np.float64], radius: float,
 
 
 def _fine(points: list[tuple[float, ...]]) -> list[tuple[float, float]]:
-    """Pixels of the canvas as pixels of the drawing: the centre of pixel 0 is drawn half way between two."""
+    """Pixels of the canvas as pixels of the drawing, where the centre of pixel 0 lies between two pixels."""
     return [((x + 0.5) * _FINE - 0.5, (y + 0.5) * _FINE - 0.5) for x, y in points]
 
 

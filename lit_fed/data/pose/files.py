@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import Dataset, default_collate
+from typing_extensions import override
 
 from lit_fed.data.loaders.image_files import read_image
 from lit_fed.data.population.dataset_module import DatasetModule, Datasets
@@ -24,21 +25,19 @@ from lit_fed.errors import ConfigError
 
 
 class Album(NamedTuple):
-    """Persons and where their images are."""
+    """Persons with the paths of their images, n."""
 
     people: People
     paths: list[Path]
-    """The image of each person, n."""
 
 
 class PhotoPose(PoseDataModule, DatasetModule):
     """Persons on photographs; to bring your own, implement `read_albums` and `skeleton`.
 
-    Workers decode an image and cut out what a person's box shows of it, at its own size; where batches are used, on the
-    device, the pictures of all levels are taken from that.
+    Workers decode an image and crop it to a person's box; the device takes the pictures of all levels from the crop.
 
     Args:
-        remember: Keep decoded images in memory, each worker its own; for sets that fit.
+        remember: Keep decoded images in memory, once per worker; for sets that fit.
         kwargs: See `PoseDataModule` and, for `num_workers`, `DatasetModule`.
     """
 
@@ -48,25 +47,26 @@ class PhotoPose(PoseDataModule, DatasetModule):
 
     @abstractmethod
     def read_albums(self) -> tuple[Album, Album]:
-        """Read the annotations, to train on and to test on; called once."""
+        """Read the annotations for training and for tests; called once."""
 
+    @override
     def build_datasets(self) -> Datasets:
-        """See `DatasetModule.build_datasets`."""
         train, test = self.read_albums()
         for album in (train, test):
             _check_images(album)
         strata = self._strata_of(train.people, test.people)
         height, width = self.resolutions[0]
         boxes = [size[1] / size[0] for size in (*self.resolutions, *self.test_resolutions)]
-        reader = _Reader({}) if self.remember else _Reader(None)
+        reader = _Reader(self.remember)
         augmented, plain, tested = (
             _Persons(album, reader, augmentation, self.skeleton.upper, width / height, max(boxes))
             for album, augmentation in ((train, self.augmentation), (train, None), (test, None))
         )
         return Datasets(augmented, None, tested, None, train_plain=plain, source=strata.source)
 
+    @override
     def collate(self, training: bool) -> Callable[[list[Any]], Any]:
-        """Images of a batch get the size of the largest, with black on the right and below."""
+        """Crops of a batch are padded to the size of the largest, black on the right and below."""
         return _collate
 
 
@@ -74,11 +74,11 @@ class _Reader:
     """Decodes images.
 
     Args:
-        known: Decoded images by path, which grows; None remembers nothing.
+        remember: Whether to keep them in memory.
     """
 
-    def __init__(self, known: dict[Path, NDArray[np.uint8]] | None) -> None:
-        self._known = known
+    def __init__(self, remember: bool) -> None:
+        self._remember, self._known = remember, dict[Path, NDArray[np.uint8]]()
 
     def __call__(self, path: Path) -> NDArray[np.uint8]:
         """An image (h, w, 3).
@@ -86,26 +86,26 @@ class _Reader:
         Raises:
             ConfigError: It cannot be decoded.
         """
-        if self._known is not None and path in self._known:
+        if path in self._known:
             return self._known[path]
         image = read_image(path, grayscale=False, remedy="replace it, or remove its persons")
         if image.dtype != np.uint8:
             image = image.round().astype(np.uint8)
-        if self._known is not None:
+        if self._remember:
             self._known[path] = image
         return image
 
 
 class _Persons(Dataset[tuple[dict[str, Tensor], dict[str, Tensor]]]):
-    """Pairs of what is seen of a person and what is true, for a `PoseView`.
+    """Pairs of a person's crop and the truth, for a `PoseView`.
 
     Args:
         album: The persons.
         read: Decodes an image.
-        augmentation: Draws boxes from torch's generator; None takes everybody's own.
-        upper: Which joints are of the upper half, for the augmentation.
+        augmentation: Draws boxes from torch's generator; None for the persons' own boxes.
+        upper: Whether each joint belongs to the upper half, for the augmentation.
         aspect: Width of a picture divided by its height, for the augmentation.
-        widest: The widest that any picture will be in relation to its height.
+        widest: Largest ratio of width to height of any picture.
     """
 
     def __init__(
@@ -141,12 +141,12 @@ class _Persons(Dataset[tuple[dict[str, Tensor], dict[str, Tensor]]]):
 
 
 def _window(person: Mapping[str, Tensor], widest: float, width: int, height: int) -> tuple[int, int, int, int]:
-    """The part of an image that a person's pictures are taken from: left, top, right, bottom; at least a pixel."""
+    """The crop of an image for a person's pictures: left, top, right, bottom; at least one pixel."""
     boxes = Boxes(person["centre"], person["extent"], person.get("rotation"), person.get("flip"))
     half = 0.5 * float(person["extent"])
     corners = torch.tensor([[x * half * widest, y * half] for x in (-1, 1) for y in (-1, 1)])
     around = corners @ boxes.matrix()[0].T + boxes.centre
-    # Two pixels more on every side: one for the bilinear neighbour, one for rounding.
+    # Two more pixels per side: one for the bilinear neighbour, one for rounding.
     (left, top), (right, bottom) = around.amin(0).floor().int().tolist(), around.amax(0).ceil().int().tolist()
     left, right = _within(left - 2, right + 3, width)
     top, bottom = _within(top - 2, bottom + 3, height)
@@ -154,7 +154,7 @@ def _window(person: Mapping[str, Tensor], widest: float, width: int, height: int
 
 
 def _within(low: int, high: int, length: int) -> tuple[int, int]:
-    """A range cut to 0 … length, not empty."""
+    """A range clipped to 0 … length, not empty."""
     low = min(max(low, 0), length - 1)
     return low, min(max(high, low + 1), length)
 
@@ -170,7 +170,7 @@ def _collate(samples: list[Any]) -> Any:
 
 
 def _check_images(album: Album) -> None:
-    """Refuse an album of which images are missing.
+    """Refuse an album with missing images.
 
     Raises:
         ConfigError: It names the first.
@@ -180,12 +180,12 @@ def _check_images(album: Album) -> None:
     if missing:
         raise ConfigError(
             f"{missing[0]} is missing, the first of {len(missing)} of the {len(every)} images of "
-            f"{album.people.source}: put them there, or set data.root and the folders of images"
+            f"{album.people.source}; put them there, or set data.root and the folders of images"
         )
 
 
 def stacked(rows: Sequence[Mapping[str, Any]], source: str) -> People:
-    """Persons from a dictionary each, with the names of `People`'s arrays."""
+    """Persons from one dictionary each, with the names of `People`'s arrays."""
     float_rows = {name: np.asarray([row[name] for row in rows], dtype=np.float32) for name in _FLOATS}
     ids = np.asarray([row["image_id"] for row in rows], dtype=np.int64)
     return People(**float_rows, image_id=ids, source=source)

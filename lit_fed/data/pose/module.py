@@ -1,4 +1,4 @@
-"""Persons with key points, shown to every client at a resolution of its own."""
+"""Persons with key points, at a resolution per client."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from typing_extensions import override
 
+from lit_fed.checks import check_choice, check_range
 from lit_fed.data.loaders.transforms import Normalize
 from lit_fed.data.partitions.csr import IntArray
 from lit_fed.data.partitions.cut import Strata
@@ -30,32 +32,32 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class PoseDataModule(FederatedDataModule):
-    """Persons, one to a picture, with the places of their joints; each client sees them at its own resolution.
+    """Persons with key points, one to a picture; each client sees them at its own resolution.
 
     A batch is a dictionary: ``image`` (B, 3, H, W), normalised; ``keypoints`` (B, K, 2), (x, y) in pixels of the
-    picture, where 0 is the centre of the first pixel, also outside of it; ``visible`` (B, K), 1 where a joint is
-    labelled, else 0; ``head_size`` (B,), PCKh's length in pixels of the picture, NaN where it is not known; and
-    ``levels``, a list. In training these are dictionaries of the same four at every level below the client's own, the
-    highest first, none for the lowest: each is taken from the original image by a warp of its own, with the same
-    random box. Where nothing is trained the list is empty, and ``center`` (B, 2) and ``scale`` (B,) lead back: a point
-    p is at center + scale·(p − ((W − 1)/2, (H − 1)/2)) of the original image, which ``image_id`` (B,) names; ``area``
-    (B,) is the person's, in square pixels of the picture, NaN where it is not known.
+    picture, where 0 is the centre of the first pixel, also outside of it; ``visible`` (B, K), 1 for labelled joints,
+    else 0; ``head_size`` (B,), PCKh's length in pixels of the picture, NaN if unknown; and ``levels``, a list. In
+    training these are dictionaries of the same four at every level below the client's own, the highest first: each is a
+    separate warp of the original image, with the same random box. In evaluation the list is empty, and ``center``
+    (B, 2) and ``scale`` (B,) lead back: a point p is at center + scale·(p − ((W − 1)/2, (H − 1)/2)) of the original
+    image, which ``image_id`` (B,) names; ``area`` (B,) is the person's, in square pixels of the picture, NaN if
+    unknown.
 
-    Shared and pooled sets are shown at the highest level, pooled training data with all lower ones. `views` has every
-    test resolution by its name, such as ``256x192``, and ``128x96_as_256x192_bicubic`` for pictures of the lowest level
-    that are scaled to a test resolution.
+    Shared and pooled sets are at the highest level, pooled training data also at all lower ones. `views` has every test
+    resolution by its name, such as ``256x192``, and ``128x96_as_256x192_bicubic`` for pictures of the lowest level
+    scaled to a test resolution.
 
     Args:
-        resolutions: [height, width] of each level, the highest first, one inside the other.
-        clients_per_level: How many clients have each level as their own; the first clients have the highest. None
-            given spreads `num_clients` evenly over the levels.
-        num_clients: Clients in the population; none given means one for each level, or as `clients_per_level` says.
-        samples_per_client: Use so many training samples for each client; none given means all there are.
-        test_resolutions: What evaluations may ask for, seen in training or not; none given means `resolutions`.
+        resolutions: [height, width] of each level, the highest first, each smaller than the one before.
+        clients_per_level: Clients with each level as their own, the first clients with the highest; null spreads
+            `num_clients` evenly over the levels.
+        num_clients: Clients in the population; null for one per level, or the sum of `clients_per_level`.
+        samples_per_client: Training samples per client; null for all.
+        test_resolutions: Resolutions of evaluations, seen in training or not; null for `resolutions`.
         interpolations: Ways to scale the lowest level's pictures to each of the larger test resolutions: ``bilinear``,
             ``area``, ``bicubic``.
-        augmentation: Random boxes to train on; none given means the data set's own. Where some of its settings are
-            given, the others are those of `PoseAugmentation`.
+        augmentation: Random boxes to train on; null for the data set's own. Settings left out are those of
+            `PoseAugmentation`.
         antialias: Take a picture's pixel as the mean of the image's pixels that it covers; false takes the bilinear
             value at its middle, as the papers' code does.
         mean: Per channel, or one number for all, of pixels scaled to [0, 1].
@@ -84,16 +86,13 @@ class PoseDataModule(FederatedDataModule):
         _check_levels(self.resolutions)
         counts = _clients_per_level(clients_per_level, num_clients, len(self.resolutions))
         if samples_per_client is not None:
-            if samples_per_client < 1:
-                raise ConfigError(f"data.samples_per_client is {samples_per_client}: it must be at least 1, or null")
+            check_range("data.samples_per_client", samples_per_client, least=1)
             if kwargs.get("max_train_samples") is not None:
-                raise ConfigError("data.samples_per_client and data.max_train_samples exclude each other: give one")
+                raise ConfigError("data.samples_per_client and data.max_train_samples exclude each other; give one")
             kwargs["max_train_samples"] = samples_per_client * sum(counts)
         super().__init__(num_clients=sum(counts), **kwargs)
         if isinstance(self.partition, Natural):
-            raise ConfigError(
-                "data.partition Natural cannot be had: pose data know no clients of their own, choose IID"
-            )
+            raise ConfigError("data.partition is Natural, and pose data name no clients; choose IID")
         self.samples_per_client, self.antialias = samples_per_client, antialias
         self.clients_per_level = counts
         self._first_of_level = np.cumsum([0, *counts])
@@ -101,24 +100,23 @@ class PoseDataModule(FederatedDataModule):
         self.test_resolutions = tuple(checked_size(size, "test_resolutions") for size in asked)
         self.interpolations = tuple(interpolations or ())
         for name in self.interpolations:
-            if name not in INTERPOLATIONS:
-                raise ConfigError(f"data.interpolations has {name!r}: it must be one of {', '.join(INTERPOLATIONS)}")
+            check_choice("an entry of data.interpolations", name, INTERPOLATIONS)
         self.augmentation = self.default_augmentation() if augmentation is None else augmentation
         self._normalize = Normalize(mean, std)
         if self._normalize.num_channels not in (1, 3):
-            raise ConfigError(f"data.mean has {len(mean)} values: give one, or one per colour")
-        self._extents = (0.0, 0.0)  # the least and the usual height of a box in pixels, known after `setup`
+            raise ConfigError(f"data.mean has {len(mean)} values; give one, or one per colour")
+        self._extents = (0.0, 0.0)  # least and median height of a box in pixels, known after `setup`
         self._made: dict[Any, PoseView] = {}
 
-    # What a data set tells about itself.
+    # The data set; known without `setup`.
 
     @property
     @abstractmethod
     def skeleton(self) -> Skeleton:
-        """The joints; known without `setup`."""
+        """The joints."""
 
     def default_augmentation(self) -> PoseAugmentation:
-        """The augmentation where none is given."""
+        """The augmentation if none is set."""
         return PoseAugmentation()
 
     @property
@@ -128,55 +126,61 @@ class PoseDataModule(FederatedDataModule):
 
     @property
     def joint_names(self) -> tuple[str, ...]:
-        """Their names."""
+        """Names of the joints."""
         return self.skeleton.joints
 
     @property
     def flip_pairs(self) -> tuple[tuple[int, int], ...]:
-        """Joints that change places in a mirror, by their numbers."""
+        """Joints that swap in a mirror, by number."""
         return self.skeleton.flip_pairs
 
     @property
     def unscored_joints(self) -> tuple[int, ...]:
-        """Joints that the data set's metric leaves out, by their numbers."""
+        """Joints that the data set's metric leaves out, by number."""
         return self.skeleton.unscored
 
     @property
     def skeleton_edges(self) -> tuple[tuple[int, int], ...]:
-        """Joints to connect in pictures, by their numbers."""
+        """Joints to connect in pictures, by number."""
         return self.skeleton.edges
 
     @property
+    @override
     def input_shape(self) -> tuple[int, ...]:
-        """The shape of a picture at the highest level."""
+        """Shape of a picture at the highest level."""
         return (3, *self.resolutions[0])
 
     @property
+    @override
     def input_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Of all levels and all test resolutions."""
+        """Shapes of all levels and all test resolutions."""
         return tuple((3, *size) for size in dict.fromkeys((*self.resolutions, *self.test_resolutions)))
 
     @property
+    @override
     def output_shape(self) -> tuple[int, ...]:
-        """A point for each joint: (K, 2)."""
+        """(K, 2)."""
         return (self.num_joints, 2)
 
-    # Who sees what.
+    # Views.
 
     def level(self, client_id: int) -> int:
         """The client's own level, 0 for the highest."""
         return int(np.searchsorted(self._first_of_level, client_id, side="right")) - 1
 
+    @override
     def view(self, client_id: int) -> View:
-        """The client's own level, when training with all below."""
+        """The client's own level, in training with all below."""
         return self._levels_view(self.level(client_id))
 
+    @override
     def shared_view(self) -> View:
-        """The highest level, when training with all below."""
+        """The highest level, in training with all below."""
         return self._levels_view(0)
 
+    @override
     def views(self) -> Mapping[str, View]:
-        """Every test resolution, and the lowest level scaled to each of them that is larger."""
+        """Every test resolution, and the lowest level scaled to each larger one."""
         lowest = self.resolutions[-1]
         found: dict[str, View] = {named_size(size): self.view_of(size) for size in self.test_resolutions}
         for size in self.test_resolutions:
@@ -185,28 +189,24 @@ class PoseDataModule(FederatedDataModule):
                     found[f"{named_size(lowest)}_as_{named_size(size)}_{way}"] = self.view_of(lowest, size, way)
         return found
 
+    @override
     def pictured(self) -> Mapping[str, Sequence[str]]:
-        """``resolutions``, and ``interpolated``: the lowest level as it is, and scaled to the highest level."""
+        """``resolutions``, and ``interpolated``: the lowest level, unscaled and scaled to the highest level."""
         low, high = named_size(self.resolutions[-1]), named_size(self.resolutions[0])
         scaled = [name for name in self.views() if name.startswith(f"{low}_as_{high}_")]
         sizes = [named_size(size) for size in self.test_resolutions]
         return {"resolutions": sizes} | ({"interpolated": [low, *scaled]} if scaled and low in sizes else {})
 
     def view_of(self, size: Size, shown_as: Size | None = None, interpolation: Interpolation = "bilinear") -> PoseView:
-        """How an evaluation at some resolution shows batches.
-
-        Args:
-            size: (H, W) of the pictures.
-            shown_as: Scale them to this (H, W) after all.
-            interpolation: How they are scaled.
+        """The view of an evaluation at (H, W), its pictures scaled to `shown_as` if given.
 
         Raises:
-            ConfigError: Pictures would be scaled to another shape.
+            ConfigError: The two sizes differ in aspect.
         """
         if shown_as is not None and size[0] * shown_as[1] != size[1] * shown_as[0]:
             raise ConfigError(
-                f"pictures of {named_size(size)} cannot be shown as {named_size(shown_as)}: "
-                "choose a resolution of the same shape"
+                f"pictures of {named_size(size)} cannot be shown as {named_size(shown_as)}; "
+                "choose a resolution of the same aspect"
             )
         return self._made_view((size,), shown_as, interpolation)
 
@@ -221,7 +221,7 @@ class PoseDataModule(FederatedDataModule):
         return self._made[key]
 
     def _means(self, size: Size) -> Means:
-        """What makes a pixel: means of squares as far as they blur nobody's picture, and points for the usual one."""
+        """The downsampling: means of squares small enough for the smallest box, and points for the median box."""
         if not self.antialias:
             return Means()
         least, usual = self._extents
@@ -229,31 +229,33 @@ class PoseDataModule(FederatedDataModule):
         return Means(whole, max(1, math.ceil(usual / (whole * size[0]) - 1e-6)))
 
     def _strata_of(self, train: People, test: People) -> Strata:
-        """What is known of the persons for partitions to cut by: their number.
+        """The persons' number, all that partitions know of them.
 
         Raises:
-            ConfigError: Persons cannot be used, or there are too few for all clients.
+            ConfigError: Persons are unusable, or too few for all clients.
         """
         train, test = (people.checked(self.num_joints) for people in (train, test))
         needed = self.max_train_samples
         if self.samples_per_client is not None and needed is not None and needed > len(train):
             raise ConfigError(
                 f"data.samples_per_client {self.samples_per_client} for {self.num_clients} clients takes {needed} "
-                f"persons, but {train.source} has {len(train)}: lower it, or have fewer clients"
+                f"persons, and {train.source} has {len(train)}; lower it, or data.num_clients"
             )
         every = np.concatenate([train.extent, test.extent])
         self._extents = (float(every.min()), float(np.median(every)))
         self._made.clear()
         return Strata(None, None, len(train), len(test), source=train.source)
 
-    # What a run writes down.
+    # A run's record.
 
+    @override
     def describe(self, client_id: int) -> dict[str, Any]:
-        """See `DescribedPopulation.describe`; with the client's own ``resolution``, [height, width]."""
+        """With the client's own ``resolution``, [height, width]."""
         return super().describe(client_id) | {"resolution": list(self.resolutions[self.level(client_id)])}
 
+    @override
     def figure(self) -> Figure | None:
-        """How many samples each client has, at which resolution."""
+        """Samples of each client, coloured by resolution."""
         ids = np.asarray(list(self.clients), dtype=np.int64)
         if not len(ids):
             return None
@@ -272,14 +274,7 @@ def named_size(size: Size) -> str:
 
 
 def levels_picture(sizes: IntArray, levels: IntArray, names: Sequence[str], client_ids: IntArray) -> Figure:
-    """How many samples each client has, coloured by its level.
-
-    Args:
-        sizes: Samples of each client, shape (n,).
-        levels: Level of each, shape (n,).
-        names: What the levels are called.
-        client_ids: The clients' ids, shape (n,).
-    """
+    """Samples (n,) of each client, coloured by its level (n,); `names` are the levels'."""
     from matplotlib import colormaps
 
     figure, axes = new_figure()
@@ -298,33 +293,32 @@ def levels_picture(sizes: IntArray, levels: IntArray, names: Sequence[str], clie
 
 def _check_levels(sizes: Sequence[Size]) -> None:
     if not sizes:
-        raise ConfigError("data.resolutions is empty: give at least one [height, width]")
+        raise ConfigError("data.resolutions is empty; give at least one [height, width]")
     for higher, lower in pairwise(sizes):
         if not (lower[0] < higher[0] and lower[1] < higher[1]):
             raise ConfigError(
-                f"data.resolutions has {list(lower)} after {list(higher)}: give the highest first, each smaller than "
+                f"data.resolutions has {list(lower)} after {list(higher)}; give the highest first, each smaller than "
                 "the one before"
             )
 
 
 def _clients_per_level(counts: list[int] | None, num_clients: int | None, num_levels: int) -> list[int]:
-    """How many clients have each level.
+    """Number of clients of each level.
 
     Raises:
         ConfigError: The settings contradict each other.
     """
     if counts is None:
         total = num_levels if num_clients is None else num_clients
-        if total < 1:
-            raise ConfigError(f"data.num_clients is {total}: a population needs at least 1 client")
+        check_range("data.num_clients", total, least=1)
         return [total // num_levels + (level < total % num_levels) for level in range(num_levels)]
     if len(counts) != num_levels or min(counts) < 0 or sum(counts) < 1:
         raise ConfigError(
-            f"data.clients_per_level is {counts}: give one number for each of the {num_levels} resolutions, 0 or more, "
-            "and somebody in all"
+            f"data.clients_per_level is {counts}; it must be one number for each of the {num_levels} resolutions, 0 or "
+            "more, with a sum of at least 1"
         )
     if num_clients is not None and num_clients != sum(counts):
         raise ConfigError(
-            f"data.num_clients is {num_clients}, but data.clients_per_level has {sum(counts)}: leave one of them out"
+            f"data.num_clients is {num_clients}, and data.clients_per_level has {sum(counts)}; leave out one of them"
         )
     return list(counts)

@@ -8,44 +8,45 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from lit_fed.data.pose.coco import read_json
 from lit_fed.data.pose.files import Album, PhotoPose, stacked
 from lit_fed.data.pose.skeleton import MPII
 from lit_fed.errors import ConfigError
 
-_PERSON = 200.0  # pixels of height that MPII's scale is in relation to
-_HEAD_FACTOR = 0.6  # of the head box's diagonal, by which PCKh divides
-_HEAD_OF_SCALE = 25.0  # the same in relation to MPII's scale
+_PERSON = 200.0  # pixels of height at MPII's scale 1
+_HEAD_FACTOR = 0.6  # of the head box's diagonal: PCKh's length
+_HEAD_OF_SCALE = 25.0  # PCKh's length at MPII's scale 1
 
 
 class Mpii(PhotoPose):
-    """Persons from MPII Human Pose, 16 joints; one picture a person.
+    """Persons from MPII Human Pose, 16 joints, one picture per person.
 
-    Files end in ``.json``, the form that HRNet made common, a list of ``image``, ``center``, ``scale``, ``joints`` and
-    ``joints_vis``; or in ``.mat``, the data set's own ``mpii_human_pose_v1_u12_1.mat``, whose published test part has
-    no joints: of its training part every tenth image is to test on, the others are to train on. Coordinates count from
-    1 in both. A box is 200·scale·1.25 pixels high, its middle 15·scale below the person's.
+    Files are ``.json`` in HRNet's common form, a list of ``image``, ``center``, ``scale``, ``joints`` and
+    ``joints_vis``; or the data set's own ``mpii_human_pose_v1_u12_1.mat``, whose published test part has no joints:
+    every tenth image of its training part is a test image. Coordinates count from 1 in both. A box is 200·scale·1.25
+    pixels high, its middle 15·scale below the person's.
 
-    PCKh divides by .6 of the diagonal of the head's box, which ``.mat`` files hold. In ``.json`` files it is 25·scale:
+    PCKh divides by .6 of the diagonal of the head's box, which ``.mat`` files hold. For ``.json`` files it is 25·scale:
     MPII's scales are from the same boxes, and in all of the validation part the two are equal.
 
     Andriluka, Pishchulin, Gehler, Schiele: "2D Human Pose Estimation: New Benchmark and State of the Art Analysis",
     CVPR 2014.
 
     Args:
-        root: The folder that all files lie in.
+        root: The folder of all files.
         train_file: Annotations to train on, below `root`.
-        test_file: Annotations to test on; may be the same ``.mat`` file.
-        images: Folder of the images.
+        test_file: Annotations to test on, below `root`; may be the same ``.mat`` file.
+        images: Folder of the images, below `root`.
         kwargs: See `PoseDataModule`, and `PhotoPose` and `DatasetModule` for `remember` and `num_workers`.
 
     Raises:
-        ConfigError: A file or an image is missing, or a person has another number of joints.
+        ConfigError: A file or an image is missing, or a person has a wrong number of joints.
 
     Note:
-        RAF's code takes a square of 200·scale·1.25 pixels and squeezes it into 3:4. Here its middle three quarters are
-        shown, undistorted; in the validation part .75 % of the joints lie outside, and .52 % lie outside of the square.
+        RAF's code squeezes a square of 200·scale·1.25 pixels into 3:4. Here its middle three quarters are shown,
+        undistorted; in the validation part .75 % of the joints lie outside, and .52 % lie outside of the square.
     """
 
     skeleton = MPII
@@ -61,15 +62,15 @@ class Mpii(PhotoPose):
         super().__init__(root=root, **kwargs)
         self.train_file, self.test_file, self.images = train_file, test_file, images
 
+    @override
     def read_albums(self) -> tuple[Album, Album]:
-        """See `PhotoPose.read_albums`."""
         train = self._album(Path(self.root) / self.train_file, testing=False)
         return train, self._album(Path(self.root) / self.test_file, testing=True)
 
     def _album(self, path: Path, testing: bool) -> Album:
         found = list(_mat_rows(path, testing) if path.suffix == ".mat" else _json_rows(path))
         if not found:
-            raise ConfigError(f"{path}: there is no person with a visible joint: give at least one")
+            raise ConfigError(f"{path} has no person with a visible joint; give at least one")
         ids = {name: number for number, name in enumerate(dict.fromkeys(name for name, _ in found))}
         rows = [row | {"image_id": ids[name]} for name, row in found]
         paths = [Path(self.root) / self.images / name for name, _ in found]
@@ -80,7 +81,7 @@ def _json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The image and the arrays of each person with a visible joint.
 
     Raises:
-        ConfigError: A person has another number of joints, or something is missing.
+        ConfigError: A person has a wrong number of joints, or lacks an entry.
     """
     content = read_json(path, "data.root, data.train_file and data.test_file")
     for number, entry in enumerate(content if isinstance(content, list) else [content]):
@@ -89,13 +90,13 @@ def _json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             centre, scale = np.asarray(entry["center"], dtype=np.float64), float(entry["scale"])
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(
-                f"{path}: person {number} needs image, center, scale, joints and joints_vis: correct or remove it"
+                f"{path}: person {number} needs image, center, scale, joints and joints_vis; correct or remove it"
             ) from error
         count = len(MPII.joints)
         if np.shape(joints) != (count, 2) or visible.shape != (count,):
             raise ConfigError(
                 f"{path}: person {number} has joints of shape {np.shape(joints)} and joints_vis "
-                f"of shape {visible.shape}, but MPII has {count} joints: correct or remove it"
+                f"of shape {visible.shape}, and MPII has {count} joints; correct or remove it"
             )
         if visible.any():
             points = np.asarray(joints, dtype=np.float64)
@@ -103,7 +104,7 @@ def _json_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _mat_rows(path: Path, testing: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The image and the arrays of each annotated person of the images to test on, or of all others.
+    """The image and the arrays of each annotated person, of the test images or of the others.
 
     Raises:
         ConfigError: The file is missing, or not MPII's.
@@ -111,13 +112,13 @@ def _mat_rows(path: Path, testing: bool) -> Iterator[tuple[str, dict[str, Any]]]
     from scipy.io import loadmat
 
     if not path.is_file():
-        raise ConfigError(f"{path} does not exist: put it there, or set data.root, data.train_file and data.test_file")
+        raise ConfigError(f"{path} does not exist; put it there, or set data.root, data.train_file and data.test_file")
     try:
         release = loadmat(path, squeeze_me=True, struct_as_record=False)["RELEASE"]
         annotated = np.flatnonzero(np.atleast_1d(release.img_train) == 1)
         images = np.atleast_1d(release.annolist)
     except (KeyError, AttributeError, ValueError, NotImplementedError) as error:
-        raise ConfigError(f"{path} is not MPII's file: it needs RELEASE.annolist and img_train") from error
+        raise ConfigError(f"{path} is not MPII's file; it needs RELEASE.annolist and img_train") from error
     for number, index in enumerate(annotated.tolist()):
         if (number % 10 == 9) == testing:
             for person in np.atleast_1d(getattr(images[index], "annorect", [])):
@@ -127,7 +128,7 @@ def _mat_rows(path: Path, testing: bool) -> Iterator[tuple[str, dict[str, Any]]]
 
 
 def _mat_person(person: Any) -> dict[str, Any] | None:
-    """One person's arrays; None for one without joints, scale or place, of whom MPII has many."""
+    """One person's arrays; None without joints, scale or place, as is frequent in MPII."""
     marked, place, scale = (vars(person).get(name, np.array([])) for name in ("annopoints", "objpos", "scale"))
     if not hasattr(marked, "point") or not hasattr(place, "x") or np.size(scale) != 1:
         return None
@@ -141,7 +142,7 @@ def _mat_person(person: Any) -> dict[str, Any] | None:
 def _row(
     points: NDArray[np.float64], visible: NDArray[np.bool_], centre: NDArray[np.float64], scale: float, head: float
 ) -> dict[str, Any]:
-    """A person's arrays, counted from 0 and not from 1 as in MATLAB."""
+    """A person's arrays, counted from 0 instead of MATLAB's 1."""
     height = 1.25 * _PERSON * scale
     return {
         "keypoints": np.where(visible[:, None], points - 1, 0.0),

@@ -1,4 +1,4 @@
-"""The persons of a data set: where each one's joints are, and the box around each."""
+"""The persons of a data set: joints and boxes."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class People:
-    """Persons with their joints, in pixels (x, y) of the image that each is in; 0 is the centre of the first pixel.
+    """Persons with their joints, in pixels (x, y) of their image; 0 is the centre of the first pixel.
 
     Args:
-        keypoints: Shape (n, K, 2); any finite value where not visible.
-        visible: 1 where a joint is labelled, else 0, shape (n, K).
-        head_size: What distances are divided by for PCKh, in pixels, NaN where it is not known, shape (n,).
-        centre: The middle of the box, shape (n, 2).
-        extent: Height of the box in pixels, shape (n,); its width follows from the resolution it is shown at.
-        area: The person's area in square pixels, for object key point similarity, NaN where it is not known,
-            shape (n,).
-        image_id: Which image, shape (n,) int64.
-        source: Where the persons are from, for error messages.
+        keypoints: Joints, shape (n, K, 2); any finite value if not visible.
+        visible: 1 for labelled joints, else 0, shape (n, K).
+        head_size: PCKh's length in pixels, NaN if unknown, shape (n,).
+        centre: Middle of the box, shape (n, 2).
+        extent: Height of the box in pixels, shape (n,); its width follows from the resolution.
+        area: Area in square pixels, for object key point similarity, NaN if unknown, shape (n,).
+        image_id: Number of the image, shape (n,) int64.
+        source: The persons' origin, for errors.
     """
 
     keypoints: Floats
@@ -44,26 +43,26 @@ class People:
         return len(self.keypoints)
 
     def checked(self, num_joints: int) -> People:
-        """The same, after checking that everything fits together.
+        """These persons, checked.
 
         Raises:
-            ConfigError: There is nobody, an array has another shape, or a person cannot be used.
+            ConfigError: There are no persons, an array has a wrong shape, or a person is unusable.
         """
         n = len(self.keypoints)
         if n == 0:
-            raise ConfigError(f"{self.source}: there is no person with a visible joint: give at least one")
+            raise ConfigError(f"{self.source} has no person with a visible joint; give at least one")
         shapes = {"keypoints": (n, num_joints, 2), "visible": (n, num_joints), "centre": (n, 2)}
         for name, array in self.arrays().items():
             wanted = shapes.get(name, (n,))
             if array.shape != wanted:
-                raise ConfigError(f"{self.source}: {name} has shape {array.shape}: it must be {wanted}")
+                raise ConfigError(f"{self.source}: {name} has shape {array.shape}; it must be {wanted}")
         for bad, what in (
             (~np.isfinite(self.keypoints).all((1, 2)), "a joint that is not finite"),
             (~np.isfinite(self.centre).all(1) | ~(self.extent > 0) | ~np.isfinite(self.extent), "a box without size"),
             (~(self.visible > 0).any(1), "no visible joint"),
         ):
             if bad.any():
-                raise ConfigError(f"{self.source}: person {int(bad.argmax())} has {what}: correct or remove the person")
+                raise ConfigError(f"{self.source}: person {int(bad.argmax())} has {what}; correct or remove the person")
         return self
 
     def arrays(self) -> dict[str, NDArray[Any]]:

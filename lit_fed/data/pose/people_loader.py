@@ -1,4 +1,4 @@
-"""Batches of persons whose images live in memory, on the device."""
+"""Batches of persons with images in memory, on the device."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from lit_fed.data.pose.augmentation import PoseAugmentation
 
 
 class PeopleLoader:
-    """Iterates over chosen persons in batches for a `PoseView`; cheap enough to be made anew for every client.
+    """Batches of chosen persons for a `PoseView`; cheap enough to be made for every client.
 
-    With a generator every iteration is shuffled, and augmented where it trains: all random numbers of an epoch are
-    drawn at once. Without one the order is that of `indices`.
+    With a generator every iteration is a new shuffle: all random numbers of an epoch are drawn at once. Without a
+    generator the order is that of `indices`.
 
     Args:
-        canvases: Images, all of one size, uint8 (N, 3, h, w), on any device; never changed.
+        canvases: Images of one size, uint8 (N, 3, h, w), on any device; never changed.
         people: The arrays of `People` by name, (N, …), on the CPU.
-        indices: Whom to iterate over, int64 on the CPU, shape (n,).
+        indices: The persons to iterate over, int64 on the CPU, shape (n,).
         batch_size: Persons per batch; the last batch may be smaller.
         generator: A CPU generator to shuffle and augment with.
-        augmentation: Draws boxes with the generator; None takes everybody's own.
-        upper: Which joints are of the upper half, for the augmentation.
+        augmentation: Draws boxes with the generator; None for the persons' own boxes.
+        upper: Whether each joint belongs to the upper half, for the augmentation.
         aspect: Width of a picture divided by its height, for the augmentation.
-        drop_last: Leave out the last batch where it is smaller than the others, unless it is the only one.
-        public: Give positions in `indices` in place of the truth.
+        drop_last: Drop a smaller last batch, unless it is the only one.
+        public: Replace the truth with positions in `indices`.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class PeopleLoader:
         return -(-self.num_samples // self.batch_size)
 
     def __iter__(self) -> Iterator[tuple[dict[str, Tensor], Any]]:
-        """One pass over the persons, in pairs of what is seen and what is true."""
+        """One pass over the persons, in pairs of crops and truth."""
         if self.num_samples == 0:
             return
         generator, device = self._generator, self._canvases.device
@@ -70,7 +70,7 @@ class PeopleLoader:
             person = self._augmentation.draw(truth | person, self._upper, self._aspect, generator)
         else:
             person["origin"] = torch.zeros_like(person["centre"])
-        # Everything but the images is moved once an epoch, so that no step waits for it.
+        # All but the images move once per epoch, so that no step waits for it.
         person, truth, chosen, places = move_data_to_device((person, truth, chosen, places), device)
         for start in range(0, self.num_samples, self.batch_size):
             part = slice(start, start + self.batch_size)

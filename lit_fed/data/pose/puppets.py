@@ -1,4 +1,4 @@
-"""An embedded data set of drawn figures: key points without any file."""
+"""Drawn figures: an embedded data set of key points."""
 
 from __future__ import annotations
 
@@ -9,35 +9,36 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from typing_extensions import override
 
+from lit_fed.checks import check_range
 from lit_fed.data.partitions.csr import IntArray
 from lit_fed.data.partitions.cut import Strata
-from lit_fed.data.population.base import Subset
+from lit_fed.data.population.base import Batches, Subset
 from lit_fed.data.pose.augmentation import FLIP_ONLY, PoseAugmentation
 from lit_fed.data.pose.figures import HEIGHT, WIDTH, figure_picture
 from lit_fed.data.pose.module import PoseDataModule
 from lit_fed.data.pose.people import People
 from lit_fed.data.pose.people_loader import PeopleLoader
 from lit_fed.data.pose.skeleton import LSP
-from lit_fed.errors import ConfigError
 
 
 class Puppets(PoseDataModule):
     """Synthetic: articulated figures with 14 joints, drawn on 128×96 pixels. No photographs, no persons, no files.
 
-    Figures differ in pose, size, clothes and light, are seen from the front or from behind, and stand before soft
-    colours, among shapes, sometimes beside another figure or behind something. At 64×48 pixels a pose can be seen, at
-    32×24 hands and feet get lost. Left and right look alike, as on photographs: face or rucksack tell them apart.
+    Figures differ in pose, size, clothes and light, face the viewer or turn their back, and stand before soft colours,
+    among shapes, sometimes beside another figure or behind something. At 64×48 pixels a pose is recognisable, at 32×24
+    hands and feet get lost. Left and right look alike, as on photographs; face or rucksack tell them apart.
 
-    A figure follows from `figure_seed` and its number alone, and is drawn once a process, in about 2 ms. Joints that
-    leave the canvas are not visible, hidden ones are; `head_size` is the distance from neck to head top.
+    A figure is a function of `figure_seed` and its number, drawn once per process in about 2 ms. Joints off the canvas
+    are not visible, hidden joints are; `head_size` is the distance from neck to head top.
 
     Args:
-        resolutions: [height, width] of each level, the highest first; pixels are means of the canvas's.
-        samples_per_client: Training figures for each client.
+        resolutions: [height, width] of each level, the highest first; a pixel is a mean of the canvas's pixels.
+        samples_per_client: Training figures per client.
         test_samples: Figures to test on.
-        figure_seed: Another one gives other figures.
-        augmentation: Random boxes to train on; none given mirrors one picture in two, and nothing else.
+        figure_seed: Seed of the figures.
+        augmentation: Random boxes to train on; null mirrors every second picture, and nothing else.
         kwargs: See `PoseDataModule`.
 
     Raises:
@@ -64,20 +65,19 @@ class Puppets(PoseDataModule):
             std=(0.25,),
             **kwargs,
         )
-        if test_samples < 1:
-            raise ConfigError(f"data.test_samples is {test_samples}: it must be at least 1")
+        check_range("data.test_samples", test_samples, least=1)
         self.test_samples, self.figure_seed = test_samples, figure_seed
         self._canvases: dict[Subset, torch.Tensor] = {}
         self._people: dict[Subset, dict[str, torch.Tensor]] = {}
-        self._kept: dict[Subset, IntArray] = {}  # the figures that were kept, where not all were
+        self._kept: dict[Subset, IntArray] = {}  # the figures still here, if some were freed
         self._device = torch.device("cpu")
 
+    @override
     def default_augmentation(self) -> PoseAugmentation:
-        """Mirrors one picture in two."""
         return FLIP_ONLY
 
+    @override
     def read_strata(self) -> Strata:
-        """See `FederatedDataModule.read_strata`."""
         people = {}
         for subset, count in _parts(self.max_train_samples or 0, self.test_samples):
             canvases, joints = drawn(self.figure_seed, subset, count)
@@ -86,12 +86,13 @@ class Puppets(PoseDataModule):
             self._people[subset] = people[subset].tensors()
         return self._strata_of(people["train"], people["test"])
 
+    @override
     def read_contents(self) -> Iterator[NDArray[Any]]:
-        """Where all joints are; see `DescribedPopulation.read_contents`."""
+        """All joints."""
         yield from (self._people[subset]["keypoints"].numpy() for subset in ("train", "test"))
 
+    @override
     def keep(self, train: IntArray, test: IntArray) -> None:
-        """Forget all other figures, so that they take no memory."""
         kept: tuple[tuple[Subset, IntArray], ...] = (("train", train), ("test", test))
         for subset, rows in kept:
             if len(rows) < len(self._canvases[subset]):
@@ -100,58 +101,48 @@ class Puppets(PoseDataModule):
                 self._people[subset] = {name: array[chosen] for name, array in self._people[subset].items()}
                 self._kept[subset] = rows
 
+    @override
     def move_to(self, device: torch.device) -> None:
-        """Move the pictures to a device."""
         self._device = torch.device(device)
         self._canvases = {subset: canvases.to(device) for subset, canvases in self._canvases.items()}
 
-    def make_loader(
-        self,
-        subset: Subset,
-        indices: IntArray,
-        *,
-        batch_size: int,
-        generator: torch.Generator | None = None,
-        training: bool = False,
-    ) -> PeopleLoader:
-        """See `FederatedDataModule.make_loader`."""
+    @override
+    def make_loader(self, batches: Batches) -> PeopleLoader:
         height, width = self.resolutions[0]
         return PeopleLoader(
-            self._canvases[subset],
-            self._people[subset],
-            self._stored(subset, indices),
-            batch_size,
-            generator,
-            self.augmentation if training else None,
+            self._canvases[batches.subset],
+            self._people[batches.subset],
+            self._stored(batches.subset, batches.indices),
+            batches.batch_size,
+            batches.generator,
+            self.augmentation if batches.training else None,
             self.skeleton.upper,
             width / height,
-            drop_last=training and self.drop_last,
+            drop_last=batches.training and self.drop_last,
         )
 
-    def make_public_loader(
-        self, indices: IntArray, *, batch_size: int, generator: torch.Generator | None
-    ) -> PeopleLoader:
-        """See `FederatedDataModule.make_public_loader`."""
-        rows = self._stored("train", indices)
-        return PeopleLoader(self._canvases["train"], self._people["train"], rows, batch_size, generator, public=True)
+    @override
+    def make_public_loader(self, batches: Batches) -> PeopleLoader:
+        return PeopleLoader(
+            self._canvases["train"],
+            self._people["train"],
+            self._stored("train", batches.indices),
+            batches.batch_size,
+            batches.generator,
+            public=True,
+        )
 
     def _stored(self, subset: Subset, indices: IntArray) -> torch.Tensor:
-        """Where figures are, after some were forgotten."""
+        """Rows of figures in the tensors."""
         rows = np.searchsorted(self._kept[subset], indices) if subset in self._kept else indices
         return torch.from_numpy(np.asarray(rows, dtype=np.int64))
 
 
 @lru_cache(maxsize=4)
 def drawn(seed: int, part: str, count: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
-    """Draw the first figures of a part of a set; remembered for the next who asks, who must not change them.
+    """Draw the first figures of a part of a set: pictures (count, 3, 128, 96) and joints (count, 14, 2), pixels (x, y).
 
-    Args:
-        seed: Of the set.
-        part: Which part.
-        count: How many.
-
-    Returns:
-        Pictures (count, 3, 128, 96) and joints (count, 14, 2), pixels (x, y).
+    The arrays are cached and must not be changed.
     """
     pictures = np.empty((count, 3, HEIGHT, WIDTH), dtype=np.uint8)
     joints = np.empty((count, len(LSP.joints), 2), dtype=np.float32)

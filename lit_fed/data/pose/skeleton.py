@@ -1,4 +1,4 @@
-"""What the joints of a data set are called, and how they belong together."""
+"""The joints of a data set: names, pairs and edges."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Skeleton:
     """The joints of a data set.
 
     Args:
-        joints: Their names, in the order of all arrays.
-        flip_pairs: Joints that change places in a mirror, by their numbers from 0, such as left and right ankle.
-        edges: Joints to connect in pictures, by their numbers.
+        joints: Names, in the order of all arrays.
+        flip_pairs: Joints that swap in a mirror, by number from 0, such as left and right ankle.
+        edges: Joints to connect in pictures, by number.
         unscored: Joints that the data set's metric leaves out.
-        source: The file or data set that this is from, for error messages.
+        source: The file or data set, for errors.
 
     Raises:
         ConfigError: A number is out of range, or a joint is in two pairs.
@@ -34,28 +34,26 @@ class Skeleton:
     def __post_init__(self) -> None:
         count = len(self.joints)
         if not count:
-            raise ConfigError(f"{self.source}: there are no joints: name at least one")
+            raise ConfigError(f"{self.source} has no joints; name at least one")
         for name, pairs in (("flip pair", self.flip_pairs), ("edge", self.edges)):
             for pair in pairs:
                 if len(pair) != 2 or not all(0 <= joint < count for joint in pair):
                     raise ConfigError(
-                        f"{self.source}: {name} {list(pair)} is out of range: give two of the {count} joints, "
+                        f"{self.source}: {name} {list(pair)} is out of range; give two of the {count} joints, "
                         f"0 … {count - 1}"
                     )
         paired = [joint for pair in self.flip_pairs for joint in pair]
         if len(set(paired)) < len(paired):
             twice = next(joint for joint in paired if paired.count(joint) > 1)
-            raise ConfigError(
-                f"{self.source}: joint {twice} is in two flip pairs, or twice in one: give each one place"
-            )
+            raise ConfigError(f"{self.source}: joint {twice} is in two flip pairs; list it once")
         if not all(0 <= joint < count for joint in self.unscored):
             raise ConfigError(
-                f"{self.source}: unscored {list(self.unscored)} is out of range: joints are 0 … {count - 1}"
+                f"{self.source}: unscored {list(self.unscored)} is out of range; joints are 0 … {count - 1}"
             )
 
     @property
     def flip_order(self) -> tuple[int, ...]:
-        """Which joint takes each one's place in a mirror."""
+        """The joint in each joint's place in a mirror."""
         order = list(range(len(self.joints)))
         for left, right in self.flip_pairs:
             order[left], order[right] = right, left
@@ -63,16 +61,12 @@ class Skeleton:
 
     @property
     def upper(self) -> tuple[bool, ...]:
-        """Whether each joint is of the upper half of the body: not hip, pelvis, knee, ankle or foot, by its name."""
+        """Whether each joint belongs to the upper half: by its name not hip, pelvis, knee, ankle or foot."""
         return tuple(not any(part in name.lower() for part in _LOWER) for name in self.joints)
 
 
 def pairs_by_name(joints: Sequence[str]) -> tuple[tuple[int, int], ...]:
-    """The flip pairs that names tell: ``left_ankle`` and ``right_ankle``.
-
-    Args:
-        joints: Names of all joints.
-    """
+    """Flip pairs by names, such as ``left_ankle`` and ``right_ankle``."""
     places = {name: index for index, name in enumerate(joints)}
     others = ((index, places.get(name.replace("left", "right"))) for name, index in places.items() if "left" in name)
     return tuple((index, other) for index, other in others if other is not None)
@@ -86,19 +80,8 @@ LSP = Skeleton(
     ),
     flip_pairs=((0, 5), (1, 4), (2, 3), (6, 11), (7, 10), (8, 9)),
     edges=(
-        (0, 1),
-        (1, 2),
-        (2, 12),
-        (5, 4),
-        (4, 3),
-        (3, 12),
-        (6, 7),
-        (7, 8),
-        (8, 12),
-        (11, 10),
-        (10, 9),
-        (9, 12),
-        (12, 13),
+        *((0, 1), (1, 2), (2, 12), (5, 4), (4, 3), (3, 12)),
+        *((6, 7), (7, 8), (8, 12), (11, 10), (10, 9), (9, 12), (12, 13)),
     ),
 )
 """The 14 joints of Leeds Sports Pose, person-centred."""

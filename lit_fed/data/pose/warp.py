@@ -1,8 +1,8 @@
-"""From an image with a person in a box to the picture a client sees, at any resolution.
+"""Warps from an image with a person in a box to a picture at any resolution.
 
-The box's top and bottom edges become the picture's, whatever its size: levels show the same field, and a point that is
-at a third of one picture's height is at a third of every other's. A picture wider or narrower than the box shows more
-or less to the sides, undistorted.
+The box's top and bottom edges become the picture's at every size: all levels show the same field, and a point at a
+third of one picture's height is at a third of every other's. A picture wider or narrower than the box shows more or
+less to the sides, undistorted.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ INTERPOLATIONS: tuple[Interpolation, ...] = ("bilinear", "area", "bicubic")
 
 
 class Means(NamedTuple):
-    """How many of an image's pixels make one of a picture.
+    """The downsampling of an image to a picture.
 
-    First the image is made smaller by `whole`, by means of squares; of that the mean of `points` bilinear values each
-    way makes a pixel. A picture's pixel is the mean of those it covers where both together are as much as the image is
-    larger than the picture.
+    The image shrinks by a factor of `whole`, by means of squares; a pixel is then the mean of `points` bilinear values
+    per axis. If the product of both is the ratio of image to picture, a pixel is the mean of the pixels it covers.
     """
 
     whole: int = 1
@@ -40,13 +39,13 @@ _MIDDLE = Means()
 
 @dataclass(frozen=True)
 class Boxes:
-    """Where each picture of a batch is taken from.
+    """The box of each picture of a batch.
 
     Args:
         centre: Pixel (x, y) of the image in the picture's middle, shape (B, 2).
         extent: Height of the picture in the image's pixels, shape (B,).
-        rotation: By how much the picture is turned, in radians, shape (B,); None turns nothing.
-        flip: 1 where the picture is mirrored, else 0, shape (B,); None mirrors nothing.
+        rotation: Rotation of the picture in radians, shape (B,); None for none.
+        flip: 1 to mirror the picture, else 0, shape (B,); None mirrors none.
     """
 
     centre: Tensor
@@ -59,50 +58,39 @@ class Boxes:
         angle = torch.zeros_like(self.extent) if self.rotation is None else self.rotation
         cosine, sine = angle.cos(), angle.sin()
         side = torch.ones_like(cosine) if self.flip is None else 1 - 2 * self.flip
-        # Turned first, then mirrored.
+        # Rotated first, then mirrored.
         return torch.stack([side * cosine, -side * sine, sine, cosine], dim=1).view(-1, 2, 2)
 
     def pictures(self, images: Tensor, size: Size, means: Means = _MIDDLE) -> Tensor:
-        """Cut the pictures out of the images; black where a picture leaves its image.
+        """Cut pictures (B, C, H, W) out of images (B, C, h, w), floating point; black outside of an image.
 
-        Args:
-            images: (B, C, h, w) floating point.
-            size: (H, W) of the pictures.
-            means: What makes a pixel; none given takes the bilinear value in its middle.
-
-        Returns:
-            (B, C, H, W).
+        `means` is the downsampling; by default a pixel is the bilinear value in its middle.
         """
         height, width = size
         if means.whole > 1:
             beyond = (-images.shape[3] % means.whole, -images.shape[2] % means.whole)
             images = _block_means(F.pad(images, (0, beyond[0], 0, beyond[1]), mode="replicate"), means.whole)
-        # Over the picture from −1 to 1, to the image from −1 to 1, edge to edge. Sizes stay numbers: tensors of them
-        # would have to be moved to the device in every step.
+        # From the picture's −1 … 1 to the image's −1 … 1, edge to edge. Sizes stay Python numbers, as tensors would
+        # have to move to the device in every step.
         whole = (images.shape[3] * means.whole, images.shape[2] * means.whole)
         reach = torch.stack([self.extent * (width / height), self.extent], dim=1)
         turned, middle = self.matrix() * reach[:, None, :], 2 * self.centre + 1
         turn = torch.stack([turned[:, axis] / whole[axis] for axis in (0, 1)], dim=1)
         shift = torch.stack([middle[:, axis] / whole[axis] - 1 for axis in (0, 1)], dim=1)
         across, down = (_middles(side * means.points, images.device) for side in (width, height))
-        # As torch's affine_grid, in a quarter of its time: sums of what depends on the column and on the row alone.
+        # As torch's affine_grid, in a quarter of its time: a sum of a column's and a row's part.
         columns = across[:, None] * turn[:, None, None, :, 0]  # (B, 1, W, 2)
         rows = down[:, None, None] * turn[:, None, None, :, 1] + shift[:, None, None]  # (B, H, 1, 2)
         fine = F.grid_sample(images, rows + columns, mode="bilinear", padding_mode="zeros", align_corners=False)
         return fine if means.points == 1 else _block_means(fine, means.points)
 
     def points(self, points: Tensor, size: Size) -> Tensor:
-        """Points of the image as points of the picture.
+        """Points of the images (B, K, 2) as points of pictures of a size (H, W), in pixels (x, y).
 
-        Args:
-            points: (B, K, 2), (x, y) in pixels of the images.
-            size: (H, W) of the pictures.
-
-        Returns:
-            (B, K, 2) in pixels of the pictures; left and right are as they were.
+        Mirroring does not swap left and right joints.
         """
         height, width = size
-        # The matrix is orthogonal: its transpose leads back.
+        # The matrix is orthogonal: its transpose is its inverse.
         upright = (points - self.centre.unsqueeze(1)) @ self.matrix() * self.zoom(size)[:, None, None]
         return torch.stack([upright[..., 0] + (width / 2 - 0.5), upright[..., 1] + (height / 2 - 0.5)], dim=-1)
 
@@ -112,19 +100,19 @@ class Boxes:
 
 
 class PoseView:
-    """Shows a batch of persons at one resolution, and when training at lower ones too.
+    """Shows a batch of persons at one resolution, and in training at lower resolutions too.
 
-    Batches are pairs: of each person ``canvas`` (B, 3, h, w) uint8, ``origin`` (B, 2) of it in the image, ``centre``
-    and ``extent`` of the box in it, and when training ``rotation`` and ``flip``; and the truth, ``keypoints``,
-    ``visible``, ``head_size``, ``area`` and ``image_id``, or the positions in the public set.
+    Batches are pairs: of each person ``canvas`` (B, 3, h, w) uint8, its ``origin`` (B, 2) in the image, ``centre`` and
+    ``extent`` of the box in it, and in training ``rotation`` and ``flip``; and the truth, ``keypoints``, ``visible``,
+    ``head_size``, ``area`` and ``image_id``, or the positions in the public set.
 
     Args:
         sizes: (H, W) of each level, the highest first.
-        means: What makes a pixel of each level.
-        normalize: From values of 0 … 255 to what a model sees.
-        flip_order: Which joint takes each one's place in a mirror.
-        shown_as: Scale the pictures to this (H, W) after all, as somebody would who has nothing better.
-        interpolation: How they are scaled.
+        means: The downsampling of each level.
+        normalize: From values of 0 … 255 to the model's inputs.
+        flip_order: The joint in each joint's place in a mirror.
+        shown_as: (H, W) to upscale the pictures to; None for none.
+        interpolation: The upscaling's interpolation.
     """
 
     def __init__(
@@ -141,7 +129,7 @@ class PoseView:
         self._shown_as, self._interpolation = shown_as, interpolation
 
     def __call__(self, batch: tuple[Mapping[str, Tensor], Any]) -> Any:
-        """The batch as a task sees it; see `PoseDataModule`."""
+        """The task's batch; see `PoseDataModule`."""
         person, truth = batch
         training = "flip" in person
         boxes = Boxes(person["centre"], person["extent"], person.get("rotation"), person.get("flip"))
@@ -178,7 +166,7 @@ class PoseView:
         return F.interpolate(pictures, self._shown_as, mode=self._interpolation)
 
     def _mirrored(self, truth: Mapping[str, Tensor], flip: Tensor) -> dict[str, Tensor]:
-        """Left joints in the place of right ones where a picture is mirrored."""
+        """The truth with left and right joints swapped in mirrored pictures."""
         if self._flip_order.device != flip.device:
             self._flip_order = self._flip_order.to(flip.device)
         mirrored = dict(truth)
@@ -193,19 +181,19 @@ def checked_size(size: Sequence[int], setting: str) -> Size:
     """A resolution of a setting as (height, width).
 
     Raises:
-        ConfigError: It is no pair of positive numbers.
+        ConfigError: It is not a pair of positive numbers.
     """
     if len(size) != 2 or not all(side >= 1 for side in size):
-        raise ConfigError(f"data.{setting} has {list(size)}: a resolution is [height, width], both at least 1 pixel")
+        raise ConfigError(f"data.{setting} has {list(size)}; it must be [height, width], both at least 1 pixel")
     return int(size[0]), int(size[1])
 
 
 def _middles(count: int, device: torch.device) -> Tensor:
-    """The middles of so many equal parts of −1 … 1."""
+    """The middles of `count` equal parts of −1 … 1."""
     return (2 * torch.arange(count, device=device) + 1) / count - 1
 
 
 def _block_means(images: Tensor, side: int) -> Tensor:
-    """Means of squares, in a fifth of the time of `avg_pool2d`; sides are multiples."""
+    """Means of squares, in a fifth of the time of `avg_pool2d`; sides must be multiples."""
     rows = sum((images[:, :, start::side] for start in range(1, side)), start=images[:, :, ::side])
     return sum((rows[..., start::side] for start in range(1, side)), start=rows[..., ::side]) / side**2

@@ -5,41 +5,39 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
+from lit_fed.checks import check_range
 from lit_fed.data.population.in_memory import Arrays, TensorDataModule
 from lit_fed.data.population.targets import quantile_strata
-from lit_fed.errors import ConfigError
 from lit_fed.seeding import numpy_generator
 
 
 class Diabetes(TensorDataModule):
-    """How far diabetes progressed within a year, of 442 patients, from 10 measurements: a regression without files.
+    """Progression of diabetes within a year, of 442 patients, from 10 measurements: a regression without files.
 
-    A fixed fifth of the patients, 88, is the test set, whatever the settings. Measurements and target are standardised
-    by the mean and standard deviation of the other 354, so that a model that always says 0 has a mean squared error
-    of 1 on these.
+    A fixed fifth of the patients, 88, is the test set. Measurements and target are standardised by the mean and
+    standard deviation of the other 354, so that the constant prediction 0 has a mean squared error of 1 on these.
 
     Efron et al., "Least Angle Regression", The Annals of Statistics 32(2), 2004; the copy within scikit-learn.
 
     Args:
-        strata: Patients are sorted into so many strata of equal size by their target; partitions such as `Dirichlet`
-            cut by these as they cut by classes.
+        strata: Number of strata of equal size by target; partitions such as `Dirichlet` cut by them as by classes.
         kwargs: The population's settings, see `FederatedDataModule`.
 
     Raises:
-        ConfigError: There are no such strata.
+        ConfigError: The number of strata is out of range.
     """
 
     input_shape = (10,)
 
     def __init__(self, strata: int = 5, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if strata < 1:
-            raise ConfigError(f"data.strata is {strata}: there must be at least 1 stratum")
+        check_range("data.strata", strata, least=1)
         self.num_strata = strata
 
+    @override
     def load_arrays(self) -> Arrays:
-        """See `TensorDataModule.load_arrays`."""
         from sklearn.datasets import load_diabetes  # takes a second, which only this data set should cost
 
         bunch = load_diabetes(scaled=False)

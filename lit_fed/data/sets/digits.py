@@ -1,4 +1,4 @@
-"""The handwritten digits that scikit-learn carries within itself: no download, no files."""
+"""The handwritten digits within scikit-learn: no download, no files."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from lit_fed.data.population.in_memory import Arrays, ImageDataModule
 from lit_fed.seeding import numpy_generator
@@ -14,15 +15,15 @@ from lit_fed.seeding import numpy_generator
 class Digits(ImageDataModule):
     """1,797 handwritten digits of 8×8 pixels in 10 classes, split 80/20 within each class.
 
-    The split is the same whatever the settings. Pixels of 0 … 16 are scaled to [0, 1] and normalised.
+    The split is independent of the settings. Pixels of 0 … 16 are scaled to [0, 1] and normalised.
 
     Alpaydin and Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository, 1998; the copy
     within scikit-learn, which is the test part of the original.
 
     Args:
-        crop_padding: Train on random crops after padding with so many zeros on every side; 0 for none.
-        horizontal_flip: Train on randomly mirrored images.
-        image_size: Scale images to this many pixels a side; none given keeps 8.
+        crop_padding: Zeros padded on every side before a random crop of training images; 0 for no crop.
+        horizontal_flip: Mirror training images at random.
+        image_size: Pixels per side to scale images to; null keeps their size.
         kwargs: The population's settings, see `FederatedDataModule`.
     """
 
@@ -44,8 +45,8 @@ class Digits(ImageDataModule):
             **kwargs,
         )
 
+    @override
     def load_arrays(self) -> Arrays:
-        """See `TensorDataModule.load_arrays`."""
         from sklearn.datasets import load_digits  # takes a second, which only this data set should cost
 
         bunch = load_digits()
@@ -61,22 +62,16 @@ class Digits(ImageDataModule):
 class DigitPairs(Digits):
     """The numbers 00 to 99: two of `Digits` side by side, 8×16 pixels in 100 classes of 100 images, 20 more for tests.
 
-    A task of many classes that needs no files and is soon learnt. Left and right are drawn with replacement from the
-    digits' training images, of test images from their test images; the same pairs whatever the settings.
-
-    Args:
-        crop_padding: Train on random crops after padding with so many zeros on every side; 0 for none.
-        horizontal_flip: Train on randomly mirrored images.
-        image_size: Scale images to a square of this many pixels a side; none given keeps 8×16.
-        kwargs: The population's settings, see `FederatedDataModule`.
+    A task of many classes that needs no files and is learnt quickly. Left and right are drawn with replacement from
+    the digits' training images, or test images for tests; the pairs are independent of the settings.
     """
 
     num_classes = 100
     class_names = [f"{number:02}" for number in range(100)]  # noqa: RUF012  # a property of the base
     stored_shape = (1, 8, 16)
 
+    @override
     def load_arrays(self) -> Arrays:
-        """See `TensorDataModule.load_arrays`."""
         digits = super().load_arrays()
         train = _pairs(digits.x_train, digits.y_train, 100, "train")
         test = _pairs(digits.x_test, digits.y_test, 20, "test")
@@ -84,7 +79,7 @@ class DigitPairs(Digits):
 
 
 def _pairs(x: NDArray[Any], y: NDArray[Any], each: int, part: str) -> tuple[NDArray[Any], NDArray[Any]]:
-    """So many images of each number, in the order 00, 01, …, 99, 00, …, and their numbers."""
+    """`each` images of every number, in the order 00, 01, …, 99, 00, …, and their numbers."""
     generator = numpy_generator(0, "digits", "pairs", part)
     of_digit = [np.flatnonzero(y == digit) for digit in range(10)]
     numbers = np.tile(np.arange(100), each)

@@ -157,15 +157,9 @@ class Algorithm(ABC, Generic[AggregateT]):
         public_size: int = 0,
         calibration_fraction: float = 0.0,
     ) -> None:
-        if public_size < 0:
-            raise ConfigError(f"algorithm.public_size is {public_size}; it must be 0 or more samples")
-        if not 0 <= calibration_fraction < 1:
-            raise ConfigError(
-                f"algorithm.calibration_fraction is {calibration_fraction}; it must be at least 0 and below 1"
-            )
         self.regularizer = regularizer
         self.head = head
-        self.public_size = public_size
+        self.public_size = public_size  # the data check it, and the fraction
         self.calibration_fraction = calibration_fraction
 
     @property

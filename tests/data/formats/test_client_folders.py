@@ -81,11 +81,11 @@ def _third_part(root: Path) -> None:
 @pytest.mark.parametrize(
     ("prepare", "message"),
     [
-        (_unread_class, "a/y holds 2 files, such as 0.heic, and no images: put .png"),
+        (_unread_class, "a/y holds 2 files, such as 0.heic, and no images; put .png"),
         (_only_deeper, "b/y holds 3 files, such as 2024/0.png, and no images"),
-        (_empty_class, "every folder of class z is empty: add images, or remove the folders"),
-        (_empty_client, "c holds no images in class folders: add .png"),
-        (_third_part, "a has a folder val beside train and test: move its images there, or remove it"),
+        (_empty_class, "every folder of class z is empty; add images, or remove the folders"),
+        (_empty_client, "c holds no images in class folders; add .png"),
+        (_third_part, "a has a folder val beside train and test; move its images there, or remove it"),
     ],
 )
 def test_no_client_and_no_class_is_lost(prepare: Callable[[Path], None], message: str, tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_yahoo_answers_has_no_header_counts_from_1_and_spreads_its_text(tmp_path
     ("rows", "settings", "message"),
     [
         (ROWS, {"label_column": "topic"}, "no column 'topic' \\(label, text\\)"),
-        (["one,text"], {}, "line 2: the label is 'one', which is no whole number"),
+        (["one,text"], {}, "line 2: the label is 'one'; it must be a whole number"),
         (["1"], {}, "line 2 has 1 columns"),
         ([], {}, "holds no texts"),
         (ROWS, {"length": 0}, "data.length is 0"),

@@ -129,18 +129,18 @@ def test_a_table_trains_classes_and_numbers_and_names_its_clients(tmp_path: Path
 KIND = {"target": "kind"}
 BY_SITE = {"target": "kind", "client": "site"}
 WRONG = {
-    "column": (PLANTS, {"target": "kinds"}, "has no column 'kinds', which data.target names: did you mean kind?"),
-    "no column": (PLANTS, {"target": "x" * 9}, "names: it has site, petal, sepal, kind"),
+    "column": (PLANTS, {"target": "kinds"}, "has no column 'kinds', which data.target names; did you mean kind?"),
+    "no column": (PLANTS, {"target": "x" * 9}, "names; it has site, petal, sepal, kind"),
     "client": (
         PLANTS, {"target": "kind", "client": "ward"},
-        "has no column 'ward', which data.client names: it has site",
+        "has no column 'ward', which data.client names; it has site",
     ),
     "feature": (
         PLANTS, {"target": "kind", "features": ["leaf"]},
-        "has no column 'leaf', which data.features names: it has",
+        "has no column 'leaf', which data.features names; it has",
     ),
-    "text": (PLANTS, KIND, "line 2: site is 'north', not a number: correct or remove the row"),
-    "line": (PLANTS.replace("50", "5o"), BY_SITE, "line 7: sepal is '5o', not a number: correct"),
+    "text": (PLANTS, KIND, "line 2: site is 'north', not a number; correct or remove the row"),
+    "line": (PLANTS.replace("50", "5o"), BY_SITE, "line 7: sepal is '5o', not a number; correct"),
     "empty cell": (PLANTS.replace("50", ""), BY_SITE, "line 7: sepal is empty, not a number"),
     "not finite": (PLANTS.replace("50", "inf"), BY_SITE, "line 7: sepal is 'inf', not a finite number"),
     "32 bits": (PLANTS.replace("50", "1e39"), BY_SITE, "line 7: sepal is '1e39', not a finite number of 32 bits"),
@@ -150,16 +150,16 @@ WRONG = {
     ),
     "two notations": (
         "x,y\n1,1\n2,0\n3,1.0\n4,0\n", {"target": "y"},
-        "y is '1.0' in {path}, line 4, and '1' in {path}, line 2: write all as whole numbers, or set data.kind to",
+        "y is '1.0' in {path}, line 4, and '1' in {path}, line 2; write all as whole numbers, or set data.kind to",
     ),
     "no target": (PLANTS.replace("lily", " "), BY_SITE, "line 8: kind is empty, not a name or a whole"),
     "no client": (PLANTS.replace("\nnorth,3", "\n,3"), BY_SITE, "line 4: site is empty, not a name"),
-    "short": (PLANTS.replace(",lily", ""), BY_SITE, "line 8 has 3 cells and line 1 has 4: correct the row"),
-    "nothing": ("", KIND, "has no rows: give one sample a row"),
-    "header": ("site,kind\n", KIND, "has no rows below its header: give one sample a row"),
-    "twice": (PLANTS.replace("petal", "sepal"), KIND, "has two columns named 'sepal': rename one"),
-    "quote": (PLANTS.replace("rose", '"rose', 1), KIND, "cannot be read (unexpected end of data): it must be a UTF-8"),
-    "alone": ("kind\nrose\n", KIND, "has no column beside the target and the client: there is nothing to learn"),
+    "short": (PLANTS.replace(",lily", ""), BY_SITE, "line 8 has 3 cells and line 1 has 4; correct the row"),
+    "nothing": ("", KIND, "has no rows; give one sample per row"),
+    "header": ("site,kind\n", KIND, "has no rows below its header; give one sample per row"),
+    "twice": (PLANTS.replace("petal", "sepal"), KIND, "has two columns named 'sepal'; rename one"),
+    "quote": (PLANTS.replace("rose", '"rose', 1), KIND, "cannot be read (unexpected end of data); it must be a UTF-8"),
+    "alone": ("kind\nrose\n", KIND, "has no column beside the target and the client; add a feature to learn from"),
     "number": (
         HOUSES.replace("300.0", "x3"), {"target": "price", "kind": "numbers"},
         "line 4: price is 'x3', not a number",
@@ -167,27 +167,27 @@ WRONG = {
     "several": (PLANTS, {"target": ["kind", "site"], "features": ["petal"]}, "line 2: kind is 'rose', not a number"),
     "kinds": (
         PLANTS, {"target": ["kind", "site"], "kind": "classes"},
-        "data.target names 2 columns, which makes a regression",
+        "data.target names 2 columns, as for a regression",
     ),
     "overlap": (
         PLANTS, {"target": "kind", "features": ["kind"]},
         "data.features names 'kind', which is the target or the",
     ),
-    "no features": (PLANTS, {"target": "kind", "features": []}, "data.features is empty: name one column or more"),
-    "no targets": (PLANTS, {"target": []}, "data.target is empty: name one column or more"),
+    "no features": (PLANTS, {"target": "kind", "features": []}, "data.features is empty; name one column or more"),
+    "no targets": (PLANTS, {"target": []}, "data.target is empty; name one column or more"),
     "fraction": (
         PLANTS, {"target": "kind", "test_fraction": 1.0},
-        "data.test_fraction is 1.0: it must be above 0 and below 1",
+        "data.test_fraction is 1.0; it must be above 0 and below 1",
     ),
-    "few": (PLANTS, BY_SITE, "too few rows to hold out 0.2 of every client's: raise data.test_fraction"),
+    "few": (PLANTS, BY_SITE, "too few rows to hold out 0.2 of every client's; raise data.test_fraction"),
     "strata": (
         PLANTS, {"target": "kind", "client": "site", "strata": 2, "test_fraction": 0.5},
-        "data.strata sorts real targets",
+        "data.strata needs numerical targets",
     ),
     "unlikely": (
         "x,y\n" + "\n".join(f"{i},{i}" for i in range(200)),
         {"target": "y"},
-        "y has 200 different values in 200 rows, which are hardly classes: set data.kind to numbers for a regression",
+        "y has 200 different values in 200 rows, too many for classes; set data.kind to numbers for a regression",
     ),
 }  # fmt: skip
 
@@ -216,14 +216,16 @@ def test_a_class_and_a_client_are_the_same_however_their_number_is_written(tmp_p
 def test_files_that_write_a_class_in_two_ways_are_asked_which(tmp_path: Path) -> None:
     for name, y in (("a", "1"), ("b", "1.0")):
         written(tmp_path, "x,y\n" + "\n".join(f"{i},{y if i % 2 else 0}" for i in range(10)), f"sites/{name}.csv")
-    with pytest.raises(ConfigError, match=r"y is '1\.0' in .*b\.csv, line 3, and '0' in .*a\.csv, line 2: write all"):
+    with pytest.raises(ConfigError, match=r"y is '1\.0' in .*b\.csv, line 3, and '0' in .*a\.csv, line 2; write all"):
         ready(str(tmp_path / "sites"), "y")
     assert ready(str(tmp_path / "sites"), "y", kind="classes").class_names == ["0", "1"]
 
 
 def test_a_classifier_on_real_targets_is_told_what_to_use(tmp_path: Path) -> None:
     path = written(tmp_path, "x,y\n" + "\n".join(f"{i},{i / 2 + 0.25}" for i in range(20)))
-    with pytest.raises(ConfigError, match=r"targets are real numbers: use Regressor, or .* set data\.kind to classes"):
+    with pytest.raises(
+        ConfigError, match=r"targets are floating-point numbers; use Regressor, or .* set data\.kind to classes"
+    ):
         fit(tmp_path, Classifier("logistic", num_classes=2, input_shape=(1,)), Table(path, "y", num_clients=2))
 
 
@@ -233,9 +235,9 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     plants = written(tmp_path, PLANTS)
     strange = written(tmp_path, PLANTS.replace("lily", "iris"), "strange.csv")
     for path, test_path, message in (
-        (tmp_path / "gone.csv", None, "gone.csv does not exist: name a file that ends in .csv, .csv.gz, .parquet"),
-        (tmp_path / "empty", None, "holds no .csv, .csv.gz, .parquet file: set data.path to a folder of them, one a"),
-        (written(tmp_path, "", "table.xlsx"), None, "table.xlsx is no table: name a file that ends in .csv"),
+        (tmp_path / "gone.csv", None, "gone.csv does not exist; name a file that ends in .csv, .csv.gz, .parquet"),
+        (tmp_path / "empty", None, "holds no .csv, .csv.gz, .parquet file; set data.path to a folder of them, one per"),
+        (written(tmp_path, "", "table.xlsx"), None, "table.xlsx is not a table; name a file that ends in .csv"),
         (tmp_path / "latin.csv", None, "latin.csv cannot be read ('utf-8' codec"),
         (plants, tmp_path / "gone.csv", "gone.csv does not exist"),
         (plants, strange, "strange.csv: target 'iris' is no class of the training rows, which have lily, rose, tulip"),
@@ -247,7 +249,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 
 def test_parquet_without_pyarrow_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(ConfigError, match=r"needs pyarrow to be read; pip install 'lit-fed\[parquet\]'"):
+    with pytest.raises(ConfigError, match=r"needs pyarrow; install it with pip install 'lit-fed\[parquet\]'"):
         ready(written(tmp_path, "", "t.parquet"), "kind")
 
 

@@ -312,53 +312,62 @@ def datasets(train: Dataset[Any], test: Dataset[Any] | None = None, **kwargs: An
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "federation": (lambda: Wrapped(Digits()), "Digits is a federation already: use it as data, without Wrapped"),
-    "hook": (lambda: Wrapped(Streaming()), "overrides transfer_batch_to_device, which no client would call: do that"),
+    "federation": (
+        lambda: Wrapped(Digits()),
+        "Digits is already a federated data module; use it as data, without Wrapped",
+    ),
+    "hook": (lambda: Wrapped(Streaming()), "overrides transfer_batch_to_device, which clients do not call; move it"),
     "several": (
         lambda: giving("train_dataloader", [DataLoader(ONE)]),
-        "MyData.train_dataloader gives a list: give one torch.utils.data.DataLoader",
+        "MyData.train_dataloader returns a list; return one torch.utils.data.DataLoader",
     ),
     "stream": (
         lambda: giving("train_dataloader", DataLoader(Stream())),
-        "reads an IterableDataset, whose samples cannot be dealt out to clients: give a map-style",
+        "reads an IterableDataset, which cannot be split among clients; give a map-style",
     ),
     "sampler": (
         lambda: giving("train_dataloader", DataLoader(ONE, sampler=WeightedRandomSampler([1.0] * 8, 8))),
-        "train_dataloader draws samples by WeightedRandomSampler, which clients would not: leave the sampler out",
+        "train_dataloader has the sampler WeightedRandomSampler, which clients do not use; leave it out",
     ),
     "batches": (
         lambda: giving("test_dataloader", DataLoader(ONE, batch_sampler=[[0, 1]])),
-        "MyData.test_dataloader makes batches its own way (list), which clients would not: give a batch_size",
+        "MyData.test_dataloader has a custom batch sampler (list), which clients do not use; give a batch_size",
     ),
-    "single": (lambda: giving("test_dataloader", DataLoader(ONE, batch_size=None)), "its own way (no batches)"),
+    "single": (
+        lambda: giving("test_dataloader", DataLoader(ONE, batch_size=None)),
+        "a custom batch sampler (no batches)",
+    ),
     "empty": (
         lambda: giving("val_dataloader", DataLoader(Subset(ONE, []))),
         "val_dataloader: its data set has no samples",
     ),
-    "untrained": (LightningDataModule, "has no train_dataloader: clients would have nothing to train on"),
-    "untested": (lambda: datasets(ONE), "has neither a test_dataloader nor a val_dataloader: give it one to test on"),
+    "untrained": (LightningDataModule, "has no train_dataloader; give it one to train on"),
+    "untested": (lambda: datasets(ONE), "has neither a test_dataloader nor a val_dataloader; give it one to test on"),
     "broken": (Broken, "data.module Broken failed in setup: FileNotFoundError: scans.h5 is gone"),
-    "val": (lambda: Wrapped(MyData(), val_fraction=0.1), "MyData has 30 validation samples of its own: set it to 0"),
+    "val": (
+        lambda: Wrapped(MyData(), val_fraction=0.1),
+        "MyData has 30 validation samples of its own; set the fraction to 0",
+    ),
     "key": (
         lambda: Wrapped(Clinic(), client="city"),
-        "a sample has nothing at 'city', it is a dictionary of blood, scan, y, site: correct the setting",
+        "a sample has no field 'city', as it is a dictionary of blood, scan, y, site; correct the setting",
     ),
-    "position": (lambda: Wrapped(MyData(), target=2), "has nothing at 2, it is a tuple of 2: correct the setting"),
-    "real client": (lambda: Wrapped(MyData(), client=0), "is no client: give names or integers"),
-    "strata": (lambda: Wrapped(MyData(), strata=0), "data.strata is 0: there must be at least 1 stratum"),
+    "position": (lambda: Wrapped(MyData(), target=2), "has no field 2, as it is a tuple of 2; correct the setting"),
+    "real client": (lambda: Wrapped(MyData(), client=0), "is not a client; give names or integers"),
+    "strata": (lambda: Wrapped(MyData(), strata=0), "data.strata is 0; it must be at least 1"),
     "no strata": (
         lambda: Wrapped(Clinic(), target="scan", strata=2),
-        "data.strata is 2, but the samples of Clinic have no real target",
+        "data.strata is 2, and Clinic has no numerical target",
     ),
-    "names": (lambda: Wrapped(MyData(), class_names=["a"]), "class_names has 1 names for 2 classes: give one each"),
+    "names": (lambda: Wrapped(MyData(), class_names=["a"]), "class_names has 1 names for 2 classes; give one each"),
     "classes": (lambda: Wrapped(MyData(), num_classes=1), "label 1 of sample"),
     "shape": (
         lambda: datasets(Crooked(9, 0), ONE, target="name", strata=2),
-        "what samples have at 'name' differs in shape: correct the setting",
+        "the samples' field 'name' differs in shape; correct the setting",
     ),
     "float client": (
         lambda: datasets(Crooked(9, 0), Crooked(3, 0), client="site"),
-        "0.5 at 'site' is no client: give names or integers",
+        "0.5 at 'site' is not a client; give names or integers",
     ),
 }
 

@@ -120,11 +120,11 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "d.png": (lambda: _palette(bytes([255, 254, 255, 255])), {}, "is transparent in places"),
     "e.png": (lambda: Image.fromarray(GREY).convert("RGB"), {"transparency": (51, 51, 51)}, "is transparent in places"),
     "f.png": (lambda: Image.fromarray(WIDE), {"transparency": 51 * 257}, "is transparent in places"),
-    "g.tif": (lambda: Image.fromarray(GREY.astype(np.float32)), {}, "values from 0 to 255: scale them to 0 to 1"),
+    "g.tif": (lambda: Image.fromarray(GREY.astype(np.float32)), {}, "values from 0 to 255; scale them to 0 to 1"),
     "h.tif": (lambda: Image.fromarray(GREY / np.float32(255) - 0.1), {}, "values from -0.1 to 0.9"),
     "i.tif": (lambda: Image.fromarray(np.float32([[0.5, np.nan]])), {}, "floating-point values from nan"),
-    "j.tif": (lambda: Image.fromarray(GREY.astype(np.int32)), {}, "32-bit integers up to 255 only: save it"),
-    "k.tif": (lambda: Image.fromarray(GREY.astype(np.int32) - 1), {}, "values from -1 to 254: save them from 0"),
+    "j.tif": (lambda: Image.fromarray(GREY.astype(np.int32)), {}, "32-bit integers up to 255 only; save it"),
+    "k.tif": (lambda: Image.fromarray(GREY.astype(np.int32) - 1), {}, "values from -1 to 254; save them from 0"),
     "l.gif": (
         lambda: Image.fromarray(GREY),
         {"save_all": True, "append_images": [Image.fromarray(GREY.T.copy())]},
@@ -133,9 +133,9 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "m.tif": (
         lambda: Image.fromarray(GREY),
         {"save_all": True, "append_images": [Image.fromarray(GREY)] * 2},
-        "holds 3 pictures: save each as a file of its own",
+        "holds 3 pictures; save each as a separate file",
     ),
-    "n.tif": (lambda: Image.fromarray(np.zeros((2, 2, 3), np.uint8), "LAB"), {}, "cannot be decoded: remove or"),
+    "n.tif": (lambda: Image.fromarray(np.zeros((2, 2, 3), np.uint8), "LAB"), {}, "cannot be decoded; remove or"),
 }  # fmt: skip
 
 
@@ -186,6 +186,6 @@ def test_bytes_and_deeper_images_share_a_batch_and_come_to_the_same(tmp_path: Pa
 def test_a_deep_image_is_resized_as_one_of_bytes_is(tmp_path: Path) -> None:
     Image.fromarray(GREY).save(tmp_path / "8.png")
     Image.fromarray(WIDE).save(tmp_path / "16.png")
-    files = ImageFiles([str(tmp_path / name) for name in ("8.png", "16.png")], [0, 1], 1, True, None)
+    files = ImageFiles([str(tmp_path / name) for name in ("8.png", "16.png")], 1, True, [0, 1])
     # (0 + 51 + 102 + 255)/4 = 102; bytes are rounded after rows and again after columns
     assert [image.flatten().tolist() for image, _ in files] == [[pytest.approx(102, abs=1)], [pytest.approx(102)]]

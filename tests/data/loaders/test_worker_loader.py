@@ -215,7 +215,7 @@ def test_the_folder_of_one_client_in_grey_and_cut_anew(tmp_path):
 
 def test_folders_that_cannot_work(tmp_path):
     for build, message in (
-        (lambda: ClientFolders(root=str(tmp_path / "absent")).num_classes, "is no folder"),
+        (lambda: ClientFolders(root=str(tmp_path / "absent")).num_classes, "is not a folder"),
         (lambda: ClientFolders(root=str(tmp_path)).num_classes, "holds no client folders"),
         (lambda: ClientFolders(test_fraction=1.0), "data.test_fraction is 1.0"),
         (lambda: ClientFolders(image_size=0), "data.image_size is 0"),

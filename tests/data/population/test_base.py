@@ -286,7 +286,7 @@ class FloatLabels(Numbered):
         (lambda: ready(Mislabeled()), "training labels of numbers.npz: label 3 of sample 3 is not in 0 … 2"),
         (lambda: ready(Uneven()), "a.npz: 5 train samples but 4 labels"),
         (lambda: ready(OddClients()), "a.npz: 3 client ids for 5 samples"),
-        (lambda: ready(FloatLabels()), "training labels of a.npz: expected a list of integers"),
+        (lambda: ready(FloatLabels()), "training labels of a.npz have shape (5,) of float64; they must be integers"),
         (lambda: ready(Numbered()).val_loader(), "set data.val_fraction"),
         (lambda: ready(Numbered()).calibration_loader(0), "set algorithm.calibration_fraction"),
         (lambda: ready(Numbered()).public_loader(), "set algorithm.public_size"),

@@ -58,7 +58,7 @@ NUMBERED = Population(3, ["01", "02", "03"])
     [
         (NUMBERED, ["1"], None, "--client: there is no client named '1'; they are 01, 02, 03; --client_position takes"),
         (NUMBERED, ["0"], None, "there is no client named '0'"),
-        (NUMBERED, [1], None, "--client 1 is a number, and these clients have names: write a name in quotes, or give "),
+        (NUMBERED, [1], None, "--client 1 is a number, and these clients have names; write a name in quotes, or give "),
         (NUMBERED, None, [3], "--client_position: there is no client 3; clients are 0 to 2"),
         (NUMBERED, None, ["01"], "--client_position is '01'; it must be a whole number"),
         (NUMBERED, None, [True], "--client_position is True; it must be a whole number"),

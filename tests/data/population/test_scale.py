@@ -73,15 +73,15 @@ FLAT = X.reshape(24, 64)
 @pytest.mark.parametrize(
     ("arrays", "settings", "message"),
     [
-        ({"x_test": X[:8] * 1.0}, {}, "x_test holds float64 from 0 to 255: set data.max_value"),
+        ({"x_test": X[:8] * 1.0}, {}, "x_test holds float64 from 0 to 255; set data.max_value"),
         ({"x_train": UNIT[..., None], "x_test": X[:8, ..., None] * 1.0}, {}, "x_test holds float64 from 0 to 255"),
         ({"x_train": X[..., None] * 1.0, "x_test": UNIT[:8, ..., None]}, {}, "x_train holds float64 from 0 to 255"),
-        ({"x_test": X[:8].astype(np.int64)}, {}, "x_test holds int64 from 0 to 255: set data.max_value"),
-        ({"x_test": UNIT[:8] - 0.5}, {}, "x_test holds numbers other than from 0 to 1, and .*x_train bytes"),
-        ({"x_test": (X[:8] > 99).astype(np.int64)}, {}, "x_test holds numbers other than from 0 to 1"),
-        ({"x_test": X[:8] * 1.0}, {"mean": [0.5], "std": [0.5]}, "x_test holds numbers other than from 0 to 1"),
+        ({"x_test": X[:8].astype(np.int64)}, {}, "x_test holds int64 from 0 to 255; set data.max_value"),
+        ({"x_test": UNIT[:8] - 0.5}, {}, "x_test holds numbers outside 0 to 1, and .*x_train holds bytes"),
+        ({"x_test": (X[:8] > 99).astype(np.int64)}, {}, "x_test holds numbers outside 0 to 1"),
+        ({"x_test": X[:8] * 1.0}, {"mean": [0.5], "std": [0.5]}, "x_test holds numbers outside 0 to 1"),
         ({"x_test": UNIT[:8]}, {"max_value": 255}, "x_test holds float32 from 0 to 1, which data.max_value 255 makes"),
-        ({"x_train": FLAT, "x_test": FLAT[:8] * 1.0}, {}, "x_test holds numbers other .* bytes: store both alike, or"),
+        ({"x_train": FLAT, "x_test": FLAT[:8] * 1.0}, {}, "x_test holds numbers outside .* bytes; store both alike"),
         ({"x_train": X[:, None, ..., None].repeat(3, 1)[..., 0], "x_test": X[:8, None].repeat(3, 1)}, {}, "store N×H"),
     ],
 )  # fmt: skip
@@ -113,7 +113,7 @@ def test_a_scale_is_that_of_all_parts_in_any_order() -> None:
     assert common_scale({"a": "bytes", "b": None}) == "bytes"
     assert common_scale({"a": "bytes", "b": "unit"}) == common_scale({"a": "unit", "b": "bytes"}) == "unit"
     assert common_scale({"a": "unit", "b": "other"}) == "other"
-    with pytest.raises(ConfigError, match=r"^b holds numbers other than from 0 to 1, and a bytes: store both alike"):
+    with pytest.raises(ConfigError, match=r"^b holds numbers outside 0 to 1, and a holds bytes; store both alike"):
         common_scale({"a": "bytes", "c": "bytes", "b": "other"})
     assert scale_of(X[:0], "x", True, None, False) is None
     # 51/255 = 1/5
@@ -150,8 +150,8 @@ def test_every_file_is_read_by_its_own_type(order: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("x", "message"),
     [
-        (X * 1.0, r"client_1/data\.npz: x_train holds float64 from 0 to 255: set data\.max_value"),
-        (UNIT - 0.5, r"client_1/data\.npz: x_train holds numbers other than .*client_0/data\.npz: x_train bytes"),
+        (X * 1.0, r"client_1/data\.npz: x_train holds float64 from 0 to 255; set data\.max_value"),
+        (UNIT - 0.5, r"client_1/data\.npz: x_train holds numbers outside .*client_0/data\.npz: x_train holds bytes"),
     ],
 )
 def test_a_file_on_another_scale_is_refused_by_its_name(x: Any, message: str, tmp_path: Path) -> None:
@@ -215,7 +215,7 @@ def test_a_server_prepares_inputs_as_its_nodes_do(tmp_path: Path) -> None:
 
 
 def test_a_server_refuses_nodes_on_scales_that_cannot_agree(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^client 1 holds numbers other than from 0 to 1, and client 0 bytes"):
+    with pytest.raises(ConfigError, match=r"^client 1 holds numbers outside 0 to 1, and client 0 holds bytes"):
         federated(tmp_path, (X, UNIT - 0.5))
 
 

@@ -76,7 +76,7 @@ def test_an_evaluation_names_a_view():
     assert list(data.views()) == ["full", "half"]
     assert shapes(data.test_loader(view="half")) == shapes(data.val_loader(view="half")) == {(1, 4, 4)}
     assert shapes(data.test_loader(1, view="full")) == {(1, 8, 8)}
-    with pytest.raises(ConfigError, match="HalfResolution has no view named 'quarter': it has full, half"):
+    with pytest.raises(ConfigError, match="HalfResolution has no view named 'quarter'; it has full, half"):
         data.test_loader(view="quarter")
     with pytest.raises(ConfigError, match="Digits has no view named 'half': it has none"):
         ready(Digits).test_loader(view="half")

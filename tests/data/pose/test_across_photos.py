@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from scipy.io import savemat
 
-from lit_fed.data import CocoKeypoints, Mpii, PoseAugmentation
+from lit_fed.data import Batches, CocoKeypoints, Mpii, PoseAugmentation
 from lit_fed.data.pose import LSP, MPII, Skeleton
 from lit_fed.data.pose.skeleton import pairs_by_name
 from lit_fed.errors import ConfigError
@@ -83,7 +83,7 @@ def test_a_box_by_hand(tmp_path):
     assert batch["image_id"].tolist() == [1, 2, 3]
     wide = ready(coco(tmp_path, [annotation(1, 2, bbox=[10.0, 8.0, 30.0, 20.0], head_size=5.0)]))
     # 30·4/3·1.25 = 50 high
-    person, truth = next(iter(wide.make_loader("train", np.array([0]), batch_size=1)))
+    person, truth = next(iter(wide.make_loader(Batches("train", np.array([0]), 1))))
     assert (float(person["extent"]), float(truth["head_size"])) == (50.0, 5.0)
 
 
@@ -142,9 +142,7 @@ def test_a_cut_out_shows_what_the_whole_image_does(tmp_path):
     root = coco(tmp_path)
     data = ready(root, batch_size=1, mean=[0.0], std=[1.0], augmentation=PoseAugmentation(half_body_joints=3))
     for epoch in range(20):
-        for person, truth in data.make_loader(
-            "train", np.arange(3), batch_size=1, generator=generator(epoch), training=True
-        ):
+        for person, truth in data.make_loader(Batches("train", np.arange(3), 1, generator(epoch), training=True)):
             whole = np.asarray(Image.open(root / "images" / f"{int(truth['image_id'])}.png"))
             # Its own joints tell where the part was cut: the nose is at (16, 10) of the image.
             origin = torch.tensor([16.0, 10.0]) - truth["keypoints"][0, 0]
@@ -160,14 +158,14 @@ def test_a_cut_out_shows_what_the_whole_image_does(tmp_path):
 @pytest.mark.parametrize(
     ("break_it", "message"),
     [
-        ({"train": [annotation(9, 1, keypoints=[1.0] * 12)]}, "annotation 9 has 12 numbers .* but 5 joints take 15"),
-        ({"train": [annotation(9, 1, bbox=[1.0])]}, r"annotation 9 has no bbox \[x, y, width, height\]: add it"),
-        ({"train": [annotation(9, 77)]}, "annotation 9 is of an image that is not listed"),
-        ({"train": [annotation(9, 1, keypoints=[0.0] * 15)]}, "train.json: there is no person with a visible joint"),
-        ({"flip_pairs": [[0, 5]]}, r"train.json: flip pair \[0, 5\] is out of range: give two of the 5 joints, 0 … 4"),
+        ({"train": [annotation(9, 1, keypoints=[1.0] * 12)]}, "annotation 9 has 12 numbers .* and 5 joints take 15"),
+        ({"train": [annotation(9, 1, bbox=[1.0])]}, r"annotation 9 has no bbox \[x, y, width, height\]; add it"),
+        ({"train": [annotation(9, 77)]}, "annotation 9 names an unlisted image"),
+        ({"train": [annotation(9, 1, keypoints=[0.0] * 15)]}, "train.json has no person with a visible joint"),
+        ({"flip_pairs": [[0, 5]]}, r"train.json: flip pair \[0, 5\] is out of range; give two of the 5 joints, 0 … 4"),
         ({"flip_pairs": [[0, 1], [1, 2]]}, "train.json: joint 1 is in two flip pairs"),
-        ({"skeleton": [[1, 6]]}, r"train.json: skeleton \[1, 6\] is out of range: give two of the joints 1 … 5"),
-        ({"keypoints": []}, "train.json is no file of COCO key points: it needs images, annotations, and a category"),
+        ({"skeleton": [[1, 6]]}, r"train.json: skeleton \[1, 6\] is out of range; give two of the joints 1 … 5"),
+        ({"keypoints": []}, "train.json is not a file of COCO key points; it needs images, annotations, and"),
     ],
 )  # fmt: skip
 def test_files_that_cannot_be_used(tmp_path, break_it, message):
@@ -178,17 +176,17 @@ def test_files_that_cannot_be_used(tmp_path, break_it, message):
 def test_what_is_missing_is_named(tmp_path):
     root = coco(tmp_path)
     with pytest.raises(
-        ConfigError, match=r"nowhere.json does not exist: put it there, or set data.root, data.train_file"
+        ConfigError, match=r"nowhere.json does not exist; put it there, or set data.root, data.train_file"
     ):
         ready(root, train_file="nowhere.json")
     (root / "images" / "2.png").unlink()
     with pytest.raises(
-        ConfigError, match=r"2.png is missing, the first of 1 of the 3 images of .*train.json: put them"
+        ConfigError, match=r"2.png is missing, the first of 1 of the 3 images of .*train.json; put them"
     ):
         ready(root)
     (root / "images" / "2.png").write_bytes(b"no picture")
     data = ready(root, num_workers=1)
-    with pytest.raises(ConfigError, match=r"2.png cannot be decoded: replace it, or remove its persons"):
+    with pytest.raises(ConfigError, match=r"2.png cannot be decoded; replace it, or remove its persons"):
         list(data.test_loader())
     (root / "test.json").write_text("[")
     with pytest.raises(ConfigError, match=r"test.json cannot be read as JSON"):
@@ -204,7 +202,7 @@ def test_training_and_test_files_are_of_one_data_set(tmp_path):
 
 
 def test_clients_need_their_samples(tmp_path):
-    message = r"data.samples_per_client 2 for 2 clients takes 4 persons, but .*train.json has 3: lower it"
+    message = r"data.samples_per_client 2 for 2 clients takes 4 persons, and .*train.json has 3; lower it"
     with pytest.raises(ConfigError, match=message):
         ready(coco(tmp_path), num_clients=2, samples_per_client=2)
     assert ready(tmp_path, num_clients=2, samples_per_client=1).num_samples(1) == 1
@@ -224,7 +222,7 @@ def test_the_skeletons_that_are_built_in():
     assert MPII.joints[6:8] == ("pelvis", "thorax")
     assert MPII.unscored == (6, 7)
     assert [name for name, upper in zip(MPII.joints, MPII.upper, strict=True) if not upper] == list(MPII.joints[:7])
-    with pytest.raises(ConfigError, match=r"there are no joints"):
+    with pytest.raises(ConfigError, match=r"has no joints"):
         Skeleton(())
     with pytest.raises(ConfigError, match=r"unscored \[3\] is out of range"):
         Skeleton(("a", "b"), unscored=(3,))
@@ -241,7 +239,7 @@ def mpii(root: Path, rows: list[dict[str, Any]], **kwargs: Any) -> Mpii:
 def person_of(data: Mpii, subset: Any = "test", index: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
     """A person's box, in pixels of the image, and its truth."""
     data.setup()
-    person, truth = next(iter(data.make_loader(subset, np.array([index]), batch_size=1)))
+    person, truth = next(iter(data.make_loader(Batches(subset, np.array([index]), 1))))
     truth["keypoints"] = truth["keypoints"] + person["origin"]
     return person | {"centre": person["centre"] + person["origin"]}, truth
 
@@ -304,10 +302,10 @@ def test_mpiis_own_file_says_the_same(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"joints": POINTS[:15].tolist()}, r"person 0 has joints of shape \(15, 2\) and .*but MPII has 16 joints"),
+        ({"joints": POINTS[:15].tolist()}, r"person 0 has joints of shape \(15, 2\) and .*and MPII has 16 joints"),
         ({"scale": None}, "train.json: person 0 needs image, center, scale, joints and joints_vis"),
         ({"scale": -1.0}, "train.json: person 0 has a box without size"),
-        ({"joints_vis": [0] * 16}, "train.json: there is no person with a visible joint"),
+        ({"joints_vis": [0] * 16}, "train.json has no person with a visible joint"),
         ({"image": "b.png"}, r"b.png is missing, the first of 1 of the 1 images"),
     ],
 )  # fmt: skip
@@ -318,7 +316,7 @@ def test_mpii_that_cannot_be_used(tmp_path, changes, message):
 
 def test_a_file_that_is_not_mpiis(tmp_path):
     savemat(tmp_path / "other.mat", {"x": 1})
-    with pytest.raises(ConfigError, match=r"other.mat is not MPII's file: it needs RELEASE"):
+    with pytest.raises(ConfigError, match=r"other.mat is not MPII's file; it needs RELEASE"):
         mpii(tmp_path, [mpii_row()], train_file="other.mat").setup()
     with pytest.raises(ConfigError, match=r"none.mat does not exist: put it there"):
         mpii(tmp_path, [mpii_row()], train_file="none.mat").setup()

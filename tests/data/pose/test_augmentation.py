@@ -92,9 +92,9 @@ def test_a_draw_follows_the_generator():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"scale": 1.0}, "data.augmentation.scale is 1.0: it must be 0 or more and below 1"),
-        ({"flip": 1.5}, "data.augmentation.flip is 1.5: it must be 0 or more and at most 1"),
-        ({"rotation": -1.0}, "data.augmentation.rotation is -1.0: it must be 0 or more"),
+        ({"scale": 1.0}, "data.augmentation.scale is 1.0; it must be at least 0 and at most 0.99"),
+        ({"flip": 1.5}, "data.augmentation.flip is 1.5; it must be at least 0 and at most 1"),
+        ({"rotation": -1.0}, "data.augmentation.rotation is -1.0; it must be at least 0"),
     ],
 )
 def test_settings_that_cannot_work(settings: dict[str, Any], message: str):

@@ -12,7 +12,7 @@ import torch
 from lightning import LightningModule
 from torch import Tensor, nn
 
-from lit_fed.data import Dirichlet, Natural, PoseAugmentation, Puppets
+from lit_fed.data import Batches, Dirichlet, Natural, PoseAugmentation, Puppets
 from lit_fed.data.pose.figures import HEIGHT, WIDTH, figure_picture
 from lit_fed.data.pose.puppets import drawn
 from lit_fed.errors import ConfigError
@@ -69,7 +69,7 @@ def test_low_resolutions_lose_what_tells_hands_from_their_surroundings():
     data = puppets(samples_per_client=67, test_resolutions=[(128, 96), (64, 48), (32, 24), (16, 12)])
     contrast = {}
     for name, view in data.views().items():
-        loader = data.make_loader("train", np.arange(200), batch_size=200)
+        loader = data.make_loader(Batches("train", np.arange(200), 200))
         seen = view(next(iter(loader)))
         zoom = HEIGHT / seen["image"].shape[2]
         wrist = seen["keypoints"][:, 6].numpy()
@@ -106,7 +106,7 @@ def test_every_client_sees_its_own_resolution_and_all_below():
 def test_pixels_are_means_and_points_lie_on_them():
     data = puppets(num_clients=1, augmentation=STILL, resolutions=[(64, 48), (32, 24)])
     pictures, joints = drawn(0, "train", 10)
-    loader = data.make_loader("train", np.arange(10), batch_size=10)
+    loader = data.make_loader(Batches("train", np.arange(10), 10))
     seen = data.view(0)(next(iter(loader)))
     means = pictures.reshape(10, 3, 64, 2, 48, 2).astype(np.float64).mean((3, 5)) / 255
     np.testing.assert_allclose(seen["image"], (means - 0.5) / 0.25, atol=1e-5)
@@ -120,7 +120,7 @@ def test_joints_off_the_canvas_are_not_visible():
     joints = drawn(0, "train", 300)[1]
     off = ((joints < -0.5) | (joints >= [WIDTH - 0.5, HEIGHT - 0.5])).any(2)
     assert off.any()
-    truth = next(iter(data.make_loader("train", np.arange(300), batch_size=300)))[1]
+    truth = next(iter(data.make_loader(Batches("train", np.arange(300), 300))))[1]
     np.testing.assert_array_equal(truth["visible"].numpy(), ~off)
 
 
@@ -191,7 +191,7 @@ def test_an_evaluation_asks_for_any_resolution_by_its_name():
     enlarged = torch.nn.functional.interpolate(small["image"], (80, 60), mode="bilinear")
     assert torch.equal(shown["image"], enlarged)
     torch.testing.assert_close(shown["keypoints"], native["keypoints"])
-    with pytest.raises(ConfigError, match="Puppets has no view named '64x48': it has 32x24, 80x60"):
+    with pytest.raises(ConfigError, match="Puppets has no view named '64x48'; it has 32x24, 80x60"):
         data.test_loader(view="64x48")
 
 
@@ -247,23 +247,23 @@ def test_a_hundred_thousand_clients_cost_no_object_each():
     [
         (
             {"resolutions": [(32, 24), (64, 48)]},
-            r"data.resolutions has \[64, 48\] after \[32, 24\]: give the highest first",
+            r"data.resolutions has \[64, 48\] after \[32, 24\]; give the highest first",
         ),
-        ({"resolutions": []}, "data.resolutions is empty: give at least one"),
-        ({"resolutions": [(0, 24)]}, r"data.resolutions has \[0, 24\]: a resolution is \[height, width\]"),
-        ({"clients_per_level": [1, 2]}, r"data.clients_per_level is \[1, 2\]: give one number for each of the 3"),
-        ({"clients_per_level": [0, 0, 0]}, r"data.clients_per_level is \[0, 0, 0\]: .* and somebody in all"),
+        ({"resolutions": []}, "data.resolutions is empty; give at least one"),
+        ({"resolutions": [(0, 24)]}, r"data.resolutions has \[0, 24\]; it must be \[height, width\]"),
+        ({"clients_per_level": [1, 2]}, r"data.clients_per_level is \[1, 2\]; it must be one number for each of the 3"),
+        ({"clients_per_level": [0, 0, 0]}, r"data.clients_per_level is \[0, 0, 0\]; .* with a sum of at least 1"),
         (
             {"clients_per_level": [1, 1, 1], "num_clients": 4},
-            "data.num_clients is 4, but data.clients_per_level has 3: leave one of them out",
+            "data.num_clients is 4, and data.clients_per_level has 3; leave out one of them",
         ),
-        ({"num_clients": 0}, "data.num_clients is 0: a population needs at least 1 client"),
-        ({"samples_per_client": 0}, "data.samples_per_client is 0: it must be at least 1"),
+        ({"num_clients": 0}, "data.num_clients is 0; it must be at least 1"),
+        ({"samples_per_client": 0}, "data.samples_per_client is 0; it must be at least 1"),
         ({"max_train_samples": 5}, "data.samples_per_client and data.max_train_samples exclude each other"),
-        ({"test_samples": 0}, "data.test_samples is 0: it must be at least 1"),
+        ({"test_samples": 0}, "data.test_samples is 0; it must be at least 1"),
         ({"test_resolutions": [(1, 0)]}, r"data.test_resolutions has \[1, 0\]"),
-        ({"interpolations": ["cubic"]}, "data.interpolations has 'cubic': it must be one of bilinear, area, bicubic"),
-        ({"partition": Natural()}, "data.partition Natural cannot be had: pose data know no clients of their own"),
+        ({"interpolations": ["cubic"]}, "data.interpolations is 'cubic'; it must be 'bilinear', 'area' or 'bicubic'"),
+        ({"partition": Natural()}, "data.partition is Natural, and pose data name no clients"),
     ],
 )
 def test_settings_that_cannot_work(settings: dict[str, Any], message: str):
@@ -274,7 +274,7 @@ def test_settings_that_cannot_work(settings: dict[str, Any], message: str):
 def test_what_cannot_be_shown_or_cut():
     data = puppets(resolutions=[(64, 64), (32, 24)], interpolations=["area"], num_clients=2)
     with pytest.raises(
-        ConfigError, match="pictures of 32x24 cannot be shown as 64x64: choose a resolution of the same"
+        ConfigError, match="pictures of 32x24 cannot be shown as 64x64; choose a resolution of the same"
     ):
         data.views()
     with pytest.raises(ConfigError, match="strata"):

@@ -175,7 +175,5 @@ def test_public_batches_have_positions_and_no_truth():
 
 @pytest.mark.parametrize("size", [[0, 48], [64], [64, -1]])
 def test_resolutions_that_are_none(size):
-    with pytest.raises(
-        ConfigError, match=r"data.resolutions has \[.*\]: a resolution is \[height, width\], both at least"
-    ):
+    with pytest.raises(ConfigError, match=r"data.resolutions has \[.*\]; it must be \[height, width\], both at least"):
         checked_size(size, "resolutions")

@@ -55,7 +55,7 @@ def test_tiny_imagenet_reads_the_published_folders(side: int, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("wnids.txt", None, r"wnids\.txt does not exist: TinyImageNet reads tiny-imagenet-200 as it is published"),
+        ("wnids.txt", None, r"wnids\.txt does not exist; TinyImageNet reads tiny-imagenet-200 as published"),
         ("wnids.txt", "\n", r"wnids\.txt is empty"),
         ("wnids.txt", "n01\nn03\n", r"n03/images holds no \.JPEG files"),
         (

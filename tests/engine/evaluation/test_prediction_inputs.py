@@ -74,7 +74,7 @@ def test_targets_of_a_table_come_along_where_it_has_them(tmp_path: Path) -> None
     assert rows(tmp_path / "p.csv")[0]["label_name"] == "tulip"
     (tmp_path / "new.csv").write_text("wide,high,kind\n1,11,iris\n", encoding="utf-8")
     with pytest.raises(
-        ConfigError, match=r"new\.csv: target 'iris' is no class of the training rows, which have a rose"
+        ConfigError, match=r"new\.csv: target 'iris' is not a class of the training rows, which have a rose"
     ):
         made.predict(*parts, inputs=str(tmp_path / "new.csv"))
 
@@ -213,7 +213,7 @@ def test_a_client_whose_name_is_a_number_is_called_by_it(names: tuple[str, ...],
         (np.uint8, np.array([[7, 2**64 - 1]], np.uint64), f"holds {2**64 - 1}, and the data set stores uint8"),
         (np.int64, np.array([[7, 2**63]], np.uint64), f"holds {2**63}, and the data set stores int64"),
         (np.float32, np.array([[7], [1e39]]), "sample 1 of x holds 1e+39, and the data set stores float32, up to 3.4"),
-        (np.float32, np.array([[7], [np.nan]]), "sample 1 of x holds NaN or infinity: correct or remove it"),
+        (np.float32, np.array([[7], [np.nan]]), "sample 1 of x holds NaN or infinity; correct or remove it"),
         (np.float16, np.array([[7], [-7e4]]), "sample 1 of x holds -70000, and the data set stores float16"),
         (np.float32, np.array([7, 1e39]), "sample 1 of x holds 1e+39, and"),
     ],
@@ -265,16 +265,16 @@ def test_what_cannot_be_predicted_on_is_said_in_a_line(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x", encoding="utf-8")
     for inputs, message in (
         ("none.npz", "none.npz lacks x; it has y"),
-        ("shape.npz", "one input of x has shape (1, 9, 9), and the data set's have (1, 8, 8)"),
-        ("type.npz", "x holds float32, and the data set stores uint8: give the same"),
-        ("empty.npz", "x is empty: give one input or more"),
+        ("shape.npz", "one input of x has shape (1, 9, 9); it must be (1, 8, 8)"),
+        ("type.npz", "x holds float32; it must be uint8"),
+        ("empty.npz", "x is empty; give one input or more"),
         ("objects.npz", "objects.npz cannot be read (Object arrays cannot be loaded"),
         ("torn.npz", "torn.npz cannot be read ("),
-        ("gone.npz", "gone.npz does not exist: name a file with --inputs"),
-        ("gone", f"gone does not exist: name a folder of {', '.join(IMAGES)} files, or one of them, with --inputs"),
-        ("folder", f"folder holds no {', '.join(IMAGES)} files: name another folder with --inputs"),
-        ("a.txt", "a.txt is no image: name a folder of .png"),
-        ("bad", "a.png cannot be decoded: remove or replace it"),
+        ("gone.npz", "gone.npz does not exist; name a file with --inputs"),
+        ("gone", f"gone does not exist; name a folder of {', '.join(IMAGES)} files, or one of them, with --inputs"),
+        ("folder", f"folder holds no {', '.join(IMAGES)} files; name another folder with --inputs"),
+        ("a.txt", "a.txt is not an image; name a folder of .png"),
+        ("bad", "a.png cannot be decoded; remove or replace it"),
     ):
         with pytest.raises(ConfigError) as error:
             made.predict(*parts, inputs=str(tmp_path / inputs))
