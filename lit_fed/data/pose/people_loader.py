@@ -9,6 +9,7 @@ import torch
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 
+from lit_fed.data.loaders.tensor_loader import draw_order, sizes
 from lit_fed.data.pose.augmentation import PoseAugmentation
 
 
@@ -29,6 +30,7 @@ class PeopleLoader:
         aspect: Width of a picture divided by its height, for the augmentation.
         drop_last: Drop a smaller last batch, unless it is the only one.
         public: Replace the truth with positions in `indices`.
+        fresh: Make every batch the first of a new shuffle, see `TensorLoader`.
     """
 
     def __init__(
@@ -43,13 +45,12 @@ class PeopleLoader:
         aspect: float = 0.75,
         drop_last: bool = False,
         public: bool = False,
+        fresh: bool = False,
     ) -> None:
         self._canvases, self._people, self._indices = canvases, people, indices
         self._generator, self._augmentation = generator, augmentation
-        self._upper, self._aspect, self._public = upper, aspect, public
-        self.batch_size = batch_size
-        count = len(indices)
-        self.num_samples = count - count % batch_size if drop_last and count > batch_size else count
+        self._upper, self._aspect, self._public, self._fresh = upper, aspect, public, fresh
+        self.batch_size, self.num_samples = sizes(len(indices), batch_size, drop_last, fresh)
 
     def __len__(self) -> int:
         return -(-self.num_samples // self.batch_size)
@@ -59,10 +60,9 @@ class PeopleLoader:
         if self.num_samples == 0:
             return
         generator, device = self._generator, self._canvases.device
-        places = torch.arange(len(self._indices))
+        places = torch.arange(self.num_samples)
         if generator is not None:
-            places = torch.randperm(len(self._indices), generator=generator)
-        places = places[: self.num_samples]
+            places = draw_order(len(self._indices), self.num_samples, self.batch_size, self._fresh, generator)
         chosen = self._indices[places]
         truth = {name: array[chosen] for name, array in self._people.items()}
         person = {"centre": truth.pop("centre"), "extent": truth.pop("extent")}

@@ -119,6 +119,7 @@ class Puppets(PoseDataModule):
             self.skeleton.upper,
             width / height,
             drop_last=batches.training and self.drop_last,
+            fresh=batches.training and self.fresh_batches,
         )
 
     @override

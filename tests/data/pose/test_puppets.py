@@ -338,3 +338,13 @@ def test_a_plain_trainer_takes_it(tmp_path: Path):
     module = Finder()
     plain.fit(module, data)
     assert plain.test(module, data, verbose=False)[0]["test/error"] < 0.1
+
+
+def test_fresh_batches_are_equally_large_and_never_hold_a_figure_twice() -> None:
+    data = Puppets(samples_per_client=5, test_samples=1, batch_size=2, fresh_batches=True)
+    data.setup()
+    loader = data.train_loader(2, generator(0))
+    batches = [batch["keypoints"] for batch in loader]
+    assert [len(batch) for batch in batches] == [2, 2, 2]  # ⌈5 / 2⌉ full batches, where one shuffle has 2, 2 and 1
+    assert loader.num_samples == 6
+    assert all(not torch.equal(batch[0], batch[1]) for batch in batches)
