@@ -1,4 +1,4 @@
-"""Who takes part in a round, and what becomes of their work."""
+"""Cohorts of clients, and the fate of their work."""
 
 from lit_fed.participation.base import Fate, Participant, Participation, ProbabilityIs, Stragglers
 from lit_fed.participation.samplers import (

@@ -1,7 +1,7 @@
-"""Which clients take part in a round, and what becomes of their work.
+"""A round's cohort of clients, and the fate of their work.
 
-Everything here is a pure function of (seed, round, client): nothing is remembered between rounds, so a resumed run and
-every process of a parallel run see the same cohorts and the same fates without exchanging a word.
+All are pure functions of (seed, round, client): a resumed run and every process of a parallel run see the same cohorts
+and the same fates without communication.
 """
 
 from __future__ import annotations
@@ -17,24 +17,25 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from lit_fed.checks import check_choice, check_range
 from lit_fed.errors import ConfigError
 from lit_fed.seeding import derive_seed, numpy_generator
 
 ProbabilityIs = Literal["exact", "estimated", "unknown"]
-"""How far the probabilities with which clients take part can be relied on."""
+"""Accuracy of the probabilities of taking part."""
 
 
 class Fate(Enum):
-    """What becomes of a selected client's work."""
+    """The fate of a selected client's work."""
 
     ON_TIME = "on_time"
-    """The update arrives in the round it was computed for."""
+    """The update arrives in its round."""
     LATE = "late"
-    """The client trains, but finishes after the deadline: its update arrives in the next round."""
+    """The client finishes after the deadline, and its update arrives in the next round."""
     LOST_BEFORE = "lost_before"
-    """The client drops out before its local work: it costs a download and nothing else."""
+    """The client drops out before its local work, at the cost of a download."""
     LOST_AFTER = "lost_after"
-    """The client trains, but its update never arrives: it dropped out, or was late where late updates are lost."""
+    """The client trains, but its update is lost: it drops out, or is late and late updates are lost."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Participant:
 
     Args:
         client_id: The client, counted from 0.
-        fate: What becomes of its work.
+        fate: The fate of its work.
     """
 
     client_id: int
@@ -56,15 +57,15 @@ class Stragglers:
 
     A client's local work takes ``num_samples * seconds_per_sample / speed`` simulated seconds. Speeds are log-normal
     with median 1: ``speed = exp(speed_sigma * z)``, z standard normal, drawn once per client from the seed. No real
-    time passes and nothing is measured.
+    time passes.
 
     Args:
-        deadline: Simulated seconds after which an update is late; finishing exactly on the deadline is in time.
-        speed_sigma: Standard deviation of the log-speed (no unit). 0 makes all clients equally fast; with the default
-            of 0.5 one client in twenty is slower than 0.44 times the median.
-        late: ``"lost"`` throws late updates away; ``"next_round"`` lets them arrive one round later.
-        seconds_per_sample: Simulated seconds that a client of speed 1 spends on each of its training samples in one
-            round, all its local epochs together.
+        deadline: Simulated seconds after which an update is late; exactly on the deadline is in time.
+        speed_sigma: Standard deviation of the log-speed (no unit); 0 for equal speeds. With the default of 0.5 one
+            client in twenty is slower than 0.44 times the median.
+        late: ``"lost"`` drops late updates; ``"next_round"`` delays them by one round.
+        seconds_per_sample: Simulated seconds per training sample of a client of speed 1 in one round, all local epochs
+            together.
     """
 
     deadline: float
@@ -76,16 +77,13 @@ class Stragglers:
         """Check the settings.
 
         Raises:
-            ConfigError: If a setting cannot work.
+            ConfigError: A setting is out of range.
         """
-        for name in ("deadline", "seconds_per_sample"):
-            value = getattr(self, name)
-            if not (value > 0 and math.isfinite(value)):
-                raise ConfigError(f"participation.stragglers.{name} is {value}; give a number of seconds above 0")
-        if not (self.speed_sigma >= 0 and math.isfinite(self.speed_sigma)):
-            raise ConfigError(f"participation.stragglers.speed_sigma is {self.speed_sigma}; give 0 or more")
-        if self.late not in ("lost", "next_round"):
-            raise ConfigError(f"participation.stragglers.late is {self.late!r}; choose 'lost' or 'next_round'")
+        key = "participation.stragglers"
+        check_range(f"{key}.deadline", self.deadline, above=0, why=" seconds")
+        check_range(f"{key}.seconds_per_sample", self.seconds_per_sample, above=0)
+        check_range(f"{key}.speed_sigma", self.speed_sigma, least=0)
+        check_choice(f"{key}.late", self.late, ("lost", "next_round"))
 
     def speed(self, seed: int, client_id: int) -> float:
         """A client's speed relative to the median client (no unit), the same in every round."""
@@ -97,21 +95,19 @@ class Stragglers:
 
 
 class Participation(ABC):
-    """Decides for every round who is selected and whose update arrives.
+    """Selects the clients of every round and decides whose update arrives.
 
-    Each selected client first may drop out before its work, then after it, and then may be late; the first that
-    happens is its fate. A client that is late may be selected again in the round in which its old update arrives: that
-    round then receives two updates of it.
+    A selected client may drop out before its work, or else after it, or else be late. A late client may be selected
+    again in the round in which its old update arrives, which then receives two updates of it.
 
     Args:
-        unseen_fraction: This fraction of all clients, ``max(1, round(fraction * num_clients))`` of them where it is
-            not 0, is chosen once by the seed and never selected: the clients on which generalisation to newcomers is
-            measured.
+        unseen_fraction: Fraction of all clients, ``max(1, round(fraction * num_clients))`` if not 0, that the seed
+            chooses once and that are never selected, to measure generalisation to new clients.
         dropout_before: Probability, per selected client and round, of dropping out before the local work.
         dropout_after: Probability of dropping out after the local work, for those that began it.
-        stragglers: Simulated speeds and a deadline; without it nobody is late.
-        every: Only clients 0, `every`, 2 · `every`, … are ever selected, the others are unseen: where clients take k
-            kinds of network in turn, k leaves those of the first kind.
+        stragglers: Simulated speeds and a deadline; null for no late clients.
+        every: Only clients 0, `every`, 2 · `every`, … are selected, and the others are unseen: with k kinds of network
+            in turn, k selects the first kind.
     """
 
     def __init__(
@@ -128,32 +124,22 @@ class Participation(ABC):
         self.stragglers = stragglers
         self.every = every
         self._num_clients: int | None = None
-        # None stands for "everybody", so that a large population without unseen clients costs no memory.
+        # None for all clients, at no cost in memory.
         self._seen: NDArray[np.int64] | None = None
 
     def setup(self, num_clients: int, num_samples: Callable[[int], int], seed: int) -> None:
-        """Learn the population and check the settings against it.
-
-        Args:
-            num_clients: Size of the whole population, unseen clients included.
-            num_samples: Gives a client's number of training samples.
-            seed: The run's seed.
+        """Take in the population, unseen clients included, and check the settings against it.
 
         Raises:
-            ConfigError: If the settings cannot work with this population.
+            ConfigError: The settings do not fit the population.
         """
-        if num_clients < 1:
-            raise ConfigError(f"participation: the data has {num_clients} clients; a round needs at least 1")
-        if not 0 <= self.unseen_fraction < 1:
-            raise ConfigError(f"participation.unseen_fraction is {self.unseen_fraction}; give at least 0 and below 1")
-        for name in ("dropout_before", "dropout_after"):
-            value = getattr(self, name)
-            if not 0 <= value <= 1:
-                raise ConfigError(f"participation.{name} is {value}; give a probability from 0 to 1")
+        check_range("participation: the number of clients", num_clients, least=1)
+        check_range("participation.unseen_fraction", self.unseen_fraction, least=0, below=1)
+        check_range("participation.dropout_before", self.dropout_before, least=0, most=1)
+        check_range("participation.dropout_after", self.dropout_after, least=0, most=1)
         if self.stragglers is not None:
             self.stragglers.validate()
-        if self.every < 1:
-            raise ConfigError(f"participation.every is {self.every}; give at least 1")
+        check_range("participation.every", self.every, least=1)
         self._num_clients, self._num_samples, self._seed = num_clients, num_samples, seed
         self._seen = None if self.every == 1 else np.arange(0, num_clients, self.every, dtype=np.int64)
         if self.unseen_fraction > 0:
@@ -179,7 +165,7 @@ class Participation(ABC):
 
     @property
     def num_seen(self) -> int:
-        """How many clients can be selected."""
+        """Number of clients that can be selected."""
         return self.num_clients if self._seen is None else len(self._seen)
 
     @property
@@ -198,37 +184,28 @@ class Participation(ABC):
     @property
     @abstractmethod
     def nominal_cohort_size(self) -> int:
-        """How many clients a round asks for; a round may have fewer only where clients can be unavailable."""
+        """Clients per round; a round has fewer only if too few are available."""
 
     @abstractmethod
     def _draw(self, round_idx: int) -> NDArray[np.int64]:
-        """The positions, among the seen clients, of a round's cohort: a pure function of (seed, round_idx)."""
+        """Positions of a round's cohort among the seen clients: a pure function of (seed, round_idx)."""
 
     @property
     def probability_is(self) -> ProbabilityIs:
-        """How far `probability` can be relied on; ``unknown`` for a sampler that does not say."""
+        """Accuracy of `probability`."""
         return "unknown"
 
     def _selected(self, position: int) -> float | None:
-        """The probability with which a seen client is in a round's cohort, None where it is not known.
-
-        Args:
-            position: The client's, among the seen ones.
-        """
+        """A client's probability of being in a cohort, by its position among the seen clients; None if unknown."""
         return None
 
     def probability(self, client_id: int) -> float | None:
-        """The probability with which a client is selected in a round and its update is not lost, the same every round.
+        """The probability that a client is selected and its update arrives, maybe a round late; equal in all rounds.
 
-        Updates that arrive a round later count. Divided by it, what arrives is in the mean what everybody would have
-        sent. What needs more than a look-up is worked out at the first call.
-
-        Args:
-            client_id: Any client of the population.
+        Updates divided by it have the mean of all clients' updates. The first call may estimate it.
 
         Returns:
-            Exactly 0 for unseen clients and for those that are always too late; None where there is no single value,
-            or nobody knows it (`probability_is`).
+            Exactly 0 for unseen and for always late clients; None if it is unknown or varies (`probability_is`).
         """
         self._require_setup()
         position = client_id if self._seen is None else int(np.searchsorted(self._seen, client_id))
@@ -243,21 +220,18 @@ class Participation(ABC):
         return None if selected is None else selected * arrives
 
     def select(self, round_idx: int) -> list[int]:
-        """The cohort of a round, without repetition, in an order that is fixed but has no meaning."""
+        """The cohort of a round, in a fixed but arbitrary order."""
         self._require_setup()
         positions = self._draw(round_idx)
         chosen: list[int] = (positions if self._seen is None else self._seen[positions]).tolist()
         return chosen
 
     def plan(self, round_idx: int) -> list[Participant]:
-        """The cohort of a round with everybody's fate, in the order of `select`."""
+        """The cohort of a round with each client's fate, in the order of `select`."""
         return [Participant(client_id, self._fate(round_idx, client_id)) for client_id in self.select(round_idx)]
 
     def late(self, round_idx: int) -> list[int]:
-        """The clients whose update from the round before arrives in this round.
-
-        Updates that are late in the last round of a run never arrive.
-        """
+        """The clients whose late update of the previous round arrives in this one; after the last round none does."""
         if round_idx < 1 or self.stragglers is None or self.stragglers.late == "lost":
             return []
         return [one.client_id for one in self.plan(round_idx - 1) if one.fate is Fate.LATE]
@@ -286,5 +260,5 @@ class Participation(ABC):
 
 
 def _uniform(seed: int, *keys: int | str) -> float:
-    """One number strictly between 0 and 1; a hash alone, as a generator per client would cost ten times as much."""
+    """A number strictly between 0 and 1, from a hash; a generator per client would cost ten times as much."""
     return ((derive_seed(seed, *keys) >> 11) + 0.5) / 2**52

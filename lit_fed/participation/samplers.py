@@ -1,10 +1,9 @@
-"""Who is in a round's cohort, and with which probability.
+"""Samplers of a round's cohort, with each client's probability.
 
-Where the probability of being in a cohort has no cheap closed form, it is estimated once, when it is first asked for,
-from `PROBABILITY_DRAWS` draws of everybody's luck, which the seed fixes and which no round uses; this takes memory of
-the order of the population, and seconds for 100,000 clients. A draw gives each client the probability that it has given
-the luck of the others, so that small probabilities are as precise as large ones: the relative standard error is at most
-1/√`PROBABILITY_DRAWS`, 3 %, and falls with the square root of the cohort's size where clients are much alike.
+A probability without a cheap closed form is estimated on first use from `PROBABILITY_DRAWS` seeded draws that no round
+uses, with memory of the order of the population, in seconds for 100,000 clients. A draw yields each client's
+probability conditional on the others' draws, so small probabilities are as precise as large ones: the relative standard
+error is at most 1/√`PROBABILITY_DRAWS`, 3 %, and falls with the square root of the cohort's size for similar clients.
 """
 
 from __future__ import annotations
@@ -15,26 +14,28 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
+from lit_fed.checks import check_range
 from lit_fed.errors import ConfigError
 from lit_fed.participation.base import Participation, ProbabilityIs
 from lit_fed.seeding import numpy_generator
 
 PROBABILITY_DRAWS = 1000
-"""How many draws an estimated probability is the mean of."""
+"""Draws per estimated probability."""
 
 
 class FullParticipation(Participation):
     """Every seen client takes part in every round, in ascending order."""
 
     @property
+    @override
     def nominal_cohort_size(self) -> int:
-        """How many clients a round has: all the seen ones."""
         return self.num_seen
 
     @property
+    @override
     def probability_is(self) -> ProbabilityIs:
-        """Exact: 1, times what dropouts and stragglers leave."""
         return "exact"
 
     def _selected(self, position: int) -> float:
@@ -45,12 +46,12 @@ class FullParticipation(Participation):
 
 
 class SampledParticipation(Participation):
-    """A cohort of a given size: what the samplers below have in common.
+    """A cohort of a given size.
 
     Args:
         count: Clients per round.
-        fraction: Clients per round as a fraction of the seen clients: ``max(1, round(fraction * num_seen))``, halves
-            rounded to even. Exactly one of `count` and `fraction` is given.
+        fraction: Clients per round as a fraction of the seen clients, ``max(1, round(fraction * num_seen))``, halves
+            rounded to even, instead of `count`.
         kwargs: The settings of `Participation`.
     """
 
@@ -59,24 +60,20 @@ class SampledParticipation(Participation):
         self.count = count
         self.fraction = fraction
 
+    @override
     def setup(self, num_clients: int, num_samples: Callable[[int], int], seed: int) -> None:
-        """As `Participation.setup`; also checks the cohort size."""
         super().setup(num_clients, num_samples, seed)
         if (self.count is None) == (self.fraction is None):
             raise ConfigError(
                 f"participation: count is {self.count} and fraction is {self.fraction}; give exactly one of the two"
             )
-        if self.fraction is not None and not 0 < self.fraction <= 1:
-            raise ConfigError(f"participation.fraction is {self.fraction}; give more than 0 and at most 1")
-        if self.count is not None and not 1 <= self.count <= self.num_seen:
-            raise ConfigError(
-                f"participation.count is {self.count}, but there are {self.num_seen} clients to choose from"
-                f"{'' if self._seen is None else ' (the others are unseen)'}; give 1 to {self.num_seen}"
-            )
+        check_range("participation.fraction", self.fraction, above=0, most=1, null="for count")
+        seen = f", the number of {'' if self._seen is None else 'seen '}clients"
+        check_range("participation.count", self.count, least=1, most=self.num_seen, why=seen, null="for fraction")
 
     @property
+    @override
     def nominal_cohort_size(self) -> int:
-        """How many clients a round asks for: `count`, or ``max(1, round(fraction * num_seen))``."""
         if self.count is not None:
             return self.count
         return max(1, round((self.fraction or 0.0) * self.num_seen))
@@ -86,22 +83,18 @@ class SampledParticipation(Participation):
 
 
 class UniformParticipation(SampledParticipation):
-    """Each round draws a cohort uniformly, without replacement.
-
-    A round costs of the order of the cohort, whatever the size of the population. The settings are those of
-    `SampledParticipation`.
-    """
+    """Each round draws a cohort uniformly, without replacement, in time of the order of the cohort."""
 
     @property
+    @override
     def probability_is(self) -> ProbabilityIs:
-        """Exact: the cohort's size over the number of seen clients, times what dropouts and stragglers leave."""
         return "exact"
 
     def _selected(self, position: int) -> float:
         return self.nominal_cohort_size / self.num_seen
 
     def _draw(self, round_idx: int) -> NDArray[np.int64]:
-        # shuffle=False: with it NumPy uses Floyd's algorithm (O(cohort)) for small cohorts; the order has no meaning.
+        # With shuffle=False NumPy uses Floyd's algorithm (O(cohort)) for small cohorts.
         return self._generator(round_idx).choice(self.num_seen, self.nominal_cohort_size, replace=False, shuffle=False)
 
 
@@ -109,31 +102,31 @@ class WeightedParticipation(SampledParticipation):
     """Each round draws a cohort without replacement, larger clients with a higher probability.
 
     Clients are drawn one after another, each with a probability proportional to its number of training samples among
-    those not yet drawn. Clients without samples are never drawn. A round costs of the order of the population. The
-    settings are those of `SampledParticipation`.
+    those not yet drawn; clients without samples never. A round costs of the order of the population.
 
     Note:
         The chance of being *in* the cohort is proportional to the size for a cohort of one, and flatter for larger
         ones; averaging the updates weighted by size again counts size twice.
     """
 
+    @override
     def setup(self, num_clients: int, num_samples: Callable[[int], int], seed: int) -> None:
-        """As `Participation.setup`; also asks for every seen client's number of samples."""
         super().setup(num_clients, num_samples, seed)
         sizes = np.array([num_samples(client_id) for client_id in self.seen_clients.tolist()], dtype=np.float64)
         num_drawable = int(np.count_nonzero(sizes))
         if num_drawable < self.nominal_cohort_size:
             raise ConfigError(
-                f"participation: a cohort of {self.nominal_cohort_size} is asked for, but only {num_drawable} clients "
-                "have training samples; lower count or fraction"
+                f"participation: a cohort has {self.nominal_cohort_size} clients, and only {num_drawable} clients have "
+                "training samples; lower count or fraction"
             )
         self._probabilities = sizes / sizes.sum()
         self._num_drawable = num_drawable
         self._inclusion: NDArray[np.float64] | None = None
 
     @property
+    @override
     def probability_is(self) -> ProbabilityIs:
-        """Exact for a cohort of one, of everybody with samples, and for clients of one size; else estimated."""
+        """Exact for a cohort of one or of all clients with samples, and for clients of one size; else estimated."""
         return "exact" if self._exact_inclusion() is not None else "estimated"
 
     def _selected(self, position: int) -> float:
@@ -151,14 +144,14 @@ class WeightedParticipation(SampledParticipation):
         return None
 
     def _estimated_inclusion(self) -> NDArray[np.float64]:
-        # Drawing one after another is a race: client i arrives after an exponential time of rate p_i, and the cohort
-        # are the first n. Given the others' times, i is among them with probability 1 - exp(-p_i T), where T is the
-        # n-th of the others' times: the (n+1)-th of all where i itself is among the first n.
+        # Sequential drawing is a race: client i arrives after an exponential time of rate p_i, and the first n are the
+        # cohort. Given the others' times, i is in it with probability 1 - exp(-p_i T), where T is the n-th of the
+        # others' times: the (n+1)-th of all if i is among the first n.
         count, generator = self.nominal_cohort_size, numpy_generator(self._seed, "probability")
         rates = self._probabilities
         total = np.zeros(self.num_seen)
         for _ in range(PROBABILITY_DRAWS):
-            with np.errstate(divide="ignore"):  # who has no samples never arrives
+            with np.errstate(divide="ignore"):  # clients without samples never arrive
                 times = generator.standard_exponential(self.num_seen) / rates
             last, after = np.partition(times, (count - 1, count))[count - 1 : count + 1]
             total -= np.expm1(-rates * np.where(times <= last, after, last))
@@ -171,24 +164,23 @@ class WeightedParticipation(SampledParticipation):
 
 
 class AvailabilityParticipation(SampledParticipation):
-    """Each round draws a cohort uniformly from the clients that happen to be available.
+    """Each round draws a cohort uniformly from the available clients.
 
-    Client c is available in round t with probability p_c, independently of all else; if fewer are available than asked
-    for, all of them take part, and a round may be empty. A round costs of the order of the population.
+    Client c is available in round t with probability p_c, independently; if too few are available, all of them take
+    part, and a round may be empty. A round costs of the order of the population.
 
-    With a `period` T, availability follows a daily rhythm with a phase φ_c of the client's own, drawn by the seed:
+    With a `period` T, availability follows a daily rhythm with a phase φ_c that the seed draws per client:
     ``p_c(t) = p_c + min(p_c, 1 − p_c) · cos(2π(t/T + φ_c))``, the widest swing that stays a probability; its mean over
     a period is p_c.
 
     Args:
         count: Clients per round.
-        fraction: Clients per round as a fraction of the seen clients: ``max(1, round(fraction * num_seen))``, halves
-            rounded to even. Exactly one of `count` and `fraction` is given.
-        availability: The probability of being available: one number for all clients, or a list with one per client of
-            the whole population.
+        fraction: Clients per round as a fraction of the seen clients, instead of `count`; see `SampledParticipation`.
+        availability: Probability of being available: one number for all clients, or a list with one per client of the
+            whole population.
         availability_beta: Instead of `availability`, the two shape parameters of the Beta distribution from which the
             seed draws each client's probability.
-        period: Rounds in a day, at least 2; without it there is no rhythm.
+        period: Rounds in a day, at least 2; null for no rhythm.
         kwargs: The settings of `Participation`.
 
     Note:
@@ -209,24 +201,20 @@ class AvailabilityParticipation(SampledParticipation):
         self.availability_beta = availability_beta
         self.period = period
 
+    @override
     def setup(self, num_clients: int, num_samples: Callable[[int], int], seed: int) -> None:
-        """As `Participation.setup`; also draws what the seed decides about each client's availability."""
         super().setup(num_clients, num_samples, seed)
-        if self.period is not None and self.period < 2:
-            raise ConfigError(f"participation.period is {self.period}; give at least 2 rounds, or leave it out")
-        # Only the seen clients' probabilities are kept, (num_seen,), or (1,) where all are alike.
+        check_range("participation.period", self.period, least=2, why=" rounds", null="for no rhythm")
+        # The seen clients' probabilities, (num_seen,), or (1,) if all are equal.
         self._probabilities = self._seen_only(self._base_probabilities(num_clients, seed))
         if self.period is not None:
             self._phases = self._seen_only(numpy_generator(seed, "availability_phase").random(num_clients))
         self._places: NDArray[np.float64] | None = None
 
     @property
+    @override
     def probability_is(self) -> ProbabilityIs:
-        """Unknown with a `period`, where it changes with the round.
-
-        Else exact where all clients are available with one probability, or where all that are available take part, and
-        estimated elsewhere.
-        """
+        """Unknown with a `period`; exact if all clients are equally available, or all available ones take part."""
         if self.period is not None:
             return "unknown"
         alike = np.ptp(self._probabilities) == 0 or self.nominal_cohort_size == self.num_seen
@@ -241,15 +229,15 @@ class AvailabilityParticipation(SampledParticipation):
         return float(own[position % len(own)] * self._places[position % len(self._places)])
 
     def _place_probabilities(self) -> NDArray[np.float64]:
-        """The probability with which an available client gets a place, (num_seen,) or (1,) where all are alike."""
+        """An available client's probability of a place, (num_seen,), or (1,) if all are equal."""
         count, own = self.nominal_cohort_size, self._probabilities
         if count == self.num_seen:
             return np.ones(1)
         if np.ptp(own) == 0:
-            # All together they get as many places as are given away.
+            # The clients' places sum to the mean number of places given.
             given = _mean_of_smaller(count, self.num_seen, float(own[0]))
             return np.array([given / (self.num_seen * own[0]) if own[0] else 1.0])
-        # Given who of the others is available, A of them, an available client gets a place with min(1, n / (A + 1)).
+        # With A of the others available, an available client gets a place with probability min(1, n / (A + 1)).
         generator, total = numpy_generator(self._seed, "probability"), np.zeros(self.num_seen)
         for _ in range(PROBABILITY_DRAWS):
             available = generator.random(self.num_seen) < own
@@ -269,34 +257,31 @@ class AvailabilityParticipation(SampledParticipation):
             )
         if beta is not None:
             if len(beta) != 2 or not all(shape > 0 and math.isfinite(shape) for shape in beta):
-                raise ConfigError(f"participation.availability_beta is {beta}; give two numbers above 0")
+                raise ConfigError(f"participation.availability_beta is {beta}; it must be two numbers above 0")
             return numpy_generator(seed, "availability_beta").beta(beta[0], beta[1], size=num_clients)
         values = np.atleast_1d(np.asarray(given, dtype=np.float64))
         if isinstance(given, (list, tuple)) and len(values) != num_clients:
             raise ConfigError(
-                f"participation.availability lists {len(values)} clients, but the data has {num_clients}; give one "
+                f"participation.availability lists {len(values)} clients, and the data have {num_clients}; give one "
                 "probability per client, or a single number for all"
             )
         for client_id, value in enumerate(values.tolist()):
-            if not 0 <= value <= 1:
-                raise ConfigError(
-                    f"participation.availability is {value}{f' for client {client_id}' if len(values) > 1 else ''}; "
-                    "give probabilities from 0 to 1"
-                )
+            whose = f" of client {client_id}" if len(values) > 1 else ""
+            check_range(f"participation.availability{whose}", value, least=0, most=1)
         return values
 
     def probabilities(self, round_idx: int) -> NDArray[np.float64]:
-        """Each seen client's probability of being available in a round, (num_seen,) or (1,) where all are alike."""
+        """Each seen client's probability of being available in a round, (num_seen,), or (1,) if all are equal."""
         base = self._probabilities
         if self.period is None:
             return base
-        # The remainder keeps the angle exact after many rounds.
+        # The remainder keeps the angle exact in late rounds.
         angle = 2 * np.pi * (round_idx % self.period / self.period + self._phases)
         swung: NDArray[np.float64] = base + np.minimum(base, 1 - base) * np.cos(angle)
         return swung
 
     def available(self, round_idx: int) -> NDArray[np.int64]:
-        """The seen clients that are available in a round, ascending."""
+        """The available seen clients of a round, ascending."""
         positions = self._available_positions(round_idx)
         return positions if self._seen is None else self._seen[positions]
 
@@ -312,7 +297,7 @@ class AvailabilityParticipation(SampledParticipation):
 
 
 def _mean_of_smaller(count: int, number: int, probability: float) -> float:
-    """The mean of the smaller of `count` and a binomial variable of so many trials."""
+    """The mean of min(`count`, X) with X binomial in `number` trials."""
     if probability in (0.0, 1.0):
         return min(count, number * probability)
     trials = np.arange(number)

@@ -30,7 +30,7 @@ from tests.support import ROOT, rows
     [
         ([LR, "-0.1"], "Invalid learning rate: -0.1"),
         (["--data.init_args.num_clients", "0"], "data.num_clients is 0"),
-        (["--trainer.participation.init_args.count", "21"], "participation.count is 21, but there are 20 clients"),
+        (["--trainer.participation.init_args.count", "21"], "participation.count is 21; it must be at least 1 and at most 20"),
         (["--trainer.participation.init_args.fraction", "0.5"], "count is 5 and fraction is 0.5; give exactly one"),
         (["--data.init_args.num_clients", "1439"], "1438 training samples cannot be shared among 1439 clients"),
         (["--data.init_args.partition.init_args.alpha", "-1"], "Dirichlet.alpha is -1.0"),
@@ -55,9 +55,9 @@ from tests.support import ROOT, rows
             "there is no validation data; set data.init_args.val_fraction above 0",
         ),
         (["--data", "ArrayFile"], "ArrayFile needs either data.path, the .npz file, or data.name"),
-        (["--data", "ArrayFile", "--data.init_args.path", "none.npz"], "none.npz does not exist: set data.path"),
+        (["--data", "ArrayFile", "--data.init_args.path", "none.npz"], "none.npz does not exist; set data.path"),
         (["--data", "FashionMNIST"], "FashionMNIST reads train-images-idx3-ubyte"),
-        (["--data", "ClientFolders", "--data.init_args.root", "none"], "none is no folder: set data.root"),
+        (["--data", "ClientFolders", "--data.init_args.root", "none"], "none is not a folder; set data.root"),
         (["--trainer.default_root_dir", str(QUICKSTART)], "the run's folder cannot be made under"),
         (["--ckpt_path", "no.ckpt"], "there is no checkpoint at no.ckpt"),
     ],
@@ -74,7 +74,7 @@ def test_a_setting_that_cannot_work_is_named(args, expected, capsys):
         (np.arange(40) % 3 - 1, [], "training labels of set.npz: label -1 of sample 0 is not in 0 … 1"),
         (np.arange(40) % 3, ["--data.init_args.num_classes", "2"], "label 2 of sample 2 is not in 0 … 1"),
         (np.arange(5) % 3, [], "5 training samples cannot be shared among 20 clients"),
-        (np.arange(40) / 3, [], "test targets of set.npz are int64: without classes give floating-point numbers"),
+        (np.arange(40) / 3, [], "test targets of set.npz are int64; give floating-point numbers"),
     ],
 )
 def test_an_array_file_with_bad_labels_is_named(y_train, args, expected, capsys):
@@ -87,7 +87,7 @@ def test_an_array_file_with_bad_labels_is_named(y_train, args, expected, capsys)
 def test_a_damaged_array_file_is_named(capsys):
     Path("set.npz").write_text("hello")
     data = ["--data", "ArrayFile", "--data.init_args.path", "set.npz"]
-    assert error_of(command("fit", *data), capsys).startswith("set.npz is no .npz file")
+    assert error_of(command("fit", *data), capsys).startswith("set.npz cannot be read (File is not a zip file); save")
 
 
 @pytest.mark.parametrize(

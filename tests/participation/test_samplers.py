@@ -106,9 +106,9 @@ def test_only_every_third_client_is_selected_and_the_rest_are_unseen() -> None:
     both = ready(FullParticipation(every=3, unseen_fraction=0.25), seed=3)
     without = ready(FullParticipation(unseen_fraction=0.25), seed=3).seen_clients
     assert both.seen_clients.tolist() == [client for client in without if client % 3 == 0]
-    with pytest.raises(ConfigError, match=r"participation\.every is 0; give at least 1"):
+    with pytest.raises(ConfigError, match=r"participation\.every is 0; it must be at least 1"):
         ready(FullParticipation(every=0))
-    with pytest.raises(ConfigError, match=r"count is 8, but there are 7 clients .* \(the others are unseen\)"):
+    with pytest.raises(ConfigError, match=r"count is 8; it must be at least 1 and at most 7, the number of seen clients"):
         ready(UniformParticipation(count=8, every=3))
     with pytest.raises(ConfigError, match=r"unseen_fraction 0.95 and every 19 leave none of the 20"):
         ready(FullParticipation(every=19, unseen_fraction=0.95), seed=0)
@@ -185,7 +185,7 @@ def test_weighted_draws_two_one_after_another() -> None:
 
 def test_weighted_never_draws_a_client_without_samples() -> None:
     assert counts(weighted([0, 5, 5, 5], count=3), 20, 4).tolist() == [0, 20, 20, 20]
-    with pytest.raises(ConfigError, match=r"cohort of 4 .* only 3 clients have training samples"):
+    with pytest.raises(ConfigError, match=r"cohort has 4 clients, and only 3 clients have training samples"):
         weighted([0, 5, 5, 5], count=4)
 
 
@@ -319,12 +319,15 @@ def test_late_updates_are_lost_or_arrive_in_the_next_round() -> None:
 @pytest.mark.parametrize(
     ("participation", "message"),
     [
-        (UniformParticipation(count=21), r"count is 21, but there are 20 clients .* give 1 to 20"),
-        (UniformParticipation(count=11, unseen_fraction=0.5), r"count is 11, but there are 10 .*unseen.* 1 to 10"),
+        (UniformParticipation(count=21), r"count is 21; it must be at least 1 and at most 20, the number of clients"),
+        (
+            UniformParticipation(count=11, unseen_fraction=0.5),
+            r"count is 11; it must be at least 1 and at most 10, the number of seen clients",
+        ),
         (UniformParticipation(count=0), r"count is 0"),
         (UniformParticipation(), r"count is None and fraction is None; give exactly one"),
         (UniformParticipation(count=1, fraction=0.5), r"count is 1 and fraction is 0.5; give exactly one"),
-        (UniformParticipation(fraction=0.0), r"fraction is 0.0; give more than 0"),
+        (UniformParticipation(fraction=0.0), r"fraction is 0.0; it must be above 0"),
         (UniformParticipation(fraction=1.5), r"fraction is 1.5"),
         (UniformParticipation(fraction=math.nan), r"fraction is nan"),
         (FullParticipation(unseen_fraction=1.0), r"unseen_fraction is 1.0"),
@@ -337,9 +340,9 @@ def test_late_updates_are_lost_or_arrive_in_the_next_round() -> None:
         (FullParticipation(stragglers=Stragglers(deadline=1, late="never")), r"late is 'never'"),  # type: ignore[arg-type]
         (AvailabilityParticipation(count=1), r"neither of availability and availability_beta"),
         (AvailabilityParticipation(count=1, availability=0.5, availability_beta=(1, 1)), r"both of availability"),
-        (AvailabilityParticipation(count=1, availability=1.5), r"availability is 1.5; give"),
-        (AvailabilityParticipation(count=1, availability=[0.5] * 19), r"lists 19 clients, but the data has 20"),
-        (AvailabilityParticipation(count=1, availability=[0.5] * 19 + [-1.0]), r"is -1.0 for client 19"),
+        (AvailabilityParticipation(count=1, availability=1.5), r"availability is 1.5; it must be"),
+        (AvailabilityParticipation(count=1, availability=[0.5] * 19), r"lists 19 clients, and the data have 20"),
+        (AvailabilityParticipation(count=1, availability=[0.5] * 19 + [-1.0]), r"availability of client 19 is -1.0"),
         (AvailabilityParticipation(count=1, availability_beta=(0.0, 1.0)), r"availability_beta is \(0.0, 1.0\)"),
         (AvailabilityParticipation(count=1, availability=0.5, period=1), r"period is 1"),
     ],
@@ -351,7 +354,7 @@ def test_contradictory_settings_name_the_key(participation: Participation, messa
 
 
 def test_an_empty_population_is_refused() -> None:
-    with pytest.raises(ConfigError, match="0 clients"):
+    with pytest.raises(ConfigError, match="the number of clients is 0"):
         ready(FullParticipation(), num_clients=0)
 
 
