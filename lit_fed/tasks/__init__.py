@@ -1,4 +1,4 @@
-"""What is learnt: plain LightningModules, of which any other may stand in their place."""
+"""Tasks: plain LightningModules, replaceable by any other."""
 
 from lit_fed.tasks.classifier import Classifier
 from lit_fed.tasks.coco_metrics import KeypointAP

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
+from typing_extensions import override
 
 from lit_fed.errors import ConfigError
 from lit_fed.tasks.on_network import OnNetwork
@@ -17,23 +18,23 @@ from lit_fed.tasks.on_network import OnNetwork
 class Classifier(OnNetwork):
     r"""Cross-entropy on any network: :math:`\ell = \mathrm{CE}(f(x), y)`.
 
-    Nothing in it is federated: it trains under a plain ``lightning.Trainer`` as it does in a federation. Logs
-    ``train/loss``, ``val/loss``, ``val/acc``, ``test/loss``, ``test/acc``.
+    Also trains under a plain ``lightning.Trainer``. Logs ``train/loss``, ``val/loss``, ``val/acc``, ``test/loss``,
+    ``test/acc``.
 
     Args:
         network: Name of a network (a key of `NETWORKS`, such as ``small_cnn``, or any of timm's), or a module.
-        optimizer: Made anew whenever it is asked for: in a federation for every client and round.
-        lr_scheduler: Steps once an epoch; in a federation, once a round.
-        num_classes: Taken from the data where null.
-        in_channels: Taken from the data where null.
-        input_shape: Shape of one sample, channels first; taken from the data where null.
+        optimizer: Makes an optimizer; in a federation for every client and round.
+        lr_scheduler: Makes a schedule that steps once per epoch; in a federation, once per round.
+        num_classes: Number of classes; null to take it from the data.
+        in_channels: Channels of an input; null to take it from the data.
+        input_shape: Shape of one sample, channels first; null to take it from the data.
         network_args: Further arguments for a network given by name.
     """
 
     metrics: ClassVar[dict[str, Literal["max", "min"]]] = {"acc": "max", "loss": "min"}
-    """What it logs when it is evaluated, the most important first, and which way is better."""
+    """Metrics logged in evaluation, the most important first, with the better direction."""
     ranges: ClassVar[dict[str, tuple[float, float]]] = {"acc": (0.0, 1.0), "loss": (0.0, math.inf)}
-    """The least and the largest value of each, beyond which a node of a federation is not believed."""
+    """Least and largest value of each metric, beyond which a server rejects a node's answer."""
 
     def __init__(
         self,
@@ -53,29 +54,30 @@ class Classifier(OnNetwork):
         """Labels (B,) of a batch."""
         return batch[1]
 
+    @override
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        """Cross-entropy on a batch."""
         x, y = batch
         logits = self(x)
-        if y.is_floating_point() and y.ndim < logits.ndim:  # else they are probabilities
+        if y.is_floating_point() and y.ndim < logits.ndim:  # not probabilities per class
             raise ConfigError(
-                "Classifier learns classes, and the data's targets are real numbers: use Regressor, or data whose "
-                "targets are whole numbers (of a Table, set data.kind to classes)"
+                "Classifier needs classes, and the data's targets are floating-point numbers; use Regressor, or data "
+                "with whole-number targets (of a Table, set data.kind to classes)"
             )
         loss = F.cross_entropy(logits, y)
         self.log("train/loss", loss, prog_bar=True)
         return loss
 
-    training_step.same_for_all = True  # type: ignore[attr-defined]  # it leaves nothing behind
+    training_step.same_for_all = True  # type: ignore[attr-defined]  # it keeps no state
 
+    @override
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        """Loss and accuracy on validation data."""
         self._evaluate(batch, "val")
 
+    @override
     def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        """Loss and accuracy on test data."""
         self._evaluate(batch, "test")
 
+    @override
     def predict_step(self, batch: tuple[Tensor, Tensor] | Tensor, batch_idx: int) -> dict[str, Tensor]:
         """Predicted class (B,) and class probabilities (B, C)."""
         logits = self(batch if isinstance(batch, Tensor) else batch[0])

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torchmetrics import Metric
+from typing_extensions import override
 
 from lit_fed.errors import ConfigError
 
@@ -18,7 +19,7 @@ COCO_SIGMAS = (
     *(0.026, 0.025, 0.025, 0.035, 0.035, 0.079, 0.079, 0.072, 0.072),
     *(0.062, 0.062, 0.107, 0.107, 0.087, 0.087, 0.089, 0.089),
 )
-"""How far annotators differ on each of COCO's 17 joints, as a share of the root of the person's area."""
+"""Annotators' deviation on each of COCO's 17 joints, as a share of the root of the person's area."""
 
 _STATES = ("predicted", "scores", "keypoints", "visible", "area", "image_id")
 
@@ -28,14 +29,14 @@ class KeypointAP(Metric):
 
     The similarity of two poses is the mean over visible joints of :math:`\exp(-d^2 / 2 A (2\sigma)^2)`, A the person's
     area; persons are ranked by the mean of their joints' scores. See https://cocodataset.org/#keypoints-eval. Needs the
-    extra ``pose``. A person whose area is not known (NaN) does not count.
+    extra ``pose``. Persons of unknown area (NaN) do not count.
 
     Args:
         num_joints: K.
         sigmas: σ of each joint; null for COCO's own 17.
 
     Raises:
-        ConfigError: If there is not one σ a joint, or `faster-coco-eval` is not installed.
+        ConfigError: The number of σ differs from that of joints, or `faster-coco-eval` is not installed.
     """
 
     higher_is_better = True
@@ -47,23 +48,24 @@ class KeypointAP(Metric):
         self.sigmas = list(COCO_SIGMAS if sigmas is None else sigmas)
         if len(self.sigmas) != num_joints or not all(sigma > 0 for sigma in self.sigmas):
             raise ConfigError(
-                f"KeypointAP: {num_joints} joints and {len(self.sigmas)} oks_sigmas; give one above 0 for each"
+                f"KeypointAP has {len(self.sigmas)} oks_sigmas for {num_joints} joints; give one above 0 for each"
             )
         if find_spec("faster_coco_eval") is None:
             raise ConfigError("KeypointAP needs faster-coco-eval; install it with pip install 'lit-fed[pose]'")
         for name in _STATES:
             self.add_state(name, [], dist_reduce_fx="cat")
 
+    @override
     def update(
         self, predicted: Tensor, scores: Tensor, keypoints: Tensor, visible: Tensor, area: Tensor, image_id: Tensor
     ) -> None:
-        """Take in persons, in pixels of the images that they are in.
+        """Add persons, in pixels of their images.
 
         Args:
-            predicted: Where joints are said to be, (B, K, 2).
-            scores: How sure that is, (B, K).
-            keypoints: Where they are, (B, K, 2).
-            visible: Above 0 for those that count, (B, K).
+            predicted: Predicted joints, (B, K, 2).
+            scores: Their confidence, (B, K).
+            keypoints: True joints, (B, K, 2).
+            visible: Above 0 for joints that count, (B, K).
             area: The person's area in square pixels, (B,).
             image_id: Number of the image, (B,).
         """
@@ -73,11 +75,12 @@ class KeypointAP(Metric):
 
     @property
     def count(self) -> int:
-        """Persons taken in."""
+        """Number of persons added."""
         return sum(len(part) for part in self.area)
 
+    @override
     def compute(self) -> Tensor:
-        """AP in percent, 0-d; NaN where no person has a visible joint."""
+        """AP in percent, 0-d; NaN if no person has a visible joint."""
         from faster_coco_eval import COCO, COCOeval_faster
 
         found = {name: torch.cat(list(getattr(self, name))) for name in _STATES}
@@ -93,7 +96,7 @@ class KeypointAP(Metric):
             evaluation.accumulate()
             evaluation.summarize()
         ap = float(evaluation.stats[0])
-        return torch.tensor(100 * ap if ap >= 0 else torch.nan)  # it says −1 where there is nothing to find
+        return torch.tensor(100 * ap if ap >= 0 else torch.nan)  # −1 if there is nothing to find
 
     def _truth(self, found: dict[str, Tensor], person: int) -> dict[str, Any]:
         points, seen = found["keypoints"][person].double(), found["visible"][person] > 0

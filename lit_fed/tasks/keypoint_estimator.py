@@ -1,4 +1,4 @@
-"""Finding the joints of a person by heatmaps, as a plain LightningModule."""
+"""Key point estimation by heatmaps, as a plain LightningModule."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from typing_extensions import override
 
 from lit_fed.errors import ConfigError
 from lit_fed.losses import UDP, HeatmapCodec
@@ -29,50 +30,50 @@ _PEOPLE_DRAWN = 3
 
 
 class KeypointEstimator(OnNetwork):
-    r"""Regression of one heatmap a joint, :math:`\ell = \frac1K \sum_k \mathrm{mean}\,(v_k \odot (f_k(x) - H_k))^2`.
+    r"""Regression of one heatmap per joint, :math:`\ell = \frac1K \sum_k \mathrm{mean}\,(v_k \odot (f_k(x) - H_k))^2`.
 
-    The mean runs over the batch and the map's pixels; v is 1 for joints that are visible, else 0. A batch is a mapping
-    with ``image`` (B, C, H, W), ``keypoints`` (B, K, 2) as (x, y) in its pixels, ``visible`` (B, K) and ``head_size``
-    (B,), the length that `lit_fed.tasks.pose_metrics.PCK` measures by; at lower resolutions it may hold itself once
-    more, as ``levels``, a list in descending order.
+    The mean runs over the batch and the map's pixels; v is 1 for visible joints, else 0. A batch is a mapping with
+    ``image`` (B, C, H, W), ``keypoints`` (B, K, 2) as (x, y) in its pixels, ``visible`` (B, K) and ``head_size`` (B,),
+    the length in `lit_fed.tasks.pose_metrics.PCK`; optionally ``levels``, a list of such mappings at lower resolutions
+    in descending order.
 
-    Nothing in it is federated. Logs ``train/loss``, and on validation and test data ``loss``, ``pck`` (joints found
-    within `threshold` of the length, in percent) and ``pck_strict`` (within `strict_threshold`).
+    Also trains under a plain ``lightning.Trainer``. Logs ``train/loss``, and on validation and test data ``loss``,
+    ``pck`` (joints found within `threshold` of the length, in percent) and ``pck_strict`` (within `strict_threshold`).
 
     Args:
-        network: Name of a network (of `POSE_NETWORKS`), or a module that makes (B, K, H/s, W/s) of images; its
+        network: Name of a network (of `POSE_NETWORKS`), or a module from images to (B, K, H/s, W/s); its
             attribute ``stride`` is s.
-        optimizer: Made anew whenever it is asked for: in a federation for every client and round.
-        lr_scheduler: Steps once an epoch; in a federation, once a round.
-        num_joints: K; taken from the data where null.
+        optimizer: Makes an optimizer; in a federation for every client and round.
+        lr_scheduler: Makes a schedule that steps once per epoch; in a federation, once per round.
+        num_joints: K; null to take it from the data.
         in_channels: Taken from the data where null.
-        input_shape: Shape of the largest images, channels first; taken from the data where null.
+        input_shape: Shape of the largest images, channels first; null to take it from the data.
         network_args: Further arguments for a network given by name.
         codec: Between points and heatmaps; null for UDP with DARK and the network's stride.
-        flip_pairs: Joints that change places in a mirror; taken from the data where null.
-        skeleton_edges: Joints to connect in pictures; taken from the data where null.
-        unscored_joints: Joints that do not count, such as MPII's pelvis and thorax; taken from the data where null.
-        flip_test: Evaluate and predict by the mean of the heatmaps of an image and of its mirror image.
-        threshold: Of ``pck``.
-        strict_threshold: Of ``pck_strict``.
+        flip_pairs: Joints that swap in a mirror; null to take it from the data.
+        skeleton_edges: Joints to connect in pictures; null to take it from the data.
+        unscored_joints: Joints that do not count, such as MPII's pelvis and thorax; null to take them from the data.
+        flip_test: Evaluate and predict by the mean of the heatmaps of an image and its mirror image.
+        threshold: Threshold of ``pck``.
+        strict_threshold: Threshold of ``pck_strict``.
         coco_ap: Also log ``ap``, see `lit_fed.tasks.coco_metrics.KeypointAP`; batches then have the person's ``area``
             (B,) in square pixels, ``image_id`` (B,), and ``center`` (B, 2) and ``scale`` (B,), which lead back to the
             image: a point p of a picture of W×H is its ``center + scale·(p − ((W − 1)/2, (H − 1)/2))``.
-        oks_sigmas: Of ``ap``, one a joint; null for COCO's 17.
-        layer_decay: Each layer learns at this share of the rate of the one after it, and vectors and position
-            embeddings are not decayed (ViTPose: 0.75); null for one rate.
+        oks_sigmas: σ of each joint for ``ap``; null for COCO's 17.
+        layer_decay: Each layer's learning rate as a share of the next layer's, without weight decay of vectors and
+            position embeddings (ViTPose: 0.75); null for one rate.
 
     Raises:
-        ConfigError: If the settings do not fit each other.
+        ConfigError: The settings do not fit each other.
 
     Note:
-        Where no joint of the evaluated persons counts there is no ``pck``.
+        ``pck`` is not logged if no joint counts.
     """
 
     metrics: ClassVar[dict[str, Literal["max", "min"]]] = {"pck": "max", "pck_strict": "max", "loss": "min"}
-    """What it logs when it is evaluated, the most important first, and which way is better."""
+    """Metrics logged in evaluation, the most important first, with the better direction."""
     ranges: ClassVar[dict[str, tuple[float, float]]] = {"pck": (0.0, 100.0), "pck_strict": (0.0, 100.0)}
-    """The least and the largest value of each, beyond which a node of a federation is not believed."""
+    """Least and largest value of each metric, beyond which a server rejects a node's answer."""
 
     def __init__(
         self,
@@ -101,21 +102,21 @@ class KeypointEstimator(OnNetwork):
         self.codec = codec or UDP(stride=stride or 4)
         if stride is not None and self.codec.stride != stride:
             raise ConfigError(
-                f"model.codec makes heatmaps of stride {self.codec.stride}, and network {type(self.network).__name__} "
-                f"of stride {stride}; set the codec's stride, or leave the codec out"
+                f"model.codec has stride {self.codec.stride}, and network {type(self.network).__name__} has stride "
+                f"{stride}; set the codec's stride, or leave the codec out"
             )
         self.flip_test, self.layer_decay = flip_test, layer_decay
         if flip_pairs is None and flip_test:
             raise ConfigError(
-                "model.flip_test mirrors images, and needs model.flip_pairs, the joints that change places then; give "
-                "them, or set model.flip_test to false"
+                "model.flip_test needs model.flip_pairs, the joints that swap in a mirror; give them, or set "
+                "model.flip_test to false"
             )
         self.flip_pairs = self._checked("flip_pairs", flip_pairs)
         self.skeleton_edges = self._checked("skeleton_edges", skeleton_edges)
         if layer_decay is not None and not (0 < layer_decay <= 1 and hasattr(self.network, "group_matcher")):
             raise ConfigError(
-                f"model.layer_decay is {layer_decay}; it must be above 0 and at most 1, and needs a network that tells "
-                "its layers, such as pose_vit_small"
+                f"model.layer_decay is {layer_decay}; it must be above 0 and at most 1, and the network must have a "
+                "group_matcher, such as pose_vit_small"
             )
         self.pck = PCK(threshold, unscored_joints or ())
         self.pck_strict = PCK(strict_threshold, unscored_joints or ())
@@ -125,12 +126,13 @@ class KeypointEstimator(OnNetwork):
         for pair in pairs or ():
             if len(pair) != 2 or not all(0 <= joint < self.num_joints for joint in pair):
                 raise ConfigError(
-                    f"model.{setting} has {list(pair)}; give pairs of the joints 0 … {self.num_joints - 1}"
+                    f"model.{setting} has {list(pair)}; it must have pairs of the joints 0 … {self.num_joints - 1}"
                 )
         return [(first, second) for first, second in pairs or ()]
 
+    @override
     def make_optimizer(self) -> Optimizer:
-        """A fresh optimizer, where asked for with a learning rate for each layer."""
+        """With a learning rate per layer if `layer_decay` is set."""
         if self.layer_decay is None:
             return super().make_optimizer()
         from timm.optim import param_groups_layer_decay  # type: ignore[attr-defined]  # it re-exports it
@@ -145,71 +147,68 @@ class KeypointEstimator(OnNetwork):
             group["lr"] *= group.pop("lr_scale")
         return optimizer
 
-    # ------------------------------------------------------------------ steps
-
     def levels(self, batch: Batch) -> list[Batch]:
-        """A batch at its lower resolutions, in descending order; empty at the lowest."""
+        """The batch at lower resolutions, in descending order; empty at the lowest."""
         return list(batch.get("levels", ()))
 
     def check_shape(self, shape: Sequence[int]) -> None:
-        """Refuse images of a shape (channels, height, width), before any are made.
+        """Check the shape (channels, height, width) of images before training.
 
         Raises:
-            ConfigError: If the network does not take them, or they have no heatmaps.
+            ConfigError: The network or the codec does not take the shape.
         """
         check: Any = getattr(self.network, "check_shape", None)
         if check is not None:
             check(shape)
         self.codec.heatmap_size(shape[1:])
 
+    @override
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """The loss of a batch, and as ``logits`` the heatmaps (B, K, h, w), 0 for joints that are not visible."""
+        """The loss, and as ``logits`` the heatmaps (B, K, h, w), 0 for invisible joints."""
         heatmaps = self(batch["image"])
         loss = self._loss(heatmaps, batch)
         self.log("train/loss", loss, prog_bar=True, batch_size=len(heatmaps))
         return {"loss": loss, "logits": heatmaps * (batch["visible"] > 0)[..., None, None]}
 
-    training_step.same_for_all = True  # type: ignore[attr-defined]  # it leaves nothing behind
+    training_step.same_for_all = True  # type: ignore[attr-defined]  # it keeps no state
 
+    @override
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Loss and joints found on validation data."""
         self._evaluate(batch, "val")
 
+    @override
     def test_step(self, batch: Batch, batch_idx: int) -> None:
-        """Loss and joints found on test data."""
         self._evaluate(batch, "test")
 
+    @override
     def on_validation_epoch_start(self) -> None:
-        """Count anew."""
         self._reset()
 
+    @override
     def on_test_epoch_start(self) -> None:
-        """Count anew."""
         self._reset()
 
+    @override
     def on_validation_epoch_end(self) -> None:
-        """Joints found on validation data."""
         self._log_found("val")
 
+    @override
     def on_test_epoch_end(self) -> None:
-        """Joints found on test data."""
         self._log_found("test")
 
+    @override
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
-        """Joints (B, K, 2) as (x, y) in pixels of the images, and the height of each one's heatmap (B, K)."""
+        """Joints (B, K, 2) as (x, y) in pixels of the images, and the peak of each joint's heatmap (B, K)."""
         images = batch["image"] if isinstance(batch, Mapping) else batch if isinstance(batch, Tensor) else batch[0]
         keypoints, score = self.codec.decode(self.heatmaps(images), images.shape[2:])
         return {"keypoints": keypoints, "score": score}
 
     def test_figures(self, batches: Mapping[str, Batch]) -> dict[str, Figure]:
-        """Pictures of a batch of test data that is shown in several ways, such as at several resolutions.
-
-        Args:
-            batches: By the name of the way.
+        """Pictures of a test batch in several views, such as resolutions, by the view's name.
 
         Returns:
-            ``poses``: some persons' joints and heatmaps beside the truth, a row a way. ``features``: the means over
-            all places of the feature map, by t-SNE, where the network has a ``forward_features`` that makes one.
+            ``poses``: some persons' joints and heatmaps beside the truth, a row per view. ``features``: the feature
+            map's means over all places, by t-SNE, if the network has a ``forward_features`` with such a map.
         """
         figures = {"poses": poses_figure(
             [self._shown(name, batch) for name, batch in batches.items()], self.skeleton_edges, self.flip_pairs
@@ -221,13 +220,13 @@ class KeypointEstimator(OnNetwork):
         return figures
 
     def test_features(self, batch: Batch) -> Tensor:
-        """What the network makes of each picture (B, d): the means over all places of its feature map.
+        """Features of each picture (B, d): the feature map's means over all places.
 
         Raises:
-            ConfigError: The network has no ``forward_features`` that makes a map.
+            ConfigError: The network has no ``forward_features`` with a feature map.
         """
         if (found := self._features(batch["image"])) is None:
-            raise ConfigError(f"network {type(self.network).__name__} has no forward_features that makes a map")
+            raise ConfigError(f"network {type(self.network).__name__} needs a forward_features that returns a map")
         return found
 
     def _features(self, images: Tensor) -> Tensor | None:
@@ -239,7 +238,7 @@ class KeypointEstimator(OnNetwork):
         size = batch["image"].shape[2:]
         heatmaps = self.heatmaps(batch["image"])
         found, _ = self.codec.decode(heatmaps, size)
-        # Only the first process draws: what it counts is not to wait for the others.
+        # Only the first process draws, so the metric must not synchronise.
         pck = PCK(self.pck.threshold, self.pck.excluded, sync_on_compute=False).to(heatmaps.device)
         pck.update(found, batch["keypoints"], batch["visible"], batch["head_size"])
         targets = self.codec.encode(batch["keypoints"], batch["visible"], size)
@@ -257,7 +256,7 @@ class KeypointEstimator(OnNetwork):
         )
 
     def heatmaps(self, images: Tensor) -> Tensor:
-        """The heatmaps (B, K, h, w) that joints are read from: with the flip test where that is on."""
+        """Heatmaps (B, K, h, w), with the flip test if it is on."""
         heatmaps: Tensor = self(images)
         if not self.flip_test:
             return heatmaps
@@ -303,7 +302,7 @@ def _numbers(tensor: Tensor) -> NDArray[np.float32]:
 
 
 def _in_image(points: Tensor, batch: Batch) -> Tensor:
-    """Points (B, K, 2) of the pictures in pixels of the images that they are from."""
+    """Points (B, K, 2) of the pictures in pixels of their images."""
     height, width = batch["image"].shape[2:]
     middle = points.new_tensor([(width - 1) / 2, (height - 1) / 2])
     found: Tensor = batch["center"][:, None] + batch["scale"][:, None, None] * (points - middle)

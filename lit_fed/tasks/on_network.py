@@ -1,4 +1,4 @@
-"""What our tasks have in common: one network, one optimizer, perhaps a schedule."""
+"""The common part of our tasks: a network, an optimizer and an optional schedule."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from lightning import LightningModule
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from typing_extensions import override
 
 from lit_fed.networks import build_network, classifier
 
 
 class OnNetwork(LightningModule):
-    """A network and how it is trained; subclasses say by what loss.
+    """A network with its optimizer and schedule; subclasses add the loss.
 
     Args:
         network: Name of a network (a key of `NETWORKS`, or any of timm's), or a module.
-        optimizer: Made anew whenever it is asked for: in a federation for every client and round.
-        lr_scheduler: Steps once an epoch; in a federation, once a round.
-        num_outputs: Numbers that the network puts out for a sample.
-        in_channels: Channels of an input; 1 where null.
+        optimizer: Makes an optimizer; in a federation for every client and round.
+        lr_scheduler: Makes a schedule that steps once per epoch; in a federation, once per round.
+        num_outputs: Outputs of the network per sample.
+        in_channels: Channels of an input; null for 1.
         input_shape: Shape of one sample, channels first.
         network_args: Further arguments for a network given by name.
     """
@@ -45,24 +46,26 @@ class OnNetwork(LightningModule):
 
     @property
     def head(self) -> nn.Module:
-        """The network's last layer: its input are the features, its output what the network puts out."""
+        """The network's last layer, from features to outputs."""
         return classifier(self.network)
 
+    @override
     def configure_optimizers(self) -> Any:
-        """A fresh optimizer over the parameters that train, and the schedule where there is one."""
+        """A new optimizer over the trainable parameters, with its schedule if there is one."""
         optimizer = self.make_optimizer()
         if self.lr_scheduler is None:
             return optimizer
         return {"optimizer": optimizer, "lr_scheduler": self.lr_scheduler(optimizer)}
 
-    # It depends on nothing but which parameters train: a federation need not ask it anew for every client.
+    # It depends only on which parameters train, so a federation asks once for all clients.
     configure_optimizers.same_for_all = True  # type: ignore[attr-defined]
 
     def make_optimizer(self) -> Optimizer:
-        """A fresh optimizer over the parameters that train."""
+        """A new optimizer over the trainable parameters."""
         return self.optimizer(parameter for parameter in self.parameters() if parameter.requires_grad)
 
+    @override
     def forward(self, x: Tensor) -> Tensor:
-        """What the network puts out for a batch (B, …)."""
+        """The network's outputs for a batch (B, …)."""
         output: Tensor = self.network(x)
         return output

@@ -1,4 +1,4 @@
-"""Pictures of key points: what is found beside what is true, at several resolutions, and what features know of them."""
+"""Pictures of predicted and true key points at several resolutions, and of the features."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ Floats = NDArray[np.float32]
 _SIDES = ("#33a1ff", "#ff9b21")  # of a person: the first and the second of each flip pair
 _MIDDLE = "#2fd158"
 _TALL = 1.15  # height of a panel in inches
-_FEWEST = 20  # points that a map of features is drawn of
+_FEWEST = 20  # least number of points in a map of features
 
 
 @dataclass(frozen=True)
 class Shown:
-    """Persons at one resolution, and what a network makes of them.
+    """Persons at one resolution, with a network's predictions.
 
     Args:
-        name: Of the resolution.
-        images: As the network sees them, shape (n, channels, H, W), any scale.
-        keypoints: Where joints are, (x, y) in pixels, shape (n, K, 2).
-        visible: Above 0 where that is known, shape (n, K).
-        found: Where they are said to be, shape (n, K, 2).
-        heatmaps: What that is read from, shape (n, K, h, w).
-        targets: What the heatmaps should be, shape (n, K, h, w).
-        score: PCK of all that were looked at, in percent; NaN where it is not known.
-        looked_at: How many persons these are, as a rule a batch of the test set.
+        name: Name of the resolution.
+        images: The network's inputs, shape (n, channels, H, W), any scale.
+        keypoints: True joints, (x, y) in pixels, shape (n, K, 2).
+        visible: Above 0 for known joints, shape (n, K).
+        found: Predicted joints, shape (n, K, 2).
+        heatmaps: Predicted heatmaps, shape (n, K, h, w).
+        targets: True heatmaps, shape (n, K, h, w).
+        score: PCK in percent of `looked_at` persons; NaN if unknown.
+        looked_at: Number of persons scored, as a rule a batch of the test set.
     """
 
     name: str
@@ -52,19 +52,16 @@ class Shown:
 def poses_figure(
     rows: Sequence[Shown], edges: Sequence[tuple[int, int]], flip_pairs: Sequence[tuple[int, int]]
 ) -> Figure:
-    """A row a resolution; of each person the joints, the heatmaps that were found, and those that are true.
+    """A row per resolution: each person's joints, predicted heatmaps and true heatmaps.
 
-    Args:
-        rows: The same persons at each resolution.
-        edges: Joints to connect; none given shows joints as dots.
-        flip_pairs: Joints that are each other's mirror image, for the colours.
+    Without `edges` to connect, joints are dots; `flip_pairs` get the sides' colours.
     """
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
     from matplotlib.lines import Line2D
 
     people = len(rows[0].images)
-    # One scale for all that was found, so that heatmaps that blur are seen to; the truth has its own, 0 to 1.
+    # One scale for all predictions, so that blurred heatmaps show as such; the truth has its own, 0 to 1.
     peak = max(float(shown.heatmaps.max()) for shown in rows)
     peak = peak if peak > 0 else 1.0
     height, width = rows[0].images.shape[2:]
@@ -100,13 +97,9 @@ def poses_figure(
 
 
 def features_figure(features: Mapping[str, Floats]) -> Figure | None:
-    """Features of pictures on a plane by t-SNE, coloured by the resolution they were shown at; None of too few.
+    """Features (n, d) of pictures by t-SNE, coloured by resolution; None for too few.
 
-    The title has the mean silhouette of the resolutions among the features: 1 for clusters far apart, 0 where they
-    touch, below 0 where they mix.
-
-    Args:
-        features: By the resolution's name, shape (n, d).
+    The title has the mean silhouette of the resolutions: 1 for clusters far apart, 0 for touching, below 0 for mixed.
     """
     from matplotlib import colormaps
     from matplotlib.figure import Figure
@@ -122,7 +115,7 @@ def features_figure(features: Mapping[str, Floats]) -> Figure | None:
     )
     if not np.isfinite(points).all() or not points.std(axis=0).any():
         return None
-    # Starts from the two main directions, so that a run draws the same picture again.
+    # Starts from the two principal components, so that the picture is reproducible.
     placed = TSNE(perplexity=min(30.0, (len(points) - 1) / 3), init="pca", random_state=0).fit_transform(points)
     figure = Figure(figsize=(5, 3.8), dpi=150, layout="constrained")
     axes = figure.subplots()
@@ -139,13 +132,13 @@ def features_figure(features: Mapping[str, Floats]) -> Figure | None:
 
 
 def readable(name: str) -> str:
-    """A view's name as people write it: ``32x24_as_64x48_area`` is 32×24 as 64×48, area."""
+    """A view's readable name: ``32x24_as_64x48_area`` is 32×24 as 64×48, area."""
     sizes = re.sub(r"(?<=\d)x(?=\d)", "×", name)
     return re.sub(r"^(\S+?)_as_(\S+?)_(\w+)$", r"\1 as\n\2,\n\3", sizes)
 
 
 def _pixels(image: Floats) -> Floats:
-    """An image (channels, H, W) from its darkest to its lightest, as matplotlib takes it."""
+    """An image (channels, H, W) stretched to [0, 1], in matplotlib's layout."""
     low, high = float(image.min()), float(image.max())
     shown = ((image - low) / max(high - low, 1e-6)).transpose(1, 2, 0)
     return shown if shown.shape[2] == 3 else np.repeat(shown[:, :, :1], 3, axis=2)
@@ -159,7 +152,7 @@ def _skeleton(
     colors: Sequence[str],
     width: float,
 ) -> None:
-    """Lines between joints, in the colour of the joint that is of a side; dots where nothing is to be connected."""
+    """Lines between joints, in the colour of a side's joint; dots without edges."""
     limits = axes.get_xlim(), axes.get_ylim()
     for first, second in edges:
         if seen[first] and seen[second]:

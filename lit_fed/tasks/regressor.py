@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 from torchmetrics import MeanAbsoluteError, R2Score
+from typing_extensions import override
 
 from lit_fed.tasks.on_network import OnNetwork
 
@@ -17,28 +18,28 @@ from lit_fed.tasks.on_network import OnNetwork
 class Regressor(OnNetwork):
     r"""Squared error on any network: :math:`\ell = \frac1{Bk}\|f(x) - y\|^2`.
 
-    Nothing in it is federated. Logs ``train/loss``, and on validation and test data ``loss``, ``mae`` (the mean
-    absolute error) and ``r2`` (the share of the targets' variance that is explained), by torchmetrics.
+    Also trains under a plain ``lightning.Trainer``. Logs ``train/loss``, and on validation and test data ``loss``,
+    ``mae`` (mean absolute error) and ``r2`` (explained share of the targets' variance), by torchmetrics.
 
     Args:
         network: Name of a network (a key of `NETWORKS`, such as ``mlp``, or any of timm's), or a module.
-        optimizer: Made anew whenever it is asked for: in a federation for every client and round.
-        lr_scheduler: Steps once an epoch; in a federation, once a round.
+        optimizer: Makes an optimizer; in a federation for every client and round.
+        lr_scheduler: Makes a schedule that steps once per epoch; in a federation, once per round.
         num_outputs: Numbers k to predict for a sample; taken from the data where null.
         in_channels: Taken from the data where null.
         input_shape: Shape of one sample, channels first; taken from the data where null.
         network_args: Further arguments for a network given by name.
 
     Note:
-        R² needs two samples; a client with fewer has none and is left out of its mean.
+        R² needs two samples; clients with fewer are left out of its mean.
     """
 
     metrics: ClassVar[dict[str, Literal["max", "min"]]] = {"loss": "min", "mae": "min", "r2": "max"}
-    """What it logs when it is evaluated, the most important first, and which way is better."""
+    """Metrics logged in evaluation, the most important first, with the better direction."""
     ranges: ClassVar[dict[str, tuple[float, float]]] = {
         "loss": (0.0, math.inf), "mae": (0.0, math.inf), "r2": (-math.inf, 1.0),
     }  # fmt: skip
-    """The least and the largest value of each, beyond which a node of a federation is not believed."""
+    """Least and largest value of each metric, beyond which a server rejects a node's answer."""
 
     def __init__(
         self,
@@ -56,6 +57,7 @@ class Regressor(OnNetwork):
         self.mae = MeanAbsoluteError()
         self.r2 = R2Score()
 
+    @override
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """Squared error on a batch, a mean over samples and outputs."""
         x, y = batch
@@ -64,32 +66,33 @@ class Regressor(OnNetwork):
         self.log("train/loss", loss, prog_bar=True)
         return loss
 
-    training_step.same_for_all = True  # type: ignore[attr-defined]  # it leaves nothing behind
+    training_step.same_for_all = True  # type: ignore[attr-defined]  # it keeps no state
 
+    @override
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        """Errors on validation data."""
         self._evaluate(batch, "val")
 
+    @override
     def on_validation_epoch_start(self) -> None:
-        """Begin R² anew, which was not logged where there was one sample."""
-        self.r2.reset()
+        self.r2.reset()  # Lightning resets logged metrics only, and R² of one sample is not logged
 
+    @override
     def on_validation_epoch_end(self) -> None:
-        """R² on validation data."""
         self._log_r2("val")
 
+    @override
     def on_test_epoch_start(self) -> None:
-        """Begin R² anew, which was not logged where there was one sample."""
         self.r2.reset()
 
+    @override
     def on_test_epoch_end(self) -> None:
-        """R² on test data."""
         self._log_r2("test")
 
+    @override
     def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        """Errors on test data."""
         self._evaluate(batch, "test")
 
+    @override
     def predict_step(self, batch: tuple[Tensor, Tensor] | Tensor, batch_idx: int) -> dict[str, Tensor]:
         """Predictions (B, k)."""
         return {"prediction": self(batch if isinstance(batch, Tensor) else batch[0])}

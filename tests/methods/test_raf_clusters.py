@@ -109,4 +109,4 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
 
     assert "and Points has fewer than two; leave the protocol out" in refused(LeastSquares(), Points())
     assert "a task with test_features, and Scaling has none" in refused(Scaling(), puppets())
-    assert "network Maps has no forward_features that makes a map" in refused(on(Maps()), puppets())
+    assert "network Maps needs a forward_features that returns a map" in refused(on(Maps()), puppets())

@@ -106,7 +106,7 @@ def test_the_task_measures_in_pixels_of_the_image() -> None:
 
 
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="14 joints and 17 oks_sigmas; give one above 0 for each"):
+    with pytest.raises(ConfigError, match="17 oks_sigmas for 14 joints; give one above 0 for each"):
         KeypointAP(14)
     monkeypatch.setattr("lit_fed.tasks.coco_metrics.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"needs faster-coco-eval; install it with pip install 'lit-fed\[pose\]'"):

@@ -193,12 +193,15 @@ def test_it_learns_under_a_plain_trainer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"flip_test": True}, "needs model.flip_pairs, the joints that change places then; give them, or set"),
-        ({"flip_test": True, "flip_pairs": [[0, 2]]}, r"flip_pairs has \[0, 2\]; give pairs of the joints 0 … 1"),
-        ({"flip_pairs": [[0, -1]]}, r"flip_pairs has \[0, -1\]; give pairs of the joints 0 … 1"),
-        ({"flip_pairs": [[0]]}, r"flip_pairs has \[0\]; give pairs of the joints 0 … 1"),
-        ({"codec": UDP()}, "model.codec makes heatmaps of stride 4, and network Oracle of stride 1; set the codec's"),
-        ({"layer_decay": 0.75}, "layer_decay is 0.75; it must be .* needs a network that tells its layers"),
+        ({"flip_test": True}, "needs model.flip_pairs, the joints that swap in a mirror; give them, or set"),
+        (
+            {"flip_test": True, "flip_pairs": [[0, 2]]},
+            r"flip_pairs has \[0, 2\]; it must have pairs of the joints 0 … 1",
+        ),
+        ({"flip_pairs": [[0, -1]]}, r"flip_pairs has \[0, -1\]; it must have pairs of the joints 0 … 1"),
+        ({"flip_pairs": [[0]]}, r"flip_pairs has \[0\]; it must have pairs of the joints 0 … 1"),
+        ({"codec": UDP()}, "model.codec has stride 4, and network Oracle has stride 1; set the codec's"),
+        ({"layer_decay": 0.75}, "layer_decay is 0.75; it must be .* the network must have a group_matcher"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], words: str) -> None:
@@ -212,14 +215,17 @@ def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], words: st
         (["--model.init_args.num_joints", "16"], "model.num_joints is 16, but the data have 14 joints"),
         (
             ["--model.init_args.flip_pairs", "[[0, 14]]"],
-            "model.flip_pairs has [0, 14]; give pairs of the joints 0 … 13",
+            "model.flip_pairs has [0, 14]; it must have pairs of the joints 0 … 13",
         ),
         (["--data.init_args.resolutions", "[[62, 48]]"], "an image of 62×48 pixels cannot be cut into patches of 4"),
         (["--data.init_args.resolutions", "[[3, 2]]"], "an image of 3×2 pixels is smaller than a patch of 4"),
         (["--data.init_args.resolutions", "[[64, 48], [50, 38]]"], "an image of 50×38 pixels cannot be cut into"),
         (["--data.init_args.test_resolutions", "[[50, 38]]"], "an image of 50×38 pixels cannot be cut into patches"),
         (["--data.init_args.test_resolutions", "[[3, 2]]"], "an image of 3×2 pixels is smaller than a patch of 4"),
-        (["--model.init_args.skeleton_edges", "[[0, 14]]"], "model.skeleton_edges has [0, 14]; give pairs of the"),
+        (
+            ["--model.init_args.skeleton_edges", "[[0, 14]]"],
+            "model.skeleton_edges has [0, 14]; it must have pairs of the",
+        ),
     ],
 )
 def test_the_command_line_says_what_does_not_fit(

@@ -85,8 +85,8 @@ def test_it_does_not_matter_how_batches_are_cut() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ConfigError, match="PCK: threshold is 0; it must be above 0"):
+    with pytest.raises(ConfigError, match=r"PCK\.threshold is 0; it must be above 0"):
         PCK(0)
     truth = torch.zeros(1, 5, 2)
-    with pytest.raises(ConfigError, match=r"PCKh: excluded is \[6, 7\], and the joints are 0 … 4"):
+    with pytest.raises(ConfigError, match=r"PCKh\.excluded is \[6, 7\]; joints are 0 … 4"):
         PCKh().update(truth, truth, torch.ones(1, 5), torch.ones(1, 2, 2))
