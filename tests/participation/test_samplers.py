@@ -108,7 +108,7 @@ def test_only_every_third_client_is_selected_and_the_rest_are_unseen() -> None:
     assert both.seen_clients.tolist() == [client for client in without if client % 3 == 0]
     with pytest.raises(ConfigError, match=r"participation\.every is 0; it must be at least 1"):
         ready(FullParticipation(every=0))
-    with pytest.raises(ConfigError, match=r"count is 8; it must be at least 1 and at most 7, the number of seen clients"):
+    with pytest.raises(ConfigError, match=r"count is 8; it must be at least 1 and at most 7, the number of seen"):
         ready(UniformParticipation(count=8, every=3))
     with pytest.raises(ConfigError, match=r"unseen_fraction 0.95 and every 19 leave none of the 20"):
         ready(FullParticipation(every=19, unseen_fraction=0.95), seed=0)
