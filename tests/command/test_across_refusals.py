@@ -73,7 +73,7 @@ def floats(value: float = 0.0) -> Any:
         ({"x_train": floats(np.nan)}, "sample 7 holds NaN or infinity"),
         ({"x_train": floats(), "x_test": floats(np.inf)}, "test inputs of my.npz: sample 7 holds NaN or infinity"),
         ({"x_train": IMAGES * 1.0, "x_test": IMAGES * 1.0}, "x_train holds float64 from 0 to 255; set data.max_value"),
-        ({"x_train": IMAGES.astype(int), "x_test": IMAGES.astype(int)}, "x_train holds int64 from 0 to 255: set"),
+        ({"x_train": IMAGES.astype(int), "x_test": IMAGES.astype(int)}, "x_train holds int64 from 0 to 255; set"),
         ({"y_train": LABELS * 1_000_000}, "training labels go up to 2000000, but only 3 occur"),
         ({"y_train": LABELS.astype(np.uint64) + np.uint64(2**63)}, "my.npz"),
         ({"y_train": np.array(3)}, "my.npz"),

@@ -30,7 +30,7 @@ from tests.support import ROOT, rows
     [
         ([LR, "-0.1"], "Invalid learning rate: -0.1"),
         (["--data.init_args.num_clients", "0"], "data.num_clients is 0"),
-        (["--trainer.participation.init_args.count", "21"], "participation.count is 21, but there are 20 clients"),
+        (["--trainer.participation.init_args.count", "21"], "participation.count is 21; it must be at least 1"),
         (["--trainer.participation.init_args.fraction", "0.5"], "count is 5 and fraction is 0.5; give exactly one"),
         (["--data.init_args.num_clients", "1439"], "1438 training samples cannot be shared among 1439 clients"),
         (["--data.init_args.partition.init_args.alpha", "-1"], "Dirichlet.alpha is -1.0"),
