@@ -1,4 +1,4 @@
-"""Contrast between the features of models."""
+"""Contrast between the features of several models."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def model_contrast(features: Tensor, near: Tensor, far: Tensor, temperature: float) -> Tensor:
-    r"""Draw features to one model's and away from another's.
+    r"""Pull features towards one model's and away from another's.
 
     .. math:: -\log \frac{\exp(\cos(z, z_+)/\tau)}{\exp(\cos(z, z_+)/\tau) + \exp(\cos(z, z_-)/\tau)}
 
@@ -20,7 +20,7 @@ def model_contrast(features: Tensor, near: Tensor, far: Tensor, temperature: flo
         temperature: τ.
 
     Returns:
-        A 0-d tensor, the mean over the batch; ln 2 where both are equally near.
+        A 0-d tensor, the mean over the batch; ln 2 at equal distance.
     """
     cosines = [F.cosine_similarity(features, other.detach(), dim=1) for other in (near, far)]
     # With two classes the cross-entropy of class 0 is softplus(far - near).

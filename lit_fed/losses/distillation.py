@@ -19,7 +19,7 @@ def knowledge_distillation(student: Tensor, teacher: Tensor, temperature: float 
         temperature: τ.
 
     Returns:
-        A 0-d tensor, 0 where the two distributions agree.
+        A 0-d tensor; 0 for equal distributions.
 
     Note:
         The Kullback-Leibler divergence in place of the cross-entropy: they differ by the teacher's entropy, which has
@@ -35,7 +35,7 @@ def not_true_distillation(student: Tensor, teacher: Tensor, labels: Tensor, temp
     """Knowledge distillation over the C − 1 classes that are not the true one.
 
     Lee, Jeong, Shin, Bae, Yun: "Preservation of the Global Knowledge by Not-True Distillation in Federated Learning",
-    NeurIPS 2022, Eqs. 3 and 4. The true class is taken out before the softmax, so its logit gets no gradient.
+    NeurIPS 2022, Eqs. 3 and 4. The true class is removed before the softmax, so its logit gets no gradient.
 
     Args:
         student: Logits (B, C), differentiated through.
@@ -52,4 +52,4 @@ def not_true_distillation(student: Tensor, teacher: Tensor, labels: Tensor, temp
 def _without(logits: Tensor, labels: Tensor) -> Tensor:
     """Logits (B, C) without each row's own class: (B, C − 1)."""
     index = torch.arange(logits.shape[1] - 1, device=logits.device)
-    return logits.gather(1, index + (index >= labels.unsqueeze(1)).long())  # a mask would wait for the device
+    return logits.gather(1, index + (index >= labels.unsqueeze(1)).long())  # a mask would synchronise the device

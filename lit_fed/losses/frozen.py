@@ -11,7 +11,7 @@ def dot_regression(cosines: Tensor, labels: Tensor) -> Tensor:
 
     Yang, Chen, Li, Xie, Lin, Tao: "Inducing Neural Collapse in Imbalanced Learning: Do We Really Need a Learnable
     Classifier at the End of Deep Neural Network?", NeurIPS 2022; Kim et al.: "FedDr+", 2024, Eq. 2. It keeps the pull
-    towards the own class in the cross-entropy's gradient and drops the push away from the others (Proposition 1).
+    towards the own class in the cross-entropy's gradient and drops the push from the other classes (Proposition 1).
 
     Args:
         cosines: Of features and classes, (B, C), differentiated through.
@@ -49,10 +49,10 @@ def balanced_softmax(logits: Tensor, labels: Tensor, counts: Tensor, gamma: floa
     Args:
         logits: (B, C), differentiated through.
         labels: Classes (B,).
-        counts: Training samples of each class, (C,); a class without any has weight 0 and gets no gradient.
-        gamma: γ; 0 is the cross-entropy over all classes, absent ones too.
+        counts: Training samples of each class, (C,); an absent class has weight 0 and gets no gradient.
+        gamma: γ; 0 is the cross-entropy over all classes, including absent ones.
 
     Returns:
-        A 0-d tensor; infinite where a label's class has no samples.
+        A 0-d tensor; infinite for a label whose class has no samples.
     """
     return F.cross_entropy(logits + counts.to(logits.dtype).pow(gamma).log(), labels)

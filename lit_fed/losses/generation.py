@@ -1,4 +1,4 @@
-"""What a generator of pseudo-samples learns from an ensemble of classifiers, without data."""
+"""Losses of a generator of pseudo-samples, from an ensemble of classifiers and without data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def ensemble_cross_entropy(logits: Tensor, labels: Tensor, shares: Tensor) -> Tensor:
-    r"""Whether the classifiers see the class that a sample was made for, each in its share of it.
+    r"""Cross-entropy of the classifiers with the samples' intended classes, weighted by each client's share.
 
     .. math:: \frac{1}{B} \sum_b \sum_i \omega_{ib}\,\mathrm{CE}(f_i(x_b), y_b)
 
@@ -25,17 +25,17 @@ def ensemble_cross_entropy(logits: Tensor, labels: Tensor, shares: Tensor) -> Te
 
 
 def diversity(noise: Tensor, samples: Tensor) -> Tensor:
-    r"""Small where different noise gives different samples: :math:`\exp(-\mathrm{mean}_{ij}\,\delta_{ij}\,d_{ij})`.
+    r"""Small for samples that vary with the noise: :math:`\exp(-\mathrm{mean}_{ij}\,\delta_{ij}\,d_{ij})`.
 
     :math:`\delta_{ij}` is the mean square of :math:`\varepsilon_i - \varepsilon_j`, :math:`d_{ij}` the mean absolute
-    value of :math:`G_i - G_j`, and the mean is over all pairs, those of a sample with itself too.
+    value of :math:`G_i - G_j`, and the mean is over all pairs, including each sample with itself.
 
     Args:
         noise: ε (B, n).
         samples: G (B, …).
 
     Returns:
-        A 0-d tensor: 1 where all samples are the same.
+        A 0-d tensor; 1 if all samples are equal.
     """
     flat = samples.flatten(1)
     between = (noise.unsqueeze(0) - noise.unsqueeze(1)).square().mean(2)
@@ -44,17 +44,17 @@ def diversity(noise: Tensor, samples: Tensor) -> Tensor:
 
 
 def disagreement(teacher: Tensor, student: Tensor) -> Tensor:
-    r"""Minus the divergence :math:`\mathrm{KL}(\sigma(t)\,\|\,\sigma(s))` of samples that the two class differently.
+    r"""Minus the divergence :math:`\mathrm{KL}(\sigma(t)\,\|\,\sigma(s))` on samples with different predicted classes.
 
-    The generator is to make what the student does not know yet. Zhang et al.: "DENSE: Data-Free One-Shot Federated
-    Learning", NeurIPS 2022.
+    It drives the generator to samples that the student does not know yet. Zhang et al.: "DENSE: Data-Free One-Shot
+    Federated Learning", NeurIPS 2022.
 
     Args:
         teacher: Logits t (B, C).
         student: Logits s (B, C).
 
     Returns:
-        A 0-d tensor: the mean over the batch, in which samples that both class alike count 0.
+        A 0-d tensor: the mean over the batch; samples of equal predicted class count 0.
     """
     log_teacher, log_student = F.log_softmax(teacher, dim=1), F.log_softmax(student, dim=1)
     divergence = F.kl_div(log_student, log_teacher, reduction="none", log_target=True).sum(1)
@@ -62,7 +62,7 @@ def disagreement(teacher: Tensor, student: Tensor) -> Tensor:
 
 
 def gated_cross_entropy(logits: Tensor, targets: Tensor, gates: Tensor) -> Tensor:
-    r"""How far a network is from the ensemble where that is sure: the mean of :math:`g_b\,\mathrm{CE}(p_b, f(x_b))`.
+    r"""Cross-entropy of a network with the ensemble, gated: the mean of :math:`g_b\,\mathrm{CE}(p_b, f(x_b))`.
 
     Args:
         logits: f (B, C).

@@ -1,6 +1,6 @@
 """Points as heatmaps and back: targets, decoding, and the codecs that pair them.
 
-A heatmap of a point is a Gaussian around it, one map per point, smaller than the picture by the stride. Points are
+The heatmap of a point is a Gaussian around it, one map per point, smaller than the image by the stride. Points are
 (x, y) in pixels, where 0 is the centre of the first pixel; sizes are (height, width), as in shapes.
 """
 
@@ -89,7 +89,7 @@ def dark(heatmaps: Tensor, pixels: Tensor, kernel: int = 11) -> Tensor:
     differences are those of Huang et al.: "The Devil is in the Details", CVPR 2020 (UDP).
 
     Args:
-        heatmaps: (…, h, w), at least 3 pixels each way.
+        heatmaps: (…, h, w), at least 3×3 pixels.
         pixels: Peaks (…, 2), as `peaks` gives them.
         kernel: Width of the filter in pixels, odd; its standard deviation is .3((kernel − 1)/2 − 1) + .8, the rule of
             OpenCV that the public code relies on.
@@ -98,10 +98,10 @@ def dark(heatmaps: Tensor, pixels: Tensor, kernel: int = 11) -> Tensor:
         (…, 2) floating point, within a pixel of the peak; the peak itself where the map is not concave around it.
 
     Note:
-        At the border the public code pads, with zeros or by reflection, and is .5 to 1 pixels off within 2 pixels of
-        it, more than the peak itself is. Here the filter is as wide as it fits around all three pixels of a
-        difference, and at the outermost pixels the differences are those of their inner neighbours: the smoothed
-        Gaussian stays symmetric, and the result exact. In the interior it is the public code's.
+        At the border the public code pads, with zeros or by reflection, and errs by .5 to 1 pixels within 2 pixels of
+        it, more than the peak itself. Here the filter is only as wide as fits around all three pixels of a difference,
+        and the outermost pixels take the differences of their inner neighbours: the smoothed Gaussian stays symmetric,
+        and the result exact. In the interior the result equals the public code's.
     """
     maps = heatmaps.float()
     size = pixels.new_tensor([maps.shape[-1], maps.shape[-2]])
@@ -123,20 +123,20 @@ def dark(heatmaps: Tensor, pixels: Tensor, kernel: int = 11) -> Tensor:
 
 
 class HeatmapCodec(ABC):
-    """Points to heatmaps, to learn from, and heatmaps to points.
+    """Points to heatmaps, the targets of training, and heatmaps to points.
 
     Args:
-        stride: Pixels of the picture per pixel of a heatmap.
+        stride: Pixels of the image per pixel of a heatmap.
         sigma: Standard deviation of the Gaussians, in pixels of the heatmap.
-        sigma_height: Height of the heatmaps, in pixels, that `sigma` is of; at other heights it follows in proportion,
-            so that a person's Gaussians are the same at all resolutions. None for the same at every height, as in the
-            public code of ViTPose and RAF.
-        decoding: How a point is found between pixels: ``dark``, ``quarter`` for a quarter pixel towards the larger
-            neighbour, or ``argmax`` for the largest value's pixel.
+        sigma_height: Height, in pixels, of the heatmaps with standard deviation `sigma`; other heights scale it in
+            proportion, so that a person's Gaussians match at all resolutions. None for `sigma` at every height, as in
+            the public code of ViTPose and RAF.
+        decoding: Sub-pixel decoding: ``dark``, ``quarter`` for a quarter pixel towards the larger neighbour, or
+            ``argmax`` for the pixel of the largest value.
         kernel: Width of DARK's filter in pixels.
 
     Raises:
-        ConfigError: A value is out of range.
+        ConfigError: If a value is out of range.
     """
 
     def __init__(
@@ -158,10 +158,10 @@ class HeatmapCodec(ABC):
         self.sigma_height = sigma_height
 
     def heatmap_size(self, input_size: Sequence[int]) -> tuple[int, int]:
-        """The size (h, w) of the heatmaps of a picture of size (H, W).
+        """The size (h, w) of the heatmaps of an image of size (H, W).
 
         Raises:
-            ConfigError: The stride does not divide it, or less than 3 pixels are left of a side.
+            ConfigError: If the stride does not divide the size, or a side has fewer than 3 heatmap pixels.
         """
         height, width = input_size
         if height % self.stride or width % self.stride or min(height, width) < 3 * self.stride:
@@ -175,9 +175,9 @@ class HeatmapCodec(ABC):
         """Heatmaps of points.
 
         Args:
-            keypoints: (B, K, 2), (x, y) in pixels of the picture.
+            keypoints: (B, K, 2), (x, y) in pixels of the image.
             visible: (B, K); a map of zeros where it is 0.
-            size: (H, W) of the picture.
+            size: (H, W) of the image.
 
         Returns:
             (B, K, h, w).
@@ -187,12 +187,12 @@ class HeatmapCodec(ABC):
         return torch.where((visible > 0)[..., None, None], maps, 0.0)
 
     def weights(self, keypoints: Tensor, visible: Tensor, size: Sequence[int]) -> Tensor:
-        """Which maps to learn from: 1 for visible points of which the heatmaps show something, else 0.
+        """Weights of the maps: 1 for visible points inside of the heatmaps, else 0.
 
         Args:
-            keypoints: (B, K, 2), (x, y) in pixels of the picture.
+            keypoints: (B, K, 2), (x, y) in pixels of the image.
             visible: (B, K).
-            size: (H, W) of the picture.
+            size: (H, W) of the image.
 
         Returns:
             (B, K) floating point.
@@ -208,10 +208,10 @@ class HeatmapCodec(ABC):
 
         Args:
             heatmaps: (B, K, h, w).
-            input_size: (H, W) of the picture.
+            input_size: (H, W) of the image.
 
         Returns:
-            Points (B, K, 2), (x, y) in pixels of the picture, and each map's largest value (B, K).
+            Points (B, K, 2), (x, y) in pixels of the image, and each map's largest value (B, K).
         """
         pixels, scores = peaks(heatmaps)
         match self.decoding:
@@ -224,11 +224,11 @@ class HeatmapCodec(ABC):
         return _scaled(found, self._steps(input_size, heatmaps.shape[-2:])), scores
 
     def unflip(self, heatmaps: Tensor, flip_pairs: Sequence[Sequence[int]]) -> Tensor:
-        """Heatmaps of a mirrored picture as those of the picture itself: for the mean of both, the flip test.
+        """Mirror the heatmaps of a mirrored image back, for the mean of both: the flip test.
 
         Args:
-            heatmaps: (B, K, h, w), of a picture that was mirrored left to right.
-            flip_pairs: Points that change places in a mirror, such as the left and the right hand, from 0.
+            heatmaps: (B, K, h, w), of an image mirrored left to right.
+            flip_pairs: Pairs of points that mirroring swaps, such as the left and the right hand, counted from 0.
 
         Returns:
             (B, K, h, w).
@@ -243,17 +243,17 @@ class HeatmapCodec(ABC):
 
     @abstractmethod
     def centres(self, keypoints: Tensor, size: Sequence[int]) -> Tensor:
-        """Where the Gaussians of points (B, K, 2) of a picture of size (H, W) lie, in pixels of the heatmap."""
+        """Where the Gaussians of points (B, K, 2) of an image of size (H, W) lie, in pixels of the heatmap."""
 
     @abstractmethod
     def _steps(self, input_size: Sequence[int], size: Sequence[int]) -> tuple[float, float]:
-        """Pixels of the picture per pixel of the heatmap, for x and for y."""
+        """Pixels of the image per pixel of the heatmap, for x and for y."""
 
 
 class UDP(HeatmapCodec):
-    """Unbiased: the first and the last pixel of the heatmap are the first and the last of the picture.
+    """Unbiased: the first and the last pixel of the heatmap are the first and the last of the image.
 
-    A picture of W pixels is W − 1 long, so that a heatmap's pixel is (W − 1)/(w − 1) of the picture's, to encode and
+    An image of W pixels is W − 1 long, so that a heatmap's pixel is (W − 1)/(w − 1) of the image's, to encode and
     to decode. Gaussians lie between pixels, where the points are.
 
     Huang, Zhu, Guo, Huang: "The Devil is in the Details: Delving into Unbiased Data Processing for Human Pose
@@ -273,7 +273,7 @@ class UDP(HeatmapCodec):
 
 
 class MSRA(HeatmapCodec):
-    """The older form: a heatmap's pixel is `stride` of the picture's, and Gaussians sit on the nearest pixel.
+    """The older form: a heatmap's pixel is `stride` of the image's, and Gaussians sit on the nearest pixel.
 
     Xiao, Wu, Wei: "Simple Baselines for Human Pose Estimation and Tracking", ECCV 2018; theirs decode with a quarter
     pixel's offset.
@@ -282,7 +282,7 @@ class MSRA(HeatmapCodec):
         kwargs: See `HeatmapCodec`.
 
     Note:
-        Rounding costs up to half a heatmap's pixel, 2 pixels of the picture, which no decoding brings back.
+        Rounding costs up to half a heatmap's pixel, 2 pixels of the image, which no decoding brings back.
     """
 
     def __init__(
@@ -313,7 +313,7 @@ class MSRA(HeatmapCodec):
 
 
 def _scaled(points: Tensor, factors: tuple[float, float]) -> Tensor:
-    """Points (…, 2) with x and y multiplied by numbers, which no tensor has to be moved to a device for."""
+    """Points (…, 2) with x and y scaled by Python numbers, without a transfer to the device."""
     return torch.stack([points[..., 0] * factors[0], points[..., 1] * factors[1]], dim=-1)
 
 
@@ -326,13 +326,13 @@ def _bells(centres: Tensor, length: int, sigma: float) -> Tensor:
 
 
 def _smoothers(middle: Tensor, reach: Tensor, length: int, kernel: int) -> Tensor:
-    """Filters that smooth the three pixels around a middle along one axis, shape (…, 3, length).
+    """Filters that smooth the three pixels around a centre along one axis, shape (…, 3, length).
 
     Args:
-        middle: The middle pixel, shape (…).
-        reach: How far each filter reaches, in pixels, shape (…).
+        middle: The centre pixel, shape (…).
+        reach: Half-width of each filter, in pixels, shape (…).
         length: Pixels of the axis.
-        kernel: Width of the whole filter, whose standard deviation follows from it.
+        kernel: Full width of the filter, which sets its standard deviation.
     """
     sigma = 0.3 * ((kernel - 1) / 2 - 1) + 0.8
     three = middle.unsqueeze(-1) + torch.arange(-1, 2, device=middle.device)

@@ -22,7 +22,7 @@ def proximal(parameters: Iterable[Tensor], anchors: Iterable[Tensor]) -> Tensor:
         A 0-d tensor; its gradient in each parameter is ``w_i - a_i``.
 
     Raises:
-        ValueError: If there is not one anchor for every parameter.
+        ValueError: If the numbers of parameters and anchors differ.
     """
     squares = [(w - a.detach()).square().sum() for w, a in zip(parameters, anchors, strict=True)]
     return 0.5 * torch.stack(squares).sum()

@@ -20,8 +20,8 @@ def resolution_distillation(student: Tensor, teacher: Tensor) -> Tensor:
         A 0-d tensor.
 
     Note:
-        The paper sums over joints and pixels; the mean, which is what its public code takes, makes levels of different
-        size count alike.
+        The paper sums over joints and pixels; the mean, as in its public code, gives levels of different size equal
+        weight.
     """
     if student.shape != teacher.shape:
         student = F.interpolate(student, size=teacher.shape[-2:], mode="nearest")

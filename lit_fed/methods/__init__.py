@@ -1,4 +1,4 @@
-"""Methods, a paper each: both halves in one file."""
+"""Methods, one file or package per paper."""
 
 from lit_fed.methods.attention_freezing import FedFrozen
 from lit_fed.methods.data_free import FedGen, HFedCKD, PseudoMap, PseudoTest

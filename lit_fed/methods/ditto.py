@@ -21,11 +21,11 @@ class Ditto(FedAvg):
 
     After the global model's local work the client's own model v trains on
     :math:`\ell(v) + \tfrac{\lambda}{2}\|v - w_g\|^2`, ℓ the task's own loss, from where the client left it. The global
-    model is exactly FedAvg's. Where a client is tested, it is its own model that is.
+    model is exactly FedAvg's. Tests use the client's own model.
 
     Args:
-        lam: λ, how strongly the own model is drawn to the global one.
-        own_epochs: Passes over the client's data for the own model; null for as many epochs or steps as the global one.
+        lam: λ, the strength of the pull towards the global model.
+        own_epochs: Passes over the client's data for the own model; null for the global model's epochs or steps.
         kwargs: The settings of `lit_fed.methods.fedavg.FedAvg`.
 
     Raises:
@@ -46,7 +46,7 @@ class Ditto(FedAvg):
         return add_prefix(OWN, client.model.initial)
 
     def start(self, client: Client) -> Tensors:
-        """The global model where it trains, the client's own where the client is tested."""
+        """The global model for training, the client's own for tests."""
         return super().start(client) if client.stage == "train" else split_prefix(OWN, client.state)[0]
 
     def phases(self, client: Client) -> list[Phase | Pass]:
@@ -67,6 +67,6 @@ class Ditto(FedAvg):
         return {**terms, "distance": self.lam * proximal((client.parameters[n] for n in w_g), w_g.values())}
 
     def finish(self, client: Client) -> Update:
-        """The global model as the client trained it; the own one is kept."""
+        """Send the trained global model; keep the own model."""
         trained = {name: client.left[name] for name in client.model.shared_names("up")}
         return Update(trained, add_prefix(OWN, client.model.tensors()))

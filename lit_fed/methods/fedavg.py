@@ -16,11 +16,11 @@ from lit_fed.checks import check_choice
 class FedAvg(Algorithm[Payload]):
     r"""Averages the clients' models: :math:`w_{t+1} = \sum_{k \in S_t} \frac{n_k}{n} w^k_{t+1}`.
 
-    The base of every method that keeps one global model. Its clients minimise the task's own loss, so any
-    LightningModule works, also one that optimises by hand.
+    The base of every method with one global model. Clients minimise the task's own loss, so any LightningModule works,
+    including modules that optimise by hand.
 
     Args:
-        weighting: ``samples`` weighs a client by its number of training samples, ``uniform`` all alike.
+        weighting: ``samples`` weighs a client by its number of training samples, ``uniform`` gives equal weights.
         kwargs: The settings of every method: `lit_fed.algorithm.Algorithm`.
 
     Raises:

@@ -25,8 +25,8 @@ class FedAvgM(ServerOptimizer):
         ConfigError: If β is not in [0, 1) or the learning rate is not positive.
 
     Note:
-        Δ is the clients' movement, the paper's with the opposite sign, which is why it is added. A parameter that does
-        not travel in a round keeps its momentum until it does.
+        Δ is the clients' movement, of opposite sign to the paper's, hence the plus. A parameter keeps its momentum in
+        rounds in which it does not travel.
     """
 
     slots = ("momentum",)

@@ -28,7 +28,7 @@ from lit_fed.algorithm import (
 from lit_fed.checks import check_range
 from lit_fed.methods.fedavg import FedAvg
 
-DUAL = "dual."  # in a client's state: ∇L_k, the gradient of its loss where it last stopped
+DUAL = "dual."  # in a client's state: ∇L_k, the gradient of its loss at its last model
 
 
 class FedDyn(FedAvg):
@@ -37,7 +37,7 @@ class FedDyn(FedAvg):
     After local work :math:`g_k \leftarrow g_k - \alpha (w_k - w_g)`, which is the gradient of :math:`L_k` at
     :math:`w_k` where the local problem was solved exactly.
 
-    The server averages the models and subtracts what the clients are biased by:
+    The server averages the models and subtracts the clients' bias:
     :math:`h \leftarrow h - \frac{\alpha}{m}\sum_{k\in P}(w_k - w_g)` and
     :math:`w_g \leftarrow \frac{1}{|P|}\sum_{k\in P} w_k - \frac{1}{\alpha} h`, with m the number of clients in the
     population.
@@ -54,7 +54,7 @@ class FedDyn(FedAvg):
         The terms enter as their gradient, :math:`-g_k + \alpha (w - w_g)`, so they are not in ``train/loss``.
 
         The server keeps :math:`s = -h/\alpha`; its step is then :math:`s \leftarrow s + \frac{|P|}{m}(\bar w - w_g)`,
-        :math:`w_g \leftarrow \bar w + s`. For α = 0, where the paper's formula is 0/0, s is 0 and stays it: FedAvg.
+        :math:`w_g \leftarrow \bar w + s`. For α = 0, where the paper's formula is 0/0, s stays 0: FedAvg.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class FedDyn(FedAvg):
         return gradients | {n: torch.add(gradients[n] - dual[n], m, alpha=self.alpha) for n, m in moved.items()}
 
     def finish(self, client: Client) -> Update:
-        """The model; the dual variable takes its step."""
+        """Send the model; keep the updated dual variable."""
         dual, w_g = split_prefix(DUAL, client.state)[0], client.received
         dual = {n: g - self.alpha * (client.model.tensor(n) - w_g[n]) for n, g in dual.items()}
         return replace(super().finish(client), state=add_prefix(DUAL, dual))

@@ -19,18 +19,18 @@ SQUARED_NORM = "squared_norm"
 
 
 class FedExP(ServerOptimizer):
-    r"""Extrapolates: :math:`w \leftarrow w + \eta_g \bar\Delta`, the further the less the clients agree.
+    r"""Extrapolates: :math:`w \leftarrow w + \eta_g \bar\Delta`, further for clients that disagree more.
 
     :math:`\eta_g = \max\left(1, \frac{\sum_i p_i \|\Delta_i\|^2}{2(\|\bar\Delta\|^2 + \epsilon)}\right)` with
     :math:`\bar\Delta = \sum_i p_i \Delta_i`. Nothing is sent beyond FedAvg's models.
 
-    The iterates oscillate, so it is the mean of the last two that is evaluated, saved as the global model and handed
-    out at the end; clients train from the last one.
+    The iterates oscillate, so evaluation, checkpoints and the final model use the mean of the last two; clients train
+    from the last one.
 
     Logs ``server/step_size``, η_g.
 
     Args:
-        epsilon: ε, which bounds the step once the movements are small.
+        epsilon: ε, which bounds the step for small movements.
         average_last_two: Whether the global model is the mean of the last two iterates, or the last.
         kwargs: The settings of `lit_fed.methods.fedavg.FedAvg`; its weighting is :math:`p_i`.
 
@@ -39,9 +39,8 @@ class FedExP(ServerOptimizer):
 
     Note:
         The paper's algorithm has :math:`p_i = 1/M`, which is ``uniform``; the authors' experiments weigh by samples,
-        which is the default here, as it is FedAvg's. They also multiply ε by the size of the cohort and let it fall
-        with the learning rate; we do neither. As with them, the global model after the first round is that round's
-        iterate.
+        which is the default here, as in FedAvg. They also scale ε with the size of the cohort and with the learning
+        rate; we do neither. As in their code, the global model after the first round is that round's iterate.
         Only parameters are extrapolated and averaged; buffers are the last round's mean.
     """
 
@@ -55,24 +54,24 @@ class FedExP(ServerOptimizer):
         return {**super().setup(models, population), "previous": None}
 
     def broadcast(self, server: Server, round_idx: int, kind: str, stage: Stage = "train") -> Payload:
-        """The last iterate to train from, else the mean of the last two, or the last where there is no other."""
+        """The last iterate for training, otherwise the mean of the last two, if two exist."""
         iterate = super().broadcast(server, round_idx, kind, stage)
         if stage == "train":
             return iterate
-        # What is frozen in a round must be one and the same before and after its step, so only what travels is a mean.
+        # A round's frozen tensors must be equal before and after its step, so only travelling tensors are averaged.
         previous: Tensors = server["previous"] or {}
         means = {name: torch.lerp(previous[name], w, 0.5) for name, w in iterate.items() if name in previous}
         return {**iterate, **means}
 
     def reducer(self, server: Server) -> Reducer[Payload]:
-        """A mean of models that also takes down how far each client moved."""
+        """A mean of models and of the clients' squared movements."""
         return MovementMean({n: server["model"][n] for n in self.model.split.shared}, self.weighting == "uniform")
 
     def movement(self, server: Server, delta: Tensors, extra: Payload) -> tuple[Tensors, Tensors]:
         """The mean movement times η_g."""
         if not delta:
             return {}, {}
-        if self.average_last_two:  # empty after the first step: what the run began with is no iterate
+        if self.average_last_two:  # empty after the first step: the initial model is not an iterate
             began = server["previous"] is not None
             server["previous"] = {name: server["model"][name].clone() for name in delta if began}
         step_size = (extra[SQUARED_NORM].double() / (2 * (norm(delta).square() + self.epsilon))).clamp_min(1.0)

@@ -31,7 +31,7 @@ from lit_fed.errors import ConfigError
 from lit_fed.methods.server import ServerOptimizer, scaled
 
 LOCAL_STEPS = "local_steps"
-"""The name under which clients send how many steps their work amounts to."""
+"""Name in the payload of the number of effective steps."""
 
 UNEVEN = (Adadelta, Adagrad, RMSprop, Rprop)
 """Optimizers whose steps along a constant gradient shrink or grow, so that their number measures nothing."""
@@ -40,10 +40,10 @@ UNEVEN = (Adadelta, Adagrad, RMSprop, Rprop)
 class FedNova(ServerOptimizer):
     r"""Averages directions instead of movements.
 
-    A client sends, beside its model, :math:`a_i`, the steps its local work amounts to: 4 bytes of uplink. The server
+    A client sends, beside its model, :math:`a_i`, its number of effective steps: 4 bytes of uplink. The server
     moves :math:`w \leftarrow w + \eta\,\tau_{\mathrm{eff}} \sum_i p_i \frac{\Delta_i}{a_i}` with
     :math:`\tau_{\mathrm{eff}} = \sum_i p_i a_i`, so that clients that take more local steps no longer pull the global
-    model towards their own objective. Where all take equally many this is FedAvg.
+    model towards their own objective. For equal numbers of steps this is FedAvg.
 
     Logs ``server/effective_steps``, τ_eff.
 
@@ -56,11 +56,11 @@ class FedNova(ServerOptimizer):
     Note:
         Where the paper has the vector of weights that a client's gradients get, :math:`a_i` is the sum of its entries,
         by `lit_fed.algorithm.EffectiveSteps`. Weight decay, clipping and a regularizer's pull are not
-        counted. With a codec on the uplink the number is rounded like everything else.
+        counted. A codec on the uplink rounds the number too.
 
         Buffers are averaged as they are. A late update is normalised by its own steps, its movement measured from the
-        present model like all others', so that equal steps give FedAvg with late updates too. A client that made no
-        step gives no direction and counts with 0 steps.
+        present model like all others', so that equal steps give FedAvg with late updates too. A client without steps
+        has no direction and counts with 0 steps.
     """
 
     needs = frozenset({"one_optimizer"})
@@ -95,7 +95,7 @@ class FedNova(ServerOptimizer):
 class NormalizedMean(WeightedMean):
     r"""The model :math:`w + \tau_{\mathrm{eff}} \sum_i p_i (x_i - w) / a_i`, in memory of one model.
 
-    What is not in the origin is averaged as it is, the clients' steps among it, which gives τ_eff.
+    Tensors outside of the origin are averaged, including the clients' steps, which gives τ_eff.
 
     Args:
         origin: w by name; constant while the reducer works.
@@ -107,7 +107,7 @@ class NormalizedMean(WeightedMean):
         self.origin = origin
 
     def add(self, update: ClientUpdate) -> None:
-        """Add a client's normalised movement; the update itself is left as it is."""
+        """Add a client's normalised movement, without changing the update."""
         payload: dict[str, Tensor] = dict(update.payload)
         names = [name for name in payload if name in self.origin]
         if names:

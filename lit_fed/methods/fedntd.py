@@ -26,7 +26,7 @@ class FedNTD(FedAvg):
         kwargs: The settings of `lit_fed.methods.fedavg.FedAvg`.
 
     Raises:
-        ConfigError: For a negative β or a temperature that is not positive.
+        ConfigError: For a negative β or a temperature that is not above 0.
     """
 
     needs = NTD.needs
@@ -37,5 +37,5 @@ class FedNTD(FedAvg):
         self.distillation = NTD(beta, positive("temperature", temperature))
 
     def objective(self, client: Client, batch: Any) -> Terms:
-        """The task's loss and what the global model teaches."""
+        """The task's loss and the distillation."""
         return self.distillation.around(client, batch, super().objective)

@@ -15,8 +15,8 @@ from lit_fed.methods.fedavg import FedAvg
 class FedPer(FedAvg):
     """Base layers are shared, personalisation layers stay with the client.
 
-    All of them train together. A client that takes part for the first time starts from the initial personal layers.
-    There is no global model to test on the shared test set; `ClientTest` tests each client's own.
+    All layers train together. A new client starts from the initial personal layers. There is no global model to test on
+    the shared test set; `ClientTest` tests each client's model.
 
     Args:
         personal: Parameters that stay: names, modules (``network.head``) or patterns (``*lora_B*``, ``classifier.*``);

@@ -17,8 +17,8 @@ from lit_fed.methods.regularizers import Prox
 class FedProx(FedAvg):
     r"""Clients stay near the global model: :math:`\ell + \tfrac{\mu}{2}\|w - w_g\|^2`, with ℓ the task's own loss.
 
-    The distance runs over the parameters that the server sent. Under a plain ``lightning.Trainer``, where nothing is
-    received, the term is absent.
+    The distance is over the parameters from the server. Under a plain ``lightning.Trainer``, which receives nothing,
+    the term is absent.
 
     Args:
         mu: Weight μ of the proximal term; 0 is FedAvg.

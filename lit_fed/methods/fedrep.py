@@ -14,7 +14,7 @@ from lit_fed.methods.fedper import FedPer
 
 
 class FedRep(FedPer):
-    """`FedPer`, where a client first fits its head to the representation it received, then moves the representation.
+    """`FedPer`, where a client first fits its head to the received representation, then trains the representation.
 
     The head trains for ``trainer.local_epochs`` (or ``local_steps``) with the representation fixed, then the
     representation for ``body_epochs`` with the head fixed, each with fresh optimizers. Fine-tuning for a test trains
@@ -25,10 +25,10 @@ class FedRep(FedPer):
         kwargs: The settings of `lit_fed.methods.fedper.FedPer`.
 
     Raises:
-        ConfigError: If there are less than one.
+        ConfigError: For `body_epochs` below 1.
     """
 
-    needs = frozenset({"loss"})  # a module that optimises by hand may not train a part of itself
+    needs = frozenset({"loss"})  # a module that optimises by hand may not support training a part
 
     def __init__(self, body_epochs: int = 1, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -36,7 +36,7 @@ class FedRep(FedPer):
         self.body_epochs = body_epochs
 
     def phases(self, client: Client) -> list[Phase | Pass]:
-        """The head, then the body; a part without parameters is left out."""
+        """The head, then the body; skip a part without parameters."""
         if client.stage != "train":
             return super().phases(client)
         split, work = client.model.split, client.work

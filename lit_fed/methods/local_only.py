@@ -1,4 +1,4 @@
-"""Every client alone: the baseline that federation has to beat."""
+"""Training without a federation, the baseline of every method."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lit_fed.algorithm import Algorithm, Cohort, Model, Payload, Population, Red
 class LocalOnly(Algorithm[Payload]):
     """Clients keep everything, buffers too, and send nothing.
 
-    Each client starts from the same initial model. There is no global model; `ClientTest` tests each client's own.
+    Each client starts from the same initial model. There is no global model; `ClientTest` tests each client's model.
     Clients may have different networks.
 
     The settings are those of every method: `lit_fed.algorithm.Algorithm`.
@@ -19,7 +19,7 @@ class LocalOnly(Algorithm[Payload]):
     needs = frozenset()
 
     def setup(self, models: Mapping[str, Model], population: Population) -> Server:
-        """The server has nothing."""
+        """An empty server state."""
         return {}
 
     def split(self, model: Model, round_idx: int) -> Split:
@@ -35,5 +35,5 @@ class LocalOnly(Algorithm[Payload]):
         return WeightedMean()
 
     def step(self, server: Server, aggregate: Payload, cohort: Cohort) -> dict[str, float]:
-        """Never called: a mean of nothing is no update."""
+        """Never called, because clients send no tensors."""
         return {}

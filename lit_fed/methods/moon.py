@@ -18,14 +18,14 @@ from lit_fed.methods.fedavg import FedAvg
 from lit_fed.methods.regularizers import features, taught_features
 from lit_fed.methods.server import positive
 
-PREVIOUS = "previous."  # in a client's state: its model as it last left it
+PREVIOUS = "previous."  # in a client's state: its model after its last round
 
 
 class Moon(FedAvg):
-    r"""Draws a client's features to the global model's and away from its own previous model's.
+    r"""Pulls a client's features towards the global model's and away from its previous model's.
 
-    :math:`\ell + \mu\,\ell_{con}`, ℓ the task's own loss, see `lit_fed.losses.model_contrast`. A client that takes
-    part for the first time has the initial model as its previous one. Under a plain ``lightning.Trainer`` the term is
+    :math:`\ell + \mu\,\ell_{con}`, ℓ the task's own loss, see `lit_fed.losses.model_contrast`. In its first
+    round, a client's previous model is the initial model. Under a plain ``lightning.Trainer`` the term is
     absent.
 
     Args:
@@ -37,8 +37,8 @@ class Moon(FedAvg):
         ConfigError: For a negative μ or a temperature that is not positive.
 
     Note:
-        The representation z is what the task's head sees. The paper adds a projection head of two layers before it,
-        which changes the network; give a network that has one to reproduce that.
+        The representation z is the input of the task's head. The paper adds a projection head of two layers before it;
+        to reproduce it, use a network with such a projection.
     """
 
     needs = frozenset({"loss", "features"})
@@ -57,7 +57,7 @@ class Moon(FedAvg):
         return self.contrast.around(client, batch, super().objective)
 
     def finish(self, client: Client) -> Update:
-        """The model, which is also what the client keeps."""
+        """Send the model, and keep it as the previous one."""
         previous = client.model.tensors(_kept(client.model))
         return replace(super().finish(client), state=add_prefix(PREVIOUS, previous))
 

@@ -14,27 +14,27 @@ from lit_fed.methods.fedavg import FedAvg
 
 
 class PerFedAvg(FedAvg):
-    r"""Trains a model to be good after one gradient step on a client's data.
+    r"""Trains a model for its performance after one gradient step on a client's data.
 
-    Half of every batch, D, makes the step that is looked ahead, the other half, D′, the gradient that is used:
-    :math:`w \leftarrow w - \beta\, \nabla f(w - \alpha \nabla f(w; D); D')`, the first-order form, in which the step's
-    own derivative :math:`I - \alpha \nabla^2 f` is left out. β is the optimizer's learning rate, f the task's own loss.
-    A client is to be tested after fine-tuning on its own training data (`PersonalTest`, with ``lr: α``), which is
-    ordinary training.
+    Half of every batch, D, gives the look-ahead step, the other half, D′, the gradient:
+    :math:`w \leftarrow w - \beta\, \nabla f(w - \alpha \nabla f(w; D); D')`, the first-order form, without the
+    step's derivative :math:`I - \alpha \nabla^2 f`. β is the optimizer's learning rate, f the task's own loss.
+    Test clients after fine-tuning on their own training data (`PersonalTest`, with ``lr: α``), which is ordinary
+    training.
 
     Args:
-        alpha: α, the step that is looked ahead.
-        first_order: Leave the second derivative out; false keeps it, which costs about twice as much.
+        alpha: α, the look-ahead step.
+        first_order: Leave out the second derivative; false includes it at about twice the cost.
         kwargs: The settings of `lit_fed.methods.fedavg.FedAvg`.
 
     Raises:
         ConfigError: If α is negative.
 
     Note:
-        Two batches a step, as in the paper, are two halves of one here, so ``data.batch_size`` is twice the paper's; a
-        batch of one sample serves as both. Batch norm sees each half by itself. Under a plain ``lightning.Trainer``
-        the same objective is trained centrally. A batch's halves cannot be cut over processes: ``strategy=ddp`` is
-        refused. A regularizer looks ahead with the objective, at D′; the step that is looked ahead is the loss's alone.
+        The paper's two batches per step are two halves of one batch here, so ``data.batch_size`` is twice the paper's;
+        a batch of one sample serves as both. Batch norm sees each half alone. A plain ``lightning.Trainer`` trains the
+        same objective centrally. ``strategy=ddp`` is refused, because it would cut the halves. A regularizer is taken
+        at the look-ahead parameters, on D′; the look-ahead step uses the loss alone.
     """
 
     needs = frozenset({"loss", "whole_batches"})
@@ -54,7 +54,7 @@ class PerFedAvg(FedAvg):
             return super().terms(client, second, public)
 
     def _ahead(self, client: Client, batch: Any) -> Tensors:
-        """The parameters after one gradient step on a batch; none where the task skips it."""
+        """The parameters after one gradient step on a batch; empty if the task skips it."""
         with client.muted():
             loss = client.run(batch).loss
         if loss is None:

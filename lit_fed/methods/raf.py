@@ -34,24 +34,24 @@ class RAF(Regularizer):
     :math:`\mathcal{L}_{\mathrm{task}}(y^{(0)}) + \alpha \sum_{i \ge 1} \mathrm{mean}\bigl(\mathrm{sg}(y^{(i-1)}) -
     U\,y^{(i)}\bigr)^2 + \tfrac{\gamma}{2}\|w\|^2`, where :math:`y^{(0)}` are the task's outputs at the client's own
     resolution, :math:`y^{(i)}` those at its lower ones (``levels`` of the task), and U enlarges by nearest neighbours.
-    A client of the lowest resolution has the method's own objective. Nothing that was received is needed: under a
-    plain ``lightning.Trainer`` it is the paper's "CL + KD".
+    A client of the lowest resolution has the method's own objective. The term does not need a federation: under a plain
+    ``lightning.Trainer`` it is the paper's "CL + KD".
 
     Logs ``train/raf`` and, with `gamma`, ``train/l2``, both with their weights.
 
     Args:
         weight: α.
-        gamma: γ, over all parameters that train; the optimizer must have no weight decay then.
-        truth: Where the objective below is taken: at the ``top`` resolution, as in the paper's Eq. 4, or at ``every``
-            one, all terms divided by their number, as in its public code.
+        gamma: γ, over all trainable parameters; above 0, the optimizer must not have weight decay.
+        truth: Resolutions of the objective below: ``top``, as in the paper's Eq. 4, or ``every``, with all terms
+            divided by their number, as in its public code.
         objective_weight: The weight of the objective below.
 
     Raises:
         ConfigError: If a weight is negative, or for another `truth`.
 
     Note:
-        The public code has an optimizer with weight decay 0.1 in place of γ. Distances are means over the batch, joints
-        and pixels there and here, where the paper sums. Batch norm sees each resolution as a batch of its own.
+        The public code has an optimizer with weight decay 0.1 in place of γ. Both take the mean over the batch, joints
+        and pixels, where the paper sums. Batch norm sees each resolution as a batch of its own.
     """
 
     name = "raf"
@@ -68,12 +68,12 @@ class RAF(Regularizer):
             self.needs = self.needs | {"no_decay"}
 
     def around(self, client: Client, batch: Any, below: Callable[[Client, Any], Terms]) -> Terms:
-        """The terms of the objective below, at one resolution or all, the distillation, and the decay."""
+        """The terms of the objective below, at the top or at every resolution, the distillation, and the decay."""
         terms, levels = below(client, batch), client.levels(batch)
         share = 1.0
         if self.truth == "every" and levels:
             share = 1.0 / (1 + len(levels))
-            with client.muted():  # what the task logs is about the client's own resolution
+            with client.muted():  # the task logs the client's own resolution only
                 found = [terms, *(below(client, level) for level in levels)]
             if not any(map(_skipped, found)):
                 terms = {name: share * torch.stack([one[name] for one in found]).sum() for name in terms}
@@ -100,13 +100,13 @@ class RAF(Regularizer):
 
 
 class FedRAF(FedAvg):
-    r"""RAF as its paper has it: FedAvg, uniform, whose clients distil from high to low resolutions.
+    r"""RAF as in its paper: FedAvg, uniform, whose clients distil from high to low resolutions.
 
-    What clients minimise is `RAF`; over another method it is that method's ``regularizer``.
+    Clients minimise `RAF`, which is also a ``regularizer`` for other methods.
 
     Args:
         alpha: Weight α of the distillation; 0 is FedAvg.
-        gamma: Weight γ of :math:`\tfrac12\|w\|^2`; the optimizer must have no weight decay then.
+        gamma: Weight γ of :math:`\tfrac12\|w\|^2`; above 0, the optimizer must not have weight decay.
         truth: ``top`` or ``every``, see `RAF`.
         weighting: ``uniform`` as in the paper, or ``samples``.
         kwargs: The settings of `lit_fed.methods.fedavg.FedAvg`.
@@ -134,27 +134,27 @@ class FedRAF(FedAvg):
 
 
 class ClusterTest(Protocol):
-    r"""How far apart ways to see the test data, such as resolutions, lie among the global model's features (Fig. 11).
+    r"""Separation of views of the test data, such as resolutions, in the global model's features (Fig. 11).
 
-    - ``clusters/<group>``: the mean silhouette of the ways in a group of the data's ``pictured()``,
-      :math:`(b - a) / \max(a, b)` with a sample's mean distances a to those seen in the same way and b to those of the
-      nearest other way: 1 for clusters far apart, 0 where they touch, below 0 where they mix;
-    - ``clusters/<one>_<next>``: the same of two neighbours in the group alone.
+    - ``clusters/<group>``: the mean silhouette of the views in a group of the data's ``pictured()``,
+      :math:`(b - a) / \max(a, b)` with a sample's mean distances a to the samples of its view and b to those of the
+      nearest other view: 1 for separate clusters, 0 for touching ones, below 0 for mixed ones;
+    - ``clusters/<one>_<next>``: the same for two neighbours in the group.
 
-    With kinds of networks ``clusters_<kind>/…``. NaN for features that are not finite. Features (n, d) are what the
-    task's ``test_features`` makes of a batch.
+    With several kinds, ``clusters_<kind>/…``. NaN for features that are not finite. The task's ``test_features`` gives
+    the features (n, d) of a batch.
 
     Raises:
-        ConfigError: Before training, for data with fewer than two ways, or a task without features.
+        ConfigError: Before training, for data with fewer than two views, or a task without ``test_features``.
 
     Note:
-        The paper shows the features by t-SNE, and no measure; silhouettes are ours, of the features themselves.
+        The paper shows the features by t-SNE, without a measure; silhouettes of the features are ours.
     """
 
     name = "clusters"
 
     def check(self, federation: Federation) -> None:
-        """Refuse data with one way to see them, and tasks without features, of which one batch is made."""
+        """Refuse data with one view, and tasks without features; try one batch."""
         if not (groups := _groups(federation)):
             raise ConfigError(
                 "protocol ClusterTest compares ways to see the test data, such as data.test_resolutions, and "
@@ -170,7 +170,7 @@ class ClusterTest(Protocol):
             _features(loop, [next(iter(loader))])
 
     def run(self, federation: Federation, round_idx: int, subset: EvalSubset) -> Evaluation:
-        """Measure; every process does the same."""
+        """Measure, identically on every process."""
         data, found = federation.data, Evaluation()
         for name, loop in global_loops(self.name, federation, round_idx, found):
             for group, ways in _groups(federation).items():
@@ -198,18 +198,18 @@ def silhouette(*clusters: Tensor) -> float:
 
 
 def _groups(federation: Federation) -> dict[str, list[str]]:
-    """Ways to see the test data that are to be compared."""
+    """The groups of views of the test data to compare."""
     return {group: list(ways) for group, ways in federation.data.pictured().items() if len(ways) > 1}
 
 
 @torch.no_grad()
 def _features(loop: LocalLoop, loader: Iterable[Any]) -> Tensor:
-    """What the task makes of every batch, (n, d)."""
+    """The task's features of all batches, (n, d)."""
     task: Any = loop.model.task
     with loop.mode("predict"), loop.autocast():
         return torch.cat([task.test_features(batch) for batch in loop.batches(loader)])
 
 
 def _skipped(terms: Terms) -> bool:
-    """Whether the task skips the batch, for which it returns None."""
+    """Whether the task skips the batch by returning None."""
     return any(cast("Tensor | None", term) is None for term in terms.values())

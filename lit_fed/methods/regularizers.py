@@ -3,8 +3,8 @@ r"""Terms that keep a client near the global model it downloaded, on top of any 
 The five columns of Table 1 of Kim, Jeong, Kim, Cho, Ahn, Yun: "FedDr+: Stabilizing Dot-regression with Global
 Feature Distillation for Federated Learning", 2024: the objective becomes
 :math:`\beta\,\mathcal{L} + (1-\beta)\,\mathcal{R}` there (its Eq. 4), which is ``objective_weight=β, weight=1-β``
-here. The teacher is the downloaded model, in evaluation mode and without gradient; where a method sends no parameters,
-it is the client's own model as the round began.
+here. The teacher is the downloaded model, in evaluation mode and without gradient; if a method sends no
+parameters, it is the client's own model from the start of the round.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ from lit_fed.methods.fedavg import FedAvg
 from lit_fed.methods.server import positive
 
 CONTROL = "control."  # the server's control variate c in the broadcast, the client's c_i in its state
-CHANGE = "control_change."  # what a client sends up: c_i⁺ − c_i
+CHANGE = "control_change."  # in the payload: c_i⁺ − c_i
 
 
 class Scaffold(FedAvg):
@@ -58,8 +58,8 @@ class Scaffold(FedAvg):
     Args:
         option: 1, 2, or null for 2 under ``torch.optim.SGD`` and 1 under any other optimizer, which a line before
             training tells. Option 1 costs one more pass over the client's data.
-        freeze_head: Zero the gradient of the last layer's weight before it is corrected. Not in the paper; the public
-            code of FedDr+ ran SCAFFOLD like this.
+        freeze_head: Zero the gradient of the last layer's weight before it is corrected. Not in the paper, but in
+            FedDr+'s public code of SCAFFOLD.
         server_lr: η_g.
         weighting: ``uniform`` as in the paper, or ``samples``; the control variates' mean is uniform in any case.
         kwargs: The settings of `lit_fed.methods.fedavg.FedAvg`.
@@ -70,18 +70,18 @@ class Scaffold(FedAvg):
 
     Note:
         :math:`\tilde K` is the number of steps for plain SGD, which is the paper's case. With momentum a step moves
-        the weights further than its gradient alone, and :math:`\tilde K` counts that
-        (`lit_fed.algorithm.EffectiveSteps`); the number of steps in its place would make the control variates
-        too large by up to 1/(1 − ρ). The correction comes before gradient clipping.
+        the weights further than its gradient alone, and :math:`\tilde K` includes this
+        (`lit_fed.algorithm.EffectiveSteps`); the number of steps would make the control variates too large by up to
+        1/(1 − ρ). The correction comes before gradient clipping.
 
         Steps of an adaptive optimizer, such as Adam's, are not in proportion to the gradients, so the path gives no
         mean gradient, and option 2 would correct by numbers of another size.
 
-        In option 1 batches are weighed by their size, and dropout and batch norm work as in training. A client whose
-        update is lost on the way has moved its own control variate without the server learning of it.
+        In option 1, batches weigh by their size, and dropout and batch norm work as in training. A client whose update
+        is lost has changed its control variate, and the server has not.
 
-        ``freeze_head`` does not keep the last layer where it is: its bias learns as ever, and weight decay and
-        :math:`c - c_i` go on moving its weight, as in that code.
+        ``freeze_head`` does not freeze the last layer: its bias learns, and weight decay and :math:`c - c_i` move its
+        weight, as in FedDr+'s code.
     """
 
     needs = frozenset({"one_optimizer"})
@@ -138,13 +138,13 @@ class Scaffold(FedAvg):
         return add_prefix(CONTROL, zeros_like(client.model.tensors(client.model.split.shared)))
 
     def phases(self, client: Client) -> list[Phase | Pass]:
-        """Before training, option 1 goes through the data once without moving."""
+        """In option 1, one pass without steps before training."""
         reads = self._reads and client.stage == "train"
         control = [Phase("control", client.train_loader(), epochs=1, moves=False)] if reads else []
         return [*control, *super().phases(client)]
 
     def start(self, client: Client) -> Tensors:
-        """The global model; the correction c − c_i is worked out once. Where clients are tested there is no c."""
+        """The global model. Compute the correction c − c_i once; it is empty in tests, which receive no c."""
         own, received = split_prefix(CONTROL, client.state)[0], client.received
         client.results["correction"] = {
             name: received[CONTROL + name] - c_i for name, c_i in own.items() if CONTROL + name in received
@@ -158,7 +158,7 @@ class Scaffold(FedAvg):
         return {**own, **{name: g + correction[name] for name, g in own.items() if name in correction}}
 
     def finish(self, client: Client) -> Update:
-        """The model, the change of the control variate; c_i⁺ is kept."""
+        """Send the model and c_i⁺ − c_i; keep c_i⁺."""
         w_g, correction, (own, _) = client.received, client.results["correction"], split_prefix(CONTROL, client.state)
         new = dict(own)
         if self._reads:
@@ -170,7 +170,7 @@ class Scaffold(FedAvg):
         return Update({**super().finish(client).payload, **change}, add_prefix(CONTROL, new))
 
     def _without_head(self, gradients: Tensors) -> Tensors:
-        """The gradients, where it is told so with zeros for the last layer's weight."""
+        """The gradients, with zeros for the last layer's weight if `freeze_head` is set."""
         return {**gradients, **zeros_like({name: g for name, g in gradients.items() if name in self._head})}
 
     # ------------------------------------------------------------------ server

@@ -1,4 +1,4 @@
-"""Networks by name: a few of our own, and everything timm has."""
+"""Networks by name: those of lit_fed, and all of timm."""
 
 from lit_fed.networks.basic import MLP, ClassificationNetwork, Logistic, SmallCNN, WindowCNN
 from lit_fed.networks.etf import (

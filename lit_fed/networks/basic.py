@@ -1,6 +1,6 @@
 """Small classification networks for quick runs, tests and baselines.
 
-All of them split the same way, because methods that distil features or treat the head apart rely on it:
+All networks split in the same way, which methods that distil features or treat the head separately rely on:
 ``forward(x) == head(forward_features(x))``.
 """
 
@@ -29,7 +29,7 @@ class ClassificationNetwork(nn.Module, ABC):
         head_bias: Whether the head adds a bias to its logits.
 
     Raises:
-        ConfigError: If there are no features or no classes.
+        ConfigError: For no features or no classes.
     """
 
     def __init__(self, num_features: int, num_classes: int, head_bias: bool = True) -> None:
@@ -56,8 +56,8 @@ class SmallCNN(ClassificationNetwork):
     """Blocks of a 3×3 convolution, ReLU and 2×2 max pooling, then a linear head; for images of 8×8 to 64×64.
 
     The convolutions have ``width``, ``2 * width``, ``4 * width``, … channels. The features are the last flattened map,
-    with two blocks ``d = 2 * width * (H // 4) * (W // 4)``, or with `num_features` what a linear layer with ReLU makes
-    of it, so that networks of different width have features of one length.
+    with two blocks ``d = 2 * width * (H // 4) * (W // 4)``, or with `num_features` the output of a linear layer with
+    ReLU on it, so that networks of different width have features of one length.
 
     Args:
         num_classes: Length of the output.
@@ -104,12 +104,12 @@ class WindowCNN(ClassificationNetwork):
     """Blocks of a convolution along time, ReLU and max pooling by 2, then a linear head; for windows of sensors.
 
     The convolutions have ``width``, ``2 * width``, … channels. The features are the last map's means over time, so
-    ``d = 2 ** (blocks - 1) * width``, or with `num_features` what a linear layer with ReLU makes of them, so that
+    ``d = 2 ** (blocks - 1) * width``, or with `num_features` the output of a linear layer with ReLU on them, so that
     networks of different width have features of one length.
 
     Args:
         num_classes: Length of the output.
-        in_channels: Channels of the windows, one a sensor's axis.
+        in_channels: Channels of the windows, one per sensor axis.
         input_shape: Channels and time steps of a window; at least ``2 ** blocks`` steps.
         width: Channels of the first convolution.
         kernel_size: Steps that a convolution sees, an odd number.
@@ -118,7 +118,7 @@ class WindowCNN(ClassificationNetwork):
         num_features: d; None for the means.
 
     Raises:
-        ConfigError: If the input is no window, too short, or its channels are not `in_channels`.
+        ConfigError: If the input is not a window, too short, or its channels are not `in_channels`.
     """
 
     def __init__(
@@ -165,8 +165,8 @@ class MLP(ClassificationNetwork):
         input_shape: Shape of one example, of any number of dimensions.
         hidden: Widths of the hidden layers; the last one is the feature length d.
         head_bias: Whether the head has a bias.
-        batch_norm: Normalise each layer before its ReLU by the statistics of the batch at hand, in eval mode too, as
-            `MobileNet` does with its ``batch_stats``; there are no buffers, and a batch needs two examples or more.
+        batch_norm: Normalise each layer before its ReLU by the statistics of the current batch, also in eval mode, as
+            `MobileNet` does with its ``batch_stats``; there are no buffers, and a batch needs at least two examples.
 
     Raises:
         ConfigError: If a layer has no units or the input's channels are not `in_channels`.
@@ -219,7 +219,7 @@ class Logistic(ClassificationNetwork):
 
 
 def projection(size: int, num_features: int | None) -> list[nn.Module]:
-    """The layers from a flat map to features of a given length; none where that is None."""
+    """The layers from a flat map to features of a given length; empty for None."""
     return [] if num_features is None else [nn.Linear(size, num_features), nn.ReLU()]
 
 

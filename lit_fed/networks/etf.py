@@ -1,4 +1,4 @@
-"""Classifiers that are constructed, not learnt: directions spread evenly over the sphere, and cosines to them."""
+"""Constructed classifiers: directions spread evenly over the sphere, and cosines to them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lit_fed.errors import ConfigError
 
 
 def simplex_etf(num_classes: int, num_features: int) -> Tensor:
-    r"""A simplex equiangular tight frame in random orientation, as rows: every two classes as far apart as can be.
+    r"""A simplex equiangular tight frame in random orientation, as rows: classes at the largest mutual distance.
 
     :math:`V = \sqrt{\tfrac{C}{C-1}}\,U\,(I_C - \tfrac1C \mathbf{1}\mathbf{1}^\top)`, U with orthonormal columns from a
     QR decomposition: Papyan, Han, Donoho: "Prevalence of Neural Collapse During the Terminal Phase of Deep Learning
@@ -32,7 +32,8 @@ def simplex_etf(num_classes: int, num_features: int) -> Tensor:
     Note:
         The C columns of U need d ≥ C, although the frame itself has only C − 1 dimensions. With an orthonormal basis B
         of the vectors that sum to zero, (C, C − 1), the projection is :math:`BB^\top`, and :math:`UB` has C − 1
-        orthonormal columns. We draw these instead of U: the same frames with the same distribution, also for d = C − 1.
+        orthonormal columns. We draw these columns instead of U: the frames have the same distribution, also for
+        d = C − 1.
     """
     if num_classes < 2 or num_features < num_classes - 1:
         raise ConfigError(
@@ -74,7 +75,7 @@ class CosineHead(nn.Module):
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
-        # Not a buffer, which would follow the buffers' policy and travel.
+        # Not a buffer, which would travel by the buffers' policy.
         self.weight = nn.Parameter(weight, requires_grad=False)
 
     def forward(self, features: Tensor) -> Tensor:
@@ -119,7 +120,7 @@ def class_cosines(head: nn.Module, features: Tensor) -> Tensor:
 
     Args:
         head: A head of this module, or a linear layer, whose bias is left out.
-        features: What it is given.
+        features: (B, d), the input of the head.
 
     Raises:
         ConfigError: If the classifier has no weight per class.
@@ -135,7 +136,7 @@ def class_cosines(head: nn.Module, features: Tensor) -> Tensor:
 
 
 def _orthonormal(num_rows: int, num_columns: int) -> Tensor:
-    """Random orthonormal columns, uniformly distributed, in float64 so that they still are in float32."""
+    """Random orthonormal columns, uniformly distributed, in float64 for exactness in float32."""
     gaussian = torch.randn(num_rows, num_columns, dtype=torch.float64)
     q, r = torch.linalg.qr(gaussian)
     signs = torch.where(r.diagonal() < 0, -1.0, 1.0)  # QR is unique, and Q uniform, for a positive diagonal

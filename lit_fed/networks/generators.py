@@ -1,4 +1,4 @@
-"""Networks that make samples of a class from noise: features for a classifier, or images."""
+"""Generators of samples of a class from noise: features for a classifier, or images."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Generator(nn.Module):
 
     Args:
         noise_size: Length of the noise.
-        num_classes: Classes C, which enter as one-hot vectors beside the noise.
+        num_classes: Classes C; the input is the noise and a one-hot vector.
 
     Raises:
         ConfigError: For sizes below 1.
@@ -68,7 +68,7 @@ class LatentGenerator(Generator):
 
 
 class ImageGenerator(Generator):
-    """Images of a class: a linear layer to a map of a quarter of the size, which two convolutions double each.
+    """Images of a class: a linear layer to a map of a quarter of the size, then two convolutions that each double it.
 
     Like the generator of DENSE (Zhang et al.: "DENSE: Data-Free One-Shot Federated Learning", NeurIPS 2022), which
     follows DCGAN. A batch norm without parameters ends it, as images come normalised.
@@ -77,14 +77,14 @@ class ImageGenerator(Generator):
         input_shape: Channels, height and width of the images; height and width at least 4.
         num_classes: Classes C.
         noise_size: Length of the noise.
-        width: Channels of the last hidden map; the first has twice as many.
+        width: Channels of the last hidden map; the first has ``2 * width``.
 
     Raises:
         ConfigError: For another shape, or sizes below 1.
 
     Note:
-        Where a side is no multiple of 4, the map is resized to it by the last doubling. That the label enters beside
-        the noise is FedGen's; DENSE draws labels that its generator does not see.
+        For a side that is not a multiple of 4, the last doubling resizes the map to it. The label as input follows
+        FedGen; DENSE's generator does not see the labels.
     """
 
     def __init__(self, input_shape: Sequence[int], num_classes: int, noise_size: int = 64, width: int = 32) -> None:

@@ -1,4 +1,4 @@
-"""What the convolutional networks share: the check of the image's shape, strides for small images, batch norm."""
+"""Shared parts of the convolutional networks: the image's shape, strides for small images, batch norm."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ def image_size(network: str, in_channels: int, input_shape: Sequence[int], small
         network: Name for the error message.
         in_channels: Channels of the images.
         input_shape: Channels, height and width of the images.
-        smallest: Pixels that height and width must at least have.
+        smallest: Least height and width, in pixels.
 
     Raises:
-        ConfigError: If that is no shape of an image, the image is too small, or its channels are not `in_channels`.
+        ConfigError: If the shape is not that of an image, the image is too small, or its channels are not
+            `in_channels`.
     """
     shape = tuple(input_shape)
     if len(shape) != 3 or min(shape[1:]) < smallest:
@@ -38,7 +39,7 @@ def halved(size: tuple[int, int], smallest: int) -> tuple[tuple[int, int], tuple
 
     Args:
         size: Height and width of the map.
-        smallest: A side that is no longer than this keeps its length, with stride 1 along it.
+        smallest: A side of at most this length keeps it, with stride 1.
     """
     stride = (2 if size[0] > smallest else 1, 2 if size[1] > smallest else 1)
     return stride, (-(-size[0] // stride[0]), -(-size[1] // stride[1]))
@@ -49,7 +50,7 @@ def batch_norm(channels: int, batch_stats: bool) -> nn.BatchNorm2d:
 
     Args:
         channels: Channels of the maps.
-        batch_stats: Normalise by the statistics of the batch at hand, in eval mode too. There are no buffers then: no
-            running statistics that clients disagree about, and none to aggregate.
+        batch_stats: Normalise by the statistics of the current batch, also in eval mode, without buffers: there are no
+            running statistics that differ between clients or need aggregation.
     """
     return nn.BatchNorm2d(channels, track_running_stats=not batch_stats)

@@ -27,9 +27,8 @@ class McMahanCNN(ClassificationNetwork):
         ConfigError: If the image is too small or its channels are not `in_channels`.
 
     Note:
-        The paper names layers in words. That the convolutions keep the map's size, and that ReLU comes before the
-        pooling, is our reading; the number of parameters that it states confirms the first, and for the second the
-        order does not matter.
+        The paper names layers in words. Convolutions that keep the map's size, and ReLU before the pooling, are our
+        reading; the stated number of parameters confirms the first, and the order of the second does not matter.
     """
 
     def __init__(

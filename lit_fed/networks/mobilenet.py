@@ -30,9 +30,9 @@ class MobileNet(ClassificationNetwork):
         in_channels: Channels of the images.
         input_shape: Channels, height and width of the images; height and width at least 2 pixels.
         head_bias: Whether the classifier has a bias.
-        batch_stats: Normalise by the statistics of the batch at hand, in eval mode too, and hold no buffers; a
-            prediction then depends on the batch it is made in. Otherwise running statistics are buffers, as usual in
-            torch; `trainer.buffers` says what becomes of them.
+        batch_stats: Normalise by the statistics of the current batch, also in eval mode, without buffers; a prediction
+            then depends on its batch. If false, running statistics are buffers, as usual in torch, and follow
+            `trainer.buffers`.
 
     Raises:
         ConfigError: If the image is too small or its channels are not `in_channels`.

@@ -25,7 +25,7 @@ class EmbeddingBag(ClassificationNetwork):
         head_bias: Whether the head has a bias.
 
     Raises:
-        ConfigError: If the input is no row of tokens, or there are no word vectors.
+        ConfigError: If the input is not a row of tokens, or `vocab_size` is below 2.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class BertTiny(ClassificationNetwork):
         in_channels: Not used; every network takes it.
         input_shape: (length,), the number of tokens of a text, at most 512.
         vocab_size: Token ids lie in 0 … vocab_size − 1; the data's.
-        weights: A folder with pretrained weights that transformers can load; none given means fresh ones.
+        weights: A folder of pretrained weights for transformers; null for random weights.
         head_bias: Whether the head has a bias.
 
     Raises:
-        ConfigError: If transformers is not installed, the input is no row of tokens, or the weights cannot be read.
+        ConfigError: If transformers is not installed, the input is not a row of tokens, or the weights cannot be read.
     """
 
     def __init__(

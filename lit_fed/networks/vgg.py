@@ -27,7 +27,7 @@ class VGG11(ClassificationNetwork):
         head_bias: Whether the classifier has a bias.
 
     Raises:
-        ConfigError: If `input_shape` is no image's, or its channels are not `in_channels`.
+        ConfigError: If `input_shape` is not that of an image, or its channels are not `in_channels`.
 
     Note:
         The paper's network is for 224×224 pixels, with 4,096 hidden units and dropout. This form, and the weights it

@@ -44,12 +44,12 @@ OPTIMIZERS: dict[str, Callable[[Any], Optimizer]] = {
 }
 
 
-def documented(name: str) -> type[Algorithm[Any]]:
+def documented(name: str) -> Callable[..., Algorithm[Any]]:
     """A class of the page of one's own method."""
     names: dict[str, Any] = {}
     for block in blocks(ROOT / "docs/own_method.md", "python"):
         exec(compile(block, "own_method.md", "exec"), names)
-    found: type[Algorithm[Any]] = names[name]
+    found: Callable[..., Algorithm[Any]] = names[name]
     return found
 
 
@@ -85,6 +85,8 @@ class Wells(TensorDataModule):
 
 class Quadratic(LightningModule):
     """½ Σ h (w − a)² with h = (1, ¼) for every client, from w = (8, −6)."""
+
+    h: Tensor
 
     def __init__(self, optimizer: Callable[[Any], Optimizer]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""FedFrozen, and which parameters of a network are queries, keys and values."""
+"""FedFrozen, and the query, key and value parameters of a network."""
 
 from lit_fed.methods.attention_freezing.fedfrozen import FedFrozen
 from lit_fed.methods.attention_freezing.projections import AttentionNames, merged, separate_attention

@@ -23,28 +23,27 @@ class FedFrozen(FedAvg):
 
     From round :math:`T_\text{warm}` on, counted from 0, the query and key projections
     :math:`\Phi = (W^Q, W^K)`, weights and biases, stay at :math:`\bar\Phi = \Phi^{T_\text{warm}}`: they neither train
-    nor travel. Values, output projections and all else train on. The local objective is
+    nor travel. All other parameters continue to train. The local objective is
     :math:`F_k(\Phi, \theta) + \tfrac\lambda2\|\theta\|^2`, with :math:`F_k` the task's own loss and θ the value
     projections (Eq. 5).
 
     Args:
-        warmup_rounds: :math:`T_\text{warm}`, rounds in which everything trains; 0 freezes from the start, as many as
-            there are rounds is FedAvg.
+        warmup_rounds: :math:`T_\text{warm}`, rounds in which everything trains; 0 freezes from the start, and
+            ``trainer.max_rounds`` is FedAvg.
         value_ridge: λ; 0 for none, as in the paper's experiments on real data.
         kwargs: The settings of `lit_fed.methods.fedavg.FedAvg`.
 
     Raises:
-        ConfigError: If a setting is negative, and before training if the model has no attention that
+        ConfigError: If a setting is negative; before training, if the model has no attention that
             `lit_fed.methods.attention_freezing.separate_attention` understands.
 
     Note:
-        θ is here the weights of the value projections and their biases, in both phases. Frozen parameters are part
+        θ includes the biases of the value projections, in both phases. Frozen parameters are part
         of the server's model and are not counted as sent from round :math:`T_\text{warm}` on, as in the paper's cost
         table. A deployment sends :math:`\bar\Phi` once more, to each client that works in phase 2;
         ``python cli.py cost`` says how much that is.
 
-        A model that was trained so holds fused projections in parts; `release` gives a copy in which they are in one
-        piece again.
+        The trained model holds fused projections in parts; `release` returns a copy with fused projections.
     """
 
     def __init__(self, warmup_rounds: int = 5, value_ridge: float = 0.0, **kwargs: Any) -> None:
@@ -56,11 +55,11 @@ class FedFrozen(FedAvg):
 
     @property
     def all_needs(self) -> frozenset[str]:
-        """A ridge is added to a loss; without one any task works."""
+        """A loss, if a ridge is added to it."""
         return super().all_needs | ({"loss"} if self.value_ridge else set())
 
     def adapt(self, task: LightningModule) -> None:
-        """Make parameters of their own of queries, keys and values."""
+        """Split the attention into query, key and value parameters."""
         try:
             self.attention = separate_attention(task)
         except ConfigError as error:
@@ -72,7 +71,7 @@ class FedFrozen(FedAvg):
         return Split(tuple(name for name in model.parameters if name not in frozen), frozen=frozen)
 
     def release(self, task: LightningModule) -> nn.Module:
-        """A copy of the network with its projections in one piece, as it was built."""
+        """A copy of the network with fused projections, as it was built."""
         return merged(super().release(task))
 
     def objective(self, client: Client, batch: Any) -> Terms:

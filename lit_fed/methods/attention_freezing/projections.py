@@ -1,8 +1,8 @@
-"""Which parameters of a network are queries, keys and values, and a way to tell them apart where one tensor holds all.
+"""The query, key and value parameters of a network, also where one tensor holds all three.
 
 Fused projections are split with ``torch.nn.utils.parametrize``: the tensor becomes the concatenation of parts that are
-parameters of their own. The network computes the same numbers, bit for bit, and an optimizer that is not given a part
-cannot move it, neither by weight decay nor by momentum.
+separate parameters. The network computes the same numbers, bit for bit, and an optimizer without a part cannot move it,
+neither by weight decay nor by momentum.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TRIPLES = (
 )
 _SINGLE = {"q_bias": 0, "k_bias": 1, "v_bias": 2, "bias_k": 1, "bias_v": 2}  # parameters beside a fused projection
 _NORMS = {"q_norm": 0, "k_norm": 1}
-# The rows of these modules' projections are sorted by head first, so a part is no block of rows.
+# The rows of these modules' projections are sorted by head first, so a part is not a block of rows.
 _BY_HEAD = ("timm.models.tiny_vit", "timm.models.efficientformer", "timm.models.levit")
 
 
@@ -37,9 +37,9 @@ class AttentionNames:
     """A network's attention parameters by name, weights and biases.
 
     Args:
-        query: Of the query projections, and of norms of queries.
-        key: Of the key projections, and of norms of keys.
-        value: Of the value projections.
+        query: Names of the query projections and of norms of queries.
+        key: Names of the key projections and of norms of keys.
+        value: Names of the value projections.
     """
 
     query: tuple[str, ...]
@@ -56,7 +56,7 @@ class Stacked(nn.Module):
     """A parametrization: a tensor is the concatenation of equal parts along its first dimension.
 
     Args:
-        parts: How many.
+        parts: Number of parts.
     """
 
     def __init__(self, parts: int) -> None:
@@ -68,15 +68,15 @@ class Stacked(nn.Module):
         return torch.cat(parts)
 
     def right_inverse(self, whole: Tensor) -> tuple[Tensor, ...]:
-        """Its parts, in memory of their own."""
+        """The parts, copied."""
         return tuple(part.clone() for part in whole.chunk(self.parts))
 
 
 def separate_attention(network: nn.Module) -> AttentionNames:
-    """Make parameters of their own of queries, keys and values, in place, and name them.
+    """Split the attention into query, key and value parameters, in place, and return their names.
 
-    Understood are timm's fused ``qkv`` and ``kv``, ``nn.MultiheadAttention`` in all its forms, and projections that are
-    separate already under the names that transformers, timm and diffusers use. Called again it changes nothing.
+    Supports timm's fused ``qkv`` and ``kv``, ``nn.MultiheadAttention`` in all its forms, and separate projections under
+    the names of transformers, timm and diffusers. Idempotent.
 
     Args:
         network: Any module.
@@ -85,7 +85,7 @@ def separate_attention(network: nn.Module) -> AttentionNames:
         Names of parameters as in ``network.named_parameters()``.
 
     Raises:
-        ConfigError: If there is no attention, or the rows of a fused projection cannot be told apart.
+        ConfigError: If the network has no attention, or a fused projection of unknown order.
 
     Note:
         Norms of queries and keys (``q_norm``, ``k_norm``) count as theirs, because they shape the kernel as the
@@ -105,7 +105,7 @@ def separate_attention(network: nn.Module) -> AttentionNames:
 
 
 def merged(network: nn.Module) -> nn.Module:
-    """A copy of a network in which what `separate_attention` split is one tensor again."""
+    """A copy of a network that reverts `separate_attention`."""
     whole = copy.deepcopy(network)
     for module in list(whole.modules()):
         for name in list(getattr(module, "parametrizations", ())):
@@ -115,7 +115,7 @@ def merged(network: nn.Module) -> nn.Module:
 
 
 def _num_parts(path: str, module: nn.Module, projection: nn.Module, name: str) -> int:
-    """How many blocks of rows a fused projection holds: 3 for queries, keys, values, 2 for keys and values."""
+    """The number of row blocks of a fused projection: 3 for queries, keys, values, 2 for keys and values."""
     rows = getattr(getattr(projection, "weight", None), "shape", (0,))[0]
     proj = getattr(getattr(module, "proj", None), "weight", None)
     width = rows // (3 if name == "qkv" else 2) if proj is None else proj.shape[1]
@@ -129,7 +129,7 @@ def _num_parts(path: str, module: nn.Module, projection: nn.Module, name: str) -
 
 
 def _split_rows(module: nn.Module, name: str, parts: int) -> None:
-    """Parametrize a tensor by its parts, unless there is none or it is done already."""
+    """Parametrize a tensor by its parts, unless it is missing or already parametrized."""
     if parametrize.is_parametrized(module, name) or getattr(module, name, None) is None:
         return
     parametrize.register_parametrization(module, name, Stacked(parts))
@@ -142,7 +142,7 @@ def _names(network: nn.Module) -> AttentionNames:
         before = sum(map(len, found))
         for role, name in _roles(module):
             found[role].append(prefix + name)
-        if sum(map(len, found)) > before:  # an attention module: what stands beside its projections is its own
+        if sum(map(len, found)) > before:  # an attention module: the parameters beside its projections belong to it
             for name, role in _SINGLE.items():
                 if module._parameters.get(name) is not None:
                     found[role].append(prefix + name)
@@ -159,7 +159,7 @@ def _names(network: nn.Module) -> AttentionNames:
 
 
 def _roles(module: nn.Module) -> Iterator[tuple[int, str]]:
-    """The projections that a module holds itself: role (0 query, 1 key, 2 value) and name of the parameter."""
+    """A module's direct projections: role (0 query, 1 key, 2 value) and parameter name."""
     fused: list[tuple[nn.Module, str, tuple[str, str]]] = []
     if isinstance(module, nn.MultiheadAttention):
         fused.append((module, "", ("in_proj_weight", "in_proj_bias")))
@@ -184,6 +184,6 @@ def _roles(module: nn.Module) -> Iterator[tuple[int, str]]:
 
 
 def _parameters_of(module: nn.Module, name: str) -> list[str]:
-    """Names of the parameters of a child, none where there is no such child."""
+    """Names of a child's parameters; empty if the child does not exist."""
     child = module._modules.get(name)
     return [] if child is None else [tensor for tensor, _ in child.named_parameters()]

@@ -1,4 +1,4 @@
-"""The mean of networks of several kinds: what has equal names and shapes is averaged, and always the classifiers."""
+"""The mean of networks of several kinds: tensors of equal name and shape, and always the classifiers."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ class Decoder:
     """The classifier of a kind of network: features (B, d) to logits (B, C).
 
     Args:
-        kind: Whose.
+        kind: The kind of network.
         model: The kind's network.
         name: The submodule (``algorithm.head``); None for the task's own.
         method: The method's name, for errors.
 
     Raises:
-        ConfigError: If no linear layer says how long the features are.
+        ConfigError: If no linear layer tells the length of the features.
     """
 
     def __init__(self, kind: str, model: Model, name: str | None, method: str) -> None:
@@ -33,7 +33,7 @@ class Decoder:
         own = {id(tensor): key for key, tensor in found.state_dict(keep_vars=True).items()}
         held = {**model.parameters, **{key: getattr(*place) for key, place in model.buffers.items()}}
         self.names = {key: own[id(tensor)] for key, tensor in held.items() if id(tensor) in own}
-        """The classifier's own name of a tensor, by the model's."""
+        """The classifier's names of its tensors, by the model's names."""
         layer = next((module for module in found.modules() if isinstance(module, nn.Linear)), None)
         if layer is None:
             raise ConfigError(
@@ -44,24 +44,24 @@ class Decoder:
         self.num_features = layer.in_features
 
     def tensors(self, held: Payload) -> dict[str, Tensor]:
-        """The classifier's tensors among a network's, by the network's names."""
+        """The classifier's tensors out of a network's, by the network's names."""
         return {name: held[name] for name in self.names if name in held}
 
     def logits(self, held: Mapping[str, Tensor], features: Tensor) -> Tensor:
-        """The logits (B, C) of features (B, d), with the classifier's tensors among those held."""
+        """The logits (B, C) of features (B, d), with the classifier's tensors out of a network's."""
         own = {self.names[name]: tensor for name, tensor in held.items() if name in self.names}
         found: Tensor = functional_call(self.module, own, (features,))
         return found
 
 
 class Slot(NamedTuple):
-    """What is averaged with what: tensors of one name and shape, whatever the kind of network.
+    """A set of tensors to average: tensors of one name and shape, over all kinds of network.
 
     Args:
-        name: The tensor's name; of a classifier its name within the classifier.
-        in_head: Whether it is a classifier's.
-        shape: Its shape.
-        dtype: Its type.
+        name: The tensor's name; for a classifier, its name within the classifier.
+        in_head: Whether the tensor belongs to a classifier.
+        shape: The tensor's shape.
+        dtype: The tensor's dtype.
     """
 
     name: str
@@ -85,16 +85,16 @@ def slots(models: Mapping[str, Model], decoders: Mapping[str, Decoder]) -> dict[
 class SlotMean(Reducer[dict[str, dict[str, Tensor]]]):
     r"""The weighted mean :math:`\sum_k w_k x_k / \sum_k w_k` in every slot, over the clients that hold one.
 
-    Sums run in float64 with unnormalised weights, as in `lit_fed.algorithm.WeightedMean`; where all clients have
-    the same network it gives the same bits. The result is by kind and by name; a slot to which nobody sent is missing.
+    Sums run in float64 with unnormalised weights, as in `lit_fed.algorithm.WeightedMean`, with the same bits if all
+    clients have the same network. The result is by kind and by name, without the slots that no client sent.
 
     Args:
         by_kind: `slots` of every kind.
         uniform: Weigh every client 1 instead of by ``update.weight``.
 
     Note:
-        Published forms of averaging networks of different width differ; here a tensor that is narrower is none of the
-        wider one's, so that networks meet in what has the same shape, and always in the classifier.
+        Published averages of networks of different width differ; here tensors of different width are not averaged:
+        networks share the tensors of equal shape, and always the classifier.
     """
 
     def __init__(self, by_kind: Mapping[str, Mapping[str, Slot]], uniform: bool = False) -> None:
@@ -104,11 +104,11 @@ class SlotMean(Reducer[dict[str, dict[str, Tensor]]]):
         self._totals: dict[Slot, float] = {}
 
     def add(self, update: ClientUpdate) -> None:
-        """Add ``weight * tensor`` for every tensor of the network; other tensors of the payload are left out."""
+        """Add ``weight * tensor`` for every tensor of the network; ignore the payload's other tensors."""
         self.add_weighed(update, 1.0 if self.uniform else float(update.weight))
 
     def add_weighed(self, update: ClientUpdate, weight: float) -> None:
-        """The same with a weight that is given."""
+        """Add the update with the given weight."""
         for name, slot in self.by_kind[update.kind].items():
             if name in update.payload:
                 tensor = update.payload[name].detach()
@@ -125,7 +125,7 @@ class SlotMean(Reducer[dict[str, dict[str, Tensor]]]):
         return self.means() or None
 
     def means(self) -> dict[str, dict[str, Tensor]]:
-        """The means of what was added here, by kind."""
+        """This process's means, by kind."""
         found = {slot: self._mean(slot) for slot, total in self._totals.items() if total > 0}
         by_kind = {
             kind: {name: found[slot] for name, slot in own.items() if slot in found}

@@ -1,4 +1,4 @@
-"""What the data-free methods share: networks of several kinds with one feature size, and a generator on the server."""
+"""The base of the data-free methods: networks of several kinds with one feature size, and a generator on the server."""
 
 from __future__ import annotations
 
@@ -42,31 +42,31 @@ COUNTS = "labels/counts"
 """In a client's answer: its training samples by class (C,)."""
 
 _SHOWN = 8  # samples of a class in a picture
-_MOST_WATCHED = 20  # classes whose variance is looked at in a round
+_MOST_WATCHED = 20  # classes whose variance is measured in a round
 
 
 class DataFree(Algorithm[AggregateT]):
-    """Clients send their networks and label counts; a generator on the server makes samples of no client's data.
+    """Clients send their networks and label counts; a generator on the server makes samples without data.
 
-    Every kind of network has a global model, `lit_fed.methods.data_free.averaging.SlotMean` of the clients'. Encoders
-    may differ; every classifier (``algorithm.head``) reads features of one size.
+    Every kind of network has a global model, the `lit_fed.methods.data_free.averaging.SlotMean` of its clients.
+    Encoders may differ; every classifier (``algorithm.head``) reads features of one size.
 
     Args:
         noise_size: Length of the generator's noise.
-        generator_steps: Steps of the generator a round; 0 for no generator.
-        generator_batch_size: Samples of a step, at least 2.
-        generator_optimizer: Made anew each round.
+        generator_steps: Steps of the generator in a round; 0 for no generator.
+        generator_batch_size: Samples in a step, at least 2.
+        generator_optimizer: The generator's optimizer, fresh each round.
         diversity: Weight of `lit_fed.losses.diversity`.
         label_prior: The generator's distribution of labels, one weight a class; null for the label counts of the
             round's clients.
-        weighting: Of the mean networks: by ``samples``, or ``uniform``.
+        weighting: Weights of the mean networks: ``samples`` or ``uniform``.
         collapse_below: Warn, once, where `lit_fed.methods.data_free.health.class_variances` has less for some class.
         explosion_above: Warn, once, where the generator's mean cross-entropy of a round is more, in nats.
         kwargs: The settings of every method: `lit_fed.algorithm.Algorithm`.
 
     Raises:
-        ConfigError: For settings that cannot be; and when the parts are put together, for kinds with features of
-            different length, or a prior that asks for a class which no client has.
+        ConfigError: For a setting out of range; in `setup`, for kinds with features of different length, or a prior
+            with weight on a class that no client has.
     """
 
     nonnegative = frozenset({COUNTS})
@@ -108,7 +108,7 @@ class DataFree(Algorithm[AggregateT]):
     # ------------------------------------------------------------------ the whole
 
     def setup(self, models: Mapping[str, Model], population: Population) -> Server:
-        """Take each kind's weights as its first global model, and make the generator."""
+        """Start with each kind's weights as its global model, and build the generator."""
         self.population, self.models, self.num_classes = population, models, population.num_classes
         name = type(self).__name__
         self.decoders = {kind: Decoder(kind, model, self.head, name) for kind, model in models.items()}
@@ -161,7 +161,7 @@ class DataFree(Algorithm[AggregateT]):
                 "classes; give one for each"
             )
         if not self.population.data.counts_everybody:
-            return  # a node has some clients only; the server checks
+            return  # a node has some of the clients; the server checks
         have = self.population.data.class_histogram().sum(0)
         absent = [label for label, weight in enumerate(self.label_prior) if weight and not have[label]]
         if absent:
@@ -199,14 +199,14 @@ class DataFree(Algorithm[AggregateT]):
                 server["models"][kind][name].copy_(tensor)
 
     def prior(self, counted: Tensor, counts: Tensor) -> Tensor | None:
-        """The labels' distribution (C,) for a round: the one that is set, over the classes that are there.
+        """The labels' distribution (C,) for a round: `label_prior` if it is set, over the round's classes.
 
         Args:
             counted: The distribution by counts (C,).
             counts: Samples by client and class (M, C).
 
         Returns:
-            None where none of the classes that are asked for is there.
+            None if the round has no class with a positive weight.
         """
         if self.label_prior is None:
             return counted
@@ -214,11 +214,11 @@ class DataFree(Algorithm[AggregateT]):
         return asked / asked.sum() if asked.sum() > 0 else None
 
     def report(self, server: Server, found: Mapping[str, float], round_idx: int) -> dict[str, float]:
-        """A round of the generator as metrics, with a warning where it collapsed or its loss exploded.
+        """The generator's metrics of a round; warn if it collapsed or its loss exploded.
 
         Args:
-            server: The server's state, with the generator that was just learnt.
-            found: The mean of each term over the round, one of them the ``cross_entropy``.
+            server: The server's state, with the round's generator.
+            found: The mean of each term over the round, including ``cross_entropy``.
             round_idx: The round, counted from 0.
         """
         warn_of_explosion(server, round_idx, found["cross_entropy"], self.explosion_above)
@@ -234,7 +234,7 @@ class DataFree(Algorithm[AggregateT]):
 
     @torch.no_grad()
     def samples_of(self, server: Server, classes: Sequence[int], count: int = _SHOWN) -> Tensor:
-        """What the generator makes of each class, (classes, count, …), from the same noise every time."""
+        """Pseudo-samples of each class, (classes, count, …), always from the same noise."""
         labels = torch.tensor(classes, device=self.pseudo.device).repeat_interleave(count)
         noise, _ = next(self.pseudo.batches(server["prior"], 1, len(labels), (self.population.seed, "figures")))
         made = self.pseudo.make(server["generator"], noise, labels)
@@ -242,20 +242,20 @@ class DataFree(Algorithm[AggregateT]):
 
     @property
     def server_loop(self) -> ServerLoop:
-        """What trains on the server."""
+        """The training loop of the server."""
         assert self.population.server_loop is not None, "it is only in forecasts that nothing is run"
         found: ServerLoop = self.population.server_loop
         return found
 
     def figures(self, server: Server) -> dict[str, Figure]:
-        """What the generator makes of each class, from the same noise every time: images, or the mean features."""
+        """Pseudo-samples of each class, always from the same noise: images, or the mean features."""
         if not server["learnt"]:
             return {}
         made = self.samples_of(server, range(self.num_classes)).float().cpu()
         return {"generated": generated_picture(made.numpy())}
 
     def head_logits(self, kind: str, held: Payload, features: Tensor) -> Tensor:
-        """The logits of a kind's classifier, in evaluation mode, with tensors that are given."""
+        """The logits of a kind's classifier with given tensors, in evaluation mode."""
         with self.models[kind].evaluating():
             return self.decoders[kind].logits(held, features)
 

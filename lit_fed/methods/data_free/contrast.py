@@ -9,7 +9,7 @@ from torch import Tensor
 from lit_fed.algorithm import Client, Outputs, Payload, Tensors, Terms, add_prefix, split_prefix
 from lit_fed.losses import model_contrast
 
-PREVIOUS = "previous."  # in a client's state: its network as it last left it
+PREVIOUS = "previous."  # in a client's state: its network after its last round
 
 
 class TwoWayContrast:
@@ -18,7 +18,7 @@ class TwoWayContrast:
     - ``encoder``: the features z of a batch are drawn to the global network's, away from the client's previous one's;
     - ``decoder``: its outputs f are drawn to the previous network's, away from the global one's.
 
-    Both networks see the batch in evaluation mode. Where all three agree each term is ln 2.
+    Both networks see the batch in evaluation mode. Each term is ln 2 if all three networks agree.
 
     Args:
         encoder_weight: Weight of the first; 0 leaves it out.
@@ -32,7 +32,7 @@ class TwoWayContrast:
         self.temperature = temperature
 
     def terms(self, client: Client, batch: Any) -> Terms:
-        """Both terms with their weights; none where the client has no history or received nothing."""
+        """Both terms with their weights; empty if the client has no history or received nothing."""
         previous = split_prefix(PREVIOUS, client.state)[0]
         if not previous or not client.begun:
             return {}
@@ -47,7 +47,7 @@ class TwoWayContrast:
 
 
 def _halves(outputs: Outputs) -> tuple[Tensor, Tensor]:
-    """What the encoder gives (B, d), and the classifier (B, C)."""
+    """The encoder's output (B, d) and the classifier's (B, C)."""
     assert outputs.features is not None, "declared in `needs`, so they are there"
     assert outputs.logits is not None, "declared in `needs`, so they are there"
     return outputs.features, outputs.logits

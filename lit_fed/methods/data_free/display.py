@@ -1,4 +1,4 @@
-"""Pictures of what a generator makes."""
+"""Pictures of a generator's samples."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def generated_picture(samples: NDArray[np.float32]) -> Figure:
 
 
 def latents_picture(means: NDArray[np.float32]) -> Figure:
-    """What the generated features of each class are like.
+    """The mean generated features of each class.
 
     Args:
         means: The mean features by class (C, d).
@@ -64,12 +64,12 @@ def samples_picture(samples: NDArray[np.float32]) -> Figure:
 
 
 def map_picture(places: NDArray[np.float32], classes: NDArray[np.int64], num_real: int) -> Figure:
-    """Where samples lie in a plane: real ones as dots, pseudo-samples as crosses, a colour a class.
+    """A scatter plot of samples: real samples as dots, pseudo-samples as crosses, one colour per class.
 
     Args:
         places: Coordinates (n, 2), real samples first.
         classes: (n,).
-        num_real: How many are real.
+        num_real: The number of real samples.
     """
     figure, axes = new_figure()
     for part, marker, name in ((slice(num_real), "o", "real"), (slice(num_real, None), "x", "pseudo")):

@@ -39,7 +39,7 @@ PRIOR = "labels/prior"  # in the broadcast: the distribution of labels (C,)
 
 
 class Arrived(NamedTuple):
-    """What the server makes of a cohort.
+    """A cohort's aggregate.
 
     Args:
         means: The mean networks by kind.
@@ -71,21 +71,21 @@ class FedGen(DataFree[Arrived]):
 
     Args:
         alpha: α.
-        beta: β; where both are 0 nothing but the networks is sent down, and it is FedAvg.
+        beta: β; α = β = 0 is FedAvg, and only the networks are sent down.
         decay: γ.
         noise_size: Length of ε.
         hidden: Units of the generator's hidden layer.
-        generator_steps: Steps of the generator a round.
-        generator_batch_size: Samples of such a step.
-        generator_optimizer: Made anew each round.
+        generator_steps: Steps of the generator in a round.
+        generator_batch_size: Samples in such a step.
+        generator_optimizer: The generator's optimizer, fresh each round.
         diversity: η.
         label_prior: :math:`\hat p`, one weight a class; null for the label counts of the round's clients.
-        weighting: Of the mean networks: by ``samples``, or ``uniform``.
-        kwargs: When to warn, ``collapse_below`` and ``explosion_above`` of `lit_fed.methods.data_free.base.DataFree`,
+        weighting: Weights of the mean networks: ``samples`` or ``uniform``.
+        kwargs: ``collapse_below`` and ``explosion_above`` of `lit_fed.methods.data_free.base.DataFree`,
             and the settings of every method: `lit_fed.algorithm.Algorithm`.
 
     Raises:
-        ConfigError: For settings that cannot be, see `lit_fed.methods.data_free.base.DataFree`.
+        ConfigError: For a setting out of range, see `lit_fed.methods.data_free.base.DataFree`.
 
     Note:
         Published are :math:`\alpha = 10` with :math:`\beta = 10` (MNIST) or 1 (EMNIST), decayed by .98 a round, beside
@@ -94,11 +94,11 @@ class FedGen(DataFree[Arrived]):
         configurations, α = β = 10 stay at chance on the digits (three widths, 20 rounds), and at .01 they learn best.
         Our defaults are 1. The diversity has no largest value, so features grow for as long as the generator's
         optimizer lets them: with the published one, Adam at .0003 with weight decay .01 and η = 1, they stay; at .001
-        without decay they grew until training diverged. With either, samples of one class come to be alike.
+        without decay they grew until training diverged. With either, samples of one class become alike.
 
-        Until the generator has first learnt, clients minimise ℓ alone. The KL's target has no gradient. Classes that no
-        client of the round has are not drawn. A round's generator is learnt from this round's classifiers; what it
-        learnt before stays in its weights, its optimizer starts anew. A classifier with batch norm or dropout is in
+        Before the generator's first training, clients minimise ℓ alone. The KL's target has no gradient. Classes that
+        no client of the round has are not drawn. The generator keeps its weights between rounds and learns from the
+        current round's classifiers, with a fresh optimizer. A classifier with batch norm or dropout is in
         evaluation mode on the server.
     """
 
@@ -139,7 +139,7 @@ class FedGen(DataFree[Arrived]):
     # ------------------------------------------------------------------ client
 
     def objective(self, client: Client, batch: Any) -> Terms:
-        """The task's loss and, where a generator was received, what it says about labels and about this batch."""
+        """The task's loss and, if a generator was received, its two terms."""
         terms = super().objective(client, batch)
         generator, rest = split_prefix(GENERATOR, client.received)
         if not generator or client.stage != "train" or client.run(batch).loss is None:
@@ -169,7 +169,7 @@ class FedGen(DataFree[Arrived]):
         return {**sent, **self._lesson(server)}
 
     def forecast(self, server: Server, round_idx: int, kind: str) -> Payload:
-        """A broadcast as it is once the generator has learnt."""
+        """A broadcast after the generator's first training."""
         return {**self.broadcast(server, round_idx, kind), **self._lesson(server)}
 
     def _lesson(self, server: Server) -> Payload:
@@ -182,7 +182,7 @@ class FedGen(DataFree[Arrived]):
         return _Arrivals(self.means(), {kind: decoder.names for kind, decoder in self.decoders.items()})
 
     def step(self, server: Server, aggregate: Arrived, cohort: Cohort) -> dict[str, float]:
-        """Average, then teach the generator."""
+        """Average the networks, then train the generator."""
         self.take(server, aggregate.means)
         counts = counts_of(aggregate.answers)
         alike = torch.ones(len(counts), device=counts.device)
@@ -211,7 +211,7 @@ class FedGen(DataFree[Arrived]):
 
 
 class _Arrivals(Reducer[Arrived]):
-    """The mean of the networks, and what is needed of each client by itself."""
+    """The reducer of the mean networks, and of each client's classifier and label counts."""
 
     def __init__(self, means: SlotMean, kept: Mapping[str, Mapping[str, str]]) -> None:
         self._means, self._answers, self._kept = means, Gather(), kept
@@ -223,6 +223,6 @@ class _Arrivals(Reducer[Arrived]):
         self._answers.add(update.with_payload({**kept, COUNTS: update.payload[COUNTS]}))
 
     def result(self, workers: Workers) -> Arrived | None:
-        """Both, over all processes."""
+        """The aggregate over all processes."""
         means, answers = self._means.result(workers), self._answers.result(workers)
         return None if means is None or answers is None else Arrived(means, answers)

@@ -18,10 +18,10 @@ Draw = tuple[Tensor, Tensor]
 
 
 class PseudoSamples:
-    """Makes samples with a generator whose weights are elsewhere.
+    """Makes samples with a generator and given weights.
 
     Args:
-        network: The generator, on its device; its own weights do not matter.
+        network: The generator, on its device; its own weights are ignored.
     """
 
     def __init__(self, network: Generator) -> None:
@@ -29,17 +29,17 @@ class PseudoSamples:
 
     @property
     def device(self) -> torch.device:
-        """Where the generator is."""
+        """The generator's device."""
         return next(self.network.parameters()).device
 
     def batches(self, prior: Tensor, count: int, size: int, seed: tuple[Any, ...]) -> Iterator[Draw]:
-        """So many batches of noise and labels, drawn on the CPU: the same on every device and process.
+        """Batches of noise and labels, drawn on the CPU: the same on every device and process.
 
         Args:
             prior: Weights of the classes (C,).
-            count: How many batches.
-            size: Samples of a batch.
-            seed: What they are a function of.
+            count: Number of batches.
+            size: Samples in a batch.
+            seed: Seed and purpose of the random numbers.
         """
         random, weights = torch_generator(*seed), prior.double().cpu()
         for _ in range(count):
@@ -48,7 +48,7 @@ class PseudoSamples:
             yield noise.to(self.device), labels.to(self.device)
 
     def noise_like(self, labels: Tensor, tensors: Payload) -> Tensor:
-        """Noise for labels, from the device's own generator, in the type of the weights."""
+        """Noise for labels, from the device's generator, in the weights' dtype."""
         dtype = next(iter(tensors.values())).dtype
         return torch.rand(len(labels), self.network.noise_size, device=labels.device, dtype=dtype)
 

@@ -1,4 +1,4 @@
-"""Whether a generator still makes different samples, and whether its loss is still of this world."""
+"""Warnings about a generator whose samples collapse or whose loss explodes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from lit_fed.algorithm import Server
 
 WARNED = "warned"
-"""In the server's state: the names of the warnings that were given, so that a run, resumed or not, gives each once."""
+"""Key of the server's state: names of the given warnings, so that a run, resumed or not, gives each warning once."""
 
 
 class GeneratorCollapse(UserWarning):
@@ -31,7 +31,7 @@ def class_variances(samples: Tensor) -> Tensor:
         samples: By class and number, (C, n, …), n at least 2.
 
     Returns:
-        (C,): 0 where all samples of a class are the same; of independent values with mean 0, (n − 1)/n.
+        (C,): 0 if all samples of a class are equal; (n − 1)/n for independent values with mean 0.
     """
     flat = samples.flatten(2).double()
     within = flat.var(dim=1, correction=0).mean(1)
@@ -39,14 +39,14 @@ def class_variances(samples: Tensor) -> Tensor:
 
 
 def warn_of_collapse(server: Server, round_idx: int, classes: Sequence[int], variances: Tensor, below: float) -> None:
-    """Warn, once a run, where the samples of some class hardly differ.
+    """Warn, once per run, if the samples of a class hardly differ.
 
     Args:
         server: The server's state.
         round_idx: The round, counted from 0.
-        classes: Whose variances these are.
+        classes: The classes of the variances.
         variances: `class_variances` (C,).
-        below: What is too little.
+        below: Threshold of the warning.
     """
     least = int(variances.argmin())
     if not float(variances[least]) >= below:
@@ -60,13 +60,13 @@ def warn_of_collapse(server: Server, round_idx: int, classes: Sequence[int], var
 
 
 def warn_of_explosion(server: Server, round_idx: int, cross_entropy: float, above: float) -> None:
-    """Warn, once a run, where clients' classifiers are absurdly sure that samples are of other classes.
+    """Warn, once per run, if the clients' classifiers reject the samples' classes with near certainty.
 
     Args:
         server: The server's state.
         round_idx: The round, counted from 0.
         cross_entropy: The generator's mean cross-entropy of the round, in nats.
-        above: What is too much.
+        above: Threshold of the warning.
     """
     if not cross_entropy <= above:
         _once(

@@ -50,7 +50,7 @@ from lit_fed.methods.data_free.weighting import (
 from lit_fed.methods.server import positive
 from lit_fed.networks.generators import Generator, ImageGenerator, LatentGenerator
 
-FIRST = "first"  # in a client's answer: whether it had no history
+FIRST = "first"  # in a client's payload: whether the client has no history
 SAMPLES, TARGETS, GATES = "pseudo/samples", "pseudo/targets", "pseudo/gates"  # in the broadcast
 
 
@@ -59,14 +59,14 @@ def _adam_of_dcgan(parameters: Iterable[Any]) -> torch.optim.Optimizer:
 
 
 class HFedCKD(DataFree[list[ClientUpdate]]):
-    r"""Distils clients with networks of several kinds by pseudo-samples, and holds local training by two contrasts.
+    r"""Distils clients with networks of several kinds by pseudo-samples, and regularises training by two contrasts.
 
     A round of the server, with the cohort S and clients' networks :math:`f_i`:
 
     1. weights :math:`w_i \propto \max(\pi_i, 1/T)^{-a} (1 + b\,\delta_i)`, with :math:`\pi_i` the probability of taking
        part and :math:`\delta_i` the divergence of i's predictions on pseudo-samples from the cohort's
        (`lit_fed.methods.data_free.weighting.inverse_probability_weights`);
-    2. each kind's global network becomes the w-weighted mean of what has its name and shape;
+    2. each kind's global network becomes the w-weighted mean of the tensors of equal name and shape;
     3. the generator G learns, with labels :math:`y \sim \hat p(y) \propto \sum_i w_i c_{iy}` and
        :math:`\omega_{iy} \propto w_i c_{iy}`, from :math:`\sum_i \omega_{iy}\,\mathrm{CE}(f_i(G), y)`, η times
        `lit_fed.losses.diversity` and, with images, `lit_fed.losses.disagreement` with the global network;
@@ -75,50 +75,51 @@ class HFedCKD(DataFree[list[ClientUpdate]]):
        the confidence :math:`u = \max p`.
 
     A client minimises :math:`\ell + \kappa\,g(u)\,\mathrm{CE}(p, f)` on pseudo-samples that it received, and the two
-    terms of `lit_fed.methods.data_free.contrast.TwoWayContrast`; these need its previous network, so that they are left
-    out where it takes part for the first time. Logs ``server/ipwd_effective_size``, ``server/ipwd_entropy``,
-    ``server/ipwd_largest``, ``server/divergence``, ``server/first_participations``, ``server/history_bytes`` (what a
-    client keeps for the contrasts, in the mean), ``server/clients_seen`` (who has taken part so far), ``server/gate``,
+    terms of `lit_fed.methods.data_free.contrast.TwoWayContrast`; these need its previous network and are left
+    out in its first round. Logs ``server/ipwd_effective_size``, ``server/ipwd_entropy``,
+    ``server/ipwd_largest``, ``server/divergence``, ``server/first_participations``, ``server/history_bytes`` (mean size
+    of a client's history), ``server/clients_seen`` (number of clients that have taken part), ``server/gate``,
     ``server/generator_…``, ``server/label_entropy``, ``server/distillation``.
 
     Args:
-        generator: Of ``images``, for whole networks, or of ``features``, for classifiers alone, which is cheaper and
-            works with any data.
-        ipwd: Whether 1 and the gate are used; without, clients weigh by `weighting` alone and all samples 1.
+        generator: Output of the generator: ``images``, for whole networks, or ``features``, for classifiers alone,
+            which is cheaper and works with any data.
+        ipwd: Use step 1 and the gate; if false, clients weigh by `weighting` alone and all samples weigh 1.
         inclusion: :math:`\pi_i` as the participation knows it (``probability``), or the share of past rounds in which
             the client's update arrived (``frequency``).
         exponent: a.
         divergence_weight: b.
         gate_slope: λ.
         gate_threshold: θ.
-        contrast: Whether the two contrasts are used.
-        encoder_weight: Of the encoders' contrast.
-        decoder_weight: Of the classifiers' contrast.
-        temperature: τ of both.
+        contrast: Use the two contrasts.
+        encoder_weight: Weight of the encoders' contrast.
+        decoder_weight: Weight of the classifiers' contrast.
+        temperature: τ of both contrasts.
         distillation_weight: κ.
-        pseudo_size: Pseudo-samples that clients receive, as many as a client uses for a batch of its own at most.
-        distillation_steps: Steps of the global network a round, each on `generator_batch_size` pseudo-samples.
-        distillation_optimizer: Made anew each round.
+        pseudo_size: Pseudo-samples that clients receive; the largest number that a client uses for a batch.
+        distillation_steps: Steps of the global network in a round, each on `generator_batch_size` pseudo-samples.
+        distillation_optimizer: The optimizer of these steps, fresh each round.
         disagreement_weight: Weight of the generator's last term.
         noise_size: Length of the generator's noise.
-        width: Of the generator: channels with images, units of the hidden layer with features.
-        generator_steps: Steps of the generator a round; 0 for none, and then nothing is distilled.
-        generator_batch_size: Samples of such a step.
-        generator_optimizer: Made anew each round; none given means Adam with DCGAN's betas, (.5, .999), at .001.
+        width: Width of the generator: channels for images, units of the hidden layer for features.
+        generator_steps: Steps of the generator in a round; 0 also turns distillation off.
+        generator_batch_size: Samples in such a step.
+        generator_optimizer: The generator's optimizer, fresh each round; null for Adam with DCGAN's betas, (.5, .999),
+            at .001.
         diversity: η.
         label_prior: :math:`\hat p`, one weight a class; null for the label counts.
-        weighting: What a client weighs besides: ``uniform``, or its ``samples``.
-        kwargs: When to warn, ``collapse_below`` and ``explosion_above`` of `lit_fed.methods.data_free.base.DataFree`,
+        weighting: A further factor of a client's weight: ``uniform``, or its ``samples``.
+        kwargs: ``collapse_below`` and ``explosion_above`` of `lit_fed.methods.data_free.base.DataFree`,
             and the settings of every method: `lit_fed.algorithm.Algorithm`.
 
     Raises:
-        ConfigError: For settings that cannot be, see `lit_fed.methods.data_free.base.DataFree`; for images of data that
-            are none.
+        ConfigError: For a setting out of range, see `lit_fed.methods.data_free.base.DataFree`; for ``images`` of data
+            that are not images.
 
     Note:
-        The paper's Equation 8, coefficients and generators are not in what we have. Ours are: the form of 1, with its
-        derivation from Horvitz and Thompson's estimator; that the gate sees the ensemble's confidence; MOON's form of
-        the contrasts, with which networks are near and far; the image generator, like DENSE's without its term on
+        The paper's Equation 8, coefficients and generators are not available to us. Ours are: the form of step 1, with
+        its derivation from Horvitz and Thompson's estimator; that the gate sees the ensemble's confidence; MOON's form
+        of the contrasts, with which networks are near and far; the image generator, like DENSE's without its term on
         batch-norm statistics; that everything travels, so that a client's own network is its history. T is the rounds
         so far. With ``ipwd: false``, ``contrast: false`` and ``generator_steps: 0`` it is FedAvg.
     """
@@ -185,7 +186,7 @@ class HFedCKD(DataFree[list[ClientUpdate]]):
         self.needs |= {"probability"} if ipwd and inclusion == "probability" else set()
 
     def setup(self, models: Mapping[str, Model], population: Population) -> Server:
-        """Start without pseudo-samples; nobody has taken part."""
+        """Start without pseudo-samples and without past participants."""
         server = super().setup(models, population)
         participations = torch.zeros(population.num_clients, dtype=torch.int64)
         return {**server, "pseudo": {}, "participations": participations}
@@ -194,7 +195,7 @@ class HFedCKD(DataFree[list[ClientUpdate]]):
         """A generator of images or features.
 
         Raises:
-            ConfigError: For images of data that are none.
+            ConfigError: For images, if the data are not images.
         """
         if self.generator == "features":
             features = next(iter(self.decoders.values())).num_features
@@ -209,7 +210,7 @@ class HFedCKD(DataFree[list[ClientUpdate]]):
     # ------------------------------------------------------------------ client
 
     def objective(self, client: Client, batch: Any) -> Terms:
-        """The task's loss, what pseudo-samples say, and the two contrasts."""
+        """The task's loss, the loss on pseudo-samples, and the two contrasts."""
         terms = super().objective(client, batch)
         if client.stage != "train" or client.run(batch).loss is None:
             return terms
@@ -225,7 +226,7 @@ class HFedCKD(DataFree[list[ClientUpdate]]):
         return {**terms, **(self.contrast.terms(client, batch) if self.contrast is not None else {})}
 
     def finish(self, client: Client) -> Update:
-        """Network and label counts; with the contrasts also whether there was a history, and the next one is kept."""
+        """The network and label counts; with the contrasts, also whether a history exists. Keeps the new history."""
         update = super().finish(client)
         if self.contrast is None:
             return update
@@ -240,7 +241,7 @@ class HFedCKD(DataFree[list[ClientUpdate]]):
         return {**sent, **server["pseudo"]} if stage == "train" and self.distillation_weight else sent
 
     def forecast(self, server: Server, round_idx: int, kind: str) -> Payload:
-        """A broadcast as it is once the generator has learnt."""
+        """A broadcast after the generator's first training."""
         sent = self.broadcast(server, round_idx, kind)
         if not (self.generator_steps and self.distillation_weight):
             return sent
@@ -251,11 +252,11 @@ class HFedCKD(DataFree[list[ClientUpdate]]):
                 GATES: torch.empty(count)}  # fmt: skip
 
     def reducer(self, server: Server) -> Reducer[list[ClientUpdate]]:
-        """Every update as it is: what a client weighs depends on all of them."""
+        """Gather all updates: a client's weight depends on all clients."""
         return Gather()
 
     def step(self, server: Server, aggregate: list[ClientUpdate], cohort: Cohort) -> dict[str, float]:
-        """Weigh, average, teach the generator, distil."""
+        """Weigh, average, train the generator, distil."""
         server["participations"][list(set(cohort.delivered))] += 1
         counts = counts_of(aggregate)
         metrics: dict[str, float] = {}
@@ -284,7 +285,7 @@ class HFedCKD(DataFree[list[ClientUpdate]]):
     def _inverse_probabilities(
         self, server: Server, updates: Sequence[ClientUpdate], cohort: Cohort
     ) -> tuple[Tensor, dict[str, float]]:
-        """What the clients weigh, and how much their weights differ."""
+        """The clients' weights, and metrics of their spread."""
         rounds, device = cohort.round_idx + 1, self.pseudo.device
         if self.inclusion == "probability":
             probabilities = torch.tensor([update.probability for update in updates], dtype=torch.float64)
@@ -307,7 +308,7 @@ class HFedCKD(DataFree[list[ClientUpdate]]):
 
     @torch.no_grad()
     def _ensemble(self, server: Server, updates: Sequence[ClientUpdate], cohort: Cohort) -> Tensor:
-        """The clients' logits (M, B, C) on samples of the generator as the round began."""
+        """The clients' logits (M, B, C) on samples of the generator from the round's start."""
         seed = self.population.seed, "hfedckd", cohort.round_idx, "divergence"
         draw = next(self.pseudo.batches(server["prior"], 1, self.pseudo_size, seed))
         return self._answers(updates, self.pseudo.make(server["generator"], *draw))
@@ -383,7 +384,7 @@ class HFedCKD(DataFree[list[ClientUpdate]]):
     def _distil_into(
         self, server: Server, kind: str, lessons: Sequence[tuple[Tensor, Tensor, Tensor]], seed: tuple[Any, ...]
     ) -> float:
-        """Let a kind's global network learn, or its classifier alone; returns the mean loss."""
+        """Train a kind's global network, or its classifier alone, and return the mean loss."""
 
         def loss(task: Objective, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
             samples, targets, gates = batch

@@ -1,4 +1,4 @@
-"""How far pseudo-samples are from the real classes: for show, since nothing learns from it."""
+"""Measures of how far pseudo-samples are from the real classes; nothing learns from them."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _NEIGHBOURS = 30.0  # t-SNE's perplexity
 
 
 class PseudoTest(Protocol):
-    """What the generator makes against the shared test set, through the global model's encoder, for every kind.
+    """Compares pseudo-samples with the shared test set, through the global model's encoder, for every kind.
 
     - ``pseudo/divergence``: the mean of `class_divergences` over classes;
-    - ``pseudo/acc``: how many pseudo-samples the global model takes for the class they were made for.
+    - ``pseudo/acc``: share of the pseudo-samples that the global model assigns to their intended class.
 
-    With kinds of networks ``pseudo_<kind>/…``. Nothing before the generator has learnt.
+    With several kinds, ``pseudo_<kind>/…``. Empty before the generator's first training.
 
     Args:
-        samples_per_class: Pseudo-samples of each class, at least 2.
+        samples_per_class: Pseudo-samples per class, at least 2.
 
     Raises:
-        ConfigError: For fewer samples, and before training for a method without a generator.
+        ConfigError: For fewer samples; before training, for a method without a generator.
 
     Note:
-        The server of a real federation has no such test set: this is to see whether a generator works, as HFedCKD's
-        paper leaves open. The measure is ours.
+        The server of a real federation has no such test set: the protocol shows whether a generator works, which
+        HFedCKD's paper leaves open. The measure is ours.
     """
 
     name = "pseudo"
@@ -53,7 +53,7 @@ class PseudoTest(Protocol):
         _method(federation, "protocol PseudoTest")
 
     def run(self, federation: Federation, round_idx: int, subset: EvalSubset) -> Evaluation:
-        """Compare; every process does the same."""
+        """Compare, identically on every process."""
         method, found = _method(federation, "protocol PseudoTest"), Evaluation()
         if not federation.server["learnt"]:
             found.absent[self.name] = "the generator has not learnt yet"
@@ -70,16 +70,16 @@ class PseudoTest(Protocol):
 
 
 class PseudoMap(Callback):
-    """Draws ``pseudo_map.png`` into the run's folder at its end: a t-SNE of real and pseudo-samples' features.
+    """Draws ``pseudo_map.png`` into the run's folder at the end: a t-SNE of real and pseudo-samples' features.
 
-    They are those of the first kind's global model, of the shared test set and of as many pseudo-samples, ten classes
-    at most.
+    The features are those of the first kind's global model, for the shared test set and the same number of
+    pseudo-samples, at most ten classes.
 
     Args:
-        samples_per_class: Of either sort, at most.
+        samples_per_class: Largest number of samples per class, real and pseudo each.
 
     Raises:
-        ConfigError: For fewer than 2 samples, and before training for a method without a generator.
+        ConfigError: For fewer than 2 samples; before training, for a method without a generator.
     """
 
     def __init__(self, samples_per_class: int = 30) -> None:
@@ -117,7 +117,7 @@ class PseudoMap(Callback):
 
 
 def class_divergences(made: Tensor, wanted: Tensor, real: Tensor, labels: Tensor, num_classes: int) -> Tensor:
-    r"""How far pseudo-samples are from the real ones of their class, in units of the real samples' variance.
+    r"""Distance of pseudo-samples to the real samples of their class, in units of the real samples' variance.
 
     .. math:: D_y = \frac{\|m_y - \mu_y\|^2 + \|s_y - \sigma_y\|^2}{\sum_d \mathrm{Var}(z_d)}
 
@@ -132,8 +132,8 @@ def class_divergences(made: Tensor, wanted: Tensor, real: Tensor, labels: Tensor
         num_classes: C.
 
     Returns:
-        One value for each class that has samples of either sort: 0 where both are distributed alike, and the mean over
-        classes is near 1 where pseudo-samples are anywhere else among the real ones.
+        One value for each class with both real and pseudo-samples: 0 for equal distributions. The mean over classes is
+        near 1 if pseudo-samples spread over all real samples.
     """
     made, real = made.double(), real.double()
     scale = real.var(dim=0, correction=0).sum().clamp_min(torch.finfo(real.dtype).tiny)
@@ -170,7 +170,7 @@ def _made(
 
 
 def _encode(method: DataFree[Any], kind: str, state: Payload, x: Tensor) -> tuple[Tensor, Tensor]:
-    """What the encoder gives, and the logits."""
+    """The encoder's output, and the logits."""
     seen: list[Tensor] = []
     handle = method.decoders[kind].module.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
     try:
@@ -184,7 +184,7 @@ def _method(federation: Federation, who: str) -> DataFree[Any]:
     """The method with the generator.
 
     Raises:
-        ConfigError: If it has none.
+        ConfigError: If the method has no generator.
     """
     method = federation.algorithm
     if not isinstance(method, DataFree):

@@ -1,4 +1,4 @@
-"""What a client, a class and a pseudo-sample weigh: pure functions of counts, probabilities and predictions."""
+"""Weights of clients, classes and pseudo-samples: pure functions of counts, probabilities and predictions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def inverse_probability_weights(
     Args:
         probabilities: π (M,), the probability or frequency with which a client takes part.
         divergences: δ (M,), at least 0.
-        rounds: T, the rounds so far, this one too; no client weighs more than :math:`T^a`.
+        rounds: T, the rounds so far, including the current one; no client weighs more than :math:`T^a`.
         exponent: a.
         divergence_weight: b.
 
@@ -22,7 +22,7 @@ def inverse_probability_weights(
         (M,), float64.
 
     Note:
-        Equation 8 of HFedCKD is not in what we have, and this is our form. Its kernel is that of Horvitz and Thompson
+        Equation 8 of HFedCKD is not available to us; this is our form. Its kernel is that of Horvitz and Thompson
         ("A Generalization of Sampling Without Replacement From a Finite Universe", 1952): with :math:`1_i` for "client
         i is in the cohort S", :math:`E[1_i] = \pi_i`, so that for any numbers :math:`f_i` of a population of N
 
@@ -30,27 +30,27 @@ def inverse_probability_weights(
                   = \frac{1}{N} \sum_{i=1}^N \frac{E[1_i]}{\pi_i} f_i = \frac{1}{N} \sum_{i=1}^N f_i
 
         whatever the design, as long as every :math:`\pi_i > 0`. That is a = 1, b = 0, before clipping and normalising;
-        after normalising it is Hájek's ratio estimator, which is biased by the order of 1/M and varies less. b > 0 is
-        no part of the estimator: it lets a client that disagrees with the rest count for more. In the limits a = b = 0,
-        or equal π and equal δ, all clients weigh alike; a client seen half as often weighs :math:`2^a` times as much.
+        after normalising it is Hájek's ratio estimator, which is biased by the order of 1/M and varies less. b > 0
+        is not part of the estimator: it gives more weight to a client that disagrees with the others. For a = b = 0, or
+        equal π and equal δ, all clients weigh the same; a client seen half as often weighs :math:`2^a` times as much.
     """
     clipped = probabilities.double().clamp_min(1 / rounds)
     return clipped**-exponent * (1 + divergence_weight * divergences.double())
 
 
 def sample_gate(confidence: Tensor, slope: float, threshold: float) -> Tensor:
-    r"""How far a pseudo-sample is trusted: :math:`1 / (1 + \exp(-\lambda (u - \theta)))`.
+    r"""The trust in a pseudo-sample: :math:`1 / (1 + \exp(-\lambda (u - \theta)))`.
 
     Args:
         confidence: u (B,), the largest of the ensemble's class probabilities.
-        slope: λ; 0 trusts all by half.
-        threshold: θ, where the gate is half open.
+        slope: λ; 0 gives all samples ½.
+        threshold: θ, where the gate is ½.
     """
     return torch.sigmoid(slope * (confidence - threshold))
 
 
 def divergences_from_mean(probabilities: Tensor) -> Tensor:
-    r"""How far each client's predictions are from the mean: :math:`\delta_i = E_x\,\mathrm{KL}(p_i(x)\,\|\,\bar p(x))`.
+    r"""Divergence of each client from the mean: :math:`\delta_i = E_x\,\mathrm{KL}(p_i(x)\,\|\,\bar p(x))`.
 
     Args:
         probabilities: p (M, B, C).
@@ -59,8 +59,8 @@ def divergences_from_mean(probabilities: Tensor) -> Tensor:
         (M,), from 0 to ln M.
 
     Note:
-        The "global prediction" is the plain mean over the round's active clients: it needs no network that all kinds
-        share, and the divergence from a mixture to which a client belongs cannot exceed ln M.
+        The "global prediction" is the plain mean over the round's active clients: it does not need a network that all
+        kinds share, and the divergence from a mixture that includes the client cannot exceed ln M.
     """
     mean = probabilities.mean(0)
     tiny = torch.finfo(probabilities.dtype).tiny
@@ -74,19 +74,19 @@ def normalised(weights: Tensor) -> Tensor:
 
 
 def effective_size(weights: Tensor) -> float:
-    r"""How many equal clients they amount to: :math:`(\sum w)^2 / \sum w^2`, from 1 to M."""
+    r"""The effective number of clients: :math:`(\sum w)^2 / \sum w^2`, from 1 to M."""
     return float(weights.sum() ** 2 / weights.square().sum())
 
 
 def entropy(weights: Tensor) -> float:
-    """Of weights that sum to 1, in nats; ln M where all are alike."""
+    """Entropy of weights that sum to 1, in nats; ln M for equal weights."""
     return float(torch.special.entr(weights).sum())
 
 
 def label_prior(weights: Tensor, counts: Tensor) -> Tensor:
     r"""The distribution of labels :math:`\hat p(y) \propto \sum_i w_i c_{iy}`.
 
-    With :math:`w_i = 1/\pi_i` it estimates the population's, not the cohort's.
+    With :math:`w_i = 1/\pi_i` it estimates the population's distribution, not the cohort's.
 
     Args:
         weights: w (M,).
@@ -103,7 +103,7 @@ def label_shares(weights: Tensor, counts: Tensor) -> Tensor:
         counts: c (M, C), samples by client and class.
 
     Returns:
-        (M, C), float64: sums to 1 over the clients, and is 0 for a class that none has.
+        (M, C), float64: sums to 1 over the clients; 0 for a class that no client has.
     """
     weighed = weights.double().unsqueeze(1) * counts.double()
     total = weighed.sum(0)

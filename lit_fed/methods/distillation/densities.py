@@ -1,4 +1,4 @@
-"""How familiar a client is with an input: one diagonal Gaussian per class on the client's logits.
+"""Familiarity of a client with an input: one diagonal Gaussian per class on the client's logits.
 
 Kovalchuk et al.: "Who to Trust? Aggregating Client Predictions in Federated Distillation", 2026, arXiv:2509.15147,
 Section 4.4 and Appendix A.4. Pure functions of tensors.
@@ -26,7 +26,7 @@ class ClassGaussians(NamedTuple):
 
 
 def fit_class_gaussians(logits: Tensor, labels: Tensor) -> ClassGaussians:
-    r"""Mean and variance of the logits of each class that is there.
+    r"""Mean and variance of the logits of each class in the samples.
 
     .. math:: \mu_k = \frac{1}{n_k}\sum_{y_j=k} z_j,\quad
         \sigma^2_k = \max\left(\frac{1}{n_k}\sum_{y_j=k} (z_j-\mu_k)^2,\; 10^{-6}\,\overline{\sigma^2} + 10^{-6}\right)
@@ -36,13 +36,13 @@ def fit_class_gaussians(logits: Tensor, labels: Tensor) -> ClassGaussians:
         labels: Their classes (n,), integers.
 
     Returns:
-        Float64 tensors of K rows in ascending order of the class. A class of fewer than 2 samples has no variance and
-        is left out; K is 0 where no class has 2, and D rows wide all the same.
+        Float64 tensors (K, D), in ascending order of the class. A class of fewer than 2 samples has no variance and is
+        left out, so K may be 0.
 
     Note:
         The floor, with :math:`\overline{\sigma^2}` the mean over this client's classes and logits, is ours: a logit
         that is constant on the calibration samples would have an infinite density. The variance is the
-        maximum-likelihood one, as in scikit-learn; the paper names no estimator.
+        maximum-likelihood one, as in scikit-learn; the paper does not name an estimator.
     """
     z = logits.double()
     classes, counts = labels.unique(return_counts=True)
@@ -67,7 +67,7 @@ def log_density(z: Tensor, gaussians: ClassGaussians) -> Tensor:
         gaussians: The mixture, K classes.
 
     Returns:
-        ℓ (n,), float64; −∞ for a mixture of no class.
+        ℓ (n,), float64; −∞ for a mixture without classes.
     """
     z, mean, variance = z.double(), gaussians.mean.double(), gaussians.variance.double()
     if not len(mean):

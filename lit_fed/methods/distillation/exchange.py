@@ -1,4 +1,4 @@
-"""What the methods of federated distillation share: clients say what they see in a public set, the server mixes it."""
+"""The base of federated distillation: clients predict a public set, and the server mixes the predictions."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from lit_fed.methods.distillation.mixing import Mixed, SoftmaxMix
 
 AggregateT = TypeVar("AggregateT")
 
-PUBLIC = "public"  # the pass over the public set, and where its logits stand in a client's results
+PUBLIC = "public"  # the pass over the public set, and the key of its logits in a client's results
 
 
 class PredictionExchange(Algorithm[AggregateT]):
     r"""Clients send logits on the public set (P, C), the server mixes them: :math:`p_{agg}(x) = \sum_i w_i(x)\,p_i(x)`.
 
-    Here all weights are alike, :math:`w_i = 1/|S|`. Logs ``server/teacher_acc`` (the mixture's accuracy on the public
+    Here all weights are equal, :math:`w_i = 1/|S|`. Logs ``server/teacher_acc`` (the mixture's accuracy on the public
     set), ``server/chi`` (:math:`\chi = E_x \sum_i w_i(x)^2`) and ``server/weight_entropy``
     (:math:`-E_x \sum_i w_i \log w_i`, in nats).
 
@@ -35,14 +35,14 @@ class PredictionExchange(Algorithm[AggregateT]):
         ConfigError: For another aggregate.
 
     Note:
-        Predictions are made in the precision of the weights, whatever that of training, and sent in float32. A client
-        with a view of its own sees the public set through it.
+        Predictions run in the precision of the weights, regardless of the training precision, and travel in float32. A
+        client with its own view sees the public set through this view.
     """
 
     needs = frozenset({"forward", "public", "classes"})
 
     temperature = 0.0
-    """How much the clients' scores (`read`) count, see `lit_fed.methods.distillation.mixing.SoftmaxSum`."""
+    """Temperature τ of the clients' scores (`read`), see `lit_fed.methods.distillation.mixing.SoftmaxSum`."""
 
     def __init__(
         self, aggregate: Literal["probabilities", "logits"] = "probabilities", public_size: int = 100, **kwargs: Any
@@ -77,28 +77,28 @@ class PredictionExchange(Algorithm[AggregateT]):
     # ------------------------------------------------------------------ client
 
     def public_pass(self, client: Client) -> Pass:
-        """Reads the client's logits (P, C) on the public set."""
+        """The pass that reads the client's logits (P, C) on the public set."""
         example = {"logits": torch.empty(self.population.public_size, self.num_classes, device="meta")}
         return Pass(PUBLIC, client.population.public_loader(client_id=client.id), logits_of, example=example)
 
     # ------------------------------------------------------------------ server
 
     def read(self, payload: Payload) -> tuple[Tensor, Tensor]:
-        """What a client's answer contributes (P, C), and its scores (P,)."""
+        """A client's predictions (P, C) to mix, and their scores (P,)."""
         logits = payload["logits"].double()
         values = logits.softmax(1) if self.aggregate == "probabilities" else logits
         return values, logits.new_zeros(len(logits))
 
     def mixture(self, watched: Sequence[int] = ()) -> SoftmaxMix:
-        """A new mixture by `temperature`; the weights of clients that are watched can be looked at one by one."""
+        """A new mixture by `temperature`, which also keeps the weights of the watched clients."""
         return SoftmaxMix(self.read, self.temperature, watched)
 
     def teach(self, mean: Tensor) -> Tensor:
-        """What is learnt from: the mixture as probabilities (P, C)."""
+        """The targets of distillation: the mixture as probabilities (P, C)."""
         return mean if self.aggregate == "probabilities" else mean.softmax(1)
 
     def take(self, server: Server, mixed: Mixed) -> dict[str, float]:
-        """Keep the mixture as the server's ``targets`` (P, C), float32; returns its metrics."""
+        """Keep the mixture as the server's ``targets`` (P, C), float32, and return its metrics."""
         server["targets"].copy_(self.teach(mixed.mean))
         server["mixed"] = True
         return {

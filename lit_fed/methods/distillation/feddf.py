@@ -39,7 +39,7 @@ from lit_fed.seeding import torch_generator
 
 
 class Fused(NamedTuple):
-    """What the server makes of a cohort.
+    """A cohort's aggregate.
 
     Args:
         mean: The mean model.
@@ -53,15 +53,15 @@ class Fused(NamedTuple):
 class FedDF(PredictionExchange[Fused]):
     r"""Averages the models as FedAvg does, then distils the clients' ensemble into the mean on the public set.
 
-    Clients are FedAvg's and send their logits on the public set besides. The student w, from the mean, minimises
-    :math:`\mathrm{CE}(\mathrm{softmax}\,\frac{1}{|S|}\sum_i f_i(x) \,\|\, \mathrm{softmax}\, f(x; w))`. Every process
-    distils, in the same way. Logs ``server/distillation``, the mean loss, beside the mixture's metrics.
+    Clients train as in FedAvg and also send their logits on the public set. The student w starts at the mean and
+    minimises :math:`\mathrm{CE}(\mathrm{softmax}\,\frac{1}{|S|}\sum_i f_i(x) \,\|\, \mathrm{softmax}\, f(x; w))`. Every
+    process distils identically. Logs ``server/distillation``, the mean loss, beside the mixture's metrics.
 
     Args:
-        optimizer: The server's, made anew each round.
+        optimizer: The server's optimizer, fresh each round.
         epochs: Passes over the public set in a round; 0 is FedAvg.
         aggregate: Mix ``logits``, as in the paper, or ``probabilities``.
-        weighting: Of the mean model, see `lit_fed.methods.fedavg.FedAvg`.
+        weighting: Weighting of the mean model, see `lit_fed.methods.fedavg.FedAvg`.
         kwargs: The settings of `lit_fed.methods.distillation.exchange.PredictionExchange`.
 
     Raises:
@@ -69,10 +69,10 @@ class FedDF(PredictionExchange[Fused]):
 
     Note:
         The cross-entropy differs from the paper's divergence by the teacher's entropy, a constant. The paper stops by a
-        validation set after at most 10,000 steps; here the number of epochs is fixed. In the paper the server computes
-        the logits from the weights it received, which is the same and costs no bytes; here clients send them, so that
-        the server never needs more than one model. The paper's form for several architectures, with one student for
-        each, is not here.
+        validation set after at most 10,000 steps; here the number of epochs is fixed. The paper's server computes the
+        logits from the weights it received, which costs no bytes; here clients send the logits, so that the server
+        needs memory for one model only. The paper's form for several architectures, with one student for each, is not
+        implemented.
     """
 
     def __init__(
@@ -142,18 +142,18 @@ class FedDF(PredictionExchange[Fused]):
 
 
 class _Fusion(Reducer[Fused]):
-    """Two reducers, each with its part of an update."""
+    """The reducers of the models and of the predictions."""
 
     def __init__(self, models: Reducer[Payload], predictions: Reducer[Mixed]) -> None:
         self._models, self._predictions = models, predictions
 
     def add(self, update: ClientUpdate) -> None:
-        """Give each its part."""
+        """Add the model to one reducer and the predictions to the other."""
         model = {name: tensor for name, tensor in update.payload.items() if name != "logits"}
         self._models.add(ClientUpdate(update.client_id, model, update.weight))
         self._predictions.add(update)
 
     def result(self, workers: Workers) -> Fused | None:
-        """Both results."""
+        """The mean model and the mixture."""
         mean, mixed = self._models.result(workers), self._predictions.result(workers)
         return None if mean is None or mixed is None else Fused(mean, mixed)

@@ -1,7 +1,7 @@
 """Federated distillation: clients exchange predictions on a public set, never weights.
 
 Algorithm 1 of Kovalchuk et al.: "Who to Trust? Aggregating Client Predictions in Federated Distillation", 2026,
-arXiv:2509.15147, with the average for ``Agg`` (there "AVG"): the base of `lit_fed.methods.distillation.uwa` and
+arXiv:2509.15147, with the average for ``Agg`` ("AVG" in the paper): the base of `lit_fed.methods.distillation.uwa` and
 `lit_fed.methods.distillation.fedmd`.
 """
 
@@ -27,15 +27,15 @@ class FederatedDistillation(PredictionExchange[Mixed]):
 
     A round of Algorithm 1 is: private training by the task's own loss (there cross-entropy), public inference,
     aggregation, public refinement by :math:`\mathrm{CE}(p_{agg}(x) \,\|\, \mathrm{softmax}\, f_i(x))`. Here a client's
-    work begins with the refinement on what the round before gave and goes on with private training and inference. Where
-    a client is tested or used, it first refines on the newest mixture, which gives the very model that its next private
-    training will start from: what is tested after round r is Algorithm 1's model after round r.
+    work begins with the refinement on the previous round's mixture and continues with private training and inference. A
+    client that is tested or predicts first refines on the newest mixture, which gives the model that its next private
+    training starts from: a test after round r sees Algorithm 1's model after round r.
 
-    Clients may have networks of their own (``trainer.kinds``). The server keeps the mixture and nothing else.
+    Clients may have different networks (``trainer.kinds``). The server keeps only the mixture.
 
     Args:
         aggregate: Mix ``probabilities``, or ``logits`` and take the softmax of the mixture.
-        first_epochs: Passes over its data when a client first takes part; null for as many as later.
+        first_epochs: Passes over a client's data in its first round; null for the same number as later.
         public_epochs: Passes over the public set per refinement.
         kwargs: The settings of `lit_fed.methods.distillation.exchange.PredictionExchange`.
 
@@ -43,9 +43,9 @@ class FederatedDistillation(PredictionExchange[Mixed]):
         ConfigError: For less than one epoch, or another aggregate.
 
     Note:
-        Clients of one kind start from the same weights. A client that missed rounds refines on the newest mixture only,
-        and one that is new refines its initial weights on it before its first private training: it downloads it anyhow.
-        The refinement uses the private optimizer, made anew.
+        Clients of one kind start from the same weights. A client that missed rounds refines on the newest mixture only;
+        a new client refines its initial weights on it before its first private training. The refinement uses a fresh
+        private optimizer.
     """
 
     needs = frozenset({"loss", "forward", "public", "classes"})
@@ -70,19 +70,19 @@ class FederatedDistillation(PredictionExchange[Mixed]):
     # ------------------------------------------------------------------ client
 
     def phases(self, client: Client) -> list[Phase | Pass]:
-        """The refinement, then private training and public inference; or fine-tuning; or nothing more."""
+        """The refinement, then private training and public inference, or fine-tuning, by the client's stage."""
         private = super().phases(client)
         if client.stage == "train":
             if client.is_new and self.first_epochs is not None:
                 private = [Phase("train", client.train_loader(), epochs=self.first_epochs)]
             return [*self.refinement(client), *private, self.public_pass(client)]
-        for phase in private:  # fine-tuning draws the same numbers whether or not there is a refinement before it
+        for phase in private:  # fine-tuning draws the same numbers with and without a refinement before it
             if isinstance(phase, Phase):
                 phase.seed = client.derive_seed("training")
         return [*self.refinement(client), *private]
 
     def refinement(self, client: Client) -> list[Phase | Pass]:
-        """One phase over the public set; none before there is a mixture."""
+        """One phase over the public set, once a mixture exists."""
         if "targets" not in client.received:
             return []
         # Training refines on the mixture of the round before, a test on the last round's: the same random numbers.
@@ -108,7 +108,7 @@ class FederatedDistillation(PredictionExchange[Mixed]):
     # ------------------------------------------------------------------ server
 
     def broadcast(self, server: Server, round_idx: int, kind: str, stage: Stage = "train") -> Payload:
-        """The newest mixture (P, C); nothing before the first."""
+        """The newest mixture (P, C), once one exists."""
         return {"targets": server["targets"]} if server["mixed"] else {}
 
     def forecast(self, server: Server, round_idx: int, kind: str) -> Payload:
@@ -120,5 +120,5 @@ class FederatedDistillation(PredictionExchange[Mixed]):
         return self.mixture()
 
     def step(self, server: Server, aggregate: Mixed, cohort: Cohort) -> dict[str, float]:
-        """Take the mixture for the next broadcast."""
+        """Keep the mixture for the next broadcast."""
         return self.take(server, aggregate)

@@ -19,12 +19,12 @@ from lit_fed.methods.distillation.federated_distillation import FederatedDistill
 class FedMD(FederatedDistillation):
     r"""Clients digest the consensus on the public set, then revisit their own data.
 
-    Digest (`public_epochs`), revisit (``trainer.local_epochs``), send class scores; a client is tested as the revisit
-    left it. The consensus is the mean of the scores, :math:`\tilde f(x) = \frac{1}{|S|} \sum_i f_i(x)`, as logits.
+    Digest (`public_epochs`), revisit (``trainer.local_epochs``), send class scores; tests use the model after the
+    revisit. The consensus is the mean of the scores, :math:`\tilde f(x) = \frac{1}{|S|} \sum_i f_i(x)`, as logits.
 
     Args:
-        digest: Approach the consensus's logits by their mean absolute difference (``l1``), or its softmax by
-            cross-entropy (``ce``).
+        digest: Loss of the digest: mean absolute difference to the consensus's logits (``l1``), or cross-entropy with
+            its softmax (``ce``).
         kwargs: The settings of `lit_fed.methods.distillation.federated_distillation.FederatedDistillation`, but for
             ``aggregate``.
 
@@ -32,9 +32,9 @@ class FedMD(FederatedDistillation):
         ConfigError: For another digest.
 
     Note:
-        The paper trains on labels of the public set before the first round and digests a random part of it in each;
-        here the public set has no labels, so that step is left out, and all of it is digested. The paper leaves the
-        digest's loss open; ``l1`` on logits is what we know of its authors' code.
+        The paper trains on labels of the public set before the first round and digests a random part of it in each
+        round; here the public set has no labels, so this step is left out, and clients digest the whole set. The paper
+        leaves the digest's loss open; ``l1`` on logits follows what we know of the authors' code.
     """
 
     def __init__(self, digest: Literal["l1", "ce"] = "l1", **kwargs: Any) -> None:
@@ -43,7 +43,7 @@ class FedMD(FederatedDistillation):
         self.digest = digest
 
     def refinement(self, client: Client) -> list[Phase | Pass]:
-        """The digest, where a client trains: a round ends with the revisit."""
+        """The digest in training only: a round ends with the revisit."""
         return super().refinement(client) if client.stage == "train" else []
 
     def distillation(self, logits: Tensor, targets: Tensor) -> Tensor:

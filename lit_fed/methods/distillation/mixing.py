@@ -2,8 +2,8 @@ r"""Mix the clients' predictions by softmax weights as they arrive.
 
 .. math:: p(x) = \sum_i w_i(x)\, p_i(x),\qquad w_i(x) = \frac{\exp(\tau\,\ell_i(x))}{\sum_j \exp(\tau\,\ell_j(x))}
 
-The weights are known only when the last client has arrived. As in a streaming log-sum-exp, sums are kept relative to
-the largest score so far, so that memory is that of one client's predictions.
+The weights are known only after the last client has arrived. As in a streaming log-sum-exp, sums are relative to the
+largest score so far, so memory is that of one client's predictions.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from torch import Tensor
 
 from lit_fed.algorithm import ClientUpdate, Payload, Reducer, Workers
 
-_NO_DENSITY = -1e300  # stands for −∞, of which differences can be taken
+_NO_DENSITY = -1e300  # stands for −∞, and has finite differences
 _LOWEST = -1e4  # exp of anything below −745 is 0 in float64
 
 
 @dataclass(slots=True)
 class Mixed:
-    """What a cohort agrees on.
+    """A cohort's mixture.
 
     Args:
         mean: The mixture (P, C), float64.
-        concentration: χ(x) = Σ w² (P,), 1 over the number of clients where all weigh alike, 1 where one decides.
+        concentration: χ(x) = Σ w² (P,): 1 over the number of clients for equal weights, 1 where one client decides.
         entropy: −Σ w log w (P,), in nats.
-        weights: The weights (P,) of the clients that are watched and took part, by client.
+        weights: The weights (P,) of the watched clients that took part, by client.
     """
 
     mean: Tensor
@@ -41,13 +41,13 @@ class Mixed:
 class SoftmaxSum:
     r"""The sums of the mixture, relative to the largest score so far.
 
-    With :math:`M(x)` that score and :math:`g_i = \tau(\ell_i - M)` it holds
+    With :math:`M(x)` the largest score and :math:`g_i = \tau(\ell_i - M)` it holds
     :math:`\sum e^{g_i} p_i`, :math:`\sum e^{g_i}`, :math:`\sum e^{2 g_i}` and :math:`\sum e^{g_i} g_i`, which give the
-    mixture, χ and the entropy. A larger score rescales them. All of it is float64.
+    mixture, χ and the entropy. A larger score rescales the sums. All values are float64.
 
     Args:
-        temperature: τ ≥ 0, the paper's, which multiplies; 0 weighs all alike, infinity leaves only the largest score
-            (equally large ones alike).
+        temperature: τ ≥ 0, the paper's factor of the scores; 0 gives equal weights, infinity gives all weight to the
+            largest score (shared by equal ones).
 
     Raises:
         ValueError: For a negative temperature.
@@ -65,7 +65,7 @@ class SoftmaxSum:
 
         Args:
             values: p (P, C).
-            scores: ℓ (P,), −∞ where there is none; NaN is an error of the caller's.
+            scores: ℓ (P,), −∞ for no score; the caller must not pass NaN.
         """
         scores = self.prepared(scores)
         one = torch.ones_like(scores).unsqueeze(1)
@@ -74,11 +74,11 @@ class SoftmaxSum:
         self.merge(other)
 
     def prepared(self, scores: Tensor) -> Tensor:
-        """Finite scores (P,), float64; all 0 where they do not count."""
+        """Finite scores (P,), float64; all 0 if τ is 0."""
         return torch.zeros_like(scores, dtype=torch.float64) if not self.temperature else _finite(scores)
 
     def merge(self, other: SoftmaxSum) -> None:
-        """Take in what another has summed."""
+        """Add the sums of another instance."""
         if other.peak is None:
             return
         if self.peak is None:
@@ -89,11 +89,11 @@ class SoftmaxSum:
         self.sums += other.relative_to(peak)
 
     def rescale(self, peak: Tensor) -> None:
-        """Make the sums relative to another, not smaller score (P,)."""
+        """Make the sums relative to a score (P,) that is not smaller."""
         self.sums, self.peak = self.relative_to(peak), peak
 
     def relative_to(self, peak: Tensor) -> Tensor:
-        """The sums (P, C + 3) relative to another, not smaller score (P,)."""
+        """The sums (P, C + 3) relative to a score (P,) that is not smaller."""
         assert self.peak is not None
         gap = self.gap(self.peak, peak)
         factor = gap.exp()
@@ -110,12 +110,12 @@ class SoftmaxSum:
         return (self.temperature * distance).clamp_min(_LOWEST)
 
     def weight(self, scores: Tensor) -> Tensor:
-        """What weight scores ℓ (P,) that were taken in have in the mixture, (P,)."""
+        """The weights (P,) in the mixture of scores ℓ (P,) that were added."""
         assert self.peak is not None
         return self.gap(self.prepared(scores), self.peak).exp() / self.sums[:, -3]
 
     def result(self) -> Mixed:
-        """The mixture of all that was taken in."""
+        """The mixture of all added predictions."""
         total = self.sums[:, -3]
         mean = self.sums[:, :-3] / total.unsqueeze(1)
         return Mixed(mean, self.sums[:, -2] / total.square(), total.log() - self.sums[:, -1] / total)
@@ -124,19 +124,19 @@ class SoftmaxSum:
 class SoftmaxMix(Reducer[Mixed]):
     r"""Mixes the predictions in clients' updates, :math:`\sum_i \mathrm{softmax}_i(\tau\,\ell_i)\,p_i`.
 
-    Memory is O(P·C), whatever the cohort; a client that is watched adds O(P).
+    Memory is O(P·C) for any cohort; a watched client adds O(P).
 
     Args:
         read: Takes the values (P, C) to mix and their scores (P,) from a client's payload.
         temperature: τ, see `SoftmaxSum`.
-        watched: Clients whose weights are wanted one by one.
+        watched: Clients whose weights are kept.
 
     Raises:
         ValueError: If clients send predictions of different shapes.
 
     Note:
         The order of the clients and their spread over processes change the result in the last bits of float64. Rounded
-        to float32, as what is sent is, it is the same unless a value lies within some 10⁻¹⁶ of the middle between two
+        to float32, as broadcasts are, it is the same unless a value lies within some 10⁻¹⁶ of the middle between two
         float32 numbers, which are 10⁻⁷ apart: about one value in 10⁹. With τ = 0 or ∞ sums of float32 values are exact
         as long as they are within a factor 2²⁹ of each other.
     """

@@ -1,4 +1,4 @@
-"""How far the mixture of clients' predictions is from what a client that knew everybody's data would say.
+"""The error of the clients' mixture against the predictions of a model that was trained on all clients' data.
 
 Lemma 4.1 of Kovalchuk et al.: "Who to Trust? Aggregating Client Predictions in Federated Distillation", 2026,
 arXiv:2509.15147, with Assumption C.1.
@@ -29,25 +29,25 @@ class TeacherError(Callback):
     and :math:`\bar\xi = \sum_i w_i \xi_i` that of the mixture, it logs
 
     - ``teacher/error``: :math:`\varepsilon = E_x \|p_{agg} - p^*\|^2`, at most 2;
-    - ``teacher/client_error``: :math:`E_x \frac{1}{|S|} \sum_i \|\xi_i\|^2`, what a client by itself errs;
+    - ``teacher/client_error``: :math:`E_x \frac{1}{|S|} \sum_i \|\xi_i\|^2`, the mean error of a single client;
     - ``teacher/reference_acc``: the reference's accuracy on the public set;
 
-    and, where probabilities are mixed, what bounds the error (`lemma`):
+    and, where the server mixes probabilities, the parts of the error's bound (`lemma`):
     ``teacher/bias`` (:math:`B_w^2`), ``teacher/variance`` (:math:`\sigma^2`), ``teacher/correlation`` (:math:`\rho_c`),
     ``teacher/chi`` (:math:`\chi`) and ``teacher/bound`` (:math:`B_w^2 + \sigma^2 (\rho_c + (1 - \rho_c) \chi)`).
-    Training does not notice: weights are the same to the bit.
+    Training is unaffected: weights are the same bit for bit.
 
     Args:
         epochs: Passes over all clients' training samples for the reference, before the first round.
 
     Raises:
-        ConfigError: For less than one epoch, and before training for clients that do not exchange predictions.
+        ConfigError: For less than one epoch; before training, for clients that do not exchange predictions.
 
     Note:
         The reference has the first kind's network and initial weights, and the task's own loss and optimizer, without a
         schedule; a sample that several clients hold counts once. Works with every method of federated distillation.
-        What clients send is taken as it is before a codec, and updates that arrive a round late are left out. It keeps
-        a round's predictions, clients × public samples × classes in float64.
+        Updates are taken before a codec, and late updates are left out. The callback keeps a round's predictions,
+        clients × public samples × classes in float64.
     """
 
     def __init__(self, epochs: int = 30) -> None:
@@ -64,12 +64,12 @@ class TeacherError(Callback):
             self.reference = run.workers.gather(self._train_reference(run.federation).cpu())[0]
 
     def on_round_start(self, run: Run, round_idx: int, plan: Sequence[Participant]) -> None:
-        """Note whose work will arrive."""
+        """Note the clients whose updates will arrive on time."""
         self._on_time = {participant.client_id for participant in plan if participant.fate is Fate.ON_TIME}
         self._sent = {}
 
     def on_client_end(self, run: Run, update: ClientUpdate) -> None:
-        """Keep what the client says, and how sure it is."""
+        """Keep the client's predictions and scores."""
         if update.client_id in self._on_time:
             values, scores = _method(run.federation).read(update.payload)
             self._sent[update.client_id] = values.double().cpu(), scores.double().cpu()
@@ -122,13 +122,14 @@ def lemma(predictions: Tensor, weights: Tensor, reference: Tensor) -> dict[str, 
 
     .. math:: \varepsilon = E_x \Big\|\sum_i w_i \xi_i\Big\|^2 \le B_w^2 + \sigma^2 (\rho_c + (1 - \rho_c) \chi)
 
-    The lemma's expectations at an input are over what training might have given, and a run is one outcome. In their
-    place stand means over inputs that the reference takes for the same class: :math:`\mu_i` is the mean of
+    The lemma's expectations at an input are over the outcomes of training, and a run is one outcome. Means over inputs
+    of the same class, by the reference, replace them: :math:`\mu_i` is the mean of
     :math:`\xi_i` over these, a client's systematic error on that class, :math:`\tilde\xi_i = \xi_i - \mu_i` the rest.
     :math:`B_w^2 = E_x \|\sum_i w_i \mu_i\|^2`; :math:`\sigma^2` is the largest mean of :math:`\|\tilde\xi_i\|^2` over
     clients and classes, :math:`\rho_c \sigma^2` the largest :math:`|E \langle\tilde\xi_i, \tilde\xi_j\rangle|` of two
     clients; :math:`\chi = E_x \sum_i w_i^2`. For weights that are the same within a class, as the average's are, the
-    bound holds for these numbers too; for others it needs the lemma's assumption that the rest does not depend on them.
+    bound holds for these numbers too; for other weights it needs the lemma's assumption that the rest does not depend
+    on them.
 
     Args:
         predictions: q (M, P, C), probabilities, float64.
@@ -175,7 +176,7 @@ def _method(federation: Federation) -> PredictionExchange[Any]:
     """The method that mixes the predictions.
 
     Raises:
-        ConfigError: If it is none that does.
+        ConfigError: If clients do not exchange predictions.
     """
     method = federation.algorithm
     if not isinstance(method, PredictionExchange):

@@ -30,27 +30,29 @@ CALIBRATION = "calibration"  # the pass over the samples that densities are fitt
 
 
 class UWA(FederatedDistillation):
-    r"""Trusts a client where an input looks to it like its own: :math:`w_i(x) = \mathrm{softmax}_i(\tau\,\ell_i(x))`.
+    r"""Trusts a client on inputs that resemble its own data: :math:`w_i(x) = \mathrm{softmax}_i(\tau\,\ell_i(x))`.
 
     After private training a client fits one diagonal Gaussian per class to its logits
     (`lit_fed.methods.distillation.densities`) and sends their means and variances (K, C) beside its logits.
-    :math:`\ell_i(x)` is the log density of client i's logits under its own Gaussians. Draws the mean weight of every
-    client on the public samples of each class, as the mixture sees them.
+    :math:`\ell_i(x)` is the log density of client i's logits under its own Gaussians. Draws every client's mean weight
+    on the public samples of each class, by the mixture's classes.
 
     Args:
-        temperature: τ: 1 is UWA, 0.25 the paper's sUWA, 0 the average, ``inf`` the most confident client's word.
+        temperature: τ: 1 is UWA, 0.25 the paper's sUWA, 0 the average, ``inf`` the most confident client alone.
         density_data: Fit to the ``calibration`` samples, which are never trained on, or to the private training data as
             augmented for training (``augmented``).
-        calibration_fraction: Share of every client's samples that is held out for it, the paper's by default.
+        calibration_fraction: Share of every client's samples that is held out for the densities; the paper's by
+            default.
         kwargs: The settings of `lit_fed.methods.distillation.federated_distillation.FederatedDistillation`.
 
     Raises:
-        ConfigError: For a negative temperature, other data, or calibration data of which there are none.
+        ConfigError: For a negative temperature, another `density_data`, or a `calibration_fraction` of 0 that is
+            needed.
 
     Note:
         Section 4.4 has the held-out split, the caption of Table 2 the augmented private data. A class with fewer than
-        two calibration samples is left out; a client left without any class sends an empty density and has no say
-        where anybody else has one.
+        two calibration samples is left out; a client without any class sends an empty density and gets no weight where
+        another client has a density.
     """
 
     needs = frozenset({"loss", "forward", "public", "classes", "targets"})
@@ -76,7 +78,7 @@ class UWA(FederatedDistillation):
         self.density_data = density_data
 
     def setup(self, models: Mapping[str, Model], population: Population) -> Server:
-        """Start without a mixture, and without mean weights (clients watched, C), which are −1 where there are none."""
+        """Start without a mixture; the mean weights (watched clients, C) are −1 where unknown."""
         server = super().setup(models, population)
         self._watched = even_subset(population.num_clients, MOST_WATCHED)
         return {**server, "weights": torch.full((len(self._watched), self.num_classes), -1.0)}
@@ -84,11 +86,11 @@ class UWA(FederatedDistillation):
     # ------------------------------------------------------------------ client
 
     def phases(self, client: Client) -> list[Phase | Pass]:
-        """After the work, also read the logits of the samples that the densities are fitted to."""
+        """The work, then a pass over the samples that the densities are fitted to."""
         return [*super().phases(client), *([self.calibration_pass(client)] if client.stage == "train" else [])]
 
     def calibration_pass(self, client: Client) -> Pass:
-        """Reads logits (n, C) and labels (n,); for example two samples of every class, the fewest to have densities."""
+        """Read logits (n, C) and labels (n,); the example has 2 samples per class, the least for a density."""
         held_out = self.density_data == "calibration"
         loader = client.population.calibration_loader(client.id) if held_out else client.train_loader()
         labels = torch.arange(self.num_classes, device="cpu").repeat(2)
@@ -105,16 +107,16 @@ class UWA(FederatedDistillation):
     # ------------------------------------------------------------------ server
 
     def reducer(self, server: Server) -> Reducer[Mixed]:
-        """A mixture by `temperature`; at most 64 clients, evenly spread, are watched."""
+        """A mixture by `temperature`, which watches at most 64 clients, evenly spread."""
         return self.mixture(self._watched.tolist())
 
     def read(self, payload: Payload) -> tuple[Tensor, Tensor]:
-        """What a client's answer contributes (P, C), and its log densities (P,)."""
+        """A client's predictions (P, C) to mix, and their log densities (P,)."""
         density = ClassGaussians(payload["mean"], payload["variance"])
         return super().read(payload)[0], log_density(payload["logits"], density)
 
     def step(self, server: Server, aggregate: Mixed, cohort: Cohort) -> dict[str, float]:
-        """Take the mixture for the next broadcast, and who was trusted with what."""
+        """Keep the mixture for the next broadcast, and the mean weights by class."""
         metrics = super().step(server, aggregate, cohort)
         classes = server["targets"].argmax(1)
         counts = torch.bincount(classes, minlength=self.num_classes).double()

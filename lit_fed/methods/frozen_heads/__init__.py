@@ -1,4 +1,4 @@
-"""Methods whose classifier is frozen, and what the paper on them measures."""
+"""Methods with a frozen classifier, and the measurements of their paper."""
 
 from lit_fed.methods.frozen_heads.alignment import Alignment
 from lit_fed.methods.frozen_heads.fedbabu import FedBABU

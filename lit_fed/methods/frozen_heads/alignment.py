@@ -1,4 +1,4 @@
-"""What local training does to features: how well they fit their classes, and how far they move from the global model's.
+"""The effect of local training on features: alignment with classes, and distance from the global model's features.
 
 The analyses of Kim, Jeong, Kim, Cho, Ahn, Yun: "FedDr+: Stabilizing Dot-regression with Global Feature Distillation for
 Federated Learning", 2024, Figures 2 to 5.
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from lit_fed.callbacks import Run
     from lit_fed.protocols import Federation
 
-_GROUPS = ("unobserved", "observed")  # the position is whether the class is observed
+_GROUPS = ("unobserved", "observed")  # indexed by whether the class is observed
 _TITLES = {
     "alignment/": "alignment",
     "alignment/acc_": "accuracy",
@@ -55,32 +55,32 @@ _TITLES = {
 class Alignment(Callback):
     r"""Tests local models, after their training and before aggregation, on observed and unobserved classes.
 
-    A client's observed classes are those it has training samples of; each value is a mean over the shared test samples
-    of these (or of the other) classes, then over the round's cohort, every client counted once. With f and v the local
-    model's features and classes, :math:`f^g` and :math:`v^g` the downloaded one's:
+    A client observes the classes of its training samples; each value is a mean over the shared test samples of these
+    (or of the other) classes, then over the round's cohort, each client once. With f and v the local model's features
+    and classes, :math:`f^g` and :math:`v^g` the downloaded model's:
 
     - ``alignment/…``: :math:`\cos(f, v_y)`; ``alignment/gap_…``: :math:`\cos(f, v_y) - \cos(f^g, v^g_y)`;
     - ``alignment/acc_…``: accuracy; ``alignment/acc_gap_…``: accuracy minus the downloaded model's;
-    - ``features/distance_…``: :math:`\|f - f^g\|`; ``features/angle_…``: the angle between the two, in degrees;
-      ``features/norm_difference_…``: :math:`|\|f\| - \|f^g\||`;
+    - ``features/distance_…``: :math:`\|f - f^g\|`; ``features/angle_…``: the angle between f and :math:`f^g`, in
+      degrees; ``features/norm_difference_…``: :math:`|\|f\| - \|f^g\||`;
 
     each ending in ``observed`` or ``unobserved``, in the round's metrics, and as curves in a picture at the end.
-    Training does not notice: weights are the same to the bit.
+    Training is unaffected: weights are the same bit for bit.
 
     Args:
-        every_n_rounds: Test in every so many rounds, and in the last.
-        max_test_samples: Test on a fixed random choice of so many samples; None for all of them.
+        every_n_rounds: Interval between tests, in rounds; the last round is always tested.
+        max_test_samples: Size of a fixed random subset to test on; None for all samples.
 
     Raises:
-        ConfigError: For numbers below 1, and before training where there are no features, classes or global model, or
-            clients keep a part of theirs to themselves.
+        ConfigError: For numbers below 1; before training, without features, classes or a global model, or if clients
+            do not send their whole model.
 
     Note:
         The angle in degrees and the absolute difference of the norms are our reading; the paper names the quantities
-        and shows their curves. Where a head projects features first (FedETF), alignment is that of the projected
-        features. A local model is what the client sends, before any codec, over what it downloaded: with
-        ``trainer.buffers=server`` its buffers are the server's. Clients whose work is lost afterwards count, and a
-        client that observes every class has no value for the others.
+        and shows their curves. If a head projects features first (FedETF), alignment uses the projected features. A
+        local model is the client's payload, before any codec, over the downloaded model: with
+        ``trainer.buffers=server`` its buffers are the server's. Clients whose update is lost later count; a client that
+        observes every class has no value for unobserved classes.
     """
 
     def __init__(self, every_n_rounds: int = 1, max_test_samples: int | None = None) -> None:
@@ -97,7 +97,7 @@ class Alignment(Callback):
         self._found: list[tuple[int, dict[str, float]]] = []
 
     def on_fit_start(self, run: Run) -> None:
-        """Choose the test samples, and see that the model has features and classes, and that updates are models."""
+        """Choose the test samples; check for features, classes, and updates that hold whole models."""
         federation = run.federation
         loop, head = self._parts(federation)
         for name in loop.model.personal_names:
@@ -114,7 +114,7 @@ class Alignment(Callback):
             view(batch)
 
     def on_round_start(self, run: Run, round_idx: int, plan: Sequence[Participant]) -> None:
-        """Decide whether this round's clients are tested, and look at what they download."""
+        """Decide whether to test this round's clients, and keep their download."""
         done = round_idx + 1
         self._due = done % self.every_n_rounds == 0 or done == run.max_rounds
         self._found, self._downloaded, self._begun = [], [], {}
@@ -125,12 +125,12 @@ class Alignment(Callback):
             self._begun = {**broadcast.frozen[kind], **sent}
 
     def on_client_end(self, run: Run, update: ClientUpdate) -> None:
-        """Test the client's model: what it downloaded, and over it what it sends."""
+        """Test the client's model: its payload over its download."""
         if self._due:
             self._found.append((update.client_id, self._test(run.federation, update)))
 
     def on_round_end(self, run: Run, record: RoundRecord) -> None:
-        """Average over the clients of all processes, and add to the round's metrics."""
+        """Add the means over the clients of all processes to the round's metrics."""
         if not self._due:
             return
         self._downloaded = []
@@ -187,7 +187,7 @@ class Alignment(Callback):
         return found
 
     def _parts(self, federation: Federation) -> tuple[LocalLoop, nn.Module]:
-        """The only task of a federation whose server holds a model, and its head."""
+        """The task of a federation with one global model, and its head."""
         loops = list(federation.loops.values())
         if len(loops) > 1 or not federation.global_model(0):
             raise ConfigError(
@@ -207,7 +207,7 @@ class Alignment(Callback):
         return self._parts(federation)[0].batches(federation.data.test_loader())
 
     def _choose(self, federation: Federation) -> list[Any] | None:
-        """A fixed random choice of the shared test samples, in batches; None for all of them."""
+        """A fixed random subset of the shared test samples, in batches; None for all samples."""
         loader, most = federation.data.test_loader(), self.max_test_samples
         if most is None or most >= loader.num_samples:
             return None
@@ -229,7 +229,7 @@ View = Callable[..., tuple[Tensor, Tensor, Tensor]]
 def _observing(loop: LocalLoop, head: nn.Module) -> Iterator[View]:
     """A task's logits (B, C), features (B, d) and cosines with every class (B, C) for a batch, and for given tensors.
 
-    In evaluation mode and without gradients; what the task logs meanwhile is dropped.
+    In evaluation mode, without gradients or logging.
     """
     seen = _Seen(loop.objective, head)
 
@@ -244,12 +244,12 @@ def _observing(loop: LocalLoop, head: nn.Module) -> Iterator[View]:
 
 
 class _Seen(nn.Module):
-    """What an objective's head sees and puts out, and the cosines between the two."""
+    """An objective's features and logits, and its cosines."""
 
     def __init__(self, objective: Objective, head: nn.Module) -> None:
         super().__init__()
         self.objective = objective
-        self.heads = [head]  # in a list, where it is no submodule: its tensors have one name only
+        self.heads = [head]  # in a list, so that it is not a submodule and its tensors keep one name
 
     def forward(self, batch: Any) -> tuple[Tensor, Tensor, Tensor]:
         _, logits, features = self.objective.run(batch)
@@ -259,12 +259,12 @@ class _Seen(nn.Module):
 
 
 def _rows(batch: Any, chosen: Tensor | slice) -> Any:
-    """Some samples of a batch of any nesting."""
+    """A selection of the samples of a batch of any nesting."""
     return map_tensors(batch, lambda tensor: tensor[chosen.to(tensor.device) if isinstance(chosen, Tensor) else chosen])
 
 
 def _join(batches: Sequence[Any]) -> Any:
-    """Batches of any nesting as one."""
+    """Join batches of any nesting."""
     first = batches[0]
     if isinstance(first, Tensor):
         return torch.cat(list(batches))

@@ -17,21 +17,20 @@ from lit_fed.networks import simplex_etf
 
 
 class FedBABU(FrozenHead):
-    """Body aggregation and body update: the body trains, the head stays as it was randomly initialised.
+    """Body aggregation and body update: the body trains, the head keeps its random initial weights.
 
     The loss is the task's own, so any LightningModule with a head works, also one that optimises by hand.
 
     Args:
-        fine_tunes: What trains when a client's model is fine-tuned for a test
-            (`lit_fed.protocols.PersonalTest`): ``body``, ``head`` or ``all`` of it. The paper
-            compares the three.
+        fine_tunes: The part that fine-tuning for a test trains (`lit_fed.protocols.PersonalTest`): ``body``, ``head``
+            or ``all``. The paper compares the three.
         etf: Start the head at a simplex ETF and no bias instead of random weights: cross-entropy with an ETF, as in
             FedDr+'s Table 3. Features are not normalised.
         kwargs: The settings of `lit_fed.methods.fedavg.FedAvg`.
 
     Raises:
-        ConfigError: For another part to fine-tune, and before training where there is no such ETF or no linear head to
-            hold it.
+        ConfigError: For another part to fine-tune; before training, for a head that is not linear or cannot hold the
+            ETF.
     """
 
     def __init__(self, fine_tunes: Literal["body", "head", "all"] = "body", etf: bool = False, **kwargs: Any) -> None:
@@ -41,7 +40,7 @@ class FedBABU(FrozenHead):
         self.etf = etf
 
     def place_head(self, task: LightningModule, head: nn.Module) -> None:
-        """Start the head at an ETF, where it is told to."""
+        """Start the head at an ETF if `etf` is set."""
         if self.etf:
             linear = linear_head(task, head, "algorithm.etf changes the head")
             linear.weight.data.copy_(simplex_etf(linear.out_features, linear.in_features))
@@ -49,12 +48,12 @@ class FedBABU(FrozenHead):
                 linear.bias.data.zero_()
 
     def start(self, client: Client) -> Tensors:
-        """The global model; also its head, as it arrived, where the head is about to move: a teacher needs it."""
+        """The global model; with the downloaded head if it is about to train, for a teacher."""
         begun = super().start(client)
         return {**begun, **client.model.copy(self._moving_head(client))}
 
     def phases(self, client: Client) -> list[Phase | Pass]:
-        """One phase; a fine-tuning one trains the part it was told to."""
+        """One phase; in fine-tuning it trains the part `fine_tunes`."""
         phases = super().phases(client)
         if moving := self._moving_head(client):
             body = () if self.fine_tunes == "head" else client.model.split.shared
@@ -64,7 +63,7 @@ class FedBABU(FrozenHead):
         return phases
 
     def _moving_head(self, client: Client) -> tuple[str, ...]:
-        """Names of the head's parameters where this work trains them."""
+        """Names of the head's parameters if this work trains them."""
         if client.fine_tuning is None or self.fine_tunes == "body":
             return ()
         return self.frozen(client.model.task)

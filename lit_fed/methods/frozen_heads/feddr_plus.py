@@ -37,10 +37,9 @@ class DotRegression(NewHead):
         kwargs: The settings of `lit_fed.methods.fedavg.FedAvg`.
 
     Note:
-        What a test logs is the task's own: of a `lit_fed.Classifier` ``test/loss`` is the cross-entropy of the softmax
-        over cosines; cosines lie in [−1, 1], so it stays well above 0. Where features are the output of a ReLU, no
-        cosine with a class of a random frame of 10 or more gets far above 0.71, and the objective not below about
-        0.043.
+        A test logs the task's own loss: for a `lit_fed.Classifier`, ``test/loss`` is the cross-entropy of the softmax
+        over cosines, which lie in [−1, 1], so it stays well above 0. For features after a ReLU, cosines with a class of
+        a random frame of 10 or more classes stay below about 0.71, and the objective above about 0.043.
     """
 
     new_head = SimplexHead
@@ -58,17 +57,17 @@ class FedDrPlus(DotRegression):
 
     Args:
         beta: β; 1 is `DotRegression`.
-        fine_tuning_beta: β where a model is fine-tuned for a test (`lit_fed.protocols.PersonalTest`), by default
-            the same. Table 8 has both stages with and without distillation: 1 is its "FT (DR)", and ``beta=1,
-            fine_tuning_beta=0.9`` is dot-regression fine-tuned with FedDr+.
+        fine_tuning_beta: β in fine-tuning for a test (`lit_fed.protocols.PersonalTest`), by default the same. Table 8
+            has both stages with and without distillation: 1 is its "FT (DR)", and ``beta=1, fine_tuning_beta=0.9`` is
+            dot-regression fine-tuned with FedDr+.
         kwargs: The settings of `lit_fed.methods.fedavg.FedAvg`.
 
     Raises:
         ConfigError: For a β outside [0, 1].
 
     Note:
-        The paper does not say what fine-tuning freezes and distils; here it is the same as in training: the head is
-        frozen and the teacher is the downloaded global model.
+        The paper does not say what fine-tuning freezes and distils; here, as in training, the head is frozen and the
+        teacher is the downloaded global model.
     """
 
     needs = DotRegression.needs | FD.needs

@@ -31,34 +31,33 @@ class FedETF(NewHead):
     The loss is `lit_fed.losses.balanced_softmax` with the client's own class counts; the logits are those of
     `lit_fed.networks.ProjectedETFHead`. Tests use the logits without the counts.
 
-    Where a model is fine-tuned for a test (`lit_fed.protocols.PersonalTest`), two stages adapt it: all that
-    trains in a round, with the same loss; then, ``alternations`` times, the frame alone and the projection alone, with
-    plain cross-entropy.
+    Fine-tuning for a test (`lit_fed.protocols.PersonalTest`) has two stages: the parameters that train in a round, with
+    the same loss; then, ``alternations`` times, the frame alone and the projection alone, with plain cross-entropy.
 
     Args:
         gamma: γ of the class weights :math:`n_c^\gamma`; 0 is plain cross-entropy.
-        projection_bias: Let the projection have a bias.
-        alternations: How often the second stage trains the frame and then the projection; 0 leaves it out, 20 is the
-            authors' code.
-        alternation_epochs: Passes over the client's data for either, each time.
+        projection_bias: Give the projection a bias.
+        alternations: Alternations of frame and projection in the second stage; 0 leaves it out, 20 is the authors'
+            code.
+        alternation_epochs: Passes over the client's data for each frame and each projection phase.
         frame_lr: Learning rate of the frame.
         projection_lr: Learning rate of the projection.
         kwargs: The settings of `lit_fed.methods.fedavg.FedAvg`.
 
     Raises:
-        ConfigError: For a negative γ or number of alternations, no epochs or a learning rate that is not positive; and
-            before training for a model whose projection has a bias and should not, or the other way round.
+        ConfigError: For a setting out of range; before training, for a model whose existing projection differs in its
+            bias.
 
     Note:
-        A regularizer on features sees those before the projection, which is trained with the loss alone. Under a plain
-        ``lightning.Trainer``, where there is no client, all classes count the same.
+        A regularizer on features sees the features before the projection, which trains with the loss alone. Under a
+        plain ``lightning.Trainer``, without clients, all classes count the same.
 
-        The projection of the authors' code has a bias, that of FedDr+'s code, which compares methods, has none; ours is
-        the latter's by default.
+        The projection has a bias in the authors' code and none in FedDr+'s code, which compares methods; our default is
+        the latter.
 
         The second stage is read from the authors' code: 20 alternations of 3 epochs, learning rates 0.1 and 0.05, the
-        frame's vectors free to leave the sphere. There the frame has SGD without momentum and decay; here both have the
-        task's optimizer at these rates. FedDr+'s comparison has no second stage.
+        frame's vectors free to leave the sphere. There the frame uses SGD without momentum and decay; here frame and
+        projection use the task's optimizer at these rates. FedDr+'s comparison has no second stage.
     """
 
     new_head = ProjectedETFHead
@@ -89,7 +88,7 @@ class FedETF(NewHead):
         return ProjectedETFHead(num_features, num_classes, self.projection_bias)
 
     def place_head(self, task: LightningModule, head: nn.Module) -> None:
-        """Put the head in its place; one that is there already must have the projection that is asked for."""
+        """Replace the head; refuse an existing one with another projection."""
         if isinstance(head, ProjectedETFHead) and (head.projection.bias is not None) is not self.projection_bias:
             raise ConfigError(
                 f"algorithm.projection_bias is {str(self.projection_bias).lower()}, and the existing head of model "
@@ -100,9 +99,9 @@ class FedETF(NewHead):
     # ------------------------------------------------------------------ personalisation
 
     def start(self, client: Client) -> Tensors:
-        """The global model; also its frame, as it arrived, where the frame is about to move: a teacher needs it.
+        """The global model; with the downloaded frame if it is about to train, for a teacher.
 
-        The client's samples of every class are looked up here, once for its work.
+        Looks up the client's class counts, once for its work.
         """
         if client.data is not None:
             counts = torch.from_numpy(client.population.class_counts(client.id)).to(client.device)
@@ -111,7 +110,7 @@ class FedETF(NewHead):
         return {**super().start(client), **client.model.copy(moving)}
 
     def phases(self, client: Client) -> list[Phase | Pass]:
-        """The round's work; in fine-tuning its second stage too."""
+        """The round's work; in fine-tuning also the second stage."""
         phases = super().phases(client)
         if not self._alternates(client):
             return phases
@@ -143,7 +142,7 @@ class FedETF(NewHead):
         return {"balanced": balanced_softmax(found, client.targets(batch), self._counts(client, found), self.gamma)}
 
     def _counts(self, client: Client, found: Tensor) -> Tensor:
-        """The client's samples of every class that the head knows, (C,); as many of each under a plain trainer."""
+        """The client's samples of each class, (C,); equal under a plain trainer."""
         if "classes" not in client.results:
             return torch.ones(found.shape[1], dtype=torch.int64, device=found.device)
         counts = client.results["classes"]["counts"]

@@ -14,25 +14,25 @@ from lit_fed.methods.fedavg import FedAvg
 
 
 class FrozenHead(FedAvg):
-    """Keeps a task's last layer as it is before the first round, and averages the rest.
+    """Keeps a task's last layer at its first weights, and averages the rest.
 
-    The frozen weights are drawn from torch's global generator, and are part of the server's model, so every client and
-    process has the same ones. Optimizers never move them: neither momentum nor weight decay.
+    The frozen weights are drawn from torch's global generator and belong to the server's model, so all clients and
+    processes share them. Optimizers never move them, neither by momentum nor by weight decay.
 
     Args:
         kwargs: The settings of `lit_fed.methods.fedavg.FedAvg`.
 
     Raises:
-        ConfigError: Before training, if there is nothing to train below the head.
+        ConfigError: Before training, for a model without parameters below the head.
     """
 
     needs = frozenset({"head"})
 
     def adapt(self, task: LightningModule) -> None:
-        """Change the head, or put another one in its place."""
+        """Change or replace the head, and freeze its parameters."""
         head = head_of(task, self.head)
         if head is None:
-            return  # refused right after this, because of `needs`
+            return  # the check of `needs` refuses it next
         self.place_head(task, head)
         frozen = self.frozen(task)
         if not any(one.requires_grad for name, one in task.named_parameters() if name not in frozen):
@@ -42,14 +42,14 @@ class FrozenHead(FedAvg):
             )
 
     def place_head(self, task: LightningModule, head: nn.Module) -> None:
-        """Change a task's head, or put another one in its place; by default its first weights are kept."""
+        """Change or replace a task's head; by default keep its first weights."""
 
     def still(self, head: nn.Module) -> Collection[nn.Parameter]:
-        """Which of a head's parameters never move; by default all."""
+        """Names of the head's parameters that never train; by default all."""
         return list(head.parameters())
 
     def frozen(self, task: LightningModule) -> tuple[str, ...]:
-        """Names of the parameters that never move."""
+        """Names of the parameters that never train."""
         head = head_of(task, self.head)
         still = {id(parameter) for parameter in self.still(head)} if head is not None else set()
         return tuple(name for name, parameter in task.named_parameters() if id(parameter) in still)
@@ -61,13 +61,13 @@ class FrozenHead(FedAvg):
 
 
 class NewHead(FrozenHead):
-    """Puts a constructed classifier in the place of a linear one, and trains the body with a loss of its own.
+    """Replaces a linear classifier by a constructed one, and trains the body with the method's own loss.
 
     Args:
         kwargs: The settings of `lit_fed.methods.fedavg.FedAvg`.
 
     Raises:
-        ConfigError: Before training, if the head is no ``nn.Linear``, or no such classifier can be constructed.
+        ConfigError: Before training, if the head is not an ``nn.Linear``, or the classifier cannot be constructed.
     """
 
     needs = frozenset({"loss", "logits", "targets", "head"})
@@ -75,16 +75,16 @@ class NewHead(FrozenHead):
     @property
     @abstractmethod
     def new_head(self) -> type[nn.Module]:
-        """What is put in the head's place, made of the number of features and of classes; a class attribute."""
+        """The class of the constructed head, called with the numbers of features and of classes."""
 
     def make_head(self, num_features: int, num_classes: int) -> nn.Module:
-        """What is put in the head's place, with its first weights."""
+        """The constructed head, with its first weights."""
         return self.new_head(num_features, num_classes)
 
     def place_head(self, task: LightningModule, head: nn.Module) -> None:
-        """Put the constructed classifier in the head's place, unless it is there already."""
+        """Replace the head by the constructed classifier, once."""
         if isinstance(head, self.new_head):
-            # A parameter of its own, so that it counts as frozen by this method and not by the task's author.
+            # A new parameter, which counts as frozen by the method and not by the task's author.
             head.weight = nn.Parameter(head.get_parameter("weight").detach(), requires_grad=False)
             return
         linear = linear_head(task, head, f"algorithm {type(self).__name__} replaces the head")
@@ -98,12 +98,12 @@ class NewHead(FrozenHead):
             )
 
     def still(self, head: nn.Module) -> Collection[nn.Parameter]:
-        """The classes' directions; a head may have more, which trains."""
+        """The classes' directions; other parameters of a head may train."""
         weight = getattr(head, "weight", None)
         return [weight] if isinstance(weight, nn.Parameter) else []
 
     def setup(self, models: Mapping[str, Model], population: Population) -> Server:
-        """As FedAvg, where the head has an output for every class."""
+        """Refuse a head with fewer outputs than classes."""
         server = super().setup(models, population)
         (name,) = self.frozen(self.model.task)
         outputs = len(self.model.parameters[name])
@@ -116,10 +116,10 @@ class NewHead(FrozenHead):
 
 
 def linear_head(task: LightningModule, head: nn.Module, why: str) -> nn.Linear:
-    """A task's head as the linear layer that it must be.
+    """A task's head, checked to be a linear layer.
 
     Raises:
-        ConfigError: If it is none.
+        ConfigError: If the head is not linear.
     """
     if not isinstance(head, nn.Linear):
         raise ConfigError(

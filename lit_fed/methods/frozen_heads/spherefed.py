@@ -62,23 +62,22 @@ class SphereFed(NewHead):
 class CalibratedTest(Protocol):
     r"""The global model with a classifier fitted in closed form, on the shared test set: ``calibrated/…``.
 
-    Every client that may be sampled computes two moments of its normalised features φ over its training data, and the
-    server solves the least-squares problem of all data at once:
+    Every client that can be sampled computes two moments of its normalised features φ over its training data, and the
+    server solves the least-squares problem of all data:
     :math:`W = \left(\sum_k \sum_i y_{ki} \varphi_{ki}^\top\right) \left(\sum_k \sum_i \varphi_{ki}
     \varphi_{ki}^\top + \lambda I\right)^{-1}` (Dong et al.: "SphereFed", ECCV 2022, fast federated calibration).
-    The model that is trained, saved and sent stays as it is.
-    ``calibrated/uplink_bytes`` are what the clients' moments cost, (d + C)·d numbers each.
+    The trained, saved and broadcast model does not change.
+    ``calibrated/uplink_bytes`` is the size of the clients' moments, (d + C)·d numbers each.
 
     Args:
         ridge: λ as a multiple of the mean of the second moments' diagonal.
 
     Raises:
-        ConfigError: For a ridge that is not positive, and before training if the model does not end in cosines.
+        ConfigError: For a ridge that is not positive; before training, if the model does not end in cosines.
 
     Note:
-        The clients go once through their training loader, so augmented data are augmented here as well. The ridge is
-        ours: after a ReLU many features are constant 0 and the second moments singular. A client without samples has
-        no moments.
+        Clients read their training loader once, with its augmentation. The ridge is ours: after a ReLU many features
+        are constant 0 and the second moments singular. A client without samples has no moments.
     """
 
     name = "calibrated"

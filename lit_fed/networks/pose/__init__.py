@@ -1,4 +1,4 @@
-"""Networks that put out a heatmap for every joint of a person."""
+"""Networks that output a heatmap for every joint of a person."""
 
 from collections.abc import Callable
 

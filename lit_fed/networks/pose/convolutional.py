@@ -1,4 +1,4 @@
-"""Convolutional networks for poses, to compare with."""
+"""Convolutional baselines for poses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lit_fed.networks.pose.heads import check_grid, make_head
 
 
 class _Convolutional(nn.Module):
-    """A body that yields a feature map and a head that makes heatmaps of it."""
+    """A body that yields a feature map, and a head that turns it into heatmaps."""
 
     body: nn.Module
     head: nn.Module
@@ -25,7 +25,7 @@ class _Convolutional(nn.Module):
         """Refuse images of a shape (channels, height, width).
 
         Raises:
-            ConfigError: If it has other channels, or a side is no multiple of what the network needs.
+            ConfigError: For other channels, or a side that is not a multiple of the network's cell.
         """
         check_grid(type(self).__name__, torch.empty(0, *shape), self.in_channels, self.cell)
 
@@ -33,7 +33,7 @@ class _Convolutional(nn.Module):
         """The feature map: (B, in_channels, H, W) to (B, C, h, w).
 
         Raises:
-            ConfigError: If the height or the width is no multiple of what the network needs.
+            ConfigError: If the height or the width is not a multiple of the network's cell.
         """
         check_grid(type(self).__name__, x, self.in_channels, self.cell)
         found: Tensor = self.body(x)
@@ -48,7 +48,7 @@ class _Convolutional(nn.Module):
 class PoseCNN(_Convolutional):
     """A small network for a CPU: two convolutions of stride 2, residual blocks, and a shuffle head.
 
-    Group norm, so that it knows no batch and holds no buffers. Takes images of any size that 4 divides.
+    Uses group norm, which does not depend on the batch and has no buffers. Height and width must be multiples of 4.
 
     Args:
         num_classes: Joints K, each with a heatmap.
@@ -56,7 +56,7 @@ class PoseCNN(_Convolutional):
         input_shape: Channels, height and width of the largest images.
         width: Channels, a multiple of 8.
         depth: Residual blocks of two 3×3 convolutions.
-        upsample: How much larger a heatmap is than the feature map; 4 makes it as large as the image.
+        upsample: Size of a heatmap over that of the feature map; 4 gives the size of the image.
 
     Raises:
         ConfigError: For sizes that do not fit together.
@@ -94,11 +94,11 @@ class PoseResNet(_Convolutional):
         in_channels: Channels of the images.
         input_shape: Channels, height and width of the largest images.
         backbone: Name of a model of timm that yields feature maps.
-        pretrained: Download timm's weights of it.
-        norm: Of the deconvolutions: ``batch`` or ``group``.
+        pretrained: Download timm's weights.
+        norm: Norm of the deconvolutions: ``batch`` or ``group``.
 
     Raises:
-        ConfigError: If timm has no such model, or it yields no feature maps.
+        ConfigError: If timm does not have the model, or the model yields no feature maps.
     """
 
     def __init__(

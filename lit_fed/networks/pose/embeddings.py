@@ -1,4 +1,4 @@
-"""Where a token stands in the image, by convolutions, so that any grid will do.
+"""Position embeddings of tokens by convolutions, for grids of any size.
 
 Tian, Wu, Dai, Hu, Qiao, Jiang: "ResFormer: Scaling ViTs with Multi-Resolution Training", CVPR 2023, Section 3.2.
 """
@@ -17,13 +17,13 @@ from torch import Tensor, nn
 class GlobalPositions(nn.Module):
     """ResFormer's global position embedding (GPE): a depthwise 3×3 convolution of a sin-cos map, added to the tokens.
 
-    The map knows a grid only by its shape: positions run from 0 to 2π over any height and width (`sin_cos_map`). 10·C
-    parameters: 9 weights and a bias a channel.
+    The map depends only on the shape of the grid: positions run from 0 to 2π over any height and width (`sin_cos_map`).
+    10·C parameters: 9 weights and a bias per channel.
 
     Args:
         channels: Length C of a token, a multiple of 4.
-        size: Rows and columns of a grid that it is computed on for all others too, which have it interpolated
-            bicubically, as a table would be; None computes it on each grid itself, as in the paper.
+        size: Rows and columns of the grid on which it is computed; other grids interpolate it bicubically, as a
+            table. None computes it on each grid, as in the paper.
     """
 
     def __init__(self, channels: int, size: tuple[int, int] | None = None) -> None:
@@ -32,7 +32,7 @@ class GlobalPositions(nn.Module):
         self.conv = nn.Conv2d(channels, channels, kernel_size=3, padding=1, groups=channels)
 
     def forward(self, grid: Tensor) -> Tensor:
-        """Tokens (B, C, h, w) with what tells their places."""
+        """Add the positions to tokens (B, C, h, w)."""
         size = (grid.shape[2], grid.shape[3])
         known = sin_cos_map(self.channels, self.size or size, grid.device)
         places: Tensor = self.conv(known.to(self.conv.weight.dtype)[None])
@@ -44,14 +44,14 @@ class GlobalPositions(nn.Module):
 def sin_cos_map(channels: int, size: tuple[int, int], device: torch.device, temperature: float = 10_000.0) -> Tensor:
     r"""Sines and cosines of the places of a grid, (channels, h, w).
 
-    Row y of h stands at :math:`2\pi\,(y+1)/h`, a column likewise. The first half of the channels is about rows, the
-    second about columns; of each half, entry i is the sine (i even) or cosine (i odd) of the place over
+    Row y of h stands at :math:`2\pi\,(y+1)/h`, a column likewise. The first half of the channels encodes rows,
+    the second columns; in each half, entry i is the sine (i even) or cosine (i odd) of the place over
     :math:`T^{2\lfloor i/2\rfloor/(C/2)}`.
 
     Args:
         channels: C, a multiple of 4.
         size: Rows h and columns w.
-        device: Where to make it.
+        device: Device of the map.
         temperature: T.
     """
     half = channels // 2
@@ -72,8 +72,8 @@ def sin_cos_map(channels: int, size: tuple[int, int], device: torch.device, temp
 class LocalAttention(Attention):
     """Attention with ResFormer's local position embedding (LPE) on the values.
 
-    A depthwise 3×3 convolution over the channels of a head, shared by the heads, of the values as they lie in the grid;
-    added to what attention makes of them, before the projection. It starts at zero, which is plain attention.
+    A depthwise 3×3 convolution of the values in their grid, over the channels of a head and shared by the heads, is
+    added to the attention's output before the projection. It starts at zero, which is plain attention.
 
     Args:
         dim: Length of a token.

@@ -1,4 +1,4 @@
-"""From a feature map to heatmaps."""
+"""Heads from a feature map to heatmaps."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class DeconvolutionHead(nn.Sequential):
     Args:
         channels: Channels of the feature map.
         num_joints: Heatmaps K.
-        upsample: How much larger a heatmap is than the feature map, a power of two.
+        upsample: Size of a heatmap over that of the feature map, a power of two.
         width: Channels of the deconvolutions.
-        norm: ``batch``, or ``group`` for group norm of 32 groups, which knows no batch and holds no buffers.
+        norm: ``batch``, or ``group`` for group norm of 32 groups, which has no buffers.
 
     Raises:
-        ConfigError: If there is no such enlargement or norm.
+        ConfigError: For another `upsample` or `norm`.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class ShuffleHead(nn.Sequential):
     Args:
         channels: Channels of the feature map.
         num_joints: Heatmaps K.
-        upsample: How much larger a heatmap is than the feature map.
+        upsample: Size of a heatmap over that of the feature map.
     """
 
     def __init__(self, channels: int, num_joints: int, upsample: int = 4) -> None:
@@ -63,7 +63,7 @@ def make_head(kind: str, channels: int, num_joints: int, upsample: int, norm: st
     """A head by name: ``deconvolution`` or ``shuffle``.
 
     Raises:
-        ConfigError: If there is no such head, or no such number of joints.
+        ConfigError: For another head, or fewer than 1 joint.
     """
     check_range("num_joints", num_joints, least=1)
     check_choice("head", kind, ("deconvolution", "shuffle"))
@@ -73,16 +73,16 @@ def make_head(kind: str, channels: int, num_joints: int, upsample: int, norm: st
 
 
 def check_grid(network: str, image: Tensor, in_channels: int, cell: int) -> None:
-    """Refuse images that a network cannot lay a grid over.
+    """Refuse images that a network cannot cut into a grid.
 
     Args:
         network: Name for the error message.
         image: (B, in_channels, H, W).
-        in_channels: What the network takes.
+        in_channels: Channels of the network's input.
         cell: Pixels that the height and the width must be multiples of.
 
     Raises:
-        ConfigError: If they are not, or the image has other channels or none of its pixels make a cell.
+        ConfigError: For other sizes or channels.
     """
     if image.ndim != 4 or image.shape[1] != in_channels:
         raise ConfigError(f"network {network} takes images (B, {in_channels}, H, W) and got {tuple(image.shape)}")

@@ -33,31 +33,31 @@ class PoseViT(nn.Module):
     Args:
         num_classes: Joints K, each with a heatmap.
         in_channels: Channels of the images.
-        input_shape: Channels, height and width of the largest images; the grid of the table is theirs.
+        input_shape: Channels, height and width of the largest images; the grid of the table is that of these images.
         patch_size: Side of a patch in pixels.
         padding: Pixels of padding around the image, fewer than half a patch.
         embed_dim: Length of a token, a multiple of 4 and of `num_heads`.
         depth: Blocks.
         num_heads: Heads of the attention.
         mlp_ratio: Width of a block's hidden layer over the token's length.
-        drop_path: Rate at which the last block is left out in training; it grows linearly from 0 at the first.
+        drop_path: Rate of stochastic depth of the last block; it grows linearly from 0 at the first.
         positions: ``convolutional`` (GPE and LPE), ``global`` (GPE alone), or ``absolute``: a learnt table,
             interpolated bicubically to other grids than its own.
-        position_grid: Rows and columns of the grid that GPE is computed on, to be interpolated to others as a table is;
-            null computes it on each grid itself, as ResFormer does.
-        class_token: A token without a place, which is added to all others in the end.
+        position_grid: Rows and columns of the grid on which GPE is computed; other grids interpolate it. Null computes
+            it on each grid, as ResFormer does.
+        class_token: Add a token without a position, which is added to all other tokens at the end.
         head: ``deconvolution`` or ``shuffle``.
-        upsample: How much larger a heatmap is than the grid: s is the patch over it.
-        norm: Of the deconvolutions: ``batch`` or ``group``.
-        weights: A file of MAE, of ViTPose or of our own to start from, see `lit_fed.networks.pose.weights`.
-        weights_of: What the file must hold: ``all``, or the ``backbone`` only; the head then starts afresh.
+        upsample: Size of a heatmap over that of the grid; s is the patch over it.
+        norm: Norm of the deconvolutions: ``batch`` or ``group``.
+        weights: A file of initial weights of MAE, ViTPose or lit_fed, see `lit_fed.networks.pose.weights`.
+        weights_of: The part that the file must hold: ``all``, or the ``backbone``; the head is then random.
 
     Raises:
         ConfigError: For sizes that do not fit together, or a file that lacks a weight.
 
     Note:
-        The authors' code keeps a table of 74,112 weights beside GPE that nothing reads: 21,671,808 with it. Here it is
-        not there. That the class token is added to the grid in the end is theirs too.
+        The authors' code keeps an unused table of 74,112 weights beside GPE: 21,671,808 with it. We leave it out.
+        Adding the class token to the grid at the end follows their code.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class PoseViT(nn.Module):
         check_grid("PoseViT", torch.empty(0, *shape), self.in_channels, self.patch_size)
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """The last block's tokens in their grid: (B, in_channels, H, W) to (B, embed_dim, H/patch, W/patch).
+        """The last block's tokens as a grid: (B, in_channels, H, W) to (B, embed_dim, H/patch, W/patch).
 
         Raises:
             ConfigError: If the patch does not divide the height or the width.

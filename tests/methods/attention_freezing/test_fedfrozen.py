@@ -208,7 +208,7 @@ def test_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"algorithm\.value_ridge is -0\.5"):
         FedFrozen(value_ridge=-0.5)
     plain = Classifier("mlp", input_shape=(1, 8, 8))
-    missing = "algorithm FedFrozen needs attention in model Classifier: no query and key projections were found among"
+    missing = "algorithm FedFrozen needs attention in model Classifier: the 4 parameters of Classifier include no query"
     with pytest.raises(ConfigError, match=missing):
         fit(tmp_path, plain, digits(), FedFrozen())
     with pytest.raises(ConfigError, match="Rows optimises by hand, and algorithm FedFrozen needs a loss"):

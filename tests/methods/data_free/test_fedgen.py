@@ -121,7 +121,7 @@ def test_wrong_settings() -> None:
             FedGen(**{name: value})  # type: ignore[arg-type]  # one of the settings that are numbers
     with pytest.raises(ConfigError, match=r"algorithm\.generator_batch_size is 1; it must be at least 2"):
         FedGen(generator_batch_size=1)
-    with pytest.raises(ConfigError, match=r"algorithm\.label_prior is \[0.0, 0.0\]; give a weight of 0 or more"):
+    with pytest.raises(ConfigError, match=r"algorithm\.label_prior is \[0.0, 0.0\]; it must be a weight of at least 0"):
         FedGen(label_prior=[0.0, 0.0])
     with pytest.raises(ConfigError, match=r"algorithm\.weighting is 'x'"):
         FedGen(weighting="x")  # type: ignore[arg-type]  # the mistake

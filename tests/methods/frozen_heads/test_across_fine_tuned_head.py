@@ -264,7 +264,7 @@ class Convolutional(Stranger):
 @pytest.mark.parametrize(
     ("algorithm", "task", "message"),
     [
-        (DotRegression(), lambda: model(network="logistic"), "nothing to train below its head, which algorithm DotReg"),
+        (DotRegression(), lambda: model(network="logistic"), "no parameters below its head, which algorithm DotReg"),
         (
             SphereFed(),
             lambda: model(network_args={"hidden": [8]}),
@@ -298,7 +298,7 @@ class Convolutional(Stranger):
             Convolutional,
             r"algorithm\.etf changes the head, which must be an nn\.Lin",
         ),
-        (FedETF(head="layers.4"), lambda: Stranger(7), "head of model Stranger has 7 outputs, and the data have 10"),
+        (FedETF(head="layers.4"), lambda: Stranger(7), "head of model Stranger has 7 outputs; it must have 10"),
     ],
 )
 def test_tasks_that_cannot_work(algorithm: FrozenHead, task: Any, message: str, tmp_path: Path) -> None:

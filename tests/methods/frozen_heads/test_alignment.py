@@ -187,12 +187,12 @@ def classes() -> Any:
     ("task", "algorithm", "settings", "message"),
     [
         (Stranger, FedAvg(), {}, r"needs features: name the submodule that reads them as algorithm\.head; model Str"),
-        (classes, FedPer(), {}, r"under algorithm FedPer they keep network\.head\.weight to themselves; leave the"),
+        (classes, FedPer(), {}, r"under algorithm FedPer they keep network\.head\.weight; leave the"),
         (
             classes,
             FedAvg(),
             {"buffers": "local"},
-            r"keep network\.body\.1\.running_mean .* set trainer\.buffers to",
+            r"keep network\.body\.1\.running_mean; set trainer\.buffers to",
         ),
         (classes, UWA(public_size=50), {}, "needs one global model, and algorithm UWA has none"),
     ],
