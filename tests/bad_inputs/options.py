@@ -121,6 +121,7 @@ _ZEROS = (
     "dropout_before",
     "epochs",
     "evaluate_every",
+    "exponent",  # of a probability: all weigh alike
     "figure_seed",
     "gamma",
     "lam",

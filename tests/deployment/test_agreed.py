@@ -2,10 +2,39 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+import torch
+
 from lit_fed.deployment.agreed import agreed, difference
+from tests.deployment.support import deploy, simulate, small
+from tests.support import LeastSquares, Points, assert_same, weights
 
 
 def test_what_a_schedule_by_steps_spans_is_the_same_everywhere() -> None:
     node, server = agreed("trainer: {schedule_steps: run}"), agreed("trainer: {schedule_steps: round}")
     assert difference(node, server) == 'trainer.schedule_steps is "run" on the node and "round" on the server'
     assert difference(node, node) is None
+
+
+class WarmingUp(LeastSquares):
+    """Rates 1/8, 2/8, 3/8 and on."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=1.0)
+        ramp = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (step + 1) / 8)
+        return [optimizer], [{"scheduler": ramp, "interval": "step"}]
+
+
+def test_nodes_go_on_with_a_schedule_by_steps_as_the_simulation_does(tmp_path: Path) -> None:
+    make = small(WarmingUp, lambda: Points(3), max_rounds=3, local_steps=2, schedule_steps="run")
+    apart = deploy(make, tmp_path / "apart", [[0, 2], [1]])
+    assert_same(weights(apart), weights(simulate(make, tmp_path / "together")))
+    # Client 1 of three alone moves the second weight, towards 4; it has 3 of the 5 samples. What is left of the way
+    # after rounds at rates 1/8 2/8, 3/8 4/8, 5/8 6/8: 42/64, 20/64, 6/64.
+    expected = 0.0
+    for left in (42 / 64, 20 / 64, 6 / 64):
+        trained = 4 - (4 - expected) * left
+        expected += (trained - expected) * 3 / 5
+    assert abs(float(weights(apart)["network.weight"][0, 1]) - expected) < 1e-6
