@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from numpy.typing import NDArray
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
-from lit_fed.callbacks.hparams import Setting, hparams_of
+from lit_fed.callbacks.hparams import METHOD, Column, Setting, hparams_of
 
 if TYPE_CHECKING:
     from lit_fed.engine.loop.run import Run
+
+
+COLUMNS_FILE = "events.out.tfevents.0000000000.columns"
+"""The event file with the columns of HParams, in the folder of the newest run alone."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +33,11 @@ class Compared:
     """What a table of runs compares them by.
 
     Args:
-        columns: The settings with a column, in order, with a value each.
+        columns: The settings with a column.
         metrics: Names of metrics.
     """
 
-    columns: Mapping[str, Setting]
+    columns: Mapping[str, Column]
     metrics: Sequence[str]
 
 
@@ -98,12 +107,32 @@ class TensorBoard(Board):
 
     def settings(self, settings: Mapping[str, Setting], compared: Compared) -> None:
         """For the table of HParams; not ``add_hparams``, which adds a scalar a metric at step 0, in its own folder."""
-        file_writer = self.writer._get_file_writer()
-        metrics = dict.fromkeys(compared.metrics, 0.0)
-        experiment, *_ = hparams(dict(compared.columns), metrics)
-        _, *session = hparams(hparams_of(settings), metrics)  # whole: the columns may be those of another run
-        for summary in (experiment, *session):
+        file_writer, metrics = self.writer._get_file_writer(), dict.fromkeys(compared.metrics, 0.0)
+        _, *session = hparams(hparams_of(settings), metrics)  # whole: the columns may be those of a later run
+        for summary in session:
             file_writer.add_summary(summary)
+        experiment, *_ = hparams({name: column.value for name, column in compared.columns.items()}, metrics)
+        data = experiment.value[0].metadata.plugin_data
+        content = HParamsPluginData.FromString(data.content)
+        for info in content.experiment.hparam_infos:
+            info.differs = compared.columns[info.name].leads
+            info.display_name = "method" if info.name == METHOD else ""
+        data.content = content.SerializeToString()
+        self._write_columns(experiment)
+
+    def _write_columns(self, experiment: Summary) -> None:
+        """Write the columns for all runs beside this one, in place of theirs.
+
+        TensorBoard takes the columns of any of several runs. The newest run knows the others and replaces their file.
+        The file's name sorts before the run's events: TensorBoard reads event files in order, and never goes back.
+        """
+        folder = Path(self.writer.log_dir)
+        for older in folder.parent.glob(f"*/{COLUMNS_FILE}"):
+            with suppress(OSError):
+                older.unlink()
+        with open(folder / COLUMNS_FILE, "wb") as file:
+            for event in (Event(file_version="brain.Event:2"), Event(summary=experiment)):
+                RecordWriter(file).write(event.SerializeToString())
 
     def picture(self, tag: str, picture: NDArray[np.uint8], round_idx: int) -> None:
         """Under *Images*."""
