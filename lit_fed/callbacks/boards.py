@@ -1,4 +1,4 @@
-"""What the loggers of a run can be shown beside metrics: settings, pictures, histograms, each in its own way."""
+"""Settings, pictures and histograms for each kind of Lightning logger."""
 
 from __future__ import annotations
 
@@ -42,71 +42,70 @@ class Compared:
 
 
 class Board:
-    """Any logger of Lightning's: settings as its hyperparameters, and pictures where it has ``log_image``.
+    """A Lightning logger: settings as hyperparameters, pictures where it has ``log_image``.
 
     Args:
         logger: The logger.
     """
 
     resumes = False
-    """Whether a resumed run goes on in what an earlier process wrote; else it is told everything again."""
+    """Whether a resumed run appends to the output of an earlier process; if not, settings are sent again."""
 
     def __init__(self, logger: Logger) -> None:
         self.logger: Any = logger
 
     @property
     def draws(self) -> bool:
-        """Whether it takes pictures."""
+        """Whether the logger takes pictures."""
         return hasattr(self.logger, "log_image")
 
     def start(self, round_idx: int) -> None:
-        """Get ready for a round and those after it."""
+        """Prepare for a round and the rounds after it."""
 
     def settings(self, settings: Mapping[str, Setting], compared: Compared) -> None:
-        """Show the run's settings, and by which metrics runs are compared."""
+        """Log the run's settings, and what runs are compared by."""
         self.logger.log_hyperparams(dict(settings))
 
     def picture(self, tag: str, picture: NDArray[np.uint8], round_idx: int) -> None:
-        """Show a picture, shape (height, width, 3)."""
+        """Log a picture, shape (height, width, 3)."""
         self.logger.log_image(tag, [picture], step=round_idx)
 
     def histogram(self, tag: str, values: NDArray[np.float64], round_idx: int, share: bool) -> None:
-        """Show how values are spread; a share is between 0 and 1."""
+        """Log the distribution of values; a share lies between 0 and 1."""
 
     def flush(self) -> None:
-        """Hand everything to the operating system, which keeps it when the process is killed."""
+        """Hand all data to the operating system, so that a killed process loses nothing."""
         self.logger.save()
 
     def close(self, status: str) -> None:
-        """Write what is left; the run ended with ``success``, or has ``failed``."""
+        """Write buffered data; status is ``success`` or ``failed``."""
         self.logger.finalize(status)
 
 
 class TensorBoard(Board):
-    """TensorBoard, past Lightning's logger, which would add files and scalars of its own."""
+    """TensorBoard, without Lightning's logger, which adds its own files and scalars."""
 
     resumes = True
     draws = True
 
     @property
     def writer(self) -> SummaryWriter:
-        """What writes the event file."""
+        """The writer of the event file."""
         writer: SummaryWriter = self.logger.experiment
         return writer
 
     def start(self, round_idx: int) -> None:
-        """Make readers forget what older event files of the folder say of this round and later ones.
+        """Make readers drop older events of this round and later ones.
 
-        These are the two events of ``SummaryWriter(purge_step=…)``, which only works for a writer that is not open yet.
-        A fresh run needs them as well: the web page's reader takes the first start in a folder for the run's own, and
-        forgets rounds only from the second start on.
+        The two events are those of ``SummaryWriter(purge_step=…)``, which needs a writer that is not open yet. A fresh
+        run writes them too: TensorBoard drops rounds only from the second session start in a folder on.
         """
         file_writer = self.writer._get_file_writer()
         file_writer.add_event(Event(step=round_idx, file_version="brain.Event:2"))
         file_writer.add_event(Event(step=round_idx, session_log=SessionLog(status=SessionLog.START)))
 
     def settings(self, settings: Mapping[str, Setting], compared: Compared) -> None:
-        """For the table of HParams; not ``add_hparams``, which adds a scalar a metric at step 0, in its own folder."""
+        """Write HParams without ``add_hparams``, which adds a scalar per metric at step 0 in another folder."""
         file_writer, metrics = self.writer._get_file_writer(), dict.fromkeys(compared.metrics, 0.0)
         _, *session = hparams(hparams_of(settings), metrics)  # whole: the columns may be those of a later run
         for summary in session:
@@ -135,47 +134,47 @@ class TensorBoard(Board):
                 RecordWriter(file).write(event.SerializeToString())
 
     def picture(self, tag: str, picture: NDArray[np.uint8], round_idx: int) -> None:
-        """Under *Images*."""
+        """Log under *Images*."""
         self.writer.add_image(tag, picture, round_idx, dataformats="HWC")
 
     def histogram(self, tag: str, values: NDArray[np.float64], round_idx: int, share: bool) -> None:
-        """Under *Histograms*."""
-        # The writer's own bins grow by 10 % each: between 0.9 and 1, where accuracies are, there would be one.
+        """Log under *Histograms*."""
+        # The default bins grow by 10 % each, so accuracies between 0.9 and 1 would share one bin.
         self.writer.add_histogram(tag, values, round_idx, np.linspace(0, 1, 51) if share else "tensorflow")
 
     def flush(self) -> None:
-        """Without waiting for the writer's own two minutes."""
+        """Flush now; by default the writer flushes every two minutes."""
         self.writer.flush()
 
     def close(self, status: str) -> None:
-        """Not ``finalize``, which would also write an empty hparams.yaml; ours is config.yaml."""
+        """Close the writer without ``finalize``, which writes an empty hparams.yaml."""
         self.writer.close()
 
 
 class Wandb(Board):
-    """Weights & Biases, online or offline; a picture and a histogram are values of a round as metrics are."""
+    """Weights & Biases, online or offline."""
 
     def histogram(self, tag: str, values: NDArray[np.float64], round_idx: int, share: bool) -> None:
-        """Bins of a fiftieth for shares, else 50 over the values."""
+        """Log 50 bins, over 0 to 1 for shares."""
         import wandb
 
         bins = np.histogram(values, bins=50, range=(0, 1) if share else None)
-        # Under a name of its own: a metric is one number in W&B, and `clients/acc` may be one of another logger's.
+        # A separate name: in W&B a metric is one number, and another logger may log `clients/acc` as one.
         self.logger.log_metrics({f"histograms/{tag}": wandb.Histogram(np_histogram=bins)}, step=round_idx)
 
 
 class MLflow(Board):
-    """MLflow; pictures are artifacts, a file each, and histograms it has none."""
+    """MLflow; each picture is an artifact, and histograms are left out."""
 
     draws = True
 
     def settings(self, settings: Mapping[str, Setting], compared: Compared) -> None:
-        """Those that the run has not yet: MLflow refuses to change one, and a given run may be gone on with."""
+        """Log settings that the run lacks: MLflow refuses changes, and a given run may continue."""
         known = self.logger.experiment.get_run(self.logger.run_id).data.params
         self.logger.log_hyperparams({name: value for name, value in settings.items() if name not in known})
 
     def picture(self, tag: str, picture: NDArray[np.uint8], round_idx: int) -> None:
-        """As ``<tag>/round_<r>.png`` among the run's artifacts."""
+        """Log as artifact ``<tag>/round_<r>.png``."""
         self.logger.experiment.log_image(self.logger.run_id, picture, f"{tag}/round_{round_idx}.png")
 
 
@@ -183,7 +182,7 @@ _BOARDS: dict[type[Logger], type[Board]] = {TensorBoardLogger: TensorBoard, Wand
 
 
 def boards(run: Run) -> list[Board]:
-    """The loggers of a run; none on other processes than the first."""
+    """The loggers of a run, on the first process only."""
     return [_board(logger) for logger in run.loggers] if run.fabric.is_global_zero else []
 
 
@@ -192,12 +191,12 @@ def _board(logger: Logger) -> Board:
 
 
 def takes_pictures(run: Run) -> bool:
-    """Whether this process has a logger to draw for."""
+    """Whether a logger of this process takes pictures."""
     return any(board.draws for board in boards(run))
 
 
 def show_picture(run: Run, tag: str, picture: NDArray[np.uint8], round_idx: int) -> None:
-    """Show a picture to all loggers that take one."""
+    """Log a picture to all loggers that take pictures."""
     for board in boards(run):
         if board.draws:
             board.picture(tag, picture, round_idx)

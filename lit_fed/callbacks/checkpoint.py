@@ -1,4 +1,4 @@
-"""Writes the run's checkpoints."""
+"""Checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lit_fed.callbacks.early_stopping import Mode, check_reported, direction_of, improves
+from lit_fed.checks import check_choice, check_range
 from lit_fed.engine.lightning.metric_names import Direction
 from lit_fed.engine.loop.callback import Callback, RoundRecord
 from lit_fed.engine.loop.checkpoint import read_checkpoint, save_checkpoint
 from lit_fed.engine.storage.files import Version, remove_half_written
 from lit_fed.engine.wire.workers import on_first_process
-from lit_fed.errors import CheckpointError, ConfigError, UnreadableFile
+from lit_fed.errors import CheckpointError, UnreadableFile
 
 if TYPE_CHECKING:
     from lit_fed.engine.loop.run import Run
 
-_OWN = re.compile(r"(last|best|round=[0-9]+)\.ckpt")  # other files in the folder are the user's
+_OWN = re.compile(r"(last|best|round=[0-9]+)\.ckpt")  # other files belong to the user
 
 
 class Checkpoint(Callback):
-    """``last.ckpt`` every round, ``best.ckpt`` on a metric, and the last few rounds.
+    """Writes ``last.ckpt`` every round, ``best.ckpt`` by a metric, and the last few rounds.
 
-    It runs after every other callback, so what they wrote for a round is on disk before the round's checkpoint is.
+    Checkpoint is the last callback of a round: output of the others is on disk before the round's checkpoint.
 
     Args:
         monitor: The metric that names the best round; ``auto`` takes the most important one that the task declares
@@ -48,10 +49,9 @@ class Checkpoint(Callback):
         keep_last: int = 0,
         every_n_rounds: int = 1,
     ) -> None:
-        if keep_last < 0 or every_n_rounds < 1:
-            raise ConfigError("Checkpoint needs keep_last of at least 0 and every_n_rounds of at least 1")
-        if mode not in ("auto", "max", "min"):
-            raise ConfigError(f"Checkpoint.mode is {mode!r}; it must be 'auto', 'max' or 'min'")
+        check_range("Checkpoint.keep_last", keep_last, least=0)
+        check_range("Checkpoint.every_n_rounds", every_n_rounds, least=1)
+        check_choice("Checkpoint.mode", mode, ("auto", "max", "min"))
         self.monitor = monitor
         self.mode: Mode = mode
         self.keep_last = keep_last
@@ -63,10 +63,10 @@ class Checkpoint(Callback):
         self._unread = False  # whether there is one of which that is not known
 
     def on_fit_start(self, run: Run) -> None:
-        """Learn what earlier checkpoints of this run need, and finish what a killed process left half done.
+        """Read which client states earlier checkpoints need, and complete files of a killed process.
 
-        A new folder gets the checkpoint that the run starts from, so that it stands on its own: a run killed in its
-        first round is resumed in its folder too, and a disk that cannot be written to is noticed before any training.
+        A new folder gets the checkpoint that the run starts from: a run killed in its first round resumes there, and an
+        unwritable disk stops the run before training.
         """
         folder, start, first = self._folder(run), run.start_round, run.fabric.is_global_zero
         last = folder / "last.ckpt"
@@ -90,7 +90,7 @@ class Checkpoint(Callback):
                     run.fabric.print(f"{left}: {error}")
 
     def on_round_end(self, run: Run, record: RoundRecord) -> None:
-        """Write what is due."""
+        """Write the checkpoints that are due."""
         improved = self._is_best(run, record)
         last_round = record.round_idx + 1 == run.max_rounds or run.should_stop
         if not (improved or last_round or (record.round_idx + 1) % self.every_n_rounds == 0):
@@ -108,7 +108,7 @@ class Checkpoint(Callback):
         run.federation.store.collect_garbage(self._kept.values(), delete=run.fabric.is_global_zero and not self._unread)
 
     def on_fit_end(self, run: Run) -> None:
-        """Say why there is no ``best.ckpt``."""
+        """Print why ``best.ckpt`` is missing."""
         if self.monitor is None or self.best is not None or not run.next_round:
             return
         name = run.names.monitor if self.monitor == "auto" else self.monitor
@@ -130,13 +130,13 @@ class Checkpoint(Callback):
         return improved
 
     def _announce(self, run: Run, monitor: str, direction: Direction) -> None:
-        """Say once which metric names the best round, where neither the task nor the user did."""
+        """Print once which metric names the best round, unless the task or the user chose it."""
         self._announced = True
         if run.names.is_declared(monitor) or (self.monitor != "auto" and self.mode != "auto"):
             return
         which = "largest" if direction == "max" else "smallest"
         run.fabric.print(
-            f"best.ckpt is that of the {which} {monitor}; to choose otherwise, set monitor and mode of callback "
+            f"best.ckpt is that of the {which} {monitor}; to choose another, set monitor and mode of callback "
             "Checkpoint, or a mapping `metrics` in the model"
         )
 
@@ -150,7 +150,7 @@ class Checkpoint(Callback):
         return run.log_dir / "checkpoints"
 
     def state_dict(self) -> dict[str, Any]:
-        """Which round is best."""
+        """The best value and its round."""
         return {"best": self.best, "best_round": self.best_round}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -159,7 +159,7 @@ class Checkpoint(Callback):
 
 
 def _link(source: Path, target: Path) -> None:
-    """Give a file a second name, atomically; a copy where the file system has no links."""
+    """Link a file under a second name, atomically; copy it where the file system has no links."""
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)
     try:

@@ -1,4 +1,4 @@
-"""What a run writes to its loggers: its settings, every metric of every round, histograms and pictures."""
+"""Settings, metrics, histograms and pictures of a run for its loggers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from torch import Tensor
 from lit_fed.callbacks.boards import Compared, boards, show_picture, takes_pictures
 from lit_fed.callbacks.hparams import Settings, columns_of, hparams_of, runs_beside, settings_of
 from lit_fed.callbacks.pictures import participation_map, predictions_picture, views_picture
+from lit_fed.checks import check_range
 from lit_fed.data.population.pictures import even_subset, render
 from lit_fed.engine.evaluation.rows import ClientRow
 from lit_fed.engine.lightning.compatibility import overrides
 from lit_fed.engine.loop.callback import Callback, RoundRecord
-from lit_fed.errors import CheckpointError, ConfigError
+from lit_fed.errors import CheckpointError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,29 +39,26 @@ _LARGEST = 1e19  # TensorBoard's own bins end a little further out
 
 
 class Dashboard(Callback):
-    """Writes metrics and settings to every logger, and histograms and pictures to those that show them.
+    """Writes metrics and settings to all loggers, histograms and pictures to loggers that take them.
 
-    Everything of a round is on disk when `on_round_end` returns, before the round's checkpoint is written: a process
-    that is killed afterwards has lost nothing. What a killed process wrote beyond the checkpoint is dropped, by
-    TensorBoard's readers, when the run is resumed.
+    A round is on disk when `on_round_end` returns, before its checkpoint is written, so a killed process loses nothing.
+    After a resume, TensorBoard's readers drop rounds that a killed process wrote after the checkpoint.
 
     Args:
-        picture_every: Draw the participation map, and what the algorithm draws, every so many rounds; 0 for only at the
-            end.
+        picture_every: Rounds between two participation maps and pictures of the algorithm; 0 draws at the end only.
 
     Raises:
         ConfigError: If `picture_every` is negative.
     """
 
     def __init__(self, picture_every: int = 0) -> None:
-        if picture_every < 0:
-            raise ConfigError(f"Dashboard.picture_every is {picture_every}; give a number of rounds, or 0 for the end")
+        check_range("Dashboard.picture_every", picture_every, least=0, why=" rounds")
         self.picture_every = picture_every
         self._mapped_round = -1
         self._of_views: dict[str, float] = {}
 
     def on_fit_start(self, run: Run) -> None:
-        """Drop what a killed process wrote; in a new run folder write what is known before the first round."""
+        """Drop rounds after the checkpoint; in a new run folder write settings and the partition."""
         self._mapped_round, self._of_views = -1, {}
         with _naming_the_file(run):
             shown = boards(run)
@@ -78,7 +76,7 @@ class Dashboard(Callback):
                 board.flush()
 
     def on_round_end(self, run: Run, record: RoundRecord) -> None:
-        """Write the round's metrics and histograms, and see them to the disk.
+        """Write the round's metrics and histograms to disk.
 
         Raises:
             CheckpointError: If they cannot be written.
@@ -103,7 +101,7 @@ class Dashboard(Callback):
             self._draw(run, record.round_idx)
 
     def on_fit_end(self, run: Run) -> None:
-        """Draw the participation map, sample predictions and what the task draws, and close the loggers."""
+        """Draw the participation map, sample predictions and the task's figures, and close the loggers."""
         with _naming_the_file(run):
             if takes_pictures(run) and run.next_round:
                 last = run.next_round - 1
@@ -120,8 +118,8 @@ class Dashboard(Callback):
             _close(run, "success")
 
     def on_exception(self, run: Run, error: BaseException) -> None:
-        """Close the loggers, so that nothing that was logged is lost."""
-        with suppress(OSError):  # the disk is full, which the error says
+        """Close the loggers without losing data."""
+        with suppress(OSError):  # a full disk, which the error reports
             _close(run, "failed")
 
     def _draw(self, run: Run, round_idx: int) -> None:
@@ -141,11 +139,11 @@ class Dashboard(Callback):
 
 @contextmanager
 def _naming_the_file(run: Run) -> Iterator[None]:
-    """Name what cannot be written: TensorBoard's events, where there are any."""
+    """Name the file that cannot be written: the newest event file, else the run's folder."""
     try:
         yield
     except Exception as error:
-        full = error if isinstance(error, OSError) else error.__cause__  # Lightning's loggers blame the value
+        full = error if isinstance(error, OSError) else error.__cause__  # Lightning's loggers wrap it
         if not isinstance(full, OSError):
             raise
         events = sorted(run.log_dir.glob("events.out.tfevents.*"), key=lambda path: path.stat().st_mtime)
@@ -154,7 +152,7 @@ def _naming_the_file(run: Run) -> Iterator[None]:
 
 
 def _continues(run: Run) -> bool:
-    """Whether the run folder has events of an earlier process; a checkpoint may also be the start of a new folder."""
+    """Whether the run folder has events of an earlier process; a fork from a checkpoint starts a new folder."""
     before, now = run.resumed_from, run.log_dir
     return run.start_round > 0 and (before is None or before.resolve() == now.resolve())
 
@@ -172,10 +170,7 @@ def _close(run: Run, status: str) -> None:
 
 
 def _values_over_clients(rows: Iterable[ClientRow]) -> dict[str, NDArray[np.float64]]:
-    """What clients were evaluated at, by tag, such as ``clients/acc``; scalars end in ``_mean`` and so on.
-
-    Values that no histogram can show, of a run that diverges, are left out.
-    """
+    """Clients' values by tag, such as ``clients/acc``, without values too large for a histogram."""
     values: dict[str, list[float]] = {}
     for row in rows:
         if row.stage in _HISTOGRAMS and abs(row.value) < _LARGEST:
@@ -184,7 +179,7 @@ def _values_over_clients(rows: Iterable[ClientRow]) -> dict[str, NDArray[np.floa
 
 
 def _sample_predictions(federation: Federation, round_idx: int) -> NDArray[np.uint8] | None:
-    """Some test images with the global model's classes; None without such a model, without classes or images."""
+    """Test images with the global model's classes; None without a global model, classes or images."""
     models, num_classes = federation.global_models(round_idx), federation.data.num_classes
     if not models or num_classes is None:
         return None
@@ -210,13 +205,13 @@ def _sample_predictions(federation: Federation, round_idx: int) -> NDArray[np.ui
 
 
 def _test_figures(federation: Federation, round_idx: int) -> Iterator[tuple[str, Figure]]:
-    """What the task draws of the global model on test data, for each group of views that the data name."""
+    """The task's figures of the global model on test data, for each group of views of the data."""
     data, models = federation.data, federation.global_models(round_idx)
     if not models:
         return
     kind, state = next(iter(models.items()))
     loop = federation.loops[kind]
-    if loop.model.split.personal:  # nobody trained the server's part of that
+    if loop.model.split.personal:  # the server's copy of these is untrained
         return
     with loop.model.preserved():
         loop.model.load(state)

@@ -1,10 +1,11 @@
-"""Stop when a metric no longer improves."""
+"""Early stopping by a metric."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING, Any, Literal
 
+from lit_fed.checks import check_choice, check_range
 from lit_fed.engine.lightning.metric_names import Direction
 from lit_fed.engine.loop.callback import Callback, RoundRecord
 from lit_fed.errors import ConfigError
@@ -17,7 +18,7 @@ Mode = Literal["auto", "max", "min"]
 
 
 def improves(value: float, best: float | None, mode: Direction, min_delta: float = 0.0) -> bool:
-    """Whether a value beats the best so far by more than ``min_delta``; NaN never does."""
+    """Whether a value beats the best by more than ``min_delta``; NaN never does."""
     if math.isnan(value):
         return False
     if best is None:
@@ -26,12 +27,12 @@ def improves(value: float, best: float | None, mode: Direction, min_delta: float
 
 
 def direction_of(run: Run, monitor: str, mode: Mode) -> Direction:
-    """Whether larger or smaller values are better; ``auto`` asks the run."""
+    """The better direction of a metric; ``auto`` takes the run's."""
     return run.names.direction(monitor) if mode == "auto" else mode
 
 
 def check_reported(key: str, monitor: str, run: Run, record: RoundRecord) -> None:
-    """Refuse a metric that has never been reported, once a round was due to report it.
+    """Refuse a metric that the round was due to report and did not.
 
     Args:
         key: The setting that names the metric.
@@ -40,18 +41,18 @@ def check_reported(key: str, monitor: str, run: Run, record: RoundRecord) -> Non
         record: The round's record.
 
     Raises:
-        ConfigError: In one line with the metrics that there are.
+        ConfigError: Naming the round's metrics.
     """
     metrics = record.metrics
     evaluated = "time/eval_s" in metrics or not run.settings.evaluate_every
-    trained = any(name.startswith("train/") for name in metrics)  # not in a round in which nobody was available
+    trained = any(name.startswith("train/") for name in metrics)  # false in a round without available clients
     if monitor not in metrics and evaluated and (trained or not monitor.startswith("train/")):
         known = ", ".join(name for name in metrics if not name.startswith(("time/", "comm/")))
         raise ConfigError(f"{key} {monitor!r} is not a metric of this run; there are {known}")
 
 
 class EarlyStopping(Callback):
-    """Ends the run once a metric has not improved for some evaluations, and says so.
+    """Ends the run after some evaluations without an improvement of a metric.
 
     Args:
         monitor: Name of the metric, such as ``global/acc``; ``auto`` takes the most important one that the task
@@ -59,19 +60,16 @@ class EarlyStopping(Callback):
         mode: ``max``, ``min``, or ``auto``: as the task or the logged torchmetrics object says, else the smallest where
             the name says loss or error and the largest elsewhere.
         patience: Evaluations without an improvement that are tolerated.
-        min_delta: What counts as an improvement must exceed this.
+        min_delta: Smallest improvement that counts, exclusive.
 
     Raises:
         ConfigError: For settings that cannot be, and at the first evaluation that does not report the metric.
     """
 
     def __init__(self, monitor: str = "auto", mode: Mode = "auto", patience: int = 10, min_delta: float = 0.0) -> None:
-        if patience < 1:
-            raise ConfigError(f"EarlyStopping.patience is {patience}; it must be at least 1")
-        if not (min_delta >= 0 and math.isfinite(min_delta)):
-            raise ConfigError(f"EarlyStopping.min_delta is {min_delta}; it must be 0 or more")
-        if mode not in ("auto", "max", "min"):
-            raise ConfigError(f"EarlyStopping.mode is {mode!r}; it must be 'auto', 'max' or 'min'")
+        check_range("EarlyStopping.patience", patience, least=1)
+        check_range("EarlyStopping.min_delta", min_delta, least=0)
+        check_choice("EarlyStopping.mode", mode, ("auto", "max", "min"))
         self.monitor = monitor
         self.mode: Mode = mode
         self.patience = patience
@@ -81,7 +79,7 @@ class EarlyStopping(Callback):
         self.waited = 0
 
     def on_fit_start(self, run: Run) -> None:
-        """A run that had stopped stays stopped when it is resumed."""
+        """Keep a stopped run stopped when it is resumed."""
         if not run.start_round:
             self.best, self.best_round, self.waited = None, -1, 0
         elif self.waited >= self.patience and run.start_round < run.max_rounds:
@@ -107,7 +105,7 @@ class EarlyStopping(Callback):
                 run.fabric.print(self._reason(run, monitor, record.round_idx))
 
     def _name(self, run: Run, record: RoundRecord) -> str | None:
-        """The metric to judge this round by, None where it may still come."""
+        """The metric of this round; None before the first evaluation."""
         if self.monitor != "auto":
             if self.best is None and not self.waited:
                 check_reported("EarlyStopping.monitor", self.monitor, run, record)
@@ -129,7 +127,7 @@ class EarlyStopping(Callback):
         return f"stopped early after round {round_idx}: {monitor} has not {moved}{least} in {times}; {best}"
 
     def state_dict(self) -> dict[str, Any]:
-        """The best value, its round, and how long it has stood."""
+        """The best value, its round, and the evaluations since."""
         return {"best": self.best, "best_round": self.best_round, "waited": self.waited}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

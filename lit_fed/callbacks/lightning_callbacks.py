@@ -1,4 +1,4 @@
-"""Lightning callbacks: those that watch the local work run, those that need Lightning's trainer are refused."""
+"""Lightning callbacks: watchers of local work run, callbacks that need Lightning's trainer are refused."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ _INSTEAD = {
     "Timer": "trainer.max_rounds, and time/round_s of metrics.csv",
     "WeightAveraging": "a method that averages",
 }
-"""What to use in place of Lightning's own."""
+"""Replacements of Lightning's own callbacks."""
 
 
 def lightning_watchers(
     callbacks: Sequence[Callback | LightningCallback],
 ) -> tuple[list[Callback], list[LightningCallback]]:
-    """Our listeners of the run, and Lightning callbacks, which listen to every client's local work.
+    """Split callbacks into listeners of the run and Lightning callbacks, which watch each client's local work.
 
-    Those that Lightning brings along are refused: all of them steer one training, or read its loops and loggers.
+    Lightning's own are refused: each steers one training or reads its loops and loggers.
 
     Raises:
-        ConfigError: For one that Lightning brings along, or one that uses a hook which no client's work has.
+        ConfigError: For one of Lightning's own, or a hook that local work lacks.
     """
     own: list[Callback] = []
     watchers: list[LightningCallback] = []
@@ -67,11 +67,11 @@ def _check(callback: LightningCallback) -> None:
         watching = "a subclass of lightning.Callback that watches"
         instead = next((_INSTEAD[kind] for kind in theirs if kind in _INSTEAD), watching)
         raise ConfigError(
-            f"trainer.callbacks: {name} is made for a Lightning trainer, which a federation has none of; use {instead}"
+            f"trainer.callbacks: {name} needs a Lightning trainer, which a federation does not have; use {instead}"
         )
     hooks = [hook for hook in vars(LightningCallback) if hook.startswith("on_") or hook in ("setup", "teardown")]
     used = [hook for hook in hooks if getattr(type(callback), hook) is not getattr(LightningCallback, hook)]
     if unknown := [hook for hook in used if hook not in _WATCHED]:
         raise ConfigError(
-            f"trainer.callbacks: {name} uses the hook {unknown[0]}, which no client's work has; it cannot run here"
+            f"trainer.callbacks: {name} uses the hook {unknown[0]}, which local work does not have; remove the hook"
         )

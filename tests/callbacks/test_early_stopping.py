@@ -127,8 +127,8 @@ def test_auto_needs_something_that_is_evaluated(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"patience": 0}, r"EarlyStopping\.patience is 0; it must be at least 1"),
-        ({"min_delta": -0.1}, r"EarlyStopping\.min_delta is -0\.1; it must be 0 or more"),
-        ({"min_delta": math.nan}, r"EarlyStopping\.min_delta is nan; it must be 0 or more"),
+        ({"min_delta": -0.1}, r"EarlyStopping\.min_delta is -0\.1; it must be at least 0"),
+        ({"min_delta": math.nan}, r"EarlyStopping\.min_delta is nan; it must be at least 0"),
         ({"mode": "least"}, r"EarlyStopping\.mode is 'least'; it must be 'auto', 'max' or 'min'"),
     ],
 )
