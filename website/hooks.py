@@ -55,5 +55,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
     place = page.file.src_uri
     if 'class="beside"' in markdown:
         page.meta["hide"] = ["toc"]  # two programs beside each other need its room
+    if place == "index.md":
+        page.meta["hide"] = ["navigation", "toc"]
     source = _SOURCES.get(place, f"docs/{place}")
     return site_links(markdown, source, place, config.repo_url.rstrip("/"))

@@ -17,7 +17,7 @@ TOPICS = {
     "returns": "broken exchange size label send back wrong colour",
     "website": "page button error browser loading cart search slow",
 }
-SMALL_TALK = "hello please thanks my the order still again could you since today question help".split()
+SMALL_TALK = "hello please thanks my the order still again could you since today question help"
 ACTIVITIES = {"sitting": (0.0, 0.05), "walking": (1.8, 0.6), "running": (2.8, 1.2), "stairs": (1.4, 0.9)}  # Hz, g
 TOWNS = {"Aarhus": 3.1, "Bergen": 3.6, "Cork": 2.8, "Delft": 4.0, "Espoo": 3.3, "Faro": 1.9}  # thousands a square metre
 
@@ -28,7 +28,10 @@ def tickets(rng: np.random.Generator, count: int, path: Path) -> None:
         rows = csv.writer(file)
         rows.writerow(["label", "text"])
         for label in rng.integers(len(TOPICS), size=count):
-            words = rng.choice(SMALL_TALK, 8).tolist() + rng.choice(list(TOPICS.values())[label].split(), 4).tolist()
+            words = (
+                rng.choice(SMALL_TALK.split(), 8).tolist()
+                + rng.choice(list(TOPICS.values())[label].split(), 4).tolist()
+            )
             rows.writerow([label, " ".join(rng.permutation(words))])
 
 

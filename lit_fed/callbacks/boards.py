@@ -1,22 +1,31 @@
-"""Settings, pictures and histograms for the loggers of a run, by type of logger."""
+"""Settings, pictures and histograms for each kind of Lightning logger."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from numpy.typing import NDArray
 from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard import SummaryWriter
 from torch.utils.tensorboard.summary import hparams
 
-from lit_fed.callbacks.hparams import Setting, hparams_of
+from lit_fed.callbacks.hparams import METHOD, Column, Setting, hparams_of
 
 if TYPE_CHECKING:
     from lit_fed.engine.loop.run import Run
+
+
+COLUMNS_FILE = "events.out.tfevents.0000000000.columns"
+"""The event file with the columns of HParams, in the folder of the newest run alone."""
 
 
 @dataclass(frozen=True)
@@ -24,56 +33,57 @@ class Compared:
     """What a table of runs compares them by.
 
     Args:
-        columns: The settings with a column, in order, with a value each.
+        columns: The settings with a column.
         metrics: Names of metrics.
     """
 
-    columns: Mapping[str, Setting]
+    columns: Mapping[str, Column]
     metrics: Sequence[str]
 
 
 class Board:
-    """Any Lightning logger: settings as hyperparameters, and pictures if it has ``log_image``."""
+    """A Lightning logger: settings as hyperparameters, pictures where it has ``log_image``.
+
+    Args:
+        logger: The logger.
+    """
 
     resumes = False
-    """Whether a resumed run continues an earlier process's log; else everything is logged again."""
+    """Whether a resumed run appends to the output of an earlier process; if not, settings are sent again."""
 
     def __init__(self, logger: Logger) -> None:
         self.logger: Any = logger
 
     @property
     def draws(self) -> bool:
-        """Whether the logger accepts pictures."""
+        """Whether the logger takes pictures."""
         return hasattr(self.logger, "log_image")
 
     def start(self, round_idx: int) -> None:
-        """Prepare for a round and all later rounds."""
+        """Prepare for a round and the rounds after it."""
 
     def settings(self, settings: Mapping[str, Setting], compared: Compared) -> None:
-        """Show the run's settings, and by which metrics runs are compared."""
+        """Log the run's settings, and what runs are compared by."""
         self.logger.log_hyperparams(dict(settings))
 
     def picture(self, tag: str, picture: NDArray[np.uint8], round_idx: int) -> None:
-        """Show a picture, shape (height, width, 3)."""
+        """Log a picture, shape (height, width, 3)."""
         self.logger.log_image(tag, [picture], step=round_idx)
 
     def histogram(self, tag: str, values: NDArray[np.float64], round_idx: int, share: bool) -> None:
-        """Show the distribution of values; a share is between 0 and 1."""
-
-    def text(self, tag: str, text: str, round_idx: int) -> None:
-        """Show a text in Markdown, where there is a place for it."""
+        """Log the distribution of values; a share lies between 0 and 1."""
 
     def flush(self) -> None:
-        """Flush to the operating system, so that a kill loses nothing."""
+        """Hand all data to the operating system, so that a killed process loses nothing."""
         self.logger.save()
 
     def close(self, status: str) -> None:
-        """Finish with the status ``success`` or ``failed``."""
+        """Write buffered data; status is ``success`` or ``failed``."""
         self.logger.finalize(status)
 
 
 class TensorBoard(Board):
-    """TensorBoard, written directly, because Lightning's logger adds files and scalars."""
+    """TensorBoard, without Lightning's logger, which adds its own files and scalars."""
 
     resumes = True
     draws = True
@@ -85,11 +95,10 @@ class TensorBoard(Board):
         return writer
 
     def start(self, round_idx: int) -> None:
-        """Make readers discard this and later rounds of older event files in the folder.
+        """Make readers drop older events of this round and later ones.
 
-        These are the two events of ``SummaryWriter(purge_step=…)``, which only works before the writer is open. A fresh
-        run needs them as well: the web page's reader takes the first start in a folder as the run's start, and discards
-        rounds only from the second start on.
+        The two events are those of ``SummaryWriter(purge_step=…)``, which needs a writer that is not open yet. A fresh
+        run writes them too: TensorBoard drops rounds only from the second session start in a folder on.
         """
         file_writer = self.writer._get_file_writer()
         file_writer.add_event(Event(step=round_idx, file_version="brain.Event:2"))
@@ -100,56 +109,76 @@ class TensorBoard(Board):
         self.writer.add_text(tag, text, round_idx)
 
     def settings(self, settings: Mapping[str, Setting], compared: Compared) -> None:
-        """For the table of HParams; not ``add_hparams``, which adds a scalar a metric at step 0, in its own folder."""
-        file_writer = self.writer._get_file_writer()
-        metrics = dict.fromkeys(compared.metrics, 0.0)
-        experiment, *_ = hparams(dict(compared.columns), metrics)
-        _, *session = hparams(hparams_of(settings), metrics)  # whole: the columns may be those of another run
-        for summary in (experiment, *session):
+        """Write HParams without ``add_hparams``, which adds a scalar per metric at step 0 in another folder."""
+        file_writer, metrics = self.writer._get_file_writer(), dict.fromkeys(compared.metrics, 0.0)
+        _, *session = hparams(hparams_of(settings), metrics)  # whole: the columns may be those of a later run
+        for summary in session:
             file_writer.add_summary(summary)
+        experiment, *_ = hparams({name: column.value for name, column in compared.columns.items()}, metrics)
+        data = experiment.value[0].metadata.plugin_data
+        content = HParamsPluginData.FromString(data.content)
+        for info in content.experiment.hparam_infos:
+            info.differs = compared.columns[info.name].leads
+            info.display_name = "method" if info.name == METHOD else ""
+        data.content = content.SerializeToString()
+        self._write_columns(experiment)
+
+    def _write_columns(self, experiment: Summary) -> None:
+        """Write the columns for all runs beside this one, in place of theirs.
+
+        TensorBoard takes the columns of any of several runs. The newest run knows the others and replaces their file.
+        The file's name sorts before the run's events: TensorBoard reads event files in order, and never goes back.
+        """
+        folder = Path(self.writer.log_dir)
+        for older in folder.parent.glob(f"*/{COLUMNS_FILE}"):
+            with suppress(OSError):
+                older.unlink()
+        with open(folder / COLUMNS_FILE, "wb") as file:
+            for event in (Event(file_version="brain.Event:2"), Event(summary=experiment)):
+                RecordWriter(file).write(event.SerializeToString())
 
     def picture(self, tag: str, picture: NDArray[np.uint8], round_idx: int) -> None:
-        """Under *Images*."""
+        """Log under *Images*."""
         self.writer.add_image(tag, picture, round_idx, dataformats="HWC")
 
     def histogram(self, tag: str, values: NDArray[np.float64], round_idx: int, share: bool) -> None:
-        """Under *Histograms*."""
-        # The writer's own bins grow by 10 % each: between 0.9 and 1, where accuracies are, there would be one.
+        """Log under *Histograms*."""
+        # The default bins grow by 10 % each, so accuracies between 0.9 and 1 would share one bin.
         self.writer.add_histogram(tag, values, round_idx, np.linspace(0, 1, 51) if share else "tensorflow")
 
     def flush(self) -> None:
-        """Flush at once, not after the writer's default of two minutes."""
+        """Flush now; by default the writer flushes every two minutes."""
         self.writer.flush()
 
     def close(self, status: str) -> None:
-        """Close the writer; ``finalize`` would also write an empty hparams.yaml, next to our config.yaml."""
+        """Close the writer without ``finalize``, which writes an empty hparams.yaml."""
         self.writer.close()
 
 
 class Wandb(Board):
-    """Weights & Biases, online or offline; pictures and histograms are values of a round, like metrics."""
+    """Weights & Biases, online or offline."""
 
     def histogram(self, tag: str, values: NDArray[np.float64], round_idx: int, share: bool) -> None:
-        """Bins of a fiftieth for shares, else 50 over the values."""
+        """Log 50 bins, over 0 to 1 for shares."""
         import wandb
 
         bins = np.histogram(values, bins=50, range=(0, 1) if share else None)
-        # A separate name, because a W&B metric is one number, and `clients/acc` may be a metric of another logger.
+        # A separate name: in W&B a metric is one number, and another logger may log `clients/acc` as one.
         self.logger.log_metrics({f"histograms/{tag}": wandb.Histogram(np_histogram=bins)}, step=round_idx)
 
 
 class MLflow(Board):
-    """MLflow; each picture is an artifact, and histograms are not supported."""
+    """MLflow; each picture is an artifact, and histograms are left out."""
 
     draws = True
 
     def settings(self, settings: Mapping[str, Setting], compared: Compared) -> None:
-        """Those that the run has not yet: MLflow refuses to change one, and a given run may be gone on with."""
+        """Log settings that the run lacks: MLflow refuses changes, and a given run may continue."""
         known = self.logger.experiment.get_run(self.logger.run_id).data.params
         self.logger.log_hyperparams({name: value for name, value in settings.items() if name not in known})
 
     def picture(self, tag: str, picture: NDArray[np.uint8], round_idx: int) -> None:
-        """As ``<tag>/round_<r>.png`` among the run's artifacts."""
+        """Log as artifact ``<tag>/round_<r>.png``."""
         self.logger.experiment.log_image(self.logger.run_id, picture, f"{tag}/round_{round_idx}.png")
 
 
@@ -157,7 +186,7 @@ _BOARDS: dict[type[Logger], type[Board]] = {TensorBoardLogger: TensorBoard, Wand
 
 
 def boards(run: Run) -> list[Board]:
-    """Return the loggers of a run; empty on all processes but the first."""
+    """The loggers of a run, on the first process only."""
     return [_board(logger) for logger in run.loggers] if run.fabric.is_global_zero else []
 
 
@@ -166,12 +195,12 @@ def _board(logger: Logger) -> Board:
 
 
 def takes_pictures(run: Run) -> bool:
-    """Whether this process has a logger for pictures."""
+    """Whether a logger of this process takes pictures."""
     return any(board.draws for board in boards(run))
 
 
 def show_picture(run: Run, tag: str, picture: NDArray[np.uint8], round_idx: int) -> None:
-    """Show a picture to all loggers that accept pictures."""
+    """Log a picture to all loggers that take pictures."""
     for board in boards(run):
         if board.draws:
             board.picture(tag, picture, round_idx)

@@ -1,4 +1,4 @@
-"""The callback that writes checkpoints."""
+"""Checkpoints of a run."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from lit_fed.errors import CheckpointError, UnreadableFile
 if TYPE_CHECKING:
     from lit_fed.engine.loop.run import Run
 
-_OWN = re.compile(r"(last|best|round=[0-9]+)\.ckpt")  # any other file in the folder belongs to the user
+_OWN = re.compile(r"(last|best|round=[0-9]+)\.ckpt")  # other files belong to the user
 
 
 class Checkpoint(Callback):
     """Writes ``last.ckpt`` every round, ``best.ckpt`` by a metric, and the last few rounds.
 
-    It runs after all other callbacks, so that their files of a round are on disk before the round's checkpoint.
+    Checkpoint is the last callback of a round: output of the others is on disk before the round's checkpoint.
 
     Args:
         monitor: The metric that selects the best round; ``auto`` takes the first metric that the task declares (its
@@ -63,10 +63,10 @@ class Checkpoint(Callback):
         self._unread = False  # whether an unreadable checkpoint may need further states
 
     def on_fit_start(self, run: Run) -> None:
-        """Read which states earlier checkpoints need, and complete the writes of a killed process.
+        """Read which client states earlier checkpoints need, and complete files of a killed process.
 
-        A new folder gets the initial checkpoint, so that a run killed in its first round can resume in its folder, and
-        a write error shows before any training.
+        A new folder gets the checkpoint that the run starts from: a run killed in its first round resumes there, and an
+        unwritable disk stops the run before training.
         """
         folder, start, first = self._folder(run), run.start_round, run.fabric.is_global_zero
         last = folder / "last.ckpt"
@@ -90,7 +90,7 @@ class Checkpoint(Callback):
                     run.fabric.print(f"{left}: {error}")
 
     def on_round_end(self, run: Run, record: RoundRecord) -> None:
-        """Write the round's checkpoints, if any are due."""
+        """Write the checkpoints that are due."""
         improved = self._is_best(run, record)
         last_round = record.round_idx + 1 == run.max_rounds or run.should_stop
         if not (improved or last_round or (record.round_idx + 1) % self.every_n_rounds == 0):
@@ -108,7 +108,7 @@ class Checkpoint(Callback):
         run.federation.store.collect_garbage(self._kept.values(), delete=run.fabric.is_global_zero and not self._unread)
 
     def on_fit_end(self, run: Run) -> None:
-        """Print why there is no ``best.ckpt``."""
+        """Print why ``best.ckpt`` is missing."""
         if self.monitor is None or self.best is not None or not run.next_round:
             return
         name = run.names.monitor if self.monitor == "auto" else self.monitor
@@ -130,14 +130,14 @@ class Checkpoint(Callback):
         return improved
 
     def _announce(self, run: Run, monitor: str, direction: Direction) -> None:
-        """Print once which metric selects the best round, unless the task or the user named it."""
+        """Print once which metric names the best round, unless the task or the user chose it."""
         self._announced = True
         if run.names.is_declared(monitor) or (self.monitor != "auto" and self.mode != "auto"):
             return
         which = "largest" if direction == "max" else "smallest"
         run.fabric.print(
-            f"best.ckpt has the {which} {monitor}; to change this, set monitor and mode of callback Checkpoint, or a "
-            "mapping `metrics` in the model"
+            f"best.ckpt is that of the {which} {monitor}; to choose another, set monitor and mode of callback "
+            "Checkpoint, or a mapping `metrics` in the model"
         )
 
     def _drop_old_rounds(self, folder: Path) -> None:
@@ -150,7 +150,7 @@ class Checkpoint(Callback):
         return run.log_dir / "checkpoints"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best value and its round."""
+        """The best value and its round."""
         return {"best": self.best, "best_round": self.best_round}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -159,7 +159,7 @@ class Checkpoint(Callback):
 
 
 def _link(source: Path, target: Path) -> None:
-    """Create a hard link atomically; a copy on file systems without links."""
+    """Link a file under a second name, atomically; copy it where the file system has no links."""
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)
     try:

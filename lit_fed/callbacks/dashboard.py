@@ -1,4 +1,4 @@
-"""The callback that writes settings, metrics, histograms and pictures to loggers."""
+"""Settings, metrics, histograms and pictures of a run for its loggers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from torch import Tensor
 from lit_fed.callbacks.boards import Compared, boards, show_picture, takes_pictures
 from lit_fed.callbacks.hparams import Settings, columns_of, hparams_of, runs_beside, settings_of
 from lit_fed.callbacks.pictures import participation_map, predictions_picture, views_picture
+from lit_fed.checks import check_range
 from lit_fed.data.population.pictures import even_subset, render
 from lit_fed.engine.evaluation.rows import ClientRow
 from lit_fed.engine.lightning.compatibility import overrides
-from lit_fed.engine.loop.run import Callback, RoundRecord
-from lit_fed.errors import CheckpointError, ConfigError
+from lit_fed.engine.loop.callback import Callback, RoundRecord
+from lit_fed.errors import CheckpointError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,28 +39,26 @@ _LARGEST = 1e19  # TensorBoard's own bins end a little further out
 
 
 class Dashboard(Callback):
-    """Writes metrics and settings to every logger, and histograms and pictures to loggers that support them.
+    """Writes metrics and settings to all loggers, histograms and pictures to loggers that take them.
 
-    When `on_round_end` returns, a round is on disk, before its checkpoint, so that a later kill loses nothing. After a
-    resume, TensorBoard discards rounds beyond the checkpoint.
+    A round is on disk when `on_round_end` returns, before its checkpoint is written, so a killed process loses nothing.
+    After a resume, TensorBoard's readers drop rounds that a killed process wrote after the checkpoint.
 
     Args:
-        picture_every: Interval of the participation map and the algorithm's figures, in rounds; 0 draws them at the
-            end only.
+        picture_every: Rounds between two participation maps and pictures of the algorithm; 0 draws at the end only.
 
     Raises:
         ConfigError: If `picture_every` is negative.
     """
 
     def __init__(self, picture_every: int = 0) -> None:
-        if picture_every < 0:
-            raise ConfigError(f"Dashboard.picture_every is {picture_every}; give a number of rounds, or 0 for the end")
+        check_range("Dashboard.picture_every", picture_every, least=0, why=" rounds")
         self.picture_every = picture_every
         self._mapped_round = -1
         self._of_views: dict[str, float] = {}
 
     def on_fit_start(self, run: Run) -> None:
-        """Drop what a killed process wrote; in a new run folder write what is known before the first round."""
+        """Drop rounds after the checkpoint; in a new run folder write settings and the partition."""
         self._mapped_round, self._of_views = -1, {}
         with _naming_the_file(run):
             shown = boards(run)
@@ -119,8 +118,8 @@ class Dashboard(Callback):
             _close(run, "success")
 
     def on_exception(self, run: Run, error: BaseException) -> None:
-        """Close the loggers, so that no log entry is lost."""
-        with suppress(OSError):  # a full disk, which the error already reports
+        """Close the loggers without losing data."""
+        with suppress(OSError):  # a full disk, which the error reports
             _close(run, "failed")
 
     def _draw(self, run: Run, round_idx: int) -> None:
@@ -140,11 +139,11 @@ class Dashboard(Callback):
 
 @contextmanager
 def _naming_the_file(run: Run) -> Iterator[None]:
-    """Name the file that cannot be written: TensorBoard's events, if any."""
+    """Name the file that cannot be written: the newest event file, else the run's folder."""
     try:
         yield
     except Exception as error:
-        full = error if isinstance(error, OSError) else error.__cause__  # Lightning's loggers blame the value
+        full = error if isinstance(error, OSError) else error.__cause__  # Lightning's loggers wrap it
         if not isinstance(full, OSError):
             raise
         events = sorted(run.log_dir.glob("events.out.tfevents.*"), key=lambda path: path.stat().st_mtime)
@@ -153,7 +152,7 @@ def _naming_the_file(run: Run) -> Iterator[None]:
 
 
 def _continues(run: Run) -> bool:
-    """Whether the run folder has events of an earlier process; a checkpoint may also be the start of a new folder."""
+    """Whether the run folder has events of an earlier process; a fork from a checkpoint starts a new folder."""
     before, now = run.resumed_from, run.log_dir
     return run.start_round > 0 and (before is None or before.resolve() == now.resolve())
 
@@ -171,7 +170,7 @@ def _close(run: Run, status: str) -> None:
 
 
 def _values_over_clients(rows: Iterable[ClientRow]) -> dict[str, NDArray[np.float64]]:
-    """Return the clients' values by tag, such as ``clients/acc``, without the huge values of a diverged run."""
+    """Clients' values by tag, such as ``clients/acc``, without values too large for a histogram."""
     values: dict[str, list[float]] = {}
     for row in rows:
         if row.stage in _HISTOGRAMS and abs(row.value) < _LARGEST:
@@ -180,7 +179,7 @@ def _values_over_clients(rows: Iterable[ClientRow]) -> dict[str, NDArray[np.floa
 
 
 def _sample_predictions(federation: Federation, round_idx: int) -> NDArray[np.uint8] | None:
-    """Draw test images with the global model's predictions; None without a global model, classes or images."""
+    """Test images with the global model's classes; None without a global model, classes or images."""
     models, num_classes = federation.global_models(round_idx), federation.data.num_classes
     if not models or num_classes is None:
         return None
@@ -206,13 +205,13 @@ def _sample_predictions(federation: Federation, round_idx: int) -> NDArray[np.ui
 
 
 def _test_figures(federation: Federation, round_idx: int) -> Iterator[tuple[str, Figure]]:
-    """Yield the task's figures of the global model on test data, for each group of the data's views."""
+    """The task's figures of the global model on test data, for each group of views of the data."""
     data, models = federation.data, federation.global_models(round_idx)
     if not models:
         return
     kind, state = next(iter(models.items()))
     loop = federation.loops[kind]
-    if loop.model.split.personal:  # the server's copy of personal parameters is untrained
+    if loop.model.split.personal:  # the server's copy of these is untrained
         return
     with loop.model.preserved():
         loop.model.load(state)

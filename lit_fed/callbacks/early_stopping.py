@@ -1,4 +1,4 @@
-"""The callback that stops a run when a metric no longer improves."""
+"""Early stopping by a metric."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Mode = Literal["auto", "max", "min"]
 
 
 def improves(value: float, best: float | None, mode: Direction, min_delta: float = 0.0) -> bool:
-    """Whether a value beats the best so far by more than ``min_delta``; NaN never does."""
+    """Whether a value beats the best by more than ``min_delta``; NaN never does."""
     if math.isnan(value):
         return False
     if best is None:
@@ -27,12 +27,12 @@ def improves(value: float, best: float | None, mode: Direction, min_delta: float
 
 
 def direction_of(run: Run, monitor: str, mode: Mode) -> Direction:
-    """Return whether larger or smaller values are better; ``auto`` asks the run."""
+    """The better direction of a metric; ``auto`` takes the run's."""
     return run.names.direction(monitor) if mode == "auto" else mode
 
 
 def check_reported(key: str, monitor: str, run: Run, record: RoundRecord) -> None:
-    """Refuse a metric that has never been reported, once a round was due to report it.
+    """Refuse a metric that the round was due to report and did not.
 
     Args:
         key: The setting that names the metric.
@@ -41,26 +41,26 @@ def check_reported(key: str, monitor: str, run: Run, record: RoundRecord) -> Non
         record: The round's record.
 
     Raises:
-        ConfigError: With the reported metrics.
+        ConfigError: Naming the round's metrics.
     """
     metrics = record.metrics
     evaluated = "time/eval_s" in metrics or not run.settings.evaluate_every
-    trained = any(name.startswith("train/") for name in metrics)  # not in a round in which nobody was available
+    trained = any(name.startswith("train/") for name in metrics)  # false in a round without available clients
     if monitor not in metrics and evaluated and (trained or not monitor.startswith("train/")):
         known = ", ".join(name for name in metrics if not name.startswith(("time/", "comm/")))
         raise ConfigError(f"{key} {monitor!r} is not a metric of this run; there are {known}")
 
 
 class EarlyStopping(Callback):
-    """Stops the run once a metric has not improved for ``patience`` evaluations, and prints why.
+    """Ends the run after some evaluations without an improvement of a metric.
 
     Args:
-        monitor: Name of the metric, such as ``global/acc``; ``auto`` takes the first metric that the task declares (its
-            ``metrics``), else the first that it logs in an evaluation.
-        mode: ``max``, ``min``, or ``auto``: the direction that the task or the logged torchmetrics object declares,
-            else ``min`` if the name contains loss or error, and ``max`` for any other name.
-        patience: Evaluations without an improvement before the run stops.
-        min_delta: An improvement must exceed this.
+        monitor: Name of the metric, such as ``global/acc``; ``auto`` takes the most important one that the task
+            declares (its ``metrics``), else the first that it logs when it is evaluated.
+        mode: ``max``, ``min``, or ``auto``: as the task or the logged torchmetrics object says, else the smallest where
+            the name says loss or error and the largest elsewhere.
+        patience: Evaluations without an improvement that are tolerated.
+        min_delta: Smallest improvement that counts, exclusive.
 
     Raises:
         ConfigError: For invalid settings, and at the first evaluation that does not report the metric.
@@ -79,7 +79,7 @@ class EarlyStopping(Callback):
         self.waited = 0
 
     def on_fit_start(self, run: Run) -> None:
-        """Keep a stopped run stopped after a resume."""
+        """Keep a stopped run stopped when it is resumed."""
         if not run.start_round:
             self.best, self.best_round, self.waited = None, -1, 0
         elif self.waited >= self.patience and run.start_round < run.max_rounds:
@@ -105,7 +105,7 @@ class EarlyStopping(Callback):
                 run.fabric.print(self._reason(run, monitor, record.round_idx))
 
     def _name(self, run: Run, record: RoundRecord) -> str | None:
-        """Return the metric for this round; None if a later round may still report it."""
+        """The metric of this round; None before the first evaluation."""
         if self.monitor != "auto":
             if self.best is None and not self.waited:
                 check_reported("EarlyStopping.monitor", self.monitor, run, record)
@@ -127,7 +127,7 @@ class EarlyStopping(Callback):
         return f"stopped early after round {round_idx}: {monitor} has not {moved}{least} in {times}; {best}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best value, its round, and the evaluations since."""
+        """The best value, its round, and the evaluations since."""
         return {"best": self.best, "best_round": self.best_round, "waited": self.waited}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

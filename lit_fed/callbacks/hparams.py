@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -15,6 +15,10 @@ from lit_fed.yaml_text import read_yaml
 Setting = str | float | int
 Settings = dict[str, Setting]
 
+METHOD = "_method"
+"""The name of the column ``method``: TensorBoard sorts columns by name, and every other begins with a letter."""
+
+_FIRST = 5  # columns that TensorBoard shows until a user chooses others
 _EQUAL_RUNS = ("trainer.enable_", "trainer.logger", "trainer.default_root_dir", "trainer.num_threads")
 _MOST_RUNS = 100  # compared at the start of a run: about 5 ms each
 
@@ -44,8 +48,8 @@ def settings_of(config: str) -> Settings:
 
 
 def hparams_of(settings: Mapping[str, Setting]) -> Settings:
-    """Settings by the names of HParams: the algorithm's class as ``method``, every class by its last name."""
-    found: Settings = {"method": ""} if "algorithm.class_path" in settings else {}
+    """Settings by the names of HParams: the algorithm's class as `METHOD`, every class by its last name."""
+    found: Settings = {METHOD: ""} if "algorithm.class_path" in settings else {}
     for name, value in settings.items():
         if name.endswith(".class_path"):
             found[_class_key(name)] = str(value).rpartition(".")[2]
@@ -54,10 +58,23 @@ def hparams_of(settings: Mapping[str, Setting]) -> Settings:
     return found
 
 
-def columns_of(own: Settings, told: Sequence[str], others: Sequence[Settings]) -> Settings:
-    """The columns of a run's HParams, with a value each: the method, what differs between runs, what was asked for.
+class Column(NamedTuple):
+    """A column of HParams.
 
-    TensorBoard shows the first five. A setting that nobody asked for, and that all runs share, has no column.
+    Args:
+        value: A value of the setting, for the column's type.
+        leads: Whether it stands before the others.
+    """
+
+    value: Setting
+    leads: bool
+
+
+def columns_of(own: Settings, told: Sequence[str], others: Sequence[Settings]) -> dict[str, Column]:
+    """The columns of HParams: the method, settings that differ between runs, settings that the user asked for.
+
+    The method and what differs lead; where these are fewer than the five columns that TensorBoard shows, so do the
+    settings asked for last. A setting with the same value in all runs that have it needs to be asked for.
 
     Args:
         own: The run's HParams.
@@ -76,10 +93,11 @@ def columns_of(own: Settings, told: Sequence[str], others: Sequence[Settings]) -
         return len(keys)
 
     asked = {name for name in own if rank(name) < len(keys)}
-    differing = {name for name, value in merged.items() if any(one.get(name) != value for one in (*others, own))}
-    chosen = sorted({"method"} & own.keys() | differing | asked, key=list({**own, **merged}).index)
-    chosen.sort(key=lambda name: (name != "method", name not in differing, rank(name)))
-    return {name: merged[name] for name in chosen}
+    differing = {name for name, value in merged.items() if any(one.get(name, value) != value for one in (*others, own))}
+    chosen = sorted({METHOD} & own.keys() | differing | asked, key=list({**own, **merged}).index)
+    chosen.sort(key=lambda name: (name != METHOD, name not in differing, rank(name)))
+    leading = differing | set(chosen[:_FIRST])
+    return {name: Column(merged[name], name in leading) for name in chosen}
 
 
 def runs_beside(log_dir: Path) -> Iterator[Settings]:
@@ -92,7 +110,7 @@ def runs_beside(log_dir: Path) -> Iterator[Settings]:
 
 def _class_key(name: str) -> str:
     key = name.replace(".init_args", "").removesuffix(".class_path")
-    return "method" if key == "algorithm" else key
+    return METHOD if key == "algorithm" else key
 
 
 def _modified(path: Path) -> float:

@@ -1,4 +1,4 @@
-"""Lightning callbacks: they run if they observe the local work; if they need Lightning's trainer, they are refused."""
+"""Lightning callbacks: watchers of local work run, callbacks that need Lightning's trainer are refused."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ _INSTEAD = {
     "Timer": "trainer.max_rounds, and time/round_s of metrics.csv",
     "WeightAveraging": "a method that averages",
 }
-"""The replacement of each of Lightning's callbacks."""
+"""Replacements of Lightning's own callbacks."""
 
 
 def lightning_watchers(
     callbacks: Sequence[Callback | LightningCallback],
 ) -> tuple[list[Callback], list[LightningCallback]]:
-    """Return our callbacks of the run, and Lightning callbacks, which observe every client's local work.
+    """Split callbacks into listeners of the run and Lightning callbacks, which watch each client's local work.
 
-    Lightning's built-in callbacks are refused: all of them control a single training, or read its loops and loggers.
+    Lightning's own are refused: each steers one training or reads its loops and loggers.
 
     Raises:
-        ConfigError: For a built-in callback, or for a hook that local work does not have.
+        ConfigError: For one of Lightning's own, or a hook that local work lacks.
     """
     own: list[Callback] = []
     watchers: list[LightningCallback] = []
@@ -66,10 +66,12 @@ def _check(callback: LightningCallback) -> None:
     if theirs != [LightningCallback.__name__]:
         watching = "a subclass of lightning.Callback that watches"
         instead = next((_INSTEAD[kind] for kind in theirs if kind in _INSTEAD), watching)
-        raise ConfigError(f"trainer.callbacks has {name}, which needs a Lightning trainer; use {instead}")
+        raise ConfigError(
+            f"trainer.callbacks: {name} needs a Lightning trainer, which a federation does not have; use {instead}"
+        )
     hooks = [hook for hook in vars(LightningCallback) if hook.startswith("on_") or hook in ("setup", "teardown")]
     used = [hook for hook in hooks if getattr(type(callback), hook) is not getattr(LightningCallback, hook)]
     if unknown := [hook for hook in used if hook not in _WATCHED]:
         raise ConfigError(
-            f"trainer.callbacks has {name} with the hook {unknown[0]}, which local work does not call; remove the hook"
+            f"trainer.callbacks: {name} uses the hook {unknown[0]}, which local work does not have; remove the hook"
         )

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 _MOST_BINS = 400
 _TITLE_SIZE = 8  # points, over a predicted image
 _LONGEST_TITLE = 18
-_WIDEST = 8.0  # maximum width of a picture of predictions, inches
-_MOST_PARTICIPANTS = 200_000  # maximum number of participants in a map, 0.5 to 3 s; above it, rounds are subsampled
+_WIDEST = 8.0  # inches of a picture of predictions
+_MOST_PARTICIPANTS = 200_000  # fates computed for a map, 0.5 to 3 s; beyond, a subset of rounds
 
 # In order of importance; the position is the value in a map, 0 stands for "not selected".
 _FATES = (Fate.ON_TIME, Fate.LATE, Fate.LOST_AFTER, Fate.LOST_BEFORE)
@@ -47,13 +47,13 @@ def participation_map(
     cohort_size: int,
     names: Sequence[str] | None = None,
 ) -> Figure:
-    """Draw who took part when, and the fate of the work.
+    """A map of clients and rounds by the fate of each client's work.
 
     Args:
-        plan: Returns a round's participants; a pure function.
-        num_rounds: Rounds so far.
+        plan: A pure function from a round to its participants.
+        num_rounds: Completed rounds.
         num_clients: Size of the population.
-        cohort_size: How many clients a round asks for.
+        cohort_size: Clients that a round asks for.
         names: The clients' names, in the order of their ids; None for their ids.
     """
     clients = even_subset(num_clients, MOST_CLIENTS)
@@ -105,7 +105,7 @@ def participation_map(
 
 
 def weights_picture(weights: NDArray[np.float64], clients: NDArray[np.int64]) -> Figure:
-    """Draw each client's weight in the mixture, by class.
+    """The weight of each client in the mixture, per class.
 
     Args:
         weights: Mean weight per client and class, shape (n, num_classes); NaN if there is none.
@@ -131,13 +131,13 @@ def weights_picture(weights: NDArray[np.float64], clients: NDArray[np.int64]) ->
 def predictions_picture(
     images: NDArray[np.float32], predicted: Sequence[int], true: Sequence[int], names: Sequence[str] | None = None
 ) -> Figure:
-    """Draw images with their predicted classes.
+    """Images with their predicted classes.
 
     Args:
         images: Inputs as the model sees them, shape (n, channels, height, width), 1 or 3 channels, any scale.
         predicted: Classes, n of them.
         true: Classes, n of them.
-        names: The classes' names, in order; None for their numbers. Long names are shortened.
+        names: Names of the classes, in order; None for their numbers. Long names are cut.
     """
     from matplotlib.figure import Figure
 
@@ -167,11 +167,11 @@ def predictions_picture(
 
 
 def views_picture(values: Mapping[str, float], metric: str) -> Figure:
-    """Draw the global model's metric on several views of the test data.
+    """The global model's metric by view of the test data.
 
     Args:
-        values: Values by view, in order.
-        metric: The metric's name.
+        values: Values by view, in drawing order.
+        metric: Name of the metric.
     """
     from matplotlib.figure import Figure
 
@@ -189,11 +189,11 @@ def views_picture(values: Mapping[str, float], metric: str) -> Figure:
 
 
 def curves_picture(rounds: Sequence[int], panels: Mapping[str, Mapping[str, Sequence[float]]]) -> Figure:
-    """Draw curves over rounds, one panel per title, in four columns; the legend takes a free place.
+    """Curves over rounds, a panel per title, in four columns.
 
     Args:
-        rounds: The rounds of the values.
-        panels: The curves by title and label, as long as `rounds`; every panel has the same labels.
+        rounds: Rounds of the curves' values, length n.
+        panels: Curves of length n by title and label; every panel has the same labels.
     """
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator

@@ -1,4 +1,4 @@
-"""Output of a run on the terminal: a live bar, or one line per round, and a closing table."""
+"""A run on the terminal: a live bar or one line per round, and a closing table."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ PROTOCOLS = {
     "personal": "each client's model on its own {data} data, after local fine-tuning",
     "unseen": "the model that clients never sampled would receive, on their own {data} data",
 }
-"""What the protocols' metrics are of, by prefix."""
+"""Meaning of the protocols' metrics, by prefix."""
 
 
 def is_evaluated(name: str) -> bool:
-    """Whether a metric rates a model: a global model's metric, a mean over clients, or the training loss."""
+    """Whether a metric is the global model's, a mean over clients, or the training loss."""
     prefix = name.partition("/")[0]
     return prefix == "global" or (prefix in PROTOCOLS and name.endswith("_mean")) or name == "train/loss"
 
 
 def format_bytes(count: float) -> str:
-    """Format a number of bytes with a decimal unit: ``1.2 MB``."""
+    """A number of bytes with a decimal unit: ``1.2 MB``."""
     for unit in ("B", "kB", "MB", "GB", "TB", "PB"):
         if abs(count) < 999.5 or unit == "PB":
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
@@ -101,10 +101,10 @@ class Progress(Callback):
         self._latest: dict[str, float] = {}
         self._monitor: str | None = None
 
-    # ------------------------------------------------------------------ events of a run
+    # ------------------------------------------------------------------ hooks
 
     def on_fit_start(self, run: Run) -> None:
-        """Record the start; the display opens with the first round, after all checks."""
+        """Note the first round; the display opens with that round, after everything that can be refused."""
         self._started = time.perf_counter()
         self._first_round = self._round_idx = self._rounds_done = run.start_round
         self._max_rounds, self._monitor = run.max_rounds, run.names.monitor
@@ -112,7 +112,7 @@ class Progress(Callback):
             self._bests, self._total_bytes, self._latest = {}, 0.0, {}
 
     def on_round_start(self, run: Run, round_idx: int, plan: Sequence[Participant]) -> None:
-        """Reset the bar over clients."""
+        """Restart the bar over clients."""
         self._round_idx = round_idx
         if not run.fabric.is_global_zero:
             return
@@ -125,15 +125,15 @@ class Progress(Callback):
             self._live.start()
 
     def on_client_end(self, run: Run, update: ClientUpdate) -> None:
-        """Count; the display reads the count ten times a second."""
+        """Count the client; the display reads the count ten times a second."""
         self._clients_done += 1
 
     def on_evaluation_start(self, run: Run, round_idx: int) -> None:
-        """Show that the evaluation has begun."""
+        """Show that evaluation has started."""
         self._doing = "evaluating…"
 
     def on_round_end(self, run: Run, record: RoundRecord) -> None:
-        """Update the best values, and print a line without a live display."""
+        """Update the best values, and print a line where there is no live display."""
         metrics, round_idx = record.metrics, record.round_idx
         for pattern in self.metrics or ():
             if not fnmatch.filter(self._bests, pattern) and not fnmatch.filter(metrics, pattern):
@@ -190,7 +190,7 @@ class Progress(Callback):
         self._print(line)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the last and best values and the bytes so far."""
+        """The last and best values, and the bytes sent."""
         bests = {name: [entry.last, entry.best, entry.best_round] for name, entry in self._bests.items()}
         return {"bests": bests, "total_bytes": self._total_bytes}
 
@@ -200,16 +200,16 @@ class Progress(Callback):
         self._total_bytes = state["total_bytes"]
         self._latest = {name: entry.last for name, entry in self._bests.items()}
 
-    # ------------------------------------------------------------------ layout
+    # ------------------------------------------------------------------ display
 
     def _get_console(self) -> Console:
-        # Made late, in the process that uses it: a console holds locks, which cannot be sent to another process.
+        # Made late: a console holds locks, which cannot be sent to another process.
         if self.console is None:
             self.console = _default_console()
         return self.console
 
     def _print(self, line: str) -> None:
-        """Print a line without wrapping, so that paths can be copied and logs searched."""
+        """Print without wrapping, so that paths can be copied and logs searched."""
         self._get_console().print(line, soft_wrap=True, markup=False, highlight=False)
 
     def _stop(self) -> None:
@@ -223,7 +223,7 @@ class Progress(Callback):
         if done > self._first_round:
             parts.append(f"{_clock(elapsed / (done - self._first_round) * (total - done))} left")
         width = 30 if self._get_console().width >= _PLAIN_WIDTH else 16
-        # The label and the bar keep their width, so that a narrow terminal shortens the text.
+        # Label and bar keep their width: a narrow terminal cuts the text.
         grid = Table.grid(padding=(0, 1), expand=True)
         grid.add_column(width=7, no_wrap=True)
         grid.add_column(width=width, no_wrap=True)
@@ -242,7 +242,7 @@ class Progress(Callback):
         for name in _sorted_names(self._bests):
             entry = self._bests[name]
             shown = (f"{entry.best:.6g}", str(entry.best_round)) if math.isfinite(entry.best) else ("–", "–")
-            table.add_row(Text(name), f"{entry.last:.6g}", *shown)  # a text: a name may have brackets
+            table.add_row(Text(name), f"{entry.last:.6g}", *shown)  # brackets of a name are no markup
         return table
 
 
@@ -291,13 +291,13 @@ def _checkpoint(log_dir: Path, name: str) -> Path:
 
 
 def _count_own(run: Run, plan: Sequence[Participant]) -> int:
-    """Return how many of a round's clients train in this process."""
+    """The number of a round's clients that train on this process."""
     working = [participant.client_id for participant in plan if participant.fate is not Fate.LOST_BEFORE]
     return len(run.workers.share(working, run.federation.data.num_samples))
 
 
 def _sorted_names(names: Mapping[str, Any]) -> list[str]:
-    """Sort names by protocol in the order of `PROTOCOLS`, others last; keep the order within a protocol."""
+    """Names by protocol, in the order of `PROTOCOLS`, others last; within one as measured."""
     order = list(PROTOCOLS)
     prefixes = list(dict.fromkeys(name.partition("/")[0] for name in names))
     prefixes.sort(key=lambda prefix: order.index(prefix) if prefix in order else len(order))
@@ -305,7 +305,7 @@ def _sorted_names(names: Mapping[str, Any]) -> list[str]:
 
 
 def _key_names(monitor: str | None) -> list[str]:
-    """Return the metrics of a line: the monitored metric for every protocol, and the losses."""
+    """The metrics of a line: the monitored one by every protocol, and the losses."""
     if monitor is None:
         return ["train/loss"]
     key = base_name(monitor)

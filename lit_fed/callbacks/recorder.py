@@ -29,12 +29,11 @@ Line = tuple[int, list[str]]  # the round, and all cells
 
 
 class Recorder(Callback):
-    """Writes the files of a run's folder; every round is on disk before its checkpoint.
+    """Writes the files of a run's folder; a round is on disk before its checkpoint.
 
-    ``metrics.csv`` has one row per round; a metric that is not evaluated in a round leaves its cell empty.
-    ``clients.csv`` has one row per client, stage and metric, with clients' names, if any, in the last column. A resume
-    removes rows of rounds that run again, so that every round occurs once. An unreadable file is not rewritten: the
-    resume is refused.
+    ``metrics.csv`` has one row per round, with empty cells for metrics that the round did not evaluate. ``clients.csv``
+    has one row per client, stage and metric; the last column holds the clients' names, if any. A resume removes rows of
+    rounds that run again, so that each round appears once. Unreadable files are never rewritten: the resume is refused.
     """
 
     def __init__(self) -> None:
@@ -43,10 +42,10 @@ class Recorder(Callback):
         self._rows = 0  # of ``clients.csv``
 
     def on_fit_start(self, run: Run) -> None:
-        """Write the configuration and partition, or truncate the files to the checkpoint.
+        """Write the files of a fresh run, or cut existing files back to the checkpoint.
 
         Raises:
-            CheckpointError: If a file of the run is malformed, or cannot be written.
+            CheckpointError: If a file is not a run's or cannot be written.
         """
         if not run.fabric.is_global_zero:
             return
@@ -58,7 +57,7 @@ class Recorder(Callback):
         there, _ = metrics.check(start)
         _, num_rows = clients.check(start, columns)
         settings = ConfigHistory(before if start and run.settings.config else None)
-        # All files have been read and may be replaced from here on.
+        # All files are read; from here on they are replaced.
         if there < start:
             run.fabric.print(f"{metrics.path} lacks {start - there} of the {start} rounds before this one")
         if start and num_rows < self._rows:
@@ -91,7 +90,7 @@ class Recorder(Callback):
         self._rows += len(record.rows)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the expected number of rows of ``clients.csv``."""
+        """The number of rows of ``clients.csv``."""
         return {"rows": self._rows}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -99,7 +98,7 @@ class Recorder(Callback):
         self._rows = int(state["rows"])
 
     def _lines(self, record: RoundRecord) -> Iterator[str]:
-        """Yield the rows of ``clients.csv``: fast, because a round has thousands, and only names need quotes."""
+        """The lines of ``clients.csv``: thousands per round, too many for a CSV writer; only names need quotes."""
         begin, end, quoted = f"{record.round_idx},", "\n", dict[tuple[str, str], str]()
         for client_id, stage, metric, value in record.rows:
             what = quoted.get((stage, metric))
@@ -111,21 +110,25 @@ class Recorder(Callback):
 
 
 class RoundTable:
-    """A run's CSV file, with the round in the first column; it may be missing."""
+    """A CSV file of a run, with the round in its first column.
+
+    Args:
+        path: The file; it may be missing.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.columns: list[str] = []  # empty if the file is missing or empty
+        self.columns: list[str] = []  # empty for a missing or empty file
 
     def check(self, start_round: int, columns: Sequence[str] = ()) -> tuple[int, int]:
-        """Check the file, and return its numbers of rounds and rows before a round.
+        """Count the rounds before a round, and their rows.
 
         Args:
             start_round: The round.
-            columns: The expected header; empty for any.
+            columns: The expected header; empty accepts any.
 
         Raises:
-            CheckpointError: If the header differs, or a row is malformed.
+            CheckpointError: If the header differs or a row is malformed.
         """
         rounds = Counter(round_idx for round_idx, _ in self._lines() if round_idx < start_round)
         if self.columns and list(columns or self.columns) != self.columns:
@@ -133,7 +136,7 @@ class RoundTable:
         return len(rounds), rounds.total()
 
     def rows(self) -> Iterator[dict[str, str]]:
-        """Yield the complete rows by column.
+        """The complete rows by column name.
 
         Raises:
             CheckpointError: If the header or a row is malformed.
@@ -142,7 +145,7 @@ class RoundTable:
             yield dict(zip(self.columns, cells, strict=True))
 
     def cut(self, target: Path, columns: Sequence[str], start_round: int) -> None:
-        """Write the rows before a round to a file, possibly the same, with empty cells in new columns."""
+        """Write the rows before a round to a file, which may be the same one; new columns are empty."""
 
         def lines() -> Iterator[str]:
             yield _line(columns)
@@ -153,7 +156,7 @@ class RoundTable:
         write_text(lines(), target)
 
     def _lines(self) -> Iterator[Line]:
-        """Yield the complete rows, without the partial last line of a killed process."""
+        """The complete rows, without a line that a killed process left unfinished."""
         with unreadable_named(self.path):
             if not self.path.is_file():
                 return
@@ -179,7 +182,7 @@ class RoundTable:
     def _texts(file: Iterable[bytes]) -> Iterator[str]:
         for number, line in enumerate(file):
             if line.endswith(b"\n"):
-                yield line.decode("utf-8-sig" if number == 0 else "utf-8")  # spreadsheets write a byte-order mark
+                yield line.decode("utf-8-sig" if number == 0 else "utf-8")  # spreadsheets write a byte order mark
 
     def _unreadable(self, why: str) -> CheckpointError:
         return CheckpointError(
@@ -188,28 +191,28 @@ class RoundTable:
 
 
 class ConfigHistory:
-    """The known configurations of a run's rounds.
+    """The configurations of a run's rounds.
 
-    ``config.yaml`` belongs to the coming rounds, ``config.until_round_<r>.yaml`` to the rounds up to r.
+    ``config.yaml`` belongs to the rounds to come, ``config.until_round_<r>.yaml`` to the rounds up to r.
 
     Args:
-        folder: The run's folder; None for a new run.
+        folder: The run's folder; None for a run without earlier rounds.
 
     Raises:
         CheckpointError: If a file is not a configuration.
     """
 
     def __init__(self, folder: Path | None) -> None:
-        self._texts: dict[float, str] = {}  # by the last round with it; infinity for the newest
+        self._texts: dict[float, str] = {}  # by the last round trained with it; infinity for the newest
         for path in () if folder is None else folder.glob("config.*yaml"):
             named = _UNTIL.fullmatch(path.name)
             if named or path.name == "config.yaml":
                 self._texts[int(named[1]) if named else float("inf")] = _configuration(path)
 
     def write(self, folder: Path, config: str, start_round: int) -> list[str]:
-        """Write a configuration for a round and all later rounds; keep earlier rounds' ones; return what changed."""
+        """Write the configuration from `start_round` on, and keep those of earlier rounds; returns changed keys."""
         last = start_round - 1
-        # A configuration newer than the last round's has no rounds left: they run again.
+        # A configuration newer than the last round has no rounds left: they run again.
         trained = self._texts[min(rounds)] if (rounds := [r for r in self._texts if r >= last]) else config
         old, new = flatten(read_yaml(trained)), flatten(read_yaml(config))
         changed = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
@@ -247,7 +250,7 @@ def _line(cells: Sequence[Any]) -> str:
 
 
 def _partition(data: FederatedDataModule) -> Iterator[str]:
-    """Yield the partition as JSON client by client, because a large population may not fit into memory."""
+    """The partition as JSON, one client at a time: a large population's text may exceed memory."""
     contents = json.dumps(vars(data.contents()))
     yield f'{{"sha256": {json.dumps(data.partition_sha256())}, "data": {contents}, "clients": {{'
     for position, (client_id, row) in enumerate(data.partition_rows()):

@@ -1,1 +1,1 @@
-"""A trained network for those who do not have lit_fed: its weights, its program, and a card that says what it is."""
+"""Export of a trained network for use without lit_fed: weights, programs, model card."""

@@ -1,4 +1,4 @@
-"""What is known of a trained network, from its checkpoint and its run's folder."""
+"""Facts about a trained network, from its checkpoint and its run's folder."""
 
 from __future__ import annotations
 
@@ -30,20 +30,19 @@ class Facts:
     """What a card tells.
 
     Args:
-        task: The class of what was learnt.
+        task: The task's class.
         method: The method's class.
-        rounds: How many rounds it was trained.
-        data: The data module's class, and its settings but for where the files lie.
+        rounds: Rounds of training.
+        data: The data module's class, and its settings without paths.
         algorithm: The method's settings.
-        training: How clients trained, by setting.
-        clients: How many there are, and how many samples they have, where the run's folder says.
-        partition_sha256: The fingerprint of who had which samples.
-        metrics: Of the checkpoint's round, those of protocols.
+        training: Settings of local training.
+        clients: Counts of clients and samples, from the run's folder.
+        partition_sha256: Fingerprint of the partition.
+        metrics: Protocols' metrics of the checkpoint's round.
         evaluated_on: ``test`` or ``validation``.
-        preprocessing: The steps from stored inputs to the network; None where they are code of the data module's own.
-        class_names: What the outputs are called.
-        versions: Of the packages that wrote the files.
-        around: What is kept of what was around the method, such as its privacy, by name.
+        preprocessing: Steps from stored inputs to the network; None for code of the data module.
+        class_names: Names of the outputs.
+        versions: Versions of the packages that wrote the files.
     """
 
     task: str
@@ -63,7 +62,7 @@ class Facts:
 
 
 def facts_of(content: Mapping[str, Any], path: Path) -> Facts:
-    """What a checkpoint and the folder of its run say.
+    """Read the facts from a checkpoint and its run's folder.
 
     Args:
         content: The checkpoint.
@@ -111,10 +110,10 @@ def _around(server: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _settings(config: str, path: Path) -> Mapping[str, Any]:
-    """The configuration that a checkpoint holds.
+    """The configuration in a checkpoint.
 
     Raises:
-        CheckpointError: If it is none.
+        CheckpointError: If the text is not a configuration.
     """
     try:
         found = read_yaml(config) or {}
@@ -143,7 +142,7 @@ def _versions() -> dict[str, str]:
 
 
 def _clients(run: Path | None) -> dict[str, Any]:
-    """How many clients there were and how many samples they had; empty where no folder says."""
+    """Counts of clients and samples; empty without a run's folder."""
     try:
         record = json.loads((run / "partition.json").read_text(encoding="utf-8")) if run is not None else {}
         sizes = [len(client["indices"]) for client in record["clients"].values()]

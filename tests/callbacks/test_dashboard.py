@@ -18,6 +18,7 @@ from tensorboard.backend.event_processing.plugin_event_accumulator import EventA
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from lit_fed.callbacks import RoundRecord
+from lit_fed.callbacks.boards import COLUMNS_FILE
 from lit_fed.callbacks.dashboard import Dashboard
 from lit_fed.callbacks.pictures import predictions_picture
 from lit_fed.data import Diabetes, Digits
@@ -185,7 +186,7 @@ def test_a_resumed_run_has_every_round_once(tmp_path: Path, cut: int) -> None:
     killed.on_fit_start(run)
     run_rounds(killed, run, 0, 5)
     run.loggers[0].experiment.close()
-    (first,) = tmp_path.glob("events*")
+    (first,) = set(tmp_path.glob("events*")) - {tmp_path / COLUMNS_FILE}
     if cut:
         first.write_bytes(first.read_bytes()[:-cut])
     # Readers go by the name, which holds the second in which the file was made.
@@ -275,6 +276,8 @@ def read_hparams(folder: Path) -> dict[str, Any]:
     parsed = {tag: HParamsPluginData.FromString(content) for tag, content in contents.items()}
     session = parsed["_hparams_/session_start_info"].session_start_info.hparams
     values = {name: value.string_value or value.number_value for name, value in session.items()}
+    if "_hparams_/experiment" not in parsed:
+        return {"params": values}
     experiment = parsed["_hparams_/experiment"].experiment
     columns, metrics = experiment.hparam_infos, experiment.metric_infos
     names = {"columns": [info.name for info in columns], "metrics": [info.name.tag for info in metrics]}
@@ -311,6 +314,15 @@ def test_columns_of_hparams_begin_with_what_differs_between_the_runs_beside(tmp_
     (tmp_path / "damaged/config.yaml").write_text("[", encoding="utf-8")
     Dashboard().on_fit_start(a_run(tmp_path / "version_1", told=("trainer.max_rounds",)))
     assert read_hparams(tmp_path / "version_1")["columns"] == ["model.milestones", "trainer.max_rounds"]
+
+
+def test_the_columns_of_hparams_are_those_of_the_newest_run(tmp_path: Path) -> None:
+    """Of the columns of several runs TensorBoard takes any."""
+    for name in ("version_0", "version_1"):
+        Dashboard().on_fit_start(a_run(tmp_path / name, told=("model.lr",)))
+    assert "columns" not in read_hparams(tmp_path / "version_0")
+    assert read_hparams(tmp_path / "version_0")["params"]["model.lr"] == 0.1
+    assert read_hparams(tmp_path / "version_1")["columns"] == ["model.lr"]
 
 
 @pytest.mark.parametrize(

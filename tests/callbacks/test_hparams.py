@@ -24,7 +24,7 @@ def table(config: str) -> dict[str, str | float | int]:
 
 def test_classes_have_their_last_name_and_the_algorithm_is_the_method() -> None:
     assert list(table(PROX).items()) == [
-        ("method", "FedProx"),
+        ("_method", "FedProx"),
         ("model", "Classifier"),
         ("model.network", "mlp"),
         ("data", "Digits"),
@@ -36,30 +36,34 @@ def test_classes_have_their_last_name_and_the_algorithm_is_the_method() -> None:
     ]
 
 
-def test_the_method_comes_first_then_what_differs_then_what_was_asked_for() -> None:
-    columns = columns_of(table(PROX), ("algorithm.class_path", "model.network"), [table(AVERAGE)])
-    assert columns == {
-        "method": "FedProx",
-        "data.partition": "Dirichlet",
-        "data.partition.alpha": 0.3,
-        "algorithm.mu": 0.01,
-        "model.network": "mlp",
+def test_the_method_and_what_differs_lead_then_comes_what_was_asked_for() -> None:
+    told = ("algorithm.class_path", "algorithm.mu", "model.class_path", "model.network", "data.class_path")
+    columns = columns_of(table(PROX), told, [table(AVERAGE)])
+    assert {name: tuple(column) for name, column in columns.items()} == {
+        "_method": ("FedProx", True),
+        "data.partition": ("Dirichlet", True),
+        "algorithm.mu": (0.01, True),
+        "model": ("Classifier", True),
+        "model.network": ("mlp", True),  # the fifth
+        "data": ("Digits", False),
     }
-    assert list(columns) == ["method", "data.partition", "data.partition.alpha", "algorithm.mu", "model.network"]
+    assert list(columns)[2:] == ["algorithm.mu", "model", "model.network", "data"]  # as they were asked for, last first
 
 
 def test_a_constant_that_nobody_asked_for_has_no_column() -> None:
-    assert list(columns_of(table(PROX), ("algorithm",), [table(PROX)])) == ["method"]
+    assert list(columns_of(table(PROX), ("algorithm",), [table(PROX)])) == ["_method"]
     assert "algorithm.public_size" in columns_of(table(PROX), ("algorithm.public_size",), [])
 
 
-def test_a_setting_that_only_another_run_has_is_a_column() -> None:
-    assert columns_of(table(AVERAGE), (), [table(PROX)])["algorithm.mu"] == 0.01
+def test_a_setting_that_only_other_runs_have_is_a_column_where_it_differs_between_them() -> None:
+    others = [table(PROX), table(PROX.replace("0.01", "0.1"))]
+    assert columns_of(table(AVERAGE), (), others)["algorithm.mu"].leads
+    assert "algorithm.mu" not in columns_of(table(AVERAGE), (), others[:1])
 
 
 def test_the_parts_of_a_setting_that_was_asked_for_have_columns() -> None:
     own = hparams_of(flatten({"network_args": {"width": 3, "depth": 2}, "size": 1}))
-    assert columns_of(own, ("network_args",), []) == {"network_args.width": 3, "network_args.depth": 2}
+    assert list(columns_of(own, ("network_args",), [])) == ["network_args.width", "network_args.depth"]
 
 
 def test_flatten_takes_whatever_yaml_gives() -> None:

@@ -85,7 +85,7 @@ def test_what_it_keeps_is_in_the_checkpoint(tmp_path: Path) -> None:
     ids=lambda value: type(value).__name__ if isinstance(value, Callback) else "",
 )
 def test_lightnings_own_are_refused_by_name(callback: Any, instead: str) -> None:
-    with pytest.raises(ConfigError, match=f"trainer.callbacks has {type(callback).__name__}, which needs a") as caught:
+    with pytest.raises(ConfigError, match=f"trainer.callbacks: {type(callback).__name__} needs a Lightning trainer") as caught:
         trainer(Path(), callbacks=[callback])
     assert str(caught.value).endswith(instead)
 
@@ -94,7 +94,7 @@ def test_every_callback_that_lightning_brings_along_is_refused(tmp_path: Path) -
     brought = [getattr(lightning_callbacks, name) for name in lightning_callbacks.__all__]
     for kind in brought:
         if kind is not Callback:
-            with pytest.raises(ConfigError, match=rf"trainer\.callbacks has {kind.__name__}, which needs a"):
+            with pytest.raises(ConfigError, match=rf"trainer\.callbacks: {kind.__name__} needs a Lightning trainer"):
                 trainer(tmp_path, callbacks=[object.__new__(kind)])
 
 
@@ -102,7 +102,7 @@ def test_a_subclass_of_lightnings_own_is_refused_by_its_name() -> None:
     class Mine(Timer):
         pass
 
-    with pytest.raises(ConfigError, match=r"trainer\.callbacks has Mine, which needs a Lightning trainer"):
+    with pytest.raises(ConfigError, match=r"trainer\.callbacks: Mine needs a Lightning trainer"):
         trainer(Path(), callbacks=[Mine()])
 
 
