@@ -78,7 +78,7 @@ def in_memory(run: Sequence[str], folder: Path) -> str:
 
     from lit_fed.command.commands import node
     from lit_fed.command.commands.deployed import Made, make
-    from lit_fed.command.reading.words import prepared
+    from lit_fed.command.reading.words import CommandLine
     from lit_fed.command.roots import import_named
     from lit_fed.command.table import Call
     from lit_fed.deployment.grid import MemoryGrid
@@ -91,10 +91,10 @@ def in_memory(run: Sequence[str], folder: Path) -> str:
     def made(name: str) -> Made:
         parser = Parser(exit_on_error=False)
         node.add_arguments(parser)
-        words = prepared(
+        line = CommandLine(
             ["node", *run, "--client", "0", "--trainer.default_root_dir", str(folder / "in memory" / name)]
         )
-        return make(Call(parser.parse_args(words[1:]), parser, words), node.OWN)
+        return make(Call(line.parse(parser, 1), parser, line.words), node.OWN)
 
     with ExitStack() as stack:
         handlers = {}

@@ -1,52 +1,111 @@
-"""The parser of configurations."""
+"""The parser of configurations, for the command line and for whatever else reads its files."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+import copy
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import yaml
 from jsonargparse import DefaultHelpFormatter, get_loader, set_loader
+from jsonargparse._loaders_dumpers import get_yaml_default_loader
+from jsonargparse.typing import Path as ParserPath
 from lightning.pytorch.cli import LightningArgumentParser
 from torch.optim.lr_scheduler import LRScheduler
-from typing_extensions import override
 
-from lit_fed.yaml_text import read_yaml
+from lit_fed.yaml_text import read_nodes, read_yaml
 
 ROUNDS = ("T_max", "total_steps", "total_iters")
-"""Names of a schedule's length in torch; null stands for all rounds."""
+"""Parameters by which torch's schedules take their length; null stands for all rounds."""
 
 PARSER_MODE = "strict_yaml"
-"""The mode of parsers that read with `load`."""
+"""Mode of parsers that read with `load`."""
 
 _MERGE = "tag:yaml.org,2002:merge"
 
 
-def load(text: str) -> Any:
-    """Parse a YAML text for a parser.
+class _Loader(yaml.SafeLoader):
+    """Takes the same scalars for numbers as the parser: 1e-3 is one, and a date stays text."""
+
+    yaml_implicit_resolvers = get_yaml_default_loader().yaml_implicit_resolvers
+
+    def construct_document(self, node: yaml.Node) -> Any:
+        """Refuse keys that are there twice before merges write theirs beside them."""
+        _refuse_repeats(node)
+        return super().construct_document(node)
+
+
+class Text(str):
+    """A YAML text that has been parsed, so that the parser does not parse it again.
+
+    Attributes:
+        root: Its nodes, which know their lines; None for an empty text.
+        content: Its content.
+    """
+
+    root: yaml.Node | None
+    content: Any
+
+
+def parsed(text: str) -> Text:
+    """Parse a YAML text once.
 
     Raises:
-        yaml.YAMLError: If it is not YAML, repeats a key, or has aliases that expand to too much.
+        yaml.YAMLError: If it is not YAML, or its aliases expand to too many values; a mapping with the same key twice
+            is an error too: YAML's own readers keep the last.
+        ValueError: See `lit_fed.yaml_text.read_nodes`.
     """
+    found = Text(text)
+    found.root, found.content = read_nodes(text, _Loader)
+    return found
+
+
+def load(text: str) -> Any:
+    """Content of a YAML text, for the parser.
+
+    Raises:
+        yaml.YAMLError: If it is not YAML, a mapping has the same key twice, or its aliases expand to too many values.
+    """
+    if isinstance(text, Text):
+        return copy.deepcopy(text.content)  # the parser changes what it is given
     if "*" in text and "&" in text:
         read_yaml(text)
     if text.count(":") > 1:  # a single value has no keys
-        compose(text)
+        _refuse_repeats(yaml.compose(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
     return get_loader("yaml")(text)
 
 
 set_loader(PARSER_MODE, load, (yaml.YAMLError,))
 
 
-def compose(text: str) -> yaml.Node | None:
-    """A YAML text as nodes with line numbers; None for an empty text.
+@contextmanager
+def taking(texts: Mapping[str, Text]) -> Iterator[None]:
+    """Let parsers take files from here instead of opening them again.
 
-    Raises:
-        yaml.YAMLError: If it is not YAML, or a mapping repeats a key, of which YAML's readers keep the last.
+    jsonargparse opens a file wherever one may be named, and resolves relative paths in it against its folder; only its
+    ``Path.read_text`` is replaced, so that all of this stays.
+
+    Args:
+        texts: The files by their resolved paths; others are opened.
     """
-    root: yaml.Node | None = yaml.compose(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    before = ParserPath.read_text
+
+    def read_text(self: ParserPath) -> str:
+        known = texts.get(os.path.realpath(self.absolute))
+        return before(self) if known is None else known
+
+    ParserPath.read_text = read_text  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        ParserPath.read_text = before  # type: ignore[method-assign]
+
+
+def _refuse_repeats(root: yaml.Node | None) -> None:
     for path, mapping in _mappings(root, (), set()):
         lines: dict[tuple[str, str], int] = {}
         for key, _ in mapping.value:
@@ -58,13 +117,12 @@ def compose(text: str) -> yaml.Node | None:
                 problem = f"{'.'.join((*path, key.value))} is there twice, {first}; remove one"
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
             lines[name] = line
-    return root
 
 
 def _mappings(
     node: yaml.Node | None, path: tuple[str, ...], seen: set[int]
 ) -> Iterator[tuple[tuple[str, ...], yaml.MappingNode]]:
-    """Each mapping of a tree, once, with its path of keys."""
+    """Every mapping of a tree once, however many aliases refer to it, with the keys that lead to it."""
     if id(node) in seen:
         return
     seen.add(id(node))
@@ -78,7 +136,7 @@ def _mappings(
 
 
 class HelpFormatter(DefaultHelpFormatter):
-    """Help without long lists of torch's classes, and without the marks of docstrings."""
+    """Help without long lists of classes and without reStructuredText marks."""
 
     def _expand_help(self, action: argparse.Action) -> str:
         text, known, classes = super()._expand_help(action).partition(", known subclasses: ")
@@ -87,15 +145,14 @@ class HelpFormatter(DefaultHelpFormatter):
 
 
 class Parser(LightningArgumentParser):
-    """A parser that passes its help format and YAML reader to subparsers, and allows open-ended schedules."""
+    """A parser that passes its help format and its mode on to parsers it makes; a schedule's length may be null."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         ours: dict[str, Any] = {"formatter_class": HelpFormatter, "parser_mode": PARSER_MODE}
         super().__init__(*args, **(ours | kwargs))
 
-    @override
     def parse_args(self, args: Any = None, *rest: Any, **kwargs: Any) -> Any:
-        """Parse arguments; jsonargparse passes a nested class's null as the text None."""
+        """Parse arguments; jsonargparse hands a null for a nested class's setting on as the text None."""
         if args is not None:
             args = [word.removesuffix("None") + "null" if word.endswith("=None") else word for word in args]
         return super().parse_args(args, *rest, **kwargs)
@@ -103,7 +160,7 @@ class Parser(LightningArgumentParser):
     def _add_signature_parameter(
         self, container: Any, nested_key: str | None, param: Any, *args: Any, **kwargs: Any
     ) -> Any:
-        """Allow null for a schedule's length, which torch declares as a number."""
+        """Accept null for a schedule's length, which torch annotates as a number."""
         if param.name in ROUNDS and isinstance(param.parent, type) and issubclass(param.parent, LRScheduler):
             param = replace(param, annotation=int | None)
         return super()._add_signature_parameter(container, nested_key, param, *args, **kwargs)

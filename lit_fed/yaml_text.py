@@ -1,4 +1,4 @@
-"""Read untrusted YAML in linear time."""
+"""YAML from untrusted sources, read in time and memory that the text's length bounds."""
 
 from __future__ import annotations
 
@@ -7,31 +7,41 @@ from typing import Any
 import yaml
 
 _MOST_BYTES = 10_000_000
-_MOST_VALUES = 100_000  # aliases of aliases could stand for billions
+_MOST_VALUES = 100_000  # aliases of aliases could expand to billions
 
 
 class TooManyValues(yaml.YAMLError, ValueError):
-    """A text whose aliases expand to too many values."""
+    """A text whose aliases expand to more values than any configuration has."""
 
 
 def read_yaml(text: str) -> Any:
-    """Parse a YAML text.
+    """Content of a YAML text; errors as `read_nodes`."""
+    return read_nodes(text, yaml.SafeLoader)[1]
+
+
+def read_nodes(text: str, kind: type[yaml.SafeLoader]) -> tuple[yaml.Node | None, Any]:
+    """Nodes of a YAML text, which know their lines, and its content, from one pass.
+
+    Args:
+        text: The YAML text.
+        kind: Class of the loader: it decides which scalars are numbers. Loaders written in Python report errors in more
+            detail than those in C, and deep nesting does not overflow their stack.
 
     Raises:
         yaml.YAMLError: If the text is not YAML.
-        TooManyValues: If its aliases and merges expand to too many values, or to themselves.
-        ValueError: If it is too long, nested too deeply, or has a number or date that Python lacks.
+        TooManyValues: If its aliases and merges expand to too many values, or a value contains itself.
+        ValueError: If the text is too long, is nested too deeply, or has a number or a date that Python cannot hold.
     """
     if len(text) > _MOST_BYTES:
         raise ValueError(f"it has {len(text):,} characters, which no configuration has")
-    loader = yaml.SafeLoader(text)  # clearer errors than the C loader, and no overflow of C's stack
+    loader = kind(text)
     try:
         node = loader.get_single_node()
         if node is None:
-            return None
-        if _count(node, {}) > _MOST_VALUES:  # before merges expand
+            return None, None
+        if _count(node, {}) > _MOST_VALUES:  # before merges are expanded
             raise TooManyValues(f"stands for more than {_MOST_VALUES:,} values, or holds itself; write fewer aliases")
-        return loader.construct_document(node)
+        return node, loader.construct_document(node)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     finally:
@@ -39,11 +49,11 @@ def read_yaml(text: str) -> Any:
 
 
 def _count(node: yaml.Node, known: dict[int, int]) -> int:
-    """The number of values of an expanded node; above the limit for a node that holds itself."""
+    """Number of values in a node with aliases expanded; above the limit where the node contains itself."""
     if isinstance(node, yaml.ScalarNode):
         return 1
     if id(node) not in known:
-        known[id(node)] = _MOST_VALUES  # until counted: a node that holds itself exceeds the limit
+        known[id(node)] = _MOST_VALUES  # while it is being counted: a node that contains itself has no end
         parts = [part for pair in node.value for part in pair[1:]] if isinstance(node, yaml.MappingNode) else node.value
         known[id(node)] = 1 + sum(_count(part, known) for part in parts)
     return known[id(node)]

@@ -135,8 +135,8 @@ PRIVATE = {
 """What torch, torchmetrics and Lightning promise nobody, and this package uses; their versions are bounded for it."""
 WRITTEN = {"_opt_called", "_subcommand_method_arguments", "_subcommand_parsers", "_add_subcommands", "_parse_ckpt_path"}
 """What is only written for them, overridden, or made in a constructor."""
-OTHERS = {
-    *("_actions", "_StoreAction", "_common", "_exit", "_run_exitfuncs", "_get_file_writer"),  # of other packages
+OTHERS = {  # of other packages, and
+    *("_actions", "_StoreAction", "_common", "_loaders_dumpers", "_exit", "_run_exitfuncs", "_get_file_writer"),
     *("_asdict", "_fields", "_make", "_replace"),  # of named tuples, which are documented
 }
 

@@ -18,7 +18,7 @@ from lit_fed.checks import check_range
 from lit_fed.data.population.pictures import even_subset, render
 from lit_fed.engine.evaluation.rows import ClientRow
 from lit_fed.engine.lightning.compatibility import overrides
-from lit_fed.engine.loop.callback import Callback, RoundRecord
+from lit_fed.engine.loop.run import Callback, RoundRecord
 from lit_fed.errors import CheckpointError
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The command line: ``python cli.py COMMAND …``, the same as ``lit-fed COMMAND …``, for the commands of the table."""
+"""Command line: ``python cli.py COMMAND …``, the same as ``lit-fed COMMAND …``, with the commands of the table."""
 
 from __future__ import annotations
 
@@ -14,32 +14,31 @@ from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from lightning import LightningModule
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from typing_extensions import override
 
 from lit_fed.command.endings import ending_told, witness
-from lit_fed.command.reading.kinds import check_options
 from lit_fed.command.reading.own import add_overwrite
 from lit_fed.command.reading.parts import add_parts, build_parts, set_seed
-from lit_fed.command.reading.readable import check_files, with_located
-from lit_fed.command.reading.values import check_values
-from lit_fed.command.reading.words import last_told_first, own_rate, prepared
-from lit_fed.command.reading.wrapping import WrappingParser
+from lit_fed.command.reading.words import CommandLine
 from lit_fed.command.refusals.explain import explain
 from lit_fed.command.roots import PARTS, import_named
 from lit_fed.command.table import COMMANDS, Call, asked
 from lit_fed.errors import ConfigError, LitFedError, reason
+from lit_fed.parsing import Parser
 from lit_fed.trainer import FederatedTrainer
 
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # writing fails with these without naming the file
-
-
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # errors of writing that do not name the file
 _OF_PREDICT = {"client_id", "overwrite"}
 
 
 class FederatedCLI(LightningCLI):
-    """LightningCLI with an algorithm, and with commands that are not the trainer's.
+    """LightningCLI with an algorithm, and with commands beside the trainer's.
 
     Args:
         args: Arguments instead of ``sys.argv[1:]``.
+
+    Attributes:
+        status: Exit status of a command that is not the trainer's.
     """
 
     status = 0
@@ -51,20 +50,20 @@ class FederatedCLI(LightningCLI):
             datamodule_class=PARTS["data"],
             subclass_mode_model=True,
             subclass_mode_data=True,
-            trainer_class=FederatedTrainer,  # type: ignore[arg-type]  # a Trainer in all that the CLI needs
+            trainer_class=FederatedTrainer,  # type: ignore[arg-type]  # has every attribute that the CLI uses
             save_config_callback=None,
-            parser_class=WrappingParser,
+            parser_class=Parser,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
-            # the commands' parsers inherit both; argparse would take --trainer.max for --trainer.max_rounds
+            # commands' parsers inherit both; argparse would take --trainer.max for --trainer.max_rounds
             parser_kwargs={"allow_abbrev": False, "exit_on_error": False},
             args=args,
         )
 
     # ------------------------------------------------------------------ the parser
 
+    @override
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        """A parser that names this program in what it writes."""
         from lit_fed import __version__
 
         kwargs.setdefault("dump_header", [f"lit_fed=={__version__}"])
@@ -73,16 +72,18 @@ class FederatedCLI(LightningCLI):
         kwargs.setdefault("prog", "lit-fed")
         return super().init_parser(**kwargs)
 
+    @override
     def add_default_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Nothing: all randomness follows from ``trainer.seed``."""
+        """Add no ``seed_everything``: all randomness follows from ``trainer.seed``."""
 
+    @override
     def add_core_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """The trainer's settings, and the model, data and algorithm by class."""
         add_parts(parser)
 
+    @override
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """The trainer's commands, and the arguments that do not come from the command line."""
+        """The trainer's commands, each with the arguments of its method that are no options."""
         skipped = {"model", "datamodule", "algorithm"}
         return {
             name: skipped | (_OF_PREDICT if name == "predict" else set())
@@ -90,8 +91,9 @@ class FederatedCLI(LightningCLI):
             if not line.room
         }
 
+    @override
     def _add_subcommands(self, parser: LightningArgumentParser, **kwargs: Any) -> None:
-        """All commands of the table, with options where they are wanted."""
+        """Add all commands of the table; only the one that is called gets its options."""
         self._subcommand_parsers = {}
         actions = parser.add_subcommands()
         for name, line in COMMANDS.items():
@@ -103,14 +105,14 @@ class FederatedCLI(LightningCLI):
                 if name == "predict":
                     self._add_to_predict(made)
             else:
-                made = WrappingParser(description=line.help)
+                made = Parser(description=line.help)
                 if wanted:
                     line.load(self._words).add_arguments(made)
             self._subcommand_parsers[name] = made
             actions.add_subcommand(name, made, help=line.help)
 
     def _add_to_predict(self, parser: ArgumentParser) -> None:
-        """The options that are not read as their annotations would be: a name is a text, also null, and a lone word."""
+        """Add options that their annotations do not describe: null is a name, and a flag needs no value."""
         parser.add_argument(
             "--client_id",
             type=str,
@@ -120,20 +122,17 @@ class FederatedCLI(LightningCLI):
         self._subcommand_method_arguments["predict"] += sorted(_OF_PREDICT)
 
     def _has_options(self, name: str) -> bool:
-        """Whether a command needs its options: only the one that is asked for, so that the others cost no import."""
+        """Whether a command gets its options: only the one that is called, so that others cost no import."""
         return name == asked(self._words)
 
+    @override
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Read the command line, or arguments given in its place, which is all that Lightning warns about here."""
-        words = with_located(self._words if args is None else list(args))
-        check_options(words)
-        if asked(words) != "study":  # whose files are none of the parser's
-            check_files(words)
-        self.config = parser.parse_args(prepared(words))
-        check_values(self.config[self.config.subcommand])
+        self._line = CommandLine(self._words if args is None else list(args))
+        self.config = self._line.parse(parser)
 
+    @override
     def _parse_ckpt_path(self) -> None:
-        """Nothing: our checkpoints change no setting, and the trainer reads them with better errors."""
+        """Leave checkpoints to the trainer: they change no setting, and its errors say more."""
 
     # ------------------------------------------------------------------ running
 
@@ -141,12 +140,14 @@ class FederatedCLI(LightningCLI):
     def _room(self) -> str:
         return COMMANDS[str(self.subcommand)].room_of(self._words)
 
+    @override
     def _set_seed(self) -> None:
         if not self._room:
             set_seed(self._get(self.config, "trainer"))
 
+    @override
     def instantiate_classes(self) -> None:
-        """Make the parts and the trainer, where the command is the trainer's."""
+        """Make the parts and the trainer for one of the trainer's commands."""
         if self._room:
             return
         assert self.subcommand is not None
@@ -154,12 +155,12 @@ class FederatedCLI(LightningCLI):
         self.model, self.datamodule = parts.model, parts.data
         self.config_init = Namespace({self.subcommand: rest})
         trainer = FederatedTrainer(**rest.trainer)
-        words = with_located(self._words)
-        trainer.describe(self._resolved_config(), last_told_first(words))
-        if self.subcommand == "fit" and _rank() == 0 and (line := own_rate(words)):
+        trainer.describe(self._resolved_config(), self._line.told)
+        if self.subcommand == "fit" and _rank() == 0 and (line := self._line.own_rate):
             print(line)
         self.trainer: Any = trainer
 
+    @override
     def _run_subcommand(self, subcommand: str) -> None:
         if self._room:
             call = Call(self.config[subcommand], self._parser(subcommand), self._words)
@@ -173,13 +174,14 @@ class FederatedCLI(LightningCLI):
                 )
             super()._run_subcommand(subcommand)
 
+    @override
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         kwargs = super()._prepare_subcommand_kwargs(subcommand)
         kwargs["algorithm"] = self.config_init[subcommand].algorithm
         return kwargs
 
     def _resolved_config(self) -> str:
-        """The configuration as YAML, without what belongs to this one call."""
+        """The configuration as YAML, without the command's own arguments."""
         assert self.subcommand is not None
         parser = self._parser(self.subcommand)
         config = self.config[self.subcommand].clone()
@@ -194,15 +196,17 @@ class FederatedCLI(LightningCLI):
 
 
 def main(args: list[str] | None = None) -> None:
-    """Run the command line; a user's mistake ends in one line on stderr and exit status 2, a run that failed in 1.
+    """Run the command line.
+
+    A user's mistake ends in one line on stderr and exit status 2, a failed run in exit status 1.
 
     Args:
         args: Arguments instead of ``sys.argv[1:]``.
     """
-    for name in ("lightning.fabric", "lightning.pytorch"):  # how processes find each other tells a user nothing
+    for name in ("lightning.fabric", "lightning.pytorch"):  # their lines on how processes find each other are noise
         logging.getLogger(name).setLevel(logging.WARNING)
     if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # a user's own classes lie in the working directory, also for the installed script
+        sys.path.append(os.getcwd())  # the installed script too finds a user's classes in the working directory
     words = sys.argv[1:] if args is None else args
     try:
         check_text(words)
@@ -214,7 +218,7 @@ def main(args: list[str] | None = None) -> None:
             raise
         ours = next((cause for cause in _causes(error) if isinstance(cause, LitFedError)), None)
         if ours is not None and ours.details and _rank() == 0:
-            print(ours.details, file=sys.stderr)  # the user's own code raised this: show where
+            print(ours.details, file=sys.stderr)  # the traceback of the user's own code
         _fail(line, ours.status if ours is not None else 2)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -224,20 +228,20 @@ def main(args: list[str] | None = None) -> None:
 
 
 def check_text(words: Sequence[str]) -> None:
-    """Refuse words that are no text, such as the name of a file from a system with another encoding.
+    """Refuse words that UTF-8 cannot encode, such as a file name from a system with another encoding.
 
     Raises:
-        ConfigError: For the first of them: nothing could write it down.
+        ConfigError: For the first such word.
     """
     for word in words:
         try:
             word.encode()
         except UnicodeEncodeError as error:
-            raise ConfigError(f"{word!a} is no text in UTF-8; give the file another name") from error
+            raise ConfigError(f"{word!a} is not text in UTF-8; rename the file") from error
 
 
 def user_error(error: BaseException, args: Sequence[str]) -> str | None:
-    """One line about a mistake that a user can mend; None for an error whose place in the code matters."""
+    """One line about a mistake that a user can correct; None for an error that needs its traceback."""
     for cause in _causes(error):
         if isinstance(cause, LitFedError):
             return str(cause)
@@ -252,7 +256,7 @@ def user_error(error: BaseException, args: Sequence[str]) -> str | None:
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """An error and what it was raised from: the parser wraps what the constructor of a class raised."""
+    """An error and its causes: the parser wraps errors of a class's constructor."""
     chain = [error]
     while chain[-1].__cause__ is not None:
         chain.append(chain[-1].__cause__)
@@ -260,7 +264,7 @@ def _causes(error: BaseException) -> list[BaseException]:
 
 
 def _rank() -> int:
-    """The rank of the current process; only rank 0 prints."""
+    """Rank of this process: only the first prints."""
     return getattr(rank_zero_only, "rank", 0) or 0
 
 

@@ -1,4 +1,4 @@
-"""The classes from which a configuration's parts derive, in one place."""
+"""Base classes of a configuration's parts, and where each class's settings stand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lit_fed.participation import Participation
 from lit_fed.trainer import FederatedTrainer
 
 PARTS: dict[str, type] = {"model": LightningModule, "data": FederatedDataModule, "algorithm": Algorithm}
-"""What a run is made of, by key: any class that derives from these."""
+"""Parts of a run by key: any class that derives from these."""
 
 PLACES: dict[str, tuple[type, ...]] = {
     "trainer": (FederatedTrainer,),
@@ -28,12 +28,12 @@ PLACES: dict[str, tuple[type, ...]] = {
     "trainer.participation.init_args": (Participation,),
     "trainer.privacy.init_args": (Privacy,),
 }
-"""Where settings have their home, and of which classes they are."""
+"""Classes whose settings stand at a place of the configuration, by place."""
 
 _PACKAGES = ("algorithm", "callbacks", "codecs", "data", "methods", "participation", "privacy", "protocols", "tasks")
 
 
 def import_named() -> None:
-    """Import what is called by short names in configurations: they resolve to classes that are there already."""
+    """Import classes that configurations call by short names: such a name resolves only to an imported class."""
     for name in _PACKAGES:
         importlib.import_module(f"lit_fed.{name}")

@@ -19,9 +19,8 @@ from typing_extensions import override
 
 from lit_fed.callbacks.recorder import RoundTable
 from lit_fed.command.cli import FederatedCLI, user_error
-from lit_fed.command.reading.readable import check_files, with_located
-from lit_fed.command.reading.values import check_values
-from lit_fed.command.reading.words import prepared
+from lit_fed.command.reading.config_files import ConfigFiles
+from lit_fed.command.reading.words import CommandLine
 from lit_fed.data.population.contents import Contents
 from lit_fed.engine.lightning.metric_names import MetricNames
 from lit_fed.errors import CheckpointError, ConfigError
@@ -251,6 +250,7 @@ def lay_out(study: Study, output: Path) -> CellGrid:
     cells: dict[tuple[Any, ...], Cell] = {}
     at: dict[tuple[Place, int], Cell] = {}
     reader = _reader()
+    reader.files = ConfigFiles()  # read once a study, and anew for the next
     for place in study.places:
         variants = (study.rows[place.row], study.columns[place.column])
         configs = (*study.configs, *variants[0].configs, *variants[1].configs)
@@ -303,6 +303,7 @@ class _Reader(FederatedCLI):
 
     def __init__(self) -> None:
         self._made = False
+        self.files = ConfigFiles()
 
     @override
     def instantiate_classes(self) -> None:
@@ -339,16 +340,13 @@ class _Reader(FederatedCLI):
             raise ConfigError(f"{where}: {line}") from error
 
     def _read(self, args: list[str]) -> dict[str, Any]:
-        args = with_located(args)
-        check_files(args)
         if not self._made:
             super().__init__(["fit", *args])
             self._made = True
         else:
-            try:
-                words = prepared(["fit", *args])[1:]
-                self.config = Namespace(fit=self._parser("fit").parse_args(words))  # twice as fast as the whole parser
-                check_values(self.config.fit)
+            try:  # the command's own parser is twice as fast as that of all commands,
+                line = CommandLine(["fit", *args], self.files)
+                self.config = Namespace(fit=line.parse(self._parser("fit"), 1))
             except ArgumentError:
                 self.parse_arguments(self.parser, ["fit", *args])  # for its error message
             self._set_seed()

@@ -85,7 +85,9 @@ def test_what_it_keeps_is_in_the_checkpoint(tmp_path: Path) -> None:
     ids=lambda value: type(value).__name__ if isinstance(value, Callback) else "",
 )
 def test_lightnings_own_are_refused_by_name(callback: Any, instead: str) -> None:
-    with pytest.raises(ConfigError, match=f"trainer.callbacks: {type(callback).__name__} needs a Lightning trainer") as caught:
+    with pytest.raises(
+        ConfigError, match=f"trainer.callbacks: {type(callback).__name__} needs a Lightning trainer"
+    ) as caught:
         trainer(Path(), callbacks=[callback])
     assert str(caught.value).endswith(instead)
 

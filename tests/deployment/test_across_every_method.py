@@ -12,7 +12,7 @@ import torch
 
 from lit_fed.command.commands import node
 from lit_fed.command.commands.deployed import make
-from lit_fed.command.reading.words import prepared
+from lit_fed.command.reading.words import CommandLine
 from lit_fed.command.roots import import_named
 from lit_fed.command.table import Call
 from lit_fed.parsing import Parser
@@ -30,8 +30,8 @@ def parts_of(name: str, folder: Path) -> Parts:
     import_named()
     parser = Parser(exit_on_error=False)
     node.add_arguments(parser)
-    words = prepared(["node", *words_of(name, folder, ROUNDS), "--client", "0"])
-    made, parts = make(Call(parser.parse_args(words[1:]), parser, words), node.OWN)
+    line = CommandLine(["node", *words_of(name, folder, ROUNDS), "--client", "0"])
+    made, parts = make(Call(line.parse(parser, 1), parser, line.words), node.OWN)
     return Parts(made, *parts)
 
 

@@ -306,7 +306,7 @@ def test_a_key_that_a_site_has_made_itself_is_kept(tmp_path: Path) -> None:
 def test_a_site_that_is_gone_opens_nothing(tmp_path: Path) -> None:
     provisioned(tmp_path)
     said = provisioned(tmp_path, sites={"north": {"clients": [0, 1]}, "west": {"clients": [2, 3]}})
-    assert said["south"].startswith("south       is no site any more, and its key opens nothing; remove ")
+    assert said["south"].startswith("south       is no longer a site, and its key is not accepted; remove ")
     assert "south" not in (tmp_path / "out" / "server" / "node_keys.yaml").read_text()
 
 
@@ -449,17 +449,17 @@ def site(name: Any = "north", **changes: Any) -> dict[str, Any]:
         (server(names=["müller.example.org"]), "'müller.example.org' is neither"),
         (server(names=["192.0.2.256"]), "'192.0.2.256' is neither"),
         (server(names=["a" * 64]), "is neither"),
-        (server(names=["0.0.0.0"]), "'0.0.0.0' is no address at which nodes reach a server"),
+        (server(names=["0.0.0.0"]), "'0.0.0.0' is not an address at which nodes can reach a server"),
         (server(names=["::"]), "'::' is no address"),
         (server(names=["fe80::1%eth0"]), "'fe80::1%eth0' is no address"),
-        (server(names=["A.example.org", "a.example.org"]), "a.example.org is there twice; remove one"),
-        (server(data={"seed": 3}), "server: data.seed must be the same everywhere, so it belongs into the run's conf"),
+        (server(names=["A.example.org", "a.example.org"]), "has a.example.org twice; remove one"),
+        (server(data={"seed": 3}), "server: data.seed must be the same everywhere; write it in the run's conf"),
         (server(data={"root": [1]}), r"data.root is \[1\]; it must be a text"),
         ({"config": []}, r"config is \[\]; it must be a file, or a list of files"),
         ({"config": [1]}, r"config is \[1\]"),
         ({"config": "other.yaml"}, "config file .*other.yaml does not exist"),
         ({"config": "federation.yaml"}, "loop detected: .*federation.yaml"),
-        (site("../north"), "site '../north' has a name that cannot be; write up to 63 of"),
+        (site("../north"), "site '../north' has an invalid name; write up to 63 of"),
         (site(".."), "site '..' has a name"),
         (site("a/b"), "site 'a/b' has a name"),
         (site("a b"), "site 'a b' has a name"),
@@ -469,21 +469,21 @@ def site(name: Any = "north", **changes: Any) -> dict[str, Any]:
         (site(""), "site '' has a name"),
         (site(1), "site 1 has a name"),
         (site(False), "site False has a name"),
-        (site("Server"), "site Server is called as the server is"),
-        (site(clients=[]), r"site north: clients is \[\]; it must be a list of client ids from 0 on"),
+        (site("Server"), "site Server has the server's name"),
+        (site(clients=[]), r"site north: clients is \[\]; it must be a list of client ids, from 0"),
         (site(clients=0), "site north: clients is 0"),
         (site(clients=[-1]), r"site north: clients is \[-1\]"),
         (site(clients=[True]), r"site north: clients is \[True\]"),
         (site(clients=["0"]), r"site north: clients is \['0'\]"),
-        (site(clients=[1, 1]), "site north: client 1 is there twice; remove one"),
+        (site(clients=[1, 1]), "site north has client 1 twice; remove one"),
         (site(clients=[4]), "site north has client 4; data.num_clients is 4"),
         (site(clients=[0]), "client 1 and 2 others have no site; data.num_clients is 4"),
         (site(clients=[0, 1, 2]), "client 3 has no site"),
         (site(key="k"), "site north: unknown key 'key'; there are clients, data"),
-        (site(clients=[0, 1, 2, 3], data={"num_workers": 1}), "data.num_workers of north is no setting of lit_fed"),
+        (site(clients=[0, 1, 2, 3], data={"num_workers": 1}), "data.num_workers of north is not a setting of lit_fed"),
         (site(data={"num_workers": True}), "site north: data.num_workers is True; it must be a whole number"),
         (site(data={"nowhere": 1}), "site north: data.nowhere must be the same everywhere"),
-        ({"sites": {"a": {"clients": [0, 1]}, "b": {"clients": [1]}}}, "client 1 lives at both a and b; remove one"),
+        ({"sites": {"a": {"clients": [0, 1]}, "b": {"clients": [1]}}}, "client 1 is at both a and b; remove one"),
         ({"sites": {"a": {"clients": [0]}, "A": {"clients": [1]}}}, "sites a and A differ by case only"),
     ],
 )  # fmt: skip
@@ -528,11 +528,11 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").touch()
     with pytest.raises(
-        ConfigError, match=r"out holds thesis\.tex, which is no part of a federation; name a new folder"
+        ConfigError, match=r"out holds thesis\.tex, which is not part of a federation; name a new folder"
     ):
         provisioned(tmp_path)
     (tmp_path / "out" / "thesis.tex").unlink()
-    with pytest.raises(ConfigError, match=r"there is no such end in .*; did you mean north\?"):
+    with pytest.raises(ConfigError, match=r"is not an end in .*; did you mean north\?"):
         provisioned(tmp_path, "nort")
     with pytest.raises(ConfigError, match=r"federation\.yaml is no folder"):
         provision(read_federation(described(tmp_path)), tmp_path / "federation.yaml", (), NOW)

@@ -14,7 +14,7 @@ import yaml
 from lit_fed.command.cli import main
 from lit_fed.command.commands import node
 from lit_fed.command.commands.deployed import make
-from lit_fed.command.reading.words import prepared
+from lit_fed.command.reading.words import CommandLine
 from lit_fed.command.table import Call
 from lit_fed.data import ClientArrays, Digits, RandomTransform
 from lit_fed.deployment.grid import MemoryGrid
@@ -72,8 +72,8 @@ def parts(words: list[str]) -> Any:
     """The parts of a run, made as a command makes them."""
     parser = Parser(exit_on_error=False)
     node.add_arguments(parser)
-    words = prepared(["node", *words, "--client", "0"])
-    return make(Call(parser.parse_args(words[1:]), parser, words), node.OWN)
+    line = CommandLine(["node", *words, "--client", "0"])
+    return make(Call(line.parse(parser, 1), parser, line.words), node.OWN)
 
 
 def split(words: list[str], folder: Path) -> None:

@@ -73,7 +73,7 @@ def test_the_commands_of_a_node(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (
             "test",
             ["--trainer.protocols", "[GlobalTest]"],
-            "trainer.protocols has nothing to ask these clients on the test",
+            "trainer.protocols has no protocol that asks these clients on the test",
         ),
     ):
         with pytest.raises(SystemExit):

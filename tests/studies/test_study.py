@@ -216,7 +216,7 @@ def test_without_a_metric_it_is_what_the_run_monitors_with_its_direction(tmp_pat
     [
         ("rows: {a: {}\n", "line 2: "),
         ("- a\n", "holds no study; write keys such as rows:, columns: and metric:"),
-        ("\0", "is not a YAML text"),
+        ("\0", "is not YAML"),
         (
             "title: a\nrows:\n  a: {}\n  b: {}\n  a: {}\n",
             r"bad\.yaml, line 5: rows\.a is there twice, also in line 3; rem",

@@ -1,4 +1,4 @@
-"""``lit-fed export``: the trained network in files that need no lit_fed, with a model card."""
+"""``lit-fed export``: write the trained network in files that need no lit_fed, with a model card."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from jsonargparse import ArgumentParser
 from lit_fed.command.reading.own import add_overwrite
 from lit_fed.command.table import Call
 from lit_fed.engine.loop.checkpoint import find_checkpoint
-from lit_fed.errors import CheckpointError, ConfigError
+from lit_fed.errors import ConfigError
 from lit_fed.handover.export import export_network
-from lit_fed.load import NotRebuilt
 
 _LOGS = Path("lightning_logs")
-_FROM_PYTHON = "export it from Python: lit_fed.export_network(…, network=…)"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -24,26 +22,26 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("-o", "--output", type=Path, default=Path("exported"), help="folder to write to")
     parser.add_argument(
-        "--modules", type=list[str], default=[], help="modules of yours that the checkpoint may take classes from"
+        "--modules", type=list[str], default=[], help="your own modules, from which the checkpoint may import classes"
     )
     parser.add_argument(
         "--shape",
         type=list[int] | None,
-        help="shape of one input, without the batch, where the checkpoint has none: [1,28,28]",
+        help="shape of one input, without the batch, if the checkpoint does not say: [1,28,28]",
     )
-    parser.add_argument("--dtype", type=str, default="float32", help="type of an input, with --shape")
-    add_overwrite(parser, "an export that is there")
-    parser.add_argument("--onnx", type=bool | None, help="write model.onnx; by default where the extra is installed")
+    parser.add_argument("--dtype", type=str, default="float32", help="dtype of an input, with --shape")
+    add_overwrite(parser, "an existing export")
+    parser.add_argument("--onnx", type=bool | None, help="write model.onnx; by default if the extra is installed")
 
 
 def run(call: Call) -> int:
     """Write the files.
 
     Returns:
-        The exit status: 1 where a program of the network could not be written.
+        The exit status: 1 if a program of the network could not be written.
 
     Raises:
-        ConfigError: If there is no checkpoint, or nobody says what an input is like.
+        ConfigError: If there is no checkpoint, or the shape of an input is unknown.
     """
     options = call.settings
     path: Path | None = Path(options.ckpt_path)
@@ -52,18 +50,14 @@ def run(call: Call) -> int:
     if path is None:
         raise ConfigError(f"no run in {_LOGS} has a {options.ckpt_path}.ckpt; name a run's folder with --ckpt_path")
     stored = None if options.shape is None else (tuple(options.shape), options.dtype)
-    try:
-        done = export_network(
-            path,
-            options.output,
-            modules=options.modules,
-            stored=stored,
-            onnx=options.onnx,
-            overwrite=options.overwrite,
-        )
-    except NotRebuilt as error:
-        allow = f"if you trust it, allow it with --modules '[{error.module}]'" if error.module else _FROM_PYTHON
-        raise CheckpointError(f"{error.fault}; {allow}") from error
+    done = export_network(
+        path,
+        options.output,
+        modules=options.modules,
+        stored=stored,
+        onnx=options.onnx,
+        overwrite=options.overwrite,
+    )
     for name in done.files:
         print(f"written     {done.folder / name}")
     for name, why in done.lacking.items():

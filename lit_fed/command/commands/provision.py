@@ -1,4 +1,4 @@
-"""``lit-fed provision``: certificates, keys, and a folder for the server and for each site, from one small file."""
+"""``lit-fed provision``: certificates, keys and folders for the server and each site, from one small file."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ from jsonargparse import ArgumentParser
 from lit_fed import __version__
 from lit_fed.command.commands.deployed import add_run, make
 from lit_fed.command.reading.federation_file import SERVER, FederationFile, Site, check_everybody, read_federation
-from lit_fed.command.reading.readable import check_files
-from lit_fed.command.reading.values import check_values
-from lit_fed.command.reading.words import prepared
+from lit_fed.command.reading.words import CommandLine
 from lit_fed.command.refusals.suggest import close, join_or
 from lit_fed.command.table import Call
 from lit_fed.engine.storage.files import remove_half_written
@@ -26,13 +24,13 @@ from lit_fed.parsing import Parser
 
 _FOLDERS = {"authority", SERVER, "sites"}
 
-_NODE_KEYS = "# Public key of a site, below this file's folder: the clients that it may be.\n"
+_NODE_KEYS = "# Public key of a site, below this file's folder: the clients that the site may serve.\n"
 
 _OF_SITE = """# {name}: {clients} of {address}
 
-Made by `lit-fed provision`: change the federation's file and call it again, rather than a file of this folder.
+Written by `lit-fed provision`: change the federation's file and run it again; do not edit files of this folder.
 
-Bring this folder to the site's machine, over a line that nobody listens to: whoever has `node.key` is {clients}. Then
+Copy this folder to the site's machine over a private connection: whoever has `node.key` can pose as {clients}. Then
 delete `node.key` where it was made. Start it in the folder, with lit_fed {version} and its extra `flower` installed:
 
     {command}
@@ -43,10 +41,10 @@ As a service, with the folder at /srv/lit_fed/{name} and lit_fed in /srv/lit_fed
 """
 _OF_SERVER = """# The server: {address}
 
-Made by `lit-fed provision`: change the federation's file and call it again, rather than a file of this folder.
+Written by `lit-fed provision`: change the federation's file and run it again; do not edit files of this folder.
 
-Bring this folder to the server's machine, over a line that nobody listens to, and delete `server.key` where it was
-made. Let TCP to port {port} in, and nothing else. Start it in the folder, with lit_fed {version} and its extra `flower`
+Copy this folder to the server's machine over a private connection, and delete `server.key` where it was made. Open TCP
+port {port}, and nothing else. Start it in the folder, with lit_fed {version} and its extra `flower`
 installed; after a crash the same command goes on:
 
     {command}
@@ -93,19 +91,24 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("-c", "--config", type=str, required=True, help="federation file: server, config and sites")
     parser.add_argument(
-        "--output", type=str, required=True, help="folder of all ends: a new one, or one to bring up to date"
+        "--output", type=str, required=True, help="folder for all ends: a new one, or one to bring up to date"
     )
     parser.add_argument(
-        "--new_key", nargs="+", action="extend", default=[], metavar="NAME", help=f"make new keys of sites, or {SERVER}"
+        "--new_key",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME",
+        help=f"replace the keys of these sites, or of {SERVER}",
     )
 
 
 def run(call: Call) -> int:
-    """Write what is missing, and say what was kept.
+    """Write missing files, and print which were kept.
 
     Raises:
-        ConfigError: For a mistake in a file, or a key that is needed and not there; nothing is written before the
-            files are checked.
+        ConfigError: For a mistake in a file, or a missing key that is needed; files are checked before anything is
+            written.
     """
     if find_spec("cryptography") is None:
         raise ConfigError("provision needs cryptography; install it with pip install 'lit-fed[flower]'")
@@ -120,13 +123,13 @@ def provision(file: FederationFile, output: Path, anew: Sequence[str], now: date
     """Bring a folder of all ends up to date.
 
     Args:
-        file: Describes the federation.
+        file: Description of the federation.
         output: The folder.
-        anew: Sites whose keys are made anew; the server too.
+        anew: Sites whose keys are replaced; the server may be one.
         now: The time.
 
     Returns:
-        What was kept and what is new, a line an end.
+        A line per end: which files were kept, which are new.
 
     Raises:
         ConfigError: See `run`.
@@ -152,40 +155,37 @@ def provision(file: FederationFile, output: Path, anew: Sequence[str], now: date
         done[name] += f"; written: {', '.join(new)}" if new else "; its other files are as they were"
     lines = [f"{name:11} {words}" for name, words in done.items()]
     gone = [path for path in sorted((output / SERVER / KEYS).glob("*.pub")) if path.stem not in homes]
-    lines += [f"{path.stem:11} is no site any more, and its key opens nothing; remove {path}" for path in gone]
+    lines += [f"{path.stem:11} is no longer a site, and its key is not accepted; remove {path}" for path in gone]
     return lines
 
 
 def _check(file: FederationFile, output: Path, anew: Sequence[str]) -> None:
-    """Refuse a folder of something else, and names of nobody."""
+    """Refuse a folder with other content, and names of unknown ends."""
     if output.exists() and not output.is_dir():
-        raise ConfigError(f"--output {output} is no folder; name a new one")
+        raise ConfigError(f"--output {output} is not a folder; name a new one")
     there = {path.name for path in output.iterdir()} if output.is_dir() else set[str]()
     if odd := sorted(name for name in there - _FOLDERS if not name.startswith(".")):
-        raise ConfigError(f"--output {output} holds {odd[0]}, which is no part of a federation; name a new folder")
+        raise ConfigError(f"--output {output} holds {odd[0]}, which is not part of a federation; name a new folder")
     ends = [SERVER, *(site.name for site in file.sites)]
     for name in anew:
         if name not in ends:
             meant = close(name, ends)
             raise ConfigError(
-                f"--new_key {name}: there is no such end in {file.path}; "
+                f"--new_key {name} is not an end in {file.path}; "
                 + (f"did you mean {meant}?" if meant else f"choose {join_or(ends)}")
             )
 
 
 def _configurations(file: FederationFile) -> dict[str, str]:
-    """The resolved configuration of each end, by its name: the same for all but for an end's own settings of the data.
+    """Resolved configuration of each end, by its name; they differ only in an end's own settings of the data.
 
     Raises:
-        ConfigError: If it is none, or does not go with the federation's file.
+        ConfigError: If the configuration cannot be read, or does not match the federation's file.
     """
-    words = [word for path in file.configs for word in ("-c", path)]
-    check_files(words)
+    line = CommandLine(["federate", *(word for path in file.configs for word in ("-c", path))])
     parser = Parser(exit_on_error=False)
     add_run(parser)
-    settings = parser.parse_args(prepared(["federate", *words])[1:])
-    check_values(settings)
-    trainer, parts = make(Call(settings, parser, words), ())
+    trainer, parts = make(Call(line.parse(parser, 1), parser, line.words), ())
     content = yaml.safe_load(trainer.settings.config)
     cls, init_args = content["data"]["class_path"], content["data"].get("init_args") or {}
     num_clients = init_args.get("num_clients", parts.data.num_clients)
@@ -195,17 +195,17 @@ def _configurations(file: FederationFile) -> dict[str, str]:
     texts = {}
     for name, own in {SERVER: file.server_data, **{site.name: site.data for site in file.sites}}.items():
         for key in own.keys() - init_args.keys():
-            raise ConfigError(f"federation file {file.path}: data.{key} of {name} is no setting of {cls}; remove it")
+            raise ConfigError(f"federation file {file.path}: data.{key} of {name} is not a setting of {cls}; remove it")
         here = {"class_path": cls, "init_args": {**init_args, **own}}
         texts[name] = yaml.safe_dump({**content, "data": here}, sort_keys=False, allow_unicode=True)
     return texts
 
 
-# ---------------------------------------------------------------------- what each end is told
+# ---------------------------------------------------------------------- files of each end
 
 
 def _texts_of_server(file: FederationFile) -> dict[str, str]:
-    """All that the server's folder holds but keys, certificates and the configuration."""
+    """Files of the server's folder except keys, certificates and the configuration."""
     from lit_fed.deployment.keyring import KEYS
 
     bind = "" if file.bind is None else f"--bind {file.bind} "
@@ -220,7 +220,7 @@ def _texts_of_server(file: FederationFile) -> dict[str, str]:
 
 
 def _texts_of_site(file: FederationFile, site: Site) -> dict[str, str]:
-    """All that a site's folder holds but its key, the authority's certificate and the configuration."""
+    """Files of a site's folder except its key, the authority's certificate and the configuration."""
     who = "client" if len(site.clients) == 1 else "clients"
     clients = f"{who} {', '.join(map(str, site.clients))}"
     command = (
@@ -231,7 +231,7 @@ def _texts_of_site(file: FederationFile, site: Site) -> dict[str, str]:
 
 
 def _texts(readme: str, name: str, command: str, **facts: Any) -> dict[str, str]:
-    """How an end is started: for its people, and for systemd."""
+    """Instructions for starting an end, and its systemd unit."""
     service = f"lit_fed-{name}"
     unit = f"{service}.service"
     facts |= {"name": name, "command": command, "unit": unit, "version": __version__}

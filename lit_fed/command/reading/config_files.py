@@ -1,104 +1,147 @@
-"""Configuration files, read more strictly than YAML asks for: what a reader would not expect is named with its line."""
+"""Configuration files of one command: each is read once, for us and for the parser, and more strictly than YAML asks.
+
+A file may name others: ``config:`` a whole one, a section such as ``model:`` one with the section's settings.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import yaml
 
+from lit_fed.command.reading.readable import brief, parse_text, read_text, settings_of
+from lit_fed.command.reading.shipped import is_file
+from lit_fed.command.reading.wrapping import wrapped_settings
+from lit_fed.command.roots import PARTS
 from lit_fed.errors import ConfigError
-from lit_fed.parsing import compose
+from lit_fed.parsing import Text, parsed
 
-_PARTS = ("model", "data", "algorithm")  # the keys of `lit_fed.command.roots.PARTS`, without importing their classes
+SECTIONS = ("trainer", *PARTS)
+"""Top-level keys of a run's configuration, which options too may set as a whole."""
+
+_ENDINGS = (".yaml", ".yml")
+_DEEPEST = 9  # a file that names itself has no end; the parser refuses it
+_NEEDED = {"trainer": "settings, such as max_rounds"} | dict.fromkeys(PARTS, "class_path and init_args")
 _NULL, _TEXT = "tag:yaml.org,2002:null", "tag:yaml.org,2002:str"
 _NO_SETTINGS = {f"tag:yaml.org,2002:{name}": name for name in ("set", "omap", "pairs", "binary")}
 
 
-def check_value(option: str, text: str) -> None:
-    """Refuse a value of an option that names a key twice.
+class ConfigFiles:
+    """The configuration files that a command has read so far.
 
-    Raises:
-        ConfigError: In one line with the option and the key.
+    Attributes:
+        texts: The files by their resolved paths.
     """
-    try:
-        compose(text)
-    except yaml.constructor.ConstructorError as error:
-        raise ConfigError(f"{option}: {error.problem}") from error
-    except yaml.YAMLError:  # the parser's business
-        return
+
+    def __init__(self) -> None:
+        self.texts: dict[str, Text] = {}
+
+    def sections(self, value: str) -> Iterator[tuple[str, Any]]:
+        """Top-level keys and values of a ``--config``, in order, with files that it names in place of their names.
+
+        Args:
+            value: A path, or the settings themselves.
+
+        Raises:
+            ConfigError: If a file cannot be read, or the parser would misread a setting without a word.
+        """
+        if not value:
+            raise ConfigError("--config needs a value")
+        if is_name(value):
+            return self._file(Path(value))
+        return self._sections(parse_text(value, "--config"), "--config", Path())
+
+    def value(self, option: str, value: str) -> Any:
+        """Content of an option's value, or of the file that it names.
+
+        Raises:
+            ConfigError: If a file cannot be read, or the value has a key twice.
+        """
+        key = option.removeprefix("--")
+        if value.endswith(_ENDINGS) and (key in SECTIONS or is_file(value)):
+            return self._part(key, Path(value))
+        try:
+            return parsed(value).content
+        except yaml.constructor.ConstructorError as error:
+            raise ConfigError(f"{option}: {error.problem}") from error
+        except (yaml.YAMLError, ValueError):
+            return value  # for the parser to judge
+
+    def _text(self, path: Path) -> Text:
+        if not is_file(str(path)):
+            return read_text(path)  # which raises
+        key = os.path.realpath(path)
+        if key not in self.texts:
+            self.texts[key] = text = read_text(path)
+            text.content = wrapped_settings(text.content)
+        return self.texts[key]
+
+    def _file(self, path: Path, depth: int = 0) -> Iterator[tuple[str, Any]]:
+        return self._sections(self._text(path), f"config file {brief(path)}", path.parent, depth)
+
+    def _sections(self, text: Text, where: str, folder: Path, depth: int = 0) -> Iterator[tuple[str, Any]]:
+        content = settings_of(text, where)
+        _check(text, where)
+        for key, value in content.items():
+            names_file = isinstance(value, str) and depth < _DEEPEST
+            if key == "config" and names_file:
+                yield from self._file(folder / value, depth + 1)
+            elif key in SECTIONS and names_file and value.endswith(_ENDINGS):
+                yield key, self._part(key, folder / value, depth + 1)
+            else:
+                yield key, self._filled(value, folder, depth)
+
+    def _part(self, key: str, path: Path, depth: int = 0) -> Any:
+        """Settings of a section, or of a class, from a file of their own."""
+        text, where = self._text(path), f"config file {brief(path)}"
+        if key in SECTIONS:
+            settings_of(text, where)
+            _check(text, where, key)
+        return self._filled(text.content, path.parent, depth)
+
+    def _filled(self, value: Any, folder: Path, depth: int) -> Any:
+        """A value with the content of files in place of their names, unless a file cannot be read."""
+        if isinstance(value, dict):
+            return {key: self._filled(item, folder, depth) for key, item in value.items()}
+        if isinstance(value, str) and value.endswith(_ENDINGS) and is_file(str(folder / value)) and depth < _DEEPEST:
+            with suppress(ConfigError):
+                return self._part("", folder / value, depth + 1)
+        return value
 
 
-def check_config(path: Path) -> None:
-    """Refuse settings that the parser would take for others, or for none, without a word.
-
-    A file that cannot be read, or is no mapping, is the parser's business.
-
-    Raises:
-        ConfigError: In one line with the file, the line and the key.
-    """
-    try:
-        root = compose(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
-        return
-    for key, wrong in (*_odd_tags(root), *_odd_sections(root)):
-        raise ConfigError(f"config file {path}, line {key.start_mark.line + 1}: {wrong}")
+def is_name(value: str) -> bool:
+    """Whether a value of ``--config`` is a file's name rather than settings."""
+    return not any(mark in value for mark in "{}\n") and ": " not in value
 
 
-def _odd_tags(node: yaml.Node | None) -> Iterator[tuple[yaml.Node, str]]:
-    """Values of YAML's that no setting has."""
+def _check(text: Text, where: str, section: str = "") -> None:
+    """Refuse settings that the parser would misread; ``section`` is the one that the text holds, if only one."""
+    for node, wrong in _odd(text.root, section, True):
+        raise ConfigError(f"{where}, line {node.start_mark.line + 1}: {wrong}")
+
+
+def _odd(node: yaml.Node | None, path: str, holds_settings: bool) -> Iterator[tuple[yaml.Node, str]]:
+    """Nodes that would be misread, each with what is wrong; ``path`` leads to the node."""
     if node is not None and node.tag in _NO_SETTINGS:
-        yield (
-            node,
-            f"!!{_NO_SETTINGS[node.tag]} is nothing that a setting can be; write a number, text, list or mapping",
-        )
-    for _, value in _entries(node):
-        yield from _odd_tags(value)
-    for item in node.value if isinstance(node, yaml.SequenceNode) else ():
-        yield from _odd_tags(item)
-
-
-def _odd_sections(root: yaml.Node | None) -> Iterator[tuple[yaml.ScalarNode, str]]:
-    for key, value in _entries(root):
-        yield from _dotted(key, "")
-        if key.value == "trainer" and not (isinstance(value, yaml.MappingNode) or value.tag == _TEXT):
-            yield key, f"trainer is {_named(value)}; it must hold settings, such as max_rounds"
-        if key.value in _PARTS and not (isinstance(value, yaml.MappingNode) or value.tag == _TEXT):
-            yield key, f"{key.value}: a class is needed; give class_path and init_args, not {_named(value)}"
-        if key.value in ("trainer", *_PARTS):
-            yield from _odd_settings(value, key.value)
-            for inner, _ in _entries(value):
-                yield from _dotted(inner, key.value)
-
-
-def _odd_settings(node: yaml.Node, path: str) -> Iterator[tuple[yaml.ScalarNode, str]]:
-    """What is wrong with the init_args of a section and of the classes in it."""
-    for key, value in _entries(node):
-        where = f"{path}.{key.value}"
-        if key.value == "init_args":
-            if not isinstance(value, yaml.MappingNode):
-                yield key, f"{where} is {_named(value)}; it must hold settings of the class, or be left out"
-            for inner, _ in _entries(value):
-                yield from _dotted(inner, where)
-        yield from _odd_settings(value, where)
-    for item in node.value if isinstance(node, yaml.SequenceNode) else ():
-        yield from _odd_settings(item, path)
-
-
-def _dotted(key: yaml.ScalarNode, path: str) -> Iterator[tuple[yaml.ScalarNode, str]]:
-    above, _, last = key.value.rpartition(".")
-    if above and last and key.tag == _TEXT:
-        inside = f" of {path}" if path else ""
-        yield key, f"the key {key.value}{inside} has dots, as options have; write {last} in a line below {above}:"
-
-
-def _entries(node: yaml.Node | None) -> Iterator[tuple[yaml.ScalarNode, yaml.Node]]:
-    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
-        if isinstance(key, yaml.ScalarNode):
-            yield key, value
-
-
-def _named(node: yaml.Node) -> str:
+        yield node, f"!!{_NO_SETTINGS[node.tag]} cannot be a setting; write a number, text, list or mapping"
     if isinstance(node, yaml.SequenceNode):
-        return "a list"
-    return "null" if node.tag == _NULL else str(node.value)
+        for item in node.value:
+            yield from _odd(item, path, False)
+    for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+        if not isinstance(key, yaml.ScalarNode):
+            continue
+        inside = f"{path}.{key.value}".removeprefix(".")
+        above, _, last = key.value.rpartition(".")
+        if holds_settings and above and last and key.tag == _TEXT:
+            of = f" of {path}" if path else ""
+            yield key, f"the key {key.value}{of} has dots, as options have; write {last} in a line below {above}:"
+        needed = _NEEDED.get(inside, "settings of the class, or be left out" if key.value == "init_args" else "")
+        named = inside in SECTIONS and value.tag == _TEXT  # a class, or a file
+        if needed and not (named or isinstance(value, yaml.MappingNode)):
+            shown = "a list" if isinstance(value, yaml.SequenceNode) else "null" if value.tag == _NULL else value.value
+            yield key, f"{inside} is {shown}; it must hold {needed}"
+        yield from _odd(value, inside, bool(needed))

@@ -1,4 +1,4 @@
-"""The file that describes a federation for ``lit-fed provision``: its server, its sites, and who lives where."""
+"""File that describes a federation for ``lit-fed provision``: the server, and the sites with their clients."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from lit_fed.deployment.agreed import OWN_DATA
 from lit_fed.errors import ConfigError
 
 SERVER = "server"
-"""What the server is called among the ends; no site is."""
+"""Name of the server among the ends; no site has it."""
 
-_SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")  # goes into paths, shell commands and names of services
+_SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")  # used in paths, shell commands and names of services
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
-_MOST_NAME = 253  # characters of a host's name, by RFC 1035
+_MOST_NAME = 253  # characters of a host name, by RFC 1035
 _KINDS = {str: "a text", bool: "true or false", int: "a whole number"}
 _EMPTY = "holds no federation; write the keys server:, config: and sites:"
 
 
 @dataclass(frozen=True)
 class Site:
-    """Some clients in one place.
+    """Clients at one place.
 
     Args:
-        name: Of its folder, its key and its service.
-        clients: Who lives there.
-        data: Its own settings of the data, such as ``root``.
+        name: Name of the site's folder, key and service.
+        clients: Ids of its clients.
+        data: The site's own settings of the data, such as ``root``.
     """
 
     name: str
@@ -42,16 +42,16 @@ class Site:
 
 @dataclass(frozen=True)
 class FederationFile:
-    """What the file says.
+    """Content of the file.
 
     Args:
         path: The file.
-        names: Host names and addresses of the server; nodes are told the first.
-        port: At which nodes reach the server, and it listens.
-        listen: Address of the server's machine at which it listens; none for the one that nodes are told.
+        names: Host names and addresses of the server; nodes connect to the first.
+        port: Port at which the server listens.
+        listen: Address at which the server listens; None for the one that nodes connect to.
         configs: The run's configuration files.
         server_data: The server's own settings of the data.
-        sites: In their order.
+        sites: The sites, in order.
     """
 
     path: Path
@@ -64,12 +64,12 @@ class FederationFile:
 
     @property
     def address(self) -> str:
-        """Of the server, as nodes are told it."""
+        """Address of the server for nodes."""
         return self._at(self.names[0])
 
     @property
     def bind(self) -> str | None:
-        """Where the server listens, if that is not where nodes are told that it is."""
+        """Address at which the server listens, if it differs from `address`."""
         return None if self.listen is None else self._at(self.listen)
 
     def _at(self, host: str) -> str:
@@ -77,10 +77,10 @@ class FederationFile:
 
 
 def read_federation(path: Path) -> FederationFile:
-    """Read the file and check all that needs no configuration.
+    """Read the file and check it, except against the run's configuration.
 
     Raises:
-        ConfigError: In one line that names the file and the key.
+        ConfigError: In one line with the file and the key.
     """
     content = read_settings(path, "federation file", _EMPTY)
     where = f"federation file {path}"
@@ -101,14 +101,14 @@ def read_federation(path: Path) -> FederationFile:
 
 
 def check_everybody(file: FederationFile, num_clients: int) -> None:
-    """Compare the sites' clients with those that the data have.
+    """Compare the sites' clients with the population.
 
     Args:
-        file: What the file says.
-        num_clients: Clients in the population.
+        file: Content of the file.
+        num_clients: Number of clients in the population.
 
     Raises:
-        ConfigError: If a site has a client that there is not, or a client has no site.
+        ConfigError: If a site has an unknown client, or a client has no site.
     """
     where, last = f"federation file {file.path}", num_clients - 1
     for site in file.sites:
@@ -145,14 +145,14 @@ def _names(value: Any, where: str) -> tuple[str, ...]:
             raise ConfigError(f"{where}: {name!r:.80} {why}")
     names = tuple(map(_canonical, value))
     if twice := [name for place, name in enumerate(names) if name in names[:place]]:
-        raise ConfigError(f"{where}: {twice[0]} is there twice; remove one")
+        raise ConfigError(f"{where} has {twice[0]} twice; remove one")
     return names
 
 
 def _no_host(name: Any) -> str | None:
-    """Why something is no name or address at which nodes can reach a server; None where it is one."""
+    """Reason why nodes cannot reach a server by this name or address; None if they can."""
     if not isinstance(name, str):
-        return "is no text; write a host name or an address, in quotes"
+        return "is not text; write a host name or an address, in quotes"
     try:
         address = ip_address(name)
     except ValueError:
@@ -161,12 +161,12 @@ def _no_host(name: Any) -> str | None:
             return "is neither a host name nor an address; write one such as server.example.org or 192.0.2.7"
         return None
     if address.is_unspecified or address.is_multicast or getattr(address, "scope_id", None):
-        return "is no address at which nodes reach a server; write the one that they see"
+        return "is not an address at which nodes can reach a server; write the one that they see"
     return None
 
 
 def _canonical(name: str) -> str:
-    """A host as certificates have it."""
+    """Host in the form that certificates have."""
     try:
         return str(ip_address(name))
     except ValueError:
@@ -180,7 +180,7 @@ def _port(value: Any, where: str) -> int:
 
 
 def _listen(value: Any, name: str, where: str) -> str | None:
-    """By default every address, because a name may lead here by way of another machine; of loopback that one."""
+    """Address to listen at: by default all, because another machine may forward the name; for loopback, itself."""
     if value is None:
         return None if _is_loopback(name) else "::" if ":" in name else "0.0.0.0"
     try:
@@ -210,8 +210,8 @@ def _data(content: Mapping[str, Any], where: str) -> dict[str, Any]:
     for key, value in own.items():
         if key not in OWN_DATA:
             raise ConfigError(
-                f"{where}: data.{key} must be the same everywhere, so it belongs into the run's configuration; "
-                f"an end's own are {', '.join(OWN_DATA)}"
+                f"{where}: data.{key} must be the same everywhere; write it in the run's configuration, "
+                f"as an end's own settings are {', '.join(OWN_DATA)}"
             )
         if type(value) is not OWN_DATA[key]:
             raise ConfigError(f"{where}: data.{key} is {value!r:.80}; it must be {_KINDS[OWN_DATA[key]]}")
@@ -221,25 +221,25 @@ def _data(content: Mapping[str, Any], where: str) -> dict[str, Any]:
 def _site(name: Any, value: Any, where: str) -> Site:
     if not isinstance(name, str) or not _SITE.fullmatch(name):
         raise ConfigError(
-            f"{where} {name!r:.80} has a name that cannot be; write up to 63 of A-Z, a-z, 0-9, _ and -, in quotes "
-            "where YAML takes them for something else"
+            f"{where} {name!r:.80} has an invalid name; write up to 63 of A-Z, a-z, 0-9, _ and -, "
+            "in quotes if YAML takes them for something else"
         )
     if name.lower() == SERVER:
-        raise ConfigError(f"{where} {name} is called as the server is; choose another name")
+        raise ConfigError(f"{where} {name} has the server's name; choose another name")
     own = _mapping(value, f"{where} {name}")
     _known(own, f"{where} {name}", ("clients", "data"), ("clients",))
     clients = own["clients"]
     whole = isinstance(clients, list) and all(isinstance(one, int) and not isinstance(one, bool) for one in clients)
     if not whole or not clients or min(clients) < 0:
-        raise ConfigError(f"{where} {name}: clients is {clients!r:.80}; it must be a list of client ids from 0 on")
+        raise ConfigError(f"{where} {name}: clients is {clients!r:.80}; it must be a list of client ids, from 0")
     if len(set(clients)) < len(clients):
         twice = next(one for one in clients if clients.count(one) > 1)
-        raise ConfigError(f"{where} {name}: client {twice} is there twice; remove one")
+        raise ConfigError(f"{where} {name} has client {twice} twice; remove one")
     return Site(name, tuple(sorted(clients)), _data(own, f"{where} {name}"))
 
 
 def _apart(sites: list[Site], where: str) -> tuple[Site, ...]:
-    """The sites, if they share neither a client nor, on file systems that ignore case, a folder."""
+    """The sites, if they share no client and, on file systems that ignore case, no folder."""
     homes: dict[int, str] = {}
     names: dict[str, str] = {}
     for site in sites:
@@ -248,5 +248,5 @@ def _apart(sites: list[Site], where: str) -> tuple[Site, ...]:
             raise ConfigError(f"{where}: sites {other} and {site.name} differ by case only; choose another name")
         for client in site.clients:
             if (home := homes.setdefault(client, site.name)) != site.name:
-                raise ConfigError(f"{where}: client {client} lives at both {home} and {site.name}; remove one")
+                raise ConfigError(f"{where}: client {client} is at both {home} and {site.name}; remove one")
     return tuple(sites)

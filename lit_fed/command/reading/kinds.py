@@ -1,46 +1,33 @@
-"""Models for clients with different networks, from ``model`` and what ``trainer.kinds`` sets in its place."""
+"""Models of clients with different networks: ``model``, changed by ``trainer.kinds``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from jsonargparse import ArgumentError, Namespace
 from lightning import LightningModule
 
 from lit_fed.command.reading.making import instantiate
-from lit_fed.command.reading.words import TRAINED_BY, over
+from lit_fed.command.reading.replaced import TRAINED_BY, over
 from lit_fed.command.refusals.explain import explain
 from lit_fed.engine.method.kinds import CHOSEN_BY
 from lit_fed.errors import ConfigError
 from lit_fed.parsing import Parser
 
 
-def check_options(words: Sequence[str]) -> None:
-    """Refuse options that set a part of a kind: the parser would drop the rest of it.
-
-    Raises:
-        ConfigError: For such an option.
-    """
-    for word in words:
-        option = word.partition("=")[0]
-        if option.startswith("--trainer.kinds.") and option.count(".") > 2:
-            name = option.split(".")[2]
-            raise ConfigError(f"{option} sets a part of a kind; set all of it, as --trainer.kinds.{name} '{{…}}'")
-
-
 def models_by_kind(
     model: Namespace, kinds: Mapping[str, Any], max_rounds: int | None = None
 ) -> dict[str, LightningModule]:
-    """The model of every kind, made in their order.
+    """Make the model of every kind, in order.
 
     Args:
         model: The model's configuration, complete.
-        kinds: By kind its own settings of the model, and maybe who has it.
-        max_rounds: What a schedule's length of null comes to.
+        kinds: Settings of the model by kind, with the kind's clients or share.
+        max_rounds: Length of a schedule whose length is null.
 
     Raises:
-        ConfigError: For settings that the model does not have, or not like this.
+        ConfigError: For settings that the model does not have, or refuses.
     """
     if not kinds:
         raise ConfigError("trainer.kinds is empty; name at least one kind of network, or set it to null")

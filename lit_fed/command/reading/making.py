@@ -1,4 +1,4 @@
-"""Objects made from settings: what cannot be made is named in a line, and what asks for the rounds is told them."""
+"""Objects from settings: a class that cannot be made is named in one line; open-ended schedules get the rounds."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def instantiate(parser: ArgumentParser, settings: Namespace, max_rounds: int | N
     """Make the objects that settings describe.
 
     Args:
-        parser: The parser that read them.
-        settings: What it read.
-        max_rounds: What a schedule's length of null comes to.
+        parser: The parser that read the settings.
+        settings: The settings.
+        max_rounds: Length of a schedule whose length is null.
 
     Raises:
-        ConfigError: In one line that names the class and what it said; its ``details`` say where, if that was in code
-            that is neither ours nor installed.
+        ConfigError: In one line with the class and its error; ``details`` holds the traceback if the error comes from
+            code that is neither ours nor installed.
     """
     failures: list[LitFedError] = []
     makers: list[tuple[Any, type, bool]] = [(partial(_make, failures), object, True)]
@@ -30,12 +30,12 @@ def instantiate(parser: ArgumentParser, settings: Namespace, max_rounds: int | N
         makers.insert(0, (partial(_make_schedule, max_rounds, failures), LRScheduler, True))
     try:
         made: Namespace = parser.instantiate(settings, instantiators=makers)
-    except Exception:  # the parser's, about what `failures` knows better
+    except Exception:  # the parser's report, with the failure in the middle of a tree
         if not failures:
             raise
     else:
         return made
-    raise failures[0]  # the parser tells of it in the middle of a tree
+    raise failures[0]
 
 
 def _make(failures: list[LitFedError], class_type: type, *args: Any, **kwargs: Any) -> Any:
@@ -53,8 +53,12 @@ def _make(failures: list[LitFedError], class_type: type, *args: Any, **kwargs: A
 
 def _make_schedule(max_rounds: int, failures: list[LitFedError], class_type: type, *args: Any, **kwargs: Any) -> Any:
     for name in ROUNDS:
-        if name in kwargs and kwargs[name] is None and kwargs.get("epochs") is None:  # OneCycleLR has a second way
+        if (
+            name in kwargs and kwargs[name] is None and kwargs.get("epochs") is None
+        ):  # OneCycleLR can be given epochs instead
             kwargs[name] = max_rounds
         elif isinstance(kwargs.get(name), int) and kwargs[name] < 0:
-            raise ConfigError(f"lr_scheduler.{name} is {kwargs[name]}; give a number of rounds, or null for all rounds")
+            raise ConfigError(
+                f"lr_scheduler.{name} is {kwargs[name]}; it must be a number of rounds, or null for all rounds"
+            )
     return _make(failures, class_type, *args, **kwargs)

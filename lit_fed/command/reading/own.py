@@ -1,4 +1,4 @@
-"""Options that several commands have beside those of a run: who is meant, and whether a file may be replaced."""
+"""Options of several commands: clients, and permission to replace a file."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ KEYS = Keys("--client", "--client_position")
 
 
 def names(value: Any) -> Any:
-    """The names of clients: a list in brackets, or one name; a text stays what it is, so that 01 is not 1.
+    """Names of clients, from a list in brackets or one name; text stays text, so that 01 is not 1.
 
     Raises:
-        ArgumentTypeError: For anything else.
+        ArgumentTypeError: For other values.
     """
     found = value
     try:
@@ -38,8 +38,8 @@ def add_clients(parser: ArgumentParser, what: str) -> None:
     """Add the options that choose clients.
 
     Args:
-        parser: Of the command.
-        what: What is done with them, for ``--help``.
+        parser: The command's parser.
+        what: The clients' role, for ``--help``.
     """
     parser.add_argument(
         "--client",
@@ -53,18 +53,18 @@ def add_clients(parser: ArgumentParser, what: str) -> None:
 
 
 def chosen(data: FederatedDataModule, settings: Any) -> list[int] | None:
-    """The positions of the clients that the options choose; None where they choose nobody.
+    """Positions of the clients that the options choose; None without these options.
 
     Raises:
-        ConfigError: There is no such client, or an empty list.
+        ConfigError: For an unknown client, or an empty list.
     """
     given = settings.client_position
     found = clients_of(data, KEYS, settings.client, [given] if isinstance(given, int) else given)
     if found == []:
-        raise ConfigError(f"{KEYS.name} names nobody; name at least one client, or leave it out")
+        raise ConfigError(f"{KEYS.name} is an empty list; name at least one client, or leave it out")
     return found
 
 
 def add_overwrite(parser: ArgumentParser, what: str) -> None:
-    """Add the option that lets a command replace what is there."""
+    """Add the option that lets a command replace a file."""
     parser.add_argument("--overwrite", type=bool, nargs="?", const=True, default=False, help=f"replace {what}")

@@ -1,4 +1,4 @@
-"""The parts of a run from their settings, and what these must be to each other."""
+"""Parts of a run from their settings: the data first, then the model with what follows from the data."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from jsonargparse import ArgumentParser, Namespace
 from lightning import LightningModule, seed_everything
 
+from lit_fed.checks import check_range
 from lit_fed.command.reading.kinds import models_by_kind
 from lit_fed.command.reading.making import instantiate
 from lit_fed.command.refusals.suggest import join_or
@@ -19,7 +20,7 @@ from lit_fed.trainer import FederatedTrainer
 
 
 class Parts(NamedTuple):
-    """What a run is made of; a model for each kind of network where clients have different ones."""
+    """Parts of a run; the model by kind of network if clients have different ones."""
 
     model: LightningModule | dict[str, LightningModule]
     data: Any
@@ -34,14 +35,14 @@ def add_parts(parser: ArgumentParser, required: bool = True) -> None:
 
 
 def build_parts(parser: ArgumentParser, settings: Namespace) -> tuple[Parts, Namespace]:
-    """Make the data first, then tell the model what it left open about them.
+    """Make the data first, then the model with the settings that follow from the data.
 
     Args:
-        parser: The parser, with `add_parts`.
-        settings: What it read; the model's part is completed in place.
+        parser: Parser with `add_parts`.
+        settings: Its settings; those of the model are completed in place.
 
     Returns:
-        The parts, and all settings but theirs, instantiated.
+        The parts, and all other settings, instantiated.
     """
     max_rounds = settings.trainer.get("max_rounds")
     data = instantiate(parser, Namespace(data=settings.data)).data
@@ -55,15 +56,14 @@ def build_parts(parser: ArgumentParser, settings: Namespace) -> tuple[Parts, Nam
 
 
 def set_seed(trainer: Any) -> None:
-    """Seed the making of the model, so that its first weights follow from ``trainer.seed``.
+    """Seed torch, so that the model's initial weights follow from ``trainer.seed``.
 
     Raises:
-        ConfigError: If there is no such seed.
+        ConfigError: If the seed is out of range.
     """
-    if not isinstance(trainer, Namespace):  # the parser lets a lone value pass
+    if not isinstance(trainer, Namespace):  # the parser accepts a lone value
         raise ConfigError(f"trainer is {trainer!r}; it must hold settings, such as max_rounds")
-    if not 0 <= trainer.seed < 2**32:
-        raise ConfigError(f"trainer.seed is {trainer.seed}; it must be at least 0 and below {2**32}")
+    check_range("trainer.seed", trainer.seed, least=0, below=2**32)
     seed_everything(trainer.seed, verbose=False)
 
 
@@ -71,14 +71,14 @@ _FROM_DATA = (
     *("num_classes", "in_channels", "input_shape", "num_outputs", "num_joints", "flip_pairs", "skeleton_edges"),
     "unscored_joints",
 )
-"""What a model may leave open for the data to say."""
+"""Settings of a model that may be left open, and then follow from the data."""
 
 
 def fill_from_data(model: Namespace, data: Any) -> None:
-    """Tell a model's configuration what follows from the data, where it asks and was not told.
+    """Fill in settings of the model that are left open and follow from the data.
 
     Raises:
-        ConfigError: If the model was told fewer classes than the data have, or another number of joints.
+        ConfigError: If the model is set to fewer classes than the data have, or to another number of joints.
     """
     init_args = model.get("init_args") or Namespace()
     for key in _FROM_DATA:
@@ -95,14 +95,14 @@ def fill_from_data(model: Namespace, data: Any) -> None:
 
 
 def check_tokens(init_args: Namespace, vocab_size: int | None) -> None:
-    """Refuse a network of ours that does not read what the data are.
+    """Refuse one of our networks that cannot read text data.
 
     Args:
         init_args: The model's settings.
-        vocab_size: How many different tokens the data have; None where they are no texts.
+        vocab_size: Number of different tokens in the data; None for data other than text.
 
     Raises:
-        ConfigError: For texts and a network that reads numbers, or knows fewer tokens.
+        ConfigError: For text and a network that reads numbers, or has a smaller vocabulary.
     """
     name = init_args.get("network")
     if vocab_size is None or not isinstance(name, str) or name not in NETWORKS:

@@ -1,4 +1,4 @@
-"""The configuration files that come with the package: where they are, what they are called, what they say they are."""
+"""Configuration files of the package: their folder, their names, their first lines."""
 
 from __future__ import annotations
 
@@ -10,44 +10,44 @@ _FOLDER = "configs"
 
 
 def shipped_folder() -> Path:
-    """Where they lie: in the installed package, and in a copy of the repository beside it."""
+    """Folder of the files: inside the installed package, or beside it in a clone of the repository."""
     package = Path(__file__).parents[2]
     return package / _FOLDER if (package / _FOLDER).is_dir() else package.parent / _FOLDER
 
 
 @cache
 def shipped() -> dict[str, Path]:
-    """All of them by name, such as ``method/fedprox.yaml``, folder by folder, those outside of any folder first."""
+    """Paths by name, such as ``method/fedprox.yaml``; top-level files first, then folder by folder."""
     folder = shipped_folder()
     names = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*.yaml")}
     return dict(sorted(names.items(), key=lambda item: (item[0].count("/") > 0, item[0])))
 
 
 def first_line(path: Path) -> str:
-    """What a file says it is: its first line, a comment."""
+    """First line of a file, a comment that describes it."""
     with open(path, encoding="utf-8") as file:
         return file.readline().strip().removeprefix("#").strip()
 
 
 def name_of(path: str | Path) -> str:
-    """What a shipped file is called by whoever names it from the repository's root."""
+    """Name of a shipped file from its path relative to the repository's root."""
     return Path(path).as_posix().removeprefix("./").removeprefix(f"{_FOLDER}/")
 
 
 def located(path: str | Path) -> str:
-    """A configuration file as it can be opened: itself where it is there, else the shipped one of that name.
+    """Path of a configuration file: the file itself if it exists, else the shipped file of that name.
 
     Args:
-        path: What a user, or a study, calls it; ``configs/method/fedprox.yaml`` is ``method/fedprox.yaml``.
+        path: Path or name; ``configs/method/fedprox.yaml`` is ``method/fedprox.yaml``.
 
     Returns:
-        The path; as it was where there is no such file at all.
+        The path; unchanged if there is no such file.
     """
     return str(path) if is_file(str(path)) else str(shipped().get(name_of(path), path))
 
 
 def is_file(path: str) -> bool:
-    """Whether a word names a file; a word that can be no name does not."""
+    """Whether a file has this path; False for a text that cannot be a path."""
     try:
         return Path(path).is_file()
     except (OSError, ValueError):
@@ -55,5 +55,5 @@ def is_file(path: str) -> bool:
 
 
 def close_name(path: str | Path) -> str:
-    """The shipped file that was most likely meant by a path where there is none; empty where none was."""
+    """Name of the shipped file that is most similar to a path; empty if none is similar."""
     return next(iter(get_close_matches(name_of(path), shipped(), n=1, cutoff=0.8)), "")

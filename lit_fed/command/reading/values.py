@@ -1,9 +1,7 @@
-"""Values that no setting can have, found in one walk over a parsed configuration."""
+"""Check of all values in a parsed configuration: finite, below 64 bits, without NUL."""
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import math
 from collections.abc import Mapping
 from functools import lru_cache
@@ -11,20 +9,21 @@ from typing import Any
 
 from jsonargparse import Namespace
 
+from lit_fed.command.refusals.suggest import imported, parameters_of
 from lit_fed.errors import ConfigError
 
 _LARGEST = 2**63 - 1  # what tensors, arrays and loops count with
 
 
 def check_values(settings: Any, key: str = "", where: str = "") -> None:
-    """Refuse NaN, infinity, whole numbers beyond 64 bits and texts with NUL, wherever they stand.
+    """Refuse NaN, infinity, whole numbers beyond 64 bits and texts with NUL, at any depth.
 
-    A class may have such a value by default: what is left at its default is the class's own business.
+    Defaults of a class pass: a class may use infinity as its default.
 
     Args:
         settings: A configuration, or a part of one.
-        key: Where it stands, dotted.
-        where: The file, where it is no configuration of a command.
+        key: Dotted key of that part.
+        where: Prefix for messages: the file, if ``settings`` does not come from a command line.
 
     Raises:
         ConfigError: For the first such value, with its key.
@@ -45,7 +44,7 @@ def check_values(settings: Any, key: str = "", where: str = "") -> None:
 
 
 def _set_anew(init_args: Any, class_path: str) -> Any:
-    """A class's settings without those that are as they are by default."""
+    """Settings of a class that differ from its defaults."""
     given = vars(init_args) if isinstance(init_args, Namespace) else init_args
     if not isinstance(given, Mapping):
         return given
@@ -54,7 +53,7 @@ def _set_anew(init_args: Any, class_path: str) -> Any:
 
 
 def _wrong(value: Any) -> str:
-    """What is wrong with a single value; empty where nothing is."""
+    """The mistake in a single value; empty if there is none."""
     if isinstance(value, float) and not math.isfinite(value):
         return f"{value}; it must be a finite number"
     if isinstance(value, int) and abs(value) > _LARGEST:
@@ -68,18 +67,5 @@ def _wrong(value: Any) -> str:
 
 @lru_cache
 def _defaults(class_path: str) -> Mapping[str, Any]:
-    """What the parameters of a class and its bases are where nobody sets them."""
-    module, _, name = class_path.rpartition(".")
-    try:
-        found = getattr(importlib.import_module(module), name)
-        owners = found.__mro__ if isinstance(found, type) else [found]
-    except (ImportError, AttributeError, ValueError):
-        return {}
-    defaults: dict[str, Any] = {}
-    for owner in owners:
-        try:
-            parameters = inspect.signature(owner).parameters.values()
-        except (TypeError, ValueError):
-            continue
-        defaults = {one.name: one.default for one in parameters if one.default is not one.empty} | defaults
-    return defaults
+    """Defaults of a class, or a function, by setting."""
+    return {name: one.default for name, one in parameters_of(imported(class_path)).items()}

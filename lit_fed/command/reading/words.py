@@ -1,254 +1,169 @@
-"""What a command line says before a parser reads it: which settings come from which option or file, and in what order.
+"""A command line, read once: one spelling for every option, each file's content, and what the parser is to be told.
 
-The parser reads one after the other. That is not what a reader expects in two places, where `prepared` adds options:
-settings of a class that a later file names, and optimizers and schedules that take the place of others.
+The parser takes one option after the other. Readers expect something else in two places, where options are added:
+settings of a class that a later file names, and optimizers and schedules that replace others.
 """
 
 from __future__ import annotations
 
-import inspect
 import json
+import re
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from pathlib import Path
-from typing import Any, NamedTuple
+from itertools import groupby, pairwise
+from typing import Any
 
-import torch
-import yaml
-from lightning import LightningModule
-from torch import nn
+from jsonargparse import ArgumentParser
 
-from lit_fed.command.reading.config_files import check_config, check_value
-from lit_fed.command.reading.wrapping import wrapped_settings, wrapped_words
-from lit_fed.command.refusals.suggest import named_class
+from lit_fed.command.reading.config_files import SECTIONS, ConfigFiles, is_name
+from lit_fed.command.reading.replaced import TRAINED_BY, Mention, changes, plain
+from lit_fed.command.reading.shipped import located
+from lit_fed.command.reading.values import check_values
+from lit_fed.command.reading.wrapping import plain_module
 from lit_fed.command.roots import PARTS
-from lit_fed.command.table import asked
+from lit_fed.command.table import COMMANDS, asked
+from lit_fed.errors import ConfigError
+from lit_fed.parsing import taking
 
-_FILES = ("-c", "--config")
-TRAINED_BY: dict[str, type] = {
-    "optimizer": torch.optim.Optimizer,
-    "lr_scheduler": torch.optim.lr_scheduler.LRScheduler,
-}
-"""Settings of a model that are classes of their own, which begin anew where another one is named."""
+_CONFIG = ("-c", "--config")
+_NUMBER = re.compile(r"-\d+|-\d*\.\d+")  # words that argparse takes for values although they begin with a dash
 
 
-class Mention(NamedTuple):
-    """Settings that one option, or one key of a file, gives.
+class CommandLine:
+    """A command line and its configuration files.
 
     Args:
-        end: Where the next word begins.
-        option: Whether it is an option.
-        key: The setting's keys without ``init_args``; of a file the first.
-        value: What it is set to, as YAML says.
-    """
+        words: The command line, from the command on.
+        files: Files that are read already, where several command lines share some.
 
-    end: int
-    option: bool
-    key: tuple[str, ...]
-    value: Any
-
-    def settings(self, *key: str) -> dict[str, Any]:
-        """What it says about the class at a key: its settings, and the class itself as ``class_path``."""
-        if self.key[: len(key)] == key and len(self.key) > len(key):
-            return {self.key[len(key)]: self.value}
-        found = self.value if key[: len(self.key)] == self.key else None
-        for step in key[len(self.key) :]:
-            found = _plain(found).get(step)
-        return _plain(found)
-
-
-class _Change(NamedTuple):
-    """A class that takes the place of another.
-
-    Args:
-        end: Where the next word begins.
-        name: The class, as it was named.
-        own: Those of its own defaults that the parser would leave as the other class had them.
-    """
-
-    end: int
-    name: str
-    own: dict[str, Any]
-
-
-def _plain(value: Any) -> dict[str, Any]:
-    """A class and its settings side by side; a lone text names a class."""
-    if isinstance(value, dict):
-        inner = value.get("init_args")
-        return {k: v for k, v in value.items() if k != "init_args"} | (inner if isinstance(inner, dict) else {})
-    if isinstance(value, str) and (path := Path(value)).suffix in (".yaml", ".yml") and path.is_file():
-        return _plain(_content(path))
-    return {"class_path": value} if isinstance(value, str) else {}
-
-
-def mentions(words: Sequence[str]) -> Iterator[Mention]:
-    """What options and files say about a run, in their order."""
-    for end, option, value in _options(words):
-        if option in _FILES:
-            content = _content(Path(value))
-            for key, part in content.items() if isinstance(content, dict) else ():
-                yield Mention(end, False, (str(key),), part)
-        elif option.startswith("--") and option.partition(".")[0].removeprefix("--") in PARTS:
-            with suppress(yaml.YAMLError):
-                key = tuple(step for step in option.removeprefix("--").split(".") if step != "init_args")
-                yield Mention(end, True, key, yaml.safe_load(value))
-
-
-def _options(words: Sequence[str]) -> Iterator[tuple[int, str, str]]:
-    """Every option with its value, and where the next word begins."""
-    for end, (before, word) in enumerate(zip(("", *words), words, strict=False), start=1):
-        option, _, value = word.partition("=") if word.startswith("-") and "=" in word else (before, "", word)
-        if option.startswith("-") and "=" not in option:  # what follows `--key=value` is no value of it
-            yield end, option, value
-
-
-def _content(path: Path) -> Any:
-    """What a file says, a plain data module wrapped; None where that is the parser's business."""
-    try:
-        content = yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except (OSError, ValueError, yaml.YAMLError):
-        return None
-    return wrapped_settings(content)
-
-
-def last_told_first(words: Sequence[str]) -> tuple[str, ...]:
-    """The keys that options and files set, without ``init_args``: those of the last one first.
-
-    What is being varied stands at the end of a command line, as in the cells of a study.
-    """
-    groups: list[list[str]] = []
-    for _, option, value in _options(words):
-        if option in _FILES:
-            groups.append(list(_leaves(_content(Path(value)))))
-        elif option.startswith("--"):
-            groups.append([option.removeprefix("--").replace(".init_args", "")])
-    return tuple(dict.fromkeys(key for group in reversed(groups) for key in group))
-
-
-def _leaves(content: Any, above: tuple[str, ...] = ()) -> Iterator[str]:
-    """The dotted keys of a file's settings."""
-    for key, value in content.items() if isinstance(content, dict) else ():
-        path = above if key == "init_args" else (*above, str(key))
-        if isinstance(value, dict) and value:
-            yield from _leaves(value, path)
-        else:
-            yield ".".join(path)
-
-
-def prepared(words: Sequence[str]) -> list[str]:
-    """A command line as the parser is to read it.
+    Attributes:
+        command: The command; None if there is none.
+        words: The command line as the parser is to read it.
 
     Raises:
-        ConfigError: For settings that the parser would misread.
+        ConfigError: For a file that cannot be read, and for settings that the parser would misread.
     """
-    command = asked(words)
-    if command is None or command == "study":
-        return list(words)
-    begin = words.index(command) + 1
-    words = [*words[:begin], *wrapped_words(words[begin:])]
-    for _, option, value in _options(words):
-        if option in _FILES:
-            check_config(Path(value))
-        elif value.startswith("{"):
-            check_value(option, value)
-    first, rest = list(words[:begin]), list(words[begin:])
-    said = list(mentions(rest))
-    return [*first, *_classes_first(said), *_begin_anew(rest, said)]
+
+    def __init__(self, words: Sequence[str], files: ConfigFiles | None = None) -> None:
+        self.command = asked(words)
+        self.words = list(words)
+        self._files = ConfigFiles() if files is None else files
+        self._said: list[Mention] = []
+        if self.command is None or COMMANDS[self.command].own_files:
+            return
+        begin = self.words.index(self.command) + 1
+        rest = list(_wrapped(_spelled(words[begin:])))
+        for end, word in enumerate(rest, start=1):
+            self._said += self._mentions(end, word)
+        self.words = [*words[:begin], *_classes_first(self._said), *_begin_anew(rest, self._said)]
+
+    def parse(self, parser: ArgumentParser, skip: int = 0) -> Any:
+        """Settings that a parser reads.
+
+        Args:
+            parser: The parser.
+            skip: Words to leave out: 1 for the command's own parser.
+
+        Raises:
+            ConfigError: For values that no setting can have; other errors as of the parser.
+        """
+        with taking(self._files.texts):
+            found = parser.parse_args(self.words[skip:])
+        check_values(found.get(str(self.command), found))
+        return found
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """Keys of the settings in options and files, without ``init_args``, most recent option first.
+
+        What is varied stands at the end of a command line, as in the cells of a study.
+        """
+        groups = [[key for one in group for key in one.keys] for _, group in groupby(self._said, lambda one: one.end)]
+        return tuple(dict.fromkeys(key for group in reversed(groups) for key in group))
+
+    @property
+    def own_rate(self) -> str | None:
+        """A line about a learning rate that nobody asked for, where a named optimizer brings its own."""
+        *_, last = (None, *changes(self._said, "optimizer"))
+        if last is None or "lr" not in last.own:
+            return None
+        if any("lr" in one.settings("model", "optimizer") for one in self._said if one.end > last.end):
+            return None
+        name = last.name.rpartition(".")[2]
+        return f"optimizer {name} takes its own learning rate, {last.own['lr']}; set model.optimizer.lr for another"
+
+    def _mentions(self, end: int, word: str) -> Iterator[Mention]:
+        """Settings in a word, or in the file that it names."""
+        option, mark, value = word.partition("=")
+        if option == "--config" and mark:
+            for section, part in self._files.sections(value):
+                yield Mention(end, False, (section,), part)
+        elif mark and _is_setting(option):
+            key = tuple(step for step in option.removeprefix("--").split(".") if step != "init_args")
+            if key[:2] == ("trainer", "kinds") and len(key) > 3:  # the parser would drop the rest of the kind
+                raise ConfigError(f"{option} sets a part of a kind; set all of it, as --trainer.kinds.{key[2]} '{{…}}'")
+            yield Mention(end, True, key, self._files.value(option, value))
+
+
+# ---------------------------------------------------------------------- one spelling
+
+
+def _spelled(words: Sequence[str]) -> Iterator[str]:
+    """Words with every configuration file and every setting as one word, ``--key=value``."""
+    before = ""
+    for word, after in pairwise((*words, "--")):
+        takes = before in _CONFIG or _is_setting(before)
+        if takes and _is_value(word):
+            yield f"{before}={word}" if before not in _CONFIG else _config(word)
+        elif word.startswith(("-c", "--config=")) and word != "-c":
+            yield _config(word.removeprefix("--config=").removeprefix("-c").removeprefix("="))
+        elif not ((word in _CONFIG or _is_setting(word)) and _is_value(after)):
+            yield word
+        before = word
+
+
+def _config(value: str) -> str:
+    """The option for a configuration file: a file that is not here is the package's own."""
+    return f"--config={located(value) if is_name(value) else value}"
+
+
+def _is_setting(option: str) -> bool:
+    """Whether a word is an option that sets a section of a run, or something in it, and has no value in it."""
+    return "=" not in option and option.partition(".")[0] in {f"--{section}" for section in SECTIONS}
+
+
+def _is_value(word: str) -> bool:
+    """Whether argparse takes a word for a value, not for an option."""
+    return not word.startswith("-") or word == "-" or " " in word or _NUMBER.fullmatch(word) is not None
+
+
+# ---------------------------------------------------------------------- what the parser is told beside
+
+
+def _wrapped(words: Iterator[str]) -> Iterator[str]:
+    """Put `Wrapped` around a plain LightningDataModule that an option names."""
+    for word in words:
+        option, _, value = word.partition("=")
+        if option == "--data" and plain_module(value) is not None:
+            yield from ("--data=Wrapped", f"--data.module={value}")
+        else:
+            yield word
 
 
 def _classes_first(said: Sequence[Mention]) -> list[str]:
-    """Name a part's class before the first file that has settings of it, where that file itself does not.
-
-    The parser reads one file after the other, and settings without a class would be nobody's. The class is the one
-    that it comes to in the end.
-    """
+    """Name a part's class, the last one named, before a file that has settings of the part and no class."""
     named: dict[str, list[str | None]] = {}
     for one in said:
         if len(one.key) == 1 and one.key[0] in PARTS:
-            named.setdefault(one.key[0], []).append(one.settings(one.key[0]).get("class_path"))
+            named.setdefault(one.key[0], []).append(plain(one.value).get("class_path"))
     late = {key: [name for name in names if name] for key, names in named.items() if names[0] is None}
     return [f"--{key}={names[-1]}" for key, names in late.items() if names]
 
 
-def over(below: Any, above: Any, base: type) -> Any:
-    """One class with settings in the place of another: of the same class what is not set stays, another begins anew.
-
-    Args:
-        below: The class and its settings that hold so far, as a configuration has them.
-        above: The same of what takes its place; without ``class_path`` the class stays.
-        base: What both derive from.
-    """
-    old, new = _plain(below), _plain(above)
-    before, named = (named_class(each.get("class_path"), [base]) for each in (old, new))
-    if not new or before is None or (named is None and "class_path" in new):
-        return above
-    kept = old if named in (None, before) else {"class_path": new["class_path"], **_defaults(named)}
-    merged = kept | new
-    return {"class_path": merged.pop("class_path"), "init_args": merged}
-
-
 def _begin_anew(words: Sequence[str], said: Sequence[Mention]) -> list[str]:
-    """Give another optimizer, or schedule, its own defaults where it is named.
-
-    The parser would keep of the one before whatever both know, even what nobody asked for. What options ask for stays,
-    wherever they stand.
-    """
+    """Set another optimizer's, or schedule's, own defaults after it is named; see `changes`."""
     added: dict[int, list[str]] = {}
     for key in TRAINED_BY:
-        for change in _changes(said, key):
+        for change in changes(said, key):
             value = json.dumps({"class_path": change.name, "init_args": change.own})
             added.setdefault(change.end, []).append(f"--model.init_args.{key}={value}")
     return [piece for end, word in enumerate(words, start=1) for piece in (word, *added.get(end, ()))]
-
-
-def own_rate(words: Sequence[str]) -> str | None:
-    """A line about a learning rate that nobody asked for, where the optimizer that is named brings its own."""
-    said = list(mentions(words))
-    changes = list(_changes(said, "optimizer"))
-    if not changes:
-        return None
-    last = changes[-1]
-    if "lr" not in last.own or any("lr" in one.settings("model", "optimizer") for one in said if one.end > last.end):
-        return None
-    name = last.name.rpartition(".")[2]
-    return f"optimizer {name} takes its own learning rate, {last.own['lr']}; set model.optimizer.lr for another"
-
-
-def _changes(said: Sequence[Mention], key: str) -> Iterator[_Change]:
-    """Where a class takes the place of another one."""
-    given = [(one, settings) for one in said if (settings := one.settings("model", key))]
-    by_option = {name for one, settings in given if one.option for name in settings}
-    models = [name for one in said if (name := one.settings("model").get("class_path"))]
-    current = _default(named_class(models[-1], [LightningModule]), key) if given and models else None
-    for one, settings in given:
-        named = named_class(settings.get("class_path"), [TRAINED_BY[key]])
-        if named is None or named is current:
-            continue
-        known, asked_for = _defaults(current), by_option | settings.keys()
-        own = {name: value for name, value in _defaults(named).items() if name in known and name not in asked_for}
-        yield _Change(one.end, settings["class_path"], own)
-        current = named
-
-
-def _default(model: type | None, key: str) -> type | None:
-    """The class that a model's constructor takes where nothing is said."""
-    for cls in model.__mro__ if model is not None else ():
-        parameters = inspect.signature(cls).parameters if "__init__" in vars(cls) else {}
-        if key in parameters:
-            with suppress(Exception):  # a user's own code
-                return type(parameters[key].default([nn.Parameter(torch.zeros(1))]))
-            return None
-    return None
-
-
-def _defaults(made: type | None) -> dict[str, Any]:
-    """What a class takes where nothing is said, by setting."""
-    parameters = inspect.signature(made).parameters.values() if made is not None else ()
-    return {one.name: one.default for one in parameters if _is_plain(one.default)}
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether YAML can say a value."""
-    if isinstance(value, tuple | list):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, bool | int | float | str)

@@ -3,37 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
 from typing import Any
 
-import yaml
 from lightning import LightningDataModule
 
 from lit_fed.command.refusals.suggest import named_class
 from lit_fed.command.roots import PARTS
 from lit_fed.data import Wrapped
-from lit_fed.parsing import Parser, load
 
 _CLASS = "Wrapped"
-
-
-class WrappingParser(Parser):
-    """A parser whose configuration files may name a plain LightningDataModule as ``data``."""
-
-    def parse_string(self, content: str, *args: Any, **kwargs: Any) -> Any:
-        """Read a configuration, see `wrapped_settings`."""
-        return super().parse_string(_wrapped_text(content), *args, **kwargs)
-
-
-def wrapped_words(words: Sequence[str]) -> Iterator[str]:
-    """A command line with `Wrapped` around a plain LightningDataModule that an option names."""
-    for end, word in enumerate(words, start=1):
-        option, _, value = word.partition("=") if word.startswith("--data=") else ("", "", word)
-        named = option or words[end - 2 : end - 1] == ["--data"]
-        if named and _plain_module(value):
-            yield from [*["--data"] * bool(option), _CLASS, "--data.module", value]
-        else:
-            yield word
 
 
 def wrapped_settings(content: Any) -> Any:
@@ -49,7 +27,7 @@ def wrapped_settings(content: Any) -> Any:
     """
     data = content.get("data") if isinstance(content, dict) else None
     section: dict[str, Any] = data if isinstance(data, dict) else {"class_path": data}
-    module = _plain_module(section.get("class_path"))
+    module = plain_module(section.get("class_path"))
     settings = section.get("init_args") or {}
     if module is None or not isinstance(settings, dict):
         return content
@@ -61,16 +39,7 @@ def wrapped_settings(content: Any) -> Any:
     return {**content, "data": {"class_path": _CLASS, "init_args": {"module": {**inner, **others}, **rest}}}
 
 
-def _wrapped_text(text: str) -> str:
-    try:
-        content = load(text)
-    except yaml.YAMLError:  # the parser's business
-        return text
-    wrapped = wrapped_settings(content)
-    return text if wrapped is content else yaml.safe_dump(wrapped, sort_keys=False)
-
-
-def _plain_module(path: Any) -> type | None:
+def plain_module(path: Any) -> type | None:
     """The LightningDataModule that knows no clients and is named so; None where it is none."""
     named = named_class(path, [PARTS["data"]])
     plain = named is not None and issubclass(named, LightningDataModule) and not issubclass(named, PARTS["data"])

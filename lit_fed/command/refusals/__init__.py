@@ -1,1 +1,1 @@
-"""What is said of that which cannot be read."""
+"""Error messages about settings that cannot be read."""

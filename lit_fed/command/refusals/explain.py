@@ -1,9 +1,9 @@
-"""What a parser's nested report boils down to: one line that names the culprit and says what to do.
+"""One line from a parser's nested report: the key that is wrong, and what to do.
 
-jsonargparse reports as text only, an indented tree of every alternative that it tried. `_PHRASES` and `_FLAT` are all
-of its English that is read here; the keys give the place in the configuration, the innermost complaint the reason.
-What is not recognised is put into one line as it stands. The package's version is bounded, because every release may
-say something else.
+jsonargparse reports errors as text only, also in 4.53: an indented tree of every alternative that it tried. `_PHRASES`
+and `_FLAT` hold all of its English that is read here; keys give the place in the configuration, the innermost complaint
+the reason. Other text is joined into one line as it is. The package's version is bounded, because every release may
+reword its errors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lit_fed.command.refusals import suggest
 from lit_fed.command.refusals.suggest import join_and, join_or
 from lit_fed.command.table import COMMANDS, asked
 
-# What a line of a report says, by kind; the first that matches counts.
+# Patterns of a report's lines, by kind; the first that matches counts.
 _PHRASES = (
     ("noise", r"Does not validate against|Errors:|Given value type|Expected a <class 'NoneType'>|Expected a path but"),
     ("noise", r"Subclass types expect|a class path \(str\)|a dict (?:with|without) |Given value: N\w+\("),
@@ -37,7 +37,7 @@ _PHRASES = (
     ("wanted", r"Expected an? (.+)"),
     ("reason", r"(.*)"),
 )
-# What a whole report says that is no tree, and who answers it, told the command line.
+# Patterns of reports that are one line, and functions that answer them, given the command line.
 _FLAT: tuple[tuple[str, Callable[[str, Sequence[str]], str]], ...] = (
     (r"unrecognized arguments: (.+)", lambda words, args: suggest.option(words.split(), *_asked_for(args))),
     (r"(?:Subcommand|Group) '.+' does not accept option '([^']+)'", lambda name, args: _no_key(name, args)),
@@ -53,11 +53,11 @@ _KINDS |= {"dict": "a mapping", "tuple": "a list"}
 
 
 def explain(message: str, args: Sequence[str] = ()) -> str:
-    """Boil a parser's report down to one line.
+    """Reduce a parser's report to one line.
 
     Args:
-        message: What the parser said.
-        args: The command line that it was said about.
+        message: The report.
+        args: The command line that it is about.
     """
     for pattern, answer in _FLAT:
         if match := re.match(pattern, message, re.DOTALL):
@@ -68,7 +68,7 @@ def explain(message: str, args: Sequence[str] = ()) -> str:
 
 
 def _read(message: str) -> dict[str, list[str]]:
-    """The facts of a nested report, by kind, from the outermost to the innermost."""
+    """Facts of a nested report by kind, outermost first."""
     facts: dict[str, list[str]] = defaultdict(list)
     for line in message.splitlines():
         text = line.strip().removeprefix("- ")
@@ -89,7 +89,7 @@ def _read(message: str) -> dict[str, list[str]]:
         elif kind == "no_import":
             named = value or facts["class"][-1]
             if (package := re.match(r"No module named '([^']+)'", text)) and not named.startswith(package.group(1)):
-                kind, found = "reason", f"{named} cannot be imported: {found}"  # by the class's own file
+                kind, found = "reason", f"{named} cannot be imported: {found}"  # by the class's own module
             else:
                 kind, found = "no_class", named
         if (found and found not in facts[kind]) or kind in ("key", "class"):
@@ -122,7 +122,7 @@ def _tell(facts: dict[str, list[str]]) -> str:
     if no_class and not wanted:
         return f"{key}: a class is needed; give class_path and init_args{suggest.choices(bases)}"
     if wanted:
-        a_class = no_class and "a number" not in wanted  # a number may be a tensor
+        a_class = no_class and "a number" not in wanted  # where a number is wanted, the class would be Tensor
         hint = f"; write {key}+={given}" if given in [cls.__name__ for cls in suggest.subclasses(bases)] else ""
         told = "" if given is None else f", not {given}"
         return f"{key}: expected {join_or(wanted + ['a class'] * a_class)}{told}{hint}"
@@ -140,7 +140,7 @@ def _kind(kind: str) -> str:
 
 
 def missing(names: Sequence[str]) -> str:
-    """What to say about parts of a run, or options, that are not given."""
+    """Message about missing parts of a run, or missing options."""
     keys = suggest.in_order([name.partition(".")[2] or name for name in names])
     if not suggest.are_parts(keys):
         command = names[0].partition(".")[0]
@@ -155,12 +155,12 @@ def _no_key(name: str, args: Sequence[str]) -> str:
 
 
 def _asked_for(args: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The command, and its options where it does not take those of a run."""
+    """The command, and its options if they are not those of a run."""
     return asked(args), _own_options(args)
 
 
 def _own_options(args: Sequence[str]) -> list[str]:
-    """The options of a command that does not take those of a run."""
+    """Options of a command that does not take those of a run."""
     command = asked(args)
     if command is None or not COMMANDS[command].room_of(args):
         return []
@@ -172,7 +172,7 @@ def _own_options(args: Sequence[str]) -> list[str]:
 
 
 def _no_value(option: str, args: Sequence[str]) -> str:
-    """What to say about an option without a value; the parser names no more than its first part."""
+    """Message about an option without a value; the parser names only the option's first part."""
     name = option.rpartition("/")[2]
     for word, following in zip(args, (*args[1:], ""), strict=False):
         if word.startswith((name, option.partition("/")[0])) and "=" not in word and following[:1] in ("", "-"):

@@ -1,4 +1,4 @@
-"""What may have been meant by a key, an option or a class that is not there."""
+"""Suggestions for an unknown key, option or class."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from typing import Any
 
 from lightning import LightningDataModule
 
-_MOST = 16  # names in a list that is still read
+from lit_fed.command.roots import PARTS, PLACES
+
+_MOST = 16  # names in a list that is still readable
 LIGHTNING = {
     "max_epochs": "trainer.max_rounds, and trainer.local_epochs within a round",
     "min_epochs": "trainer.max_rounds",
     "max_steps": "trainer.local_steps, batches a client trains on in a round",
     "min_steps": "trainer.local_steps, batches a client trains on in a round",
-    "max_time": "trainer.max_rounds; time limits belong to whoever starts the run",
+    "max_time": "trainer.max_rounds; limit the time where the run is started",
     "fast_dev_run": "--trainer.max_rounds 1 --trainer.local_epochs null --trainer.local_steps 1",
     "limit_train_batches": "trainer.local_steps, or data.max_train_samples",
     "limit_val_batches": "data.val_fraction",
@@ -39,8 +41,8 @@ LIGHTNING = {
     "sync_batchnorm": "trainer.buffers",
     "enable_model_summary": "lit-fed cost, which counts parameters",
 }
-"""What the settings of Lightning's trainer that this one does not have are called here."""
-_INNER = ("lightning.pytorch.demos", "lit_fed.engine.lightning.objective")  # classes that nobody names
+"""Equivalents of settings that only Lightning's trainer has."""
+_INNER = ("lightning.pytorch.demos", "lit_fed.engine.lightning.")  # modules whose classes users never name
 
 
 def join_or(words: Sequence[str]) -> str:
@@ -54,21 +56,17 @@ def join_and(words: Sequence[str]) -> str:
 
 
 def close(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """The known word that looks most like another; empty where none does."""
+    """The known word that is most similar; empty if none is similar."""
     return next(iter(get_close_matches(word, list(known), n=1, cutoff=cutoff)), "")
 
 
 def in_order(keys: Sequence[str]) -> list[str]:
-    """Parts of a run in their usual order, then whatever else there is."""
-    from lit_fed.command.roots import PARTS
-
+    """Keys with the parts of a run first, in their usual order."""
     return [*(key for key in PARTS if key in keys), *(key for key in keys if key not in PARTS)]
 
 
 def are_parts(keys: Sequence[str]) -> bool:
-    """Whether keys are parts of a run, which are given by class."""
-    from lit_fed.command.roots import PARTS
-
+    """Whether all keys are parts of a run, which are given by class."""
     return all(key in PARTS for key in keys)
 
 
@@ -76,12 +74,12 @@ def are_parts(keys: Sequence[str]) -> bool:
 
 
 def option(words: Sequence[str], command: str | None = None, known: Sequence[str] = ()) -> str:
-    """About words that are no options.
+    """Message about unknown options.
 
     Args:
-        words: Those words.
+        words: Words that the parser did not recognise.
         command: The command.
-        known: Its options, where it does not take those of a run.
+        known: Options of the command, if they are not those of a run.
     """
     options = [word for word in words if word.startswith("-")]
     if not options:
@@ -91,12 +89,12 @@ def option(words: Sequence[str], command: str | None = None, known: Sequence[str
 
 
 def key(name: str, command: str | None = None, known: Sequence[str] = ()) -> str:
-    """About a key that is none; of which command and options, see `option`."""
+    """Message about an unknown key; arguments as of `option`."""
     return f"unknown key {name}; {_hint(name, command, known)}"
 
 
 def setting(name: str, owner: str) -> str:
-    """About a key that is no setting of the class whose settings stand there."""
+    """Message about a key that is not a setting of its class."""
     last, cls = name.rpartition(".")[2], _import(owner)
     known = _settings(cls) if cls else []
     if others := [owner.__name__ for owner in _owners(name) if owner.__module__.startswith("lit_fed.")]:
@@ -113,7 +111,7 @@ def setting(name: str, owner: str) -> str:
 
 
 def beside_class_path(name: str, given: str | None) -> str:
-    """About a mapping with class_path and keys other than init_args: it counts as a mapping of settings."""
+    """Message about keys beside class_path other than init_args."""
     try:
         stray = [key for key in ast.literal_eval(given or "") if key not in ("class_path", "init_args", "dict_kwargs")]
     except (ValueError, SyntaxError, TypeError):
@@ -125,9 +123,7 @@ def beside_class_path(name: str, given: str | None) -> str:
 
 
 def _hint(name: str, command: str | None, known: Sequence[str], dashes: str = "") -> str:
-    from lit_fed.command.roots import PARTS
-
-    if known:  # a command that does not run what it is told
+    if known:  # a command without the options of a run
         meant = close(name, known)
         return f"did you mean --{meant}?" if meant else f"lit-fed {command} takes --{', --'.join(known)}"
     homes = _homes()
@@ -145,18 +141,14 @@ def _hint(name: str, command: str | None, known: Sequence[str], dashes: str = ""
 
 
 def _owners(name: str) -> list[type]:
-    """The classes with a setting of this name at this place."""
-    from lit_fed.command.roots import PLACES
-
+    """Classes that have a setting of this name at this place."""
     place, _, last = name.rpartition(".")
     return [cls for cls in _every_class(PLACES.get(place, ())) if last in _settings(cls)]
 
 
 @cache
 def _homes() -> dict[str, list[str]]:
-    """Where each setting belongs: the full keys by the last part of the key."""
-    from lit_fed.command.roots import PLACES
-
+    """Full keys of all settings, by the last part of the key."""
     homes: dict[str, list[str]] = {}
     for place, bases in PLACES.items():
         for name in dict.fromkeys(name for cls in _every_class(bases) for name in _settings(cls)):
@@ -165,7 +157,7 @@ def _homes() -> dict[str, list[str]]:
 
 
 def settings_of_classes() -> list[str]:
-    """The full keys of all settings of the parts of a run."""
+    """Full keys of all settings of the parts of a run."""
     return sorted(home for places in _homes().values() for home in places)
 
 
@@ -173,34 +165,34 @@ def settings_of_classes() -> list[str]:
 
 
 def classes_in(text: str) -> list[type]:
-    """The classes whose import paths a type mentions; of a callable, those that it returns."""
+    """Classes whose import paths a type mentions; of a callable, the classes that it returns."""
     text = re.sub(r"Callable\[\[[^\]]*\], ", "", text)
     paths = [path for path in re.findall(r"(?:\w+\.)+\w+", text) if not path.startswith(("typing.", "collections."))]
     return [found for path in paths if (found := _import(path)) is not None]
 
 
 def subclasses(bases: Sequence[type]) -> list[type]:
-    """The classes that derive from others, as far as they are public and can be made; failing that, themselves."""
+    """Public, concrete classes that derive from the bases; the bases themselves if there are none."""
     found = [cls for cls in _every_class(bases) if not (cls.__name__.startswith("_") or inspect.isabstract(cls))]
     return [cls for cls in found if cls not in bases] or list(bases)
 
 
 def named_class(path: Any, bases: Sequence[type]) -> type | None:
-    """The class that a path, or the name of one that derives from the bases, stands for; None where it is none."""
+    """The class with an import path, or the class with a short name that derives from the bases; None if neither."""
     if not isinstance(path, str):
         return None
     if "." not in path:
         return next((cls for cls in _every_class(bases) if cls.__name__ == path), None)
     try:
         return _import(path)
-    except Exception:  # whatever a user's own module raises, the parser will tell
+    except Exception:  # errors of a user's own module are reported by the parser
         return None
 
 
 def no_class(path: str, bases: Sequence[type]) -> str:
-    """About something that is none of the classes it could be."""
+    """Message about a path that is not one of the possible classes."""
     kind = bases[0].__name__ if bases else "class"
-    what = f"{path} is no {kind}" if _import(path) else f"there is no {kind} named {path!r}"
+    what = f"{path} does not derive from {kind}" if _import(path) else f"there is no {kind} named {path!r}"
     if kind == "FederatedDataModule" and issubclass(_import(path) or object, LightningDataModule):
         return f"{path} is a plain LightningDataModule; name Wrapped as the class, and {path} as its module"
     if (meant := close_class(path, bases)) and meant != path:
@@ -210,13 +202,13 @@ def no_class(path: str, bases: Sequence[type]) -> str:
 
 
 def choices(bases: Sequence[type]) -> str:
-    """The classes there are, where they are few."""
+    """List of the possible classes, if they are few."""
     names = [cls.__name__ for cls in subclasses(bases) if not inspect.isabstract(cls)]
     return f"; there {'is' if len(names) == 1 else 'are'} {', '.join(names)}" if 0 < len(names) <= _MOST else ""
 
 
 def close_class(path: str, bases: Sequence[type]) -> str:
-    """The class that a path most likely means."""
+    """The class that is most similar to a path."""
     module, _, name = path.rpartition(".")
     if meant := close(name, [cls.__name__ for cls in subclasses(bases) if cls.__name__ != path], 0.7):
         return meant
@@ -227,17 +219,22 @@ def close_class(path: str, bases: Sequence[type]) -> str:
     return f"{module}.{meant}" if (meant := close(name, there)) else ""
 
 
-def _import(path: str) -> type | None:
+def imported(path: str) -> Any:
+    """The object at an import path; None where there is none."""
     module, _, name = path.rpartition(".")
     try:
-        found = getattr(importlib.import_module(module), name)
+        return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError):
         return None
+
+
+def _import(path: str) -> type | None:
+    found = imported(path)
     return found if isinstance(found, type) else None
 
 
 def _every_class(bases: Iterable[type]) -> Iterator[type]:
-    """The bases and all that derive from them, but for what Lightning and the engine make for themselves."""
+    """The bases and all classes that derive from them, except internal ones."""
     todo, seen = list(bases), set()
     while todo:
         found = todo.pop(0)
@@ -248,17 +245,31 @@ def _every_class(bases: Iterable[type]) -> Iterator[type]:
                 yield found
 
 
-def _settings(owner: type) -> list[str]:
-    """The names that a class can be configured with, its bases' included."""
-    names: dict[str, None] = {}
-    for cls in owner.__mro__:
-        if "__init__" not in vars(cls) or cls is object:
-            continue
+def parameters_of(owner: Any) -> dict[str, inspect.Parameter]:
+    """Parameters of a class's constructor, and of its bases' as far as it passes keywords on; of a function, its own.
+
+    Args:
+        owner: Any object; one that cannot be called has none.
+    """
+    found: dict[str, inspect.Parameter] = {}
+    for made in _constructors(owner):
         try:
-            parameters = list(inspect.signature(vars(cls)["__init__"]).parameters.values())[1:]
+            parameters = list(inspect.signature(made).parameters.values())[isinstance(owner, type) :]
         except (TypeError, ValueError):
             continue
-        names |= dict.fromkeys(p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD))
-        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            break  # this constructor hands nothing on to its bases
-    return [name for name in names if name != "params"]  # an optimizer's parameters come from the model
+        named = {one.name: one for one in parameters if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)}
+        found = named | found
+        if not any(one.kind is one.VAR_KEYWORD for one in parameters):
+            break  # no keywords are passed on to the bases
+    return found
+
+
+def _constructors(owner: Any) -> list[Any]:
+    if isinstance(owner, type):
+        return [vars(cls)["__init__"] for cls in owner.__mro__ if cls is not object and "__init__" in vars(cls)]
+    return [owner] if callable(owner) else []
+
+
+def _settings(owner: type) -> list[str]:
+    """Names of the settings of a class; an optimizer's ``params`` come from the model."""
+    return [name for name in parameters_of(owner) if name != "params"]

@@ -125,7 +125,7 @@ class SlotMean(Reducer[dict[str, dict[str, Tensor]]]):
         return self.means() or None
 
     def means(self) -> dict[str, dict[str, Tensor]]:
-        """This process's means, by kind."""
+        """Means of the current process, by kind."""
         found = {slot: self._mean(slot) for slot, total in self._totals.items() if total > 0}
         by_kind = {
             kind: {name: found[slot] for name, slot in own.items() if slot in found}

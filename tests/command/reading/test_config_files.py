@@ -43,7 +43,7 @@ def written(text: str, path: str = "bad.yaml") -> str:
         ("trainer: []\n", "line 1: trainer is a list; it must hold settings, such as max_rounds"),
         ("trainer: true\n", "line 1: trainer is true; it must hold settings, such as max_rounds"),
         *(
-            (f"{key}: {value}\n", f"line 1: {key}: a class is needed; give class_path and init_args, not {named}")
+            (f"{key}: {value}\n", f"line 1: {key} is {named}; it must hold class_path and init_args")
             for key in ("model", "data", "algorithm")
             for value, named in (("null", "null"), ("[]", "a list"), ("7", "7"))
         ),
@@ -51,8 +51,8 @@ def written(text: str, path: str = "bad.yaml") -> str:
             "model:\n  init_args:\n",
             "line 2: model.init_args is null; it must hold settings of the class, or be left out",
         ),
-        ("trainer: !!set {max_rounds}\n", "line 1: !!set is nothing that a setting can be; write a number, text,"),
-        ("trainer:\n  seed: !!binary aGk=\n", "line 2: !!binary is nothing that a setting can be"),
+        ("trainer: !!set {max_rounds}\n", "line 1: !!set cannot be a setting; write a number, text,"),
+        ("trainer:\n  seed: !!binary aGk=\n", "line 2: !!binary cannot be a setting"),
         ("data: {init_args: []}\n", "line 1: data.init_args is a list; it must hold settings of the class"),
         (
             "trainer:\n  callbacks:\n  - class_path: EarlyStopping\n    init_args: null\n",
@@ -90,7 +90,7 @@ def test_what_would_be_misread_is_named_with_its_line(subcommand: str, text: str
         ),
         (
             ["-c", "whole.yaml"],
-            'part.yaml\': seed is there twice, also in line 1; remove one: in "<unicode string>", line 2',
+            "config file part.yaml, line 2: seed is there twice, also in line 1; remove one",
         ),
         (["--trainer.kinds", "{a: {}, a: {}}"], "--trainer.kinds: a is there twice, in this line too; remove one"),
         (

@@ -42,7 +42,10 @@ SCHEDULE = "--model.init_args.lr_scheduler"
             r"Adam cannot be made: ValueError: Invalid",
         ),
         ([SCHEDULE, "ConstantLR", f"{SCHEDULE}.factor", "3"], r"ConstantLR cannot be made: ValueError: Constant"),
-        ([f"{SCHEDULE}.T_max", "-1"], r"lr_scheduler.T_max is -1; give a number of rounds, or null for all rounds"),
+        (
+            [f"{SCHEDULE}.T_max", "-1"],
+            r"lr_scheduler.T_max is -1; it must be a number of rounds, or null for all rounds",
+        ),
         (
             ["--model.network_args", "{width: 100000000}"],
             r"network 'small_cnn' cannot be built with .*: there is not enough memory for",

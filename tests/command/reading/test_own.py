@@ -43,7 +43,7 @@ def test_names_on_the_command_line_stay_texts(words: list[str], found: Any) -> N
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--client", "[]"], "--client names nobody; name at least one client"),
+        (["--client", "[]"], "--client is an empty list; name at least one client"),
         (
             ["--client", "2"],
             "--client: there is no client named '2'; they are 0, 01; --client_position takes positions",

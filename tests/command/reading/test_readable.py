@@ -13,10 +13,10 @@ from tests.command.support import QUICKSTART, error_of
 TEXT = QUICKSTART.read_text(encoding="utf-8")
 NINE = "[{0},{0},{0},{0},{0},{0},{0},{0},{0}]"
 FILES = {
-    "UTF-16": (TEXT.encode("utf-16"), "is no UTF-8 text: byte 0xff at 0; save it as UTF-8"),
-    "Latin-1": (b"# caf\xe9\n" + TEXT.encode(), "is no UTF-8 text: byte 0xe9 at 5; save it as UTF-8"),
-    "binary": (bytes(range(256)), "is no UTF-8 text: byte 0x80 at 128"),
-    "UTF-16 without its mark": ("trainer:".encode("utf-16-le"), "is not a YAML text: unacceptable character #x0000"),
+    "UTF-16": (TEXT.encode("utf-16"), "is not UTF-8: byte 0xff at 0; save it as UTF-8"),
+    "Latin-1": (b"# caf\xe9\n" + TEXT.encode(), "is not UTF-8: byte 0xe9 at 5; save it as UTF-8"),
+    "binary": (bytes(range(256)), "is not UTF-8: byte 0x80 at 128"),
+    "UTF-16 without its mark": ("trainer:".encode("utf-16-le"), "is not YAML: unacceptable character #x0000"),
     "a tab": (b"trainer:\n\tmax_rounds: 1\n", ", line 2: found character '\\t' that cannot start any token"),
     "an unclosed list": (b"trainer: [1", ", line 1: expected ',' or ']'"),
     "an unknown tag": (b"trainer: !!python/object:os.system x\n", ", line 1: could not determine a constructor"),
@@ -55,7 +55,7 @@ def test_a_file_that_is_no_configuration_is_named(name, command, capsys):
     [
         ("none.yaml", "none.yaml does not exist"),
         (".", ". is a folder"),
-        ("pipe", "pipe is no regular file"),
+        ("pipe", "pipe is not a regular file"),
         ("a\0b", "'a\\x00b'"),
         ("a" * 5000, "aaa cannot be read: File name too long"),
     ],
@@ -78,7 +78,7 @@ def test_a_file_that_cannot_be_read_is_named(command, capsys):
 def test_the_file_of_a_part_is_read_as_the_others_are(capsys):
     Path("model.yaml").write_bytes(TEXT.encode("utf-16"))
     message = error_of(["fit", "-c", str(QUICKSTART), "--model", "model.yaml"], capsys)
-    assert message.startswith("config file model.yaml is no UTF-8 text")
+    assert message.startswith("config file model.yaml is not UTF-8")
 
 
 def test_a_byte_order_mark_and_an_alias_are_no_mistakes(tmp_path):

@@ -75,7 +75,7 @@ def test_one_is_copied_out_and_never_over_a_file_of_yours(capsys: pytest.Capture
     assert Path("fedprox.yaml").read_bytes() == (ROOT / "configs/method/fedprox.yaml").read_bytes()
     Path("fedprox.yaml").write_text("mine")
     told = error_of(["copy", "configs/method/fedprox.yaml"], capsys)
-    assert told == "fedprox.yaml is there already; name another file with --output"
+    assert told == "fedprox.yaml exists already; name another file with --output"
     assert Path("fedprox.yaml").read_text() == "mine"
     main(["copy", "method/fedprox.yaml", "--output", "mine.yaml"])
     assert Path("mine.yaml").is_file()
@@ -93,17 +93,17 @@ def test_a_full_disk_leaves_no_half_of_a_copy(capsys: pytest.CaptureFixture[str]
     [
         (
             ["copy", "method/fedprx.yaml"],
-            "no configuration file is called 'method/fedprx.yaml'; did you mean method/fedp",
+            "there is no configuration file named 'method/fedprx.yaml'; did you mean method/fedp",
         ),
-        (["copy", "nothing"], "no configuration file is called 'nothing'; `lit-fed configs` lists them"),
+        (["copy", "nothing"], "there is no configuration file named 'nothing'; `lit-fed configs` lists them"),
         (
             ["copy", "method/fedprox.yaml", "-o", "no/where.yaml"],
             "there is no folder no; name another file",
         ),
-        (["configs", "metod"], "no folder of configurations is called 'metod'; choose method"),
+        (["configs", "metod"], "there is no folder of configurations named 'metod'; choose method"),
         (
             ["configs", "zzz"],
-            "no folder of configurations is called 'zzz'; choose data, evaluation, method, network, pa",
+            "there is no folder of configurations named 'zzz'; choose data, evaluation, method, network, pa",
         ),
         (["completion", "fish"], "shell: expected 'bash', 'zsh' or 'tcsh', not fish"),
     ],

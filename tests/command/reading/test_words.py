@@ -12,7 +12,7 @@ from lightning.pytorch.cli import OptimizerCallable
 
 from lit_fed import Classifier
 from lit_fed.command.cli import main
-from lit_fed.command.reading.words import last_told_first
+from lit_fed.command.reading.words import CommandLine
 from tests.command.support import LR, command, settings_of
 from tests.studies.support import grid_of
 
@@ -118,7 +118,7 @@ def test_what_was_said_last_comes_first_in_the_comparison_of_runs() -> None:
     Path("base.yaml").write_text("trainer: {max_rounds: 3}\nmodel: {class_path: M, init_args: {a: 1, b: {c: 2}}}\n")
     Path("method.yaml").write_text("algorithm: {class_path: FedProx, init_args: {mu: 0.1}}\n")
     words = ["fit", "-c", "base.yaml", "--config=method.yaml", "--model.init_args.a=7", "--trainer.seed", "3"]
-    assert last_told_first(words) == (
+    assert CommandLine(words).told == (
         *("trainer.seed", "model.a", "algorithm.class_path", "algorithm.mu"),
         *("trainer.max_rounds", "model.class_path", "model.b.c"),
     )
