@@ -33,7 +33,8 @@ def image_modes(draw: random.Random) -> Iterator[Case]:
                 (place / f"{n}.png").unlink()
                 make().save(place / f"{n}{name}", **options)
 
-        status = (0,) if name in SAME else (2, 1)
+        in_colours = name == "n.tif" and grey == "false"  # Lab: Pillow has a way to RGB, and none to grey
+        status = (0,) if name in SAME or in_colours else (2, 1)
         yield Case(f"images like {name}, grey {grey}", [*args, f"--data.grayscale={grey}"], prepare, status)
 
 
