@@ -107,7 +107,7 @@ def test_the_public_loader_yields_positions_and_reaches_no_labels():
     stored = vars(fixed).values()
     tensors = [value for value in stored if isinstance(value, torch.Tensor)]
     # Inputs of the public samples alone, positions, positions: nothing else is held.
-    assert [tuple(tensor.shape) for tensor in tensors] == [(60,), (60, 1), (60,)]
+    assert [tuple(tensor.shape) for tensor in tensors] == [(60, 1), (60,), (60,)]
     assert all(torch.equal(tensor.flatten(), torch.arange(60)) for tensor in tensors if tensor.ndim == 1)
 
 
