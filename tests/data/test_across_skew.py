@@ -160,9 +160,9 @@ def test_files_of_lists_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"gone\.json cannot be read \(No such file or directory\); name a JSON file"):
         Listed(str(tmp_path / "gone.json"))
     (tmp_path / "torn.json").write_text("[[1, 2", encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"torn\.json is no JSON \(.*\): give a list of numbers a client"):
+    with pytest.raises(ConfigError, match=r"torn\.json is not JSON \(.*\); list numbers per client"):
         Listed(str(tmp_path / "torn.json"))
-    with pytest.raises(ConfigError, match=r"has lists for 2 clients, and data\.num_clients is 3: leave the number out"):
+    with pytest.raises(ConfigError, match=r"has lists for 2 clients, and data\.num_clients is 3; leave the number out"):
         Diabetes(num_clients=3, partition=Listed([[0], [1]])).setup()
     few = Diabetes(partition=Listed([[0], list(range(1, 354))]), max_train_samples=3)
     with pytest.raises(ConfigError, match="none of the 1 samples of client 0 is left to train on"):
@@ -284,7 +284,5 @@ def test_inputs_that_cannot_be_changed_are_named() -> None:
         batches(data, 0)
     data = Puppets(num_clients=3, samples_per_client=2, test_samples=2, skew=NoiseLevels(1.0))
     data.setup()
-    with pytest.raises(
-        ConfigError, match=r"NoiseLevels changes inputs that are one tensor of real numbers, and these are"
-    ):
+    with pytest.raises(ConfigError, match="NoiseLevels needs inputs of one floating-point tensor, and these are"):
         batches(data, 0)

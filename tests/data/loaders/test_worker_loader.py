@@ -238,5 +238,5 @@ def test_folders_that_cannot_work(tmp_path):
         assert str(error.value).startswith(str(tmp_path))
         data.teardown("fit")
     (tmp_path / "carl" / "train" / "cat").mkdir(parents=True)
-    with pytest.raises(ConfigError, match="has no train and test folders while others have"):
+    with pytest.raises(ConfigError, match="has no train and test folders, and others have"):
         _ = ClientFolders(root=str(tmp_path)).num_classes

@@ -78,7 +78,7 @@ def test_an_evaluation_names_a_view():
     assert shapes(data.test_loader(1, view="full")) == {(1, 8, 8)}
     with pytest.raises(ConfigError, match="HalfResolution has no view named 'quarter'; it has full, half"):
         data.test_loader(view="quarter")
-    with pytest.raises(ConfigError, match="Digits has no view named 'half': it has none"):
+    with pytest.raises(ConfigError, match="Digits has no view named 'half'; it has none"):
         ready(Digits).test_loader(view="half")
 
 

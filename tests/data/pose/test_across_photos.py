@@ -318,5 +318,5 @@ def test_a_file_that_is_not_mpiis(tmp_path):
     savemat(tmp_path / "other.mat", {"x": 1})
     with pytest.raises(ConfigError, match=r"other.mat is not MPII's file; it needs RELEASE"):
         mpii(tmp_path, [mpii_row()], train_file="other.mat").setup()
-    with pytest.raises(ConfigError, match=r"none.mat does not exist: put it there"):
+    with pytest.raises(ConfigError, match=r"none.mat does not exist; put it there"):
         mpii(tmp_path, [mpii_row()], train_file="none.mat").setup()
