@@ -266,9 +266,9 @@ def ready(data: Any) -> Any:
 def test_settings_that_cannot_be() -> None:
     with pytest.raises(ConfigError, match=r"algorithm\.alpha is -1; it must be at least 0"):
         FedRAF(alpha=-1)
-    with pytest.raises(ConfigError, match="RAF.gamma is -1; it must be at least 0"):
+    with pytest.raises(ConfigError, match=r"RAF\.gamma is -1; it must be at least 0"):
         FedRAF(gamma=-1)
-    with pytest.raises(ConfigError, match="RAF.truth is 'all'; it must be 'top' or 'every'"):
+    with pytest.raises(ConfigError, match=r"RAF\.truth is 'all'; it must be 'top' or 'every'"):
         FedAvg(regularizer=RAF(truth="all"))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="regularizer RAF: weight is -1"):
         RAF(weight=-1)
