@@ -142,9 +142,7 @@ def test_a_late_alarm_ends_nobody() -> None:
 
 @pytest.mark.parametrize("seconds", [0, -1.0, float("nan"), float("inf"), 1e300])
 def test_a_limit_that_cannot_be(tmp_path: Path, seconds: float) -> None:
-    with pytest.raises(
-        ConfigError, match=r"trainer\.client_timeout is .*; it must be above 0 and at most 100000000"
-    ):
+    with pytest.raises(ConfigError, match=r"trainer\.client_timeout is .*; it must be above 0 and at most 100000000"):
         fit(tmp_path, client_timeout=seconds)
 
 

@@ -270,7 +270,11 @@ class Convolutional(Stranger):
         (FedBABU(), lambda: model(network=nn.Sequential(nn.Flatten())), "has no single classifier"),
         (FedBABU(etf=True), lambda: model(network_args={"hidden": [8]}), "no simplex ETF of 10 classes in 8"),
         (FedBABU(), Stranger, r"FedBABU needs a last layer: name it as algorithm\.head; model Stranger .* has none"),
-        (FedBABU(head="layers.9"), Stranger, r"algorithm\.head is 'layers\.9'; it must be one of the model's submodules"),
+        (
+            FedBABU(head="layers.9"),
+            Stranger,
+            r"algorithm\.head is 'layers\.9'; it must be one of the model's submodules",
+        ),
         (
             FedDrPlus(head="layers.5"),
             Stranger,
