@@ -13,7 +13,7 @@ from typing import Any, Literal, NoReturn
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_map
 from torchmetrics import Metric
 from typing_extensions import override
 
@@ -114,7 +114,7 @@ class Differs:
     @classmethod
     def __torch_function__(cls, _function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
         """Refuse an operation of torch, with the reason of the first placeholder among its arguments."""
-        for leaf in torch.utils._pytree.tree_leaves((args, kwargs)):
+        for leaf in tree_flatten((args, kwargs))[0]:
             if isinstance(leaf, Differs):
                 leaf._refuse()
         raise NotVectorizable(f"a value is used, {_DIFFERS}")
