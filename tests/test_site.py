@@ -152,3 +152,13 @@ def test_the_site_is_whole(site: Path) -> None:
             assert target.exists(), f"{path.name} links to {link}"
             if parts.fragment and target.suffix == ".html":
                 assert unquote(parts.fragment) in pages[target].anchors, f"{path.name} links to {link}"
+
+
+def test_indices_are_subscripts_in_texts_and_stay_in_code() -> None:
+    markdown = pytest.importorskip("markdown")
+    pytest.importorskip("latex2mathml")
+    from website.mathml import Equations
+
+    html = markdown.markdown("w_g and Δ_i, num_clients, `w_g`", extensions=[Equations()])
+    subscripts = "<span>w<sub>g</sub></span> and <span>Δ<sub>i</sub></span>"
+    assert html == f"<p>{subscripts}, num_clients, <code>w_g</code></p>"

@@ -114,8 +114,10 @@ def export_network(
             del writers["model.onnx"]
             if onnx is None:
                 lacking["model.onnx"] = f"{' and '.join(absent)} not installed; pip install 'lit-fed[onnx]'"
-        for name, write in writers.items() if program is not None else ():
-            batches = _other_sizes(example, free)
+        batches = _other_sizes(example, free)
+        for name, write in writers.items():
+            if program is None:
+                break
             if _attempt(partial(write, program, deployed, batches, temporary / name, told), name, lacking):
                 written.append(name)
             else:

@@ -85,9 +85,7 @@ def test_what_it_keeps_is_in_the_checkpoint(tmp_path: Path) -> None:
     ids=lambda value: type(value).__name__ if isinstance(value, Callback) else "",
 )
 def test_lightnings_own_are_refused_by_name(callback: Any, instead: str) -> None:
-    with pytest.raises(
-        ConfigError, match=f"trainer.callbacks: {type(callback).__name__} needs a Lightning trainer"
-    ) as caught:
+    with pytest.raises(ConfigError, match=f"trainer.callbacks: {type(callback).__name__} needs a") as caught:
         trainer(Path(), callbacks=[callback])
     assert str(caught.value).endswith(instead)
 
@@ -111,7 +109,7 @@ def test_a_subclass_of_lightnings_own_is_refused_by_its_name() -> None:
 @pytest.mark.parametrize("hook", ["setup", "teardown", "on_exception", "on_save_checkpoint", "on_sanity_check_start"])
 def test_a_hook_that_no_client_has_is_refused_by_name(hook: str) -> None:
     kind = type("Mine", (Callback,), {hook: lambda self, *args: None})
-    with pytest.raises(ConfigError, match=rf"trainer\.callbacks has Mine with the hook {hook}, which local work"):
+    with pytest.raises(ConfigError, match=rf"trainer\.callbacks: Mine uses the hook {hook}, which local work"):
         trainer(Path(), callbacks=[kind()])
 
 
