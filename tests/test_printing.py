@@ -92,7 +92,7 @@ def test_a_file_with_a_name_that_is_no_text_is_refused_in_a_line(tmp_path: Path)
     done = subprocess.run(words, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True)
     assert (done.returncode, done.stderr) == (
         2,
-        b"lit-fed: error: 'caf\\udce9.yaml' is no text in UTF-8; give the file another name\n",
+        b"lit-fed: error: 'caf\\udce9.yaml' is not text in UTF-8; rename the file\n",
     )
 
 

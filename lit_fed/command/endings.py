@@ -1,4 +1,4 @@
-"""How a run is told of that ends in another way than by an error: from outside, or by code that ends the program."""
+"""Report of a run that ends without an error: killed from outside, crashed, or ended by ``sys.exit``."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from contextlib import contextmanager, suppress
 
 from lit_fed.errors import place_of
 
-_PATIENCE_S = 10  # with a witness that was itself stopped
+_PATIENCE_S = 10  # for a witness that was itself stopped
 
-# Reads what the run says until it says no more. Signals that end the run must not end it first.
+# Reads the run's pipe until its end. Ignores the signals that end the run, which reach the whole process group.
 _WITNESS = """
 import signal, sys
 for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT"):
@@ -33,13 +33,13 @@ print(f"lit-fed: error: process {sys.argv[1]} ended without a word{what}: it was
 
 @contextmanager
 def witness(advice: str = "") -> Iterator[Callable[[str], None]]:
-    """A small process that outlives this one and tells of its end, where this one no longer can.
+    """A small process that outlives this one and reports its death.
 
     Args:
-        advice: What to do then.
+        advice: End of the report: what to do.
 
     Yields:
-        What tells it what is being done.
+        A function that tells the witness the current work.
     """
     process = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", _WITNESS, str(os.getpid()), advice and f"; {advice}"],
@@ -54,7 +54,7 @@ def witness(advice: str = "") -> Iterator[Callable[[str], None]]:
         os.register_at_fork(after_in_child=lambda: _close(pipe.fileno()) if not pipe.closed else None)
 
     def tell(doing: str) -> None:
-        with suppress(OSError):  # it was killed: there is nobody to tell
+        with suppress(OSError):  # the witness was killed
             pipe.write(f"{doing}\n")
             pipe.flush()
 
@@ -75,7 +75,7 @@ def _close(descriptor: int) -> None:
 
 @contextmanager
 def ending_told() -> Iterator[None]:
-    """Say where ``sys.exit`` was called, and keep to a line what a thread's error says of a full disk."""
+    """Report where ``sys.exit`` was called; silence TensorBoard's thread, whose errors the main thread raises too."""
     before = threading.excepthook
     threading.excepthook = lambda args: None if _is_tensorboards(args.thread) else before(args)
     try:
@@ -89,5 +89,5 @@ def ending_told() -> Iterator[None]:
 
 
 def _is_tensorboards(thread: threading.Thread | None) -> bool:
-    """Whether it writes events: what ends it is raised in the main thread too, with the file's name."""
+    """Whether a thread writes TensorBoard's events."""
     return type(thread).__module__.startswith("tensorboard.")

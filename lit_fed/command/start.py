@@ -1,4 +1,4 @@
-"""Where the program starts: it says so before the imports, which take seconds, and Ctrl-C ends it while they last."""
+"""Start of the program: a notice during the imports, which take seconds, and Ctrl-C that ends them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lit_fed.printing import open_standard, unfailing
 
 
 def main(args: list[str] | None = None) -> None:
-    """Import the command line and run it; what it cannot print does not end it, and is told at the end.
+    """Import the command line and run it; output that cannot be written is reported at the end.
 
     Args:
         args: Arguments instead of ``sys.argv[1:]``.
@@ -30,9 +30,9 @@ def main(args: list[str] | None = None) -> None:
 
 
 def _in_utf8() -> None:
-    """Begin again in Python's UTF-8 mode where names of files have another encoding, which TensorBoard does not know.
+    """Restart in Python's UTF-8 mode if file names have another encoding, which TensorBoard does not support.
 
-    What is printed keeps its encoding.
+    Standard output keeps its encoding.
     """
     if sys.getfilesystemencoding() != "utf-8" and not sys.flags.utf8_mode and sys.executable:
         printed = {} if sys.stdout is None else {"PYTHONIOENCODING": sys.stdout.encoding}
@@ -40,7 +40,7 @@ def _in_utf8() -> None:
 
 
 def _run(args: list[str] | None) -> None:
-    # A handler, because an import that is interrupted may take the exception for a missing package and go on.
+    # A handler, because an interrupted import may take the exception for a missing package and go on.
     before = signal.signal(signal.SIGINT, _leave)
     told = sys.stderr.isatty() and os.environ.get("LOCAL_RANK", "0") == "0"
     if told:
@@ -48,11 +48,11 @@ def _run(args: list[str] | None) -> None:
     from lit_fed.command.cli import main as run
 
     if told:
-        print("\r\033[K", end="", file=sys.stderr, flush=True)  # back to the beginning of the line, and clear it
+        print("\r\033[K", end="", file=sys.stderr, flush=True)  # clear the line
     signal.signal(signal.SIGINT, before)
     run(args)
 
 
 def _leave(_signum: int, _frame: FrameType | None) -> None:
-    """Nothing has begun that would have to be put away."""
+    """Exit at once: there is nothing to clean up yet."""
     os._exit(130)

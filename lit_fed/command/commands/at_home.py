@@ -1,4 +1,4 @@
-"""``lit-fed predict``, ``test`` and ``validate`` with ``--state_dir``: what a node's clients' models do, at home."""
+"""``lit-fed predict``, ``test`` and ``validate`` with ``--state_dir``: the models of a node's clients, on the node."""
 
 from __future__ import annotations
 
@@ -22,17 +22,19 @@ _OWN = ("client", "client_position", "state_dir", "output", "inputs", "overwrite
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add the options: those of a run, who, and where the node keeps what it has."""
+    """Add the options of a run, of clients, and the node's folder."""
     add_run(parser)
-    add_clients(parser, "who, all here by default")
-    parser.add_argument("--state_dir", type=str, required=True, help="the folder that the node was started with")
+    add_clients(parser, "clients, by default all of this node")
+    parser.add_argument("--state_dir", type=str, required=True, help="folder that the node was started with")
     parser.add_argument("--output", type=str, default="predictions.csv", help="file of predictions: .csv or .npz")
-    parser.add_argument("--inputs", type=str | None, default=None, help="predict on these and not on the test data")
-    add_overwrite(parser, "a file of predictions that is there")
+    parser.add_argument(
+        "--inputs", type=str | None, default=None, help="file or folder to predict on instead of the test data"
+    )
+    add_overwrite(parser, "an existing file of predictions")
 
 
 def run(call: Call) -> int:
-    """Do what the command is called."""
+    """Predict, test or validate, by the command's name."""
     settings, name = call.settings, asked(call.words)
     if name == "predict":
         check_output(Path(settings.output), settings.overwrite)
@@ -43,7 +45,9 @@ def run(call: Call) -> int:
         output = Path(settings.output)
         if len(home.clients) > 1:
             there = ", ".join(called(parts.data, one) for one in home.clients)
-            raise ConfigError(f"{output} takes the predictions of one client; name one of {there} with --client")
+            raise ConfigError(
+                f"--output {output} holds the predictions of one client; name one of {there} with --client"
+            )
         home.predict(home.clients[0], output, None if settings.inputs is None else Path(settings.inputs))
     else:
         subset: EvalSubset = "val" if name == "validate" else "test"
@@ -53,10 +57,12 @@ def run(call: Call) -> int:
 
 
 def _print(found: dict[str, dict[str, float]], subset: EvalSubset) -> None:
-    """A row a client, a column a metric."""
+    """Print a row per client, a column per metric."""
     names = list(dict.fromkeys(name for row in found.values() for name in row))
     if not names:
-        raise ConfigError(f"trainer.protocols has nothing to ask these clients on the {subset} data; add ClientTest")
+        raise ConfigError(
+            f"trainer.protocols has no protocol that asks these clients on the {subset} data; add ClientTest"
+        )
     table = Table("client", *names)
     for client, row in found.items():
         table.add_row(Text(client), *(f"{row[name]:.6g}" if name in row else "" for name in names))

@@ -1,4 +1,4 @@
-"""``lit-fed completion``: a script by which a shell completes commands, options, classes and configuration files."""
+"""``lit-fed completion``: a script that completes commands, options, classes and configuration files in a shell."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
 from jsonargparse import ArgumentParser
+from typing_extensions import override
 
 from lit_fed.command.cli import FederatedCLI
 from lit_fed.command.reading.shipped import shipped
@@ -18,20 +19,20 @@ from lit_fed.command.roots import PARTS
 from lit_fed.command.table import COMMANDS, Call
 from lit_fed.errors import ConfigError
 
-_CONFIGS = "_lit_fed_configs"  # the shell's function that completes what follows -c
+_CONFIGS = "_lit_fed_configs"  # the shell's function that completes the word after -c
 _STARTED: dict[str, Any] = {"bash": _CONFIGS, "zsh": "_files", "tcsh": "f"}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("shell", type=Literal["bash", "zsh", "tcsh"], help="for which shell")
+    parser.add_argument("shell", type=Literal["bash", "zsh", "tcsh"], help="shell to write the script for")
 
 
 def run(call: Call) -> int:
     """Print the script.
 
     Raises:
-        ConfigError: If shtab, which writes it, is not installed.
+        ConfigError: If shtab, which writes the script, is not installed.
     """
     if find_spec("shtab") is None:
         raise ConfigError("completion needs shtab; install it with pip install 'lit-fed[completion]'")
@@ -40,9 +41,9 @@ def run(call: Call) -> int:
 
 
 def script(shell: str) -> str:
-    """The script for a shell, of all commands with all of their options.
+    """Script for a shell, of all commands with all of their options.
 
-    jsonargparse can have one written too, but goes through all settings of all classes within classes, for minutes.
+    jsonargparse's own takes minutes: it goes through all settings of all nested classes.
     """
     import shtab
 
@@ -52,7 +53,7 @@ def script(shell: str) -> str:
         parser._actions.extend(_of_classes(parser))
         for action in parser._actions:
             if "--config" in action.option_strings:
-                action.complete = _STARTED  # type: ignore[attr-defined]  # shtab looks for it
+                action.complete = _STARTED  # type: ignore[attr-defined]  # read by shtab
             else:
                 action.choices = action.choices or _choices(action)
     names = shlex.quote(" ".join(shipped()))
@@ -62,7 +63,7 @@ def script(shell: str) -> str:
 
 
 def _of_classes(parser: ArgumentParser) -> Iterator[Action]:
-    """Options of the classes that can be named, where the parser takes parts of a run."""
+    """Options of all classes that can be named, if the parser takes parts of a run."""
     known = {option for action in parser._actions for option in action.option_strings}
     if "--algorithm" in known:
         for setting in settings_of_classes():
@@ -71,7 +72,7 @@ def _of_classes(parser: ArgumentParser) -> Iterator[Action]:
 
 
 def _choices(action: Action) -> list[str] | None:
-    """What an option can be: classes by their short names, true and false, or the words that its type lists."""
+    """Values of an option: classes by their short names, true and false, or the words that its type lists."""
     part = action.option_strings[0].removeprefix("--") if action.option_strings else ""
     if part in PARTS:
         return [cls.__name__ for cls in subclasses([PARTS[part]])]
@@ -88,13 +89,15 @@ def _choices(action: Action) -> list[str] | None:
 
 
 class _Whole(FederatedCLI):
-    """The command line with the options of every command, which runs none."""
+    """Command line with the options of every command; it runs none."""
 
     def __init__(self) -> None:
         super().__init__(["completion", "bash"])
 
+    @override
     def _has_options(self, name: str) -> bool:
         return True
 
+    @override
     def _run_subcommand(self, subcommand: str) -> None:
-        """Nothing: only the parser is wanted."""
+        """Run nothing: only the parser is wanted."""

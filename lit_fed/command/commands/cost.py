@@ -1,7 +1,7 @@
-"""``python cli.py cost``: what a run will send, or a paper's table of what runs send.
+"""``python cli.py cost``: bytes that a run will send, or a paper's table of communication costs.
 
-Nothing is trained. A run's parts are built, on torch's meta device where they allow it, and a client of every kind that
-has not trained makes its update; the trainer's own channel counts its bytes.
+Nothing is trained. The run's parts are built, on torch's meta device if they allow it; an untrained client of every
+kind makes its update, and the trainer's own channel counts its bytes.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from lit_fed.trainer import FederatedTrainer, Tasks
 
 
 class CostTable(ABC):
-    """A paper's table of what runs send, from their settings alone; see `lit_fed.studies.tables` for two."""
+    """A paper's table of communication costs, from settings alone; see `lit_fed.papers` for two."""
 
     @abstractmethod
     def text(self) -> str:
-        """The table as lines of text."""
+        """Format the table as lines of text."""
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """One round's traffic of the clients with one kind of network.
+    """Traffic of one round, of the clients with one kind of network.
 
     Args:
-        downloads: Clients that download.
-        uploads: Updates that arrive.
+        downloads: Number of clients that download.
+        uploads: Number of updates that arrive.
         down: Bytes of one download.
         up: Bytes of one update.
-        late: Bytes that arrive from the round before.
+        late: Bytes that arrive late, from the previous round.
     """
 
     downloads: int
@@ -74,13 +74,13 @@ class Traffic:
 
 @dataclass(frozen=True)
 class RunCost:
-    """A run's traffic.
+    """Traffic of a run.
 
     Args:
-        rounds: By round, and by kind of network.
+        rounds: Traffic by round, and by kind of network.
         fedavg: Bytes of FedAvg with the same networks, cohorts and codecs.
-        frozen: Bytes that a client needs once when parameters freeze after they trained, and that are not counted.
-        parameters: Of a model, by kind.
+        frozen: Bytes of parameters that freeze after training, which a client needs once; not counted in ``rounds``.
+        parameters: Number of a model's parameters, by kind.
     """
 
     rounds: list[dict[str, Traffic]]
@@ -95,12 +95,12 @@ class RunCost:
 
     @property
     def ratio(self) -> float:
-        """To FedAvg."""
+        """Total relative to FedAvg."""
         return self.total / self.fedavg if self.fedavg else float("nan")
 
 
 class _Unloaded:
-    """A population whose files are not read: every client has one sample, and no batch to look at."""
+    """Population without its files: every client has one sample and no batches."""
 
     def __init__(self, data: Any) -> None:
         self._data = data
@@ -118,21 +118,21 @@ class _Unloaded:
 
 
 def foresee(trainer: FederatedTrainer, tasks: Tasks, data: Any, algorithm: Algorithm[Any]) -> RunCost:
-    """The traffic of a run, from its parts as they were built.
+    """Forecast the traffic of a run from its parts.
 
-    Nobody trains: what a phase or a pass would give is taken from its example, and the broadcasts are
+    No client trains: the result of a phase or a pass is taken from its example, and broadcasts are
     `lit_fed.engine.method.algorithm.Algorithm.forecast`.
 
     Args:
-        trainer: Its rounds, participation, kinds, codecs and buffer policy count.
-        tasks: What is learnt, by kind where there are several.
-        data: The population; its files are read only where the participation depends on them.
-        algorithm: How it is federated.
+        trainer: Trainer; its rounds, participation, kinds, codecs and buffer policy count.
+        tasks: The task, by kind if there are several.
+        data: Population; its files are read only if the participation depends on them.
+        algorithm: Method.
     """
     participation, channel = trainer.participation, trainer.channel
     data.reserve(algorithm.public_size, algorithm.calibration_fraction)
     if getattr(participation, "stragglers", None) is None:
-        data = _Unloaded(data)  # who takes part does not depend on the clients' sizes, or does not change the bytes
+        data = _Unloaded(data)  # the cohort does not depend on clients' sizes, or the bytes do not depend on the cohort
     else:
         data.prepare_data()
         data.setup("fit")
@@ -153,7 +153,7 @@ def foresee(trainer: FederatedTrainer, tasks: Tasks, data: Any, algorithm: Algor
         for kind, model in models.items():
             before = set(model.split.frozen)
             model.divide(algorithm.split(model, round_idx))
-            if round_idx:  # what never trained is every client's from the start
+            if round_idx:  # clients have parameters that never trained from the start
                 frozen[kind] += num_bytes(model.tensors(set(model.split.frozen) - before))
             mine = [one for one in plan if kinds[one.client_id] == kind]
             broadcast, down = channel.down(algorithm.forecast(server, round_idx, kind))
@@ -172,7 +172,7 @@ def foresee(trainer: FederatedTrainer, tasks: Tasks, data: Any, algorithm: Algor
 
 
 def _model(task: LightningModule, algorithm: Algorithm[Any], data: Any, trainer: FederatedTrainer) -> Model:
-    """A task as the engine holds it, changed and checked by the method."""
+    """A task as the engine holds it, adapted and checked by the method."""
     task.configure_model()
     algorithm.adapt(task)
     check_task(task, algorithm)
@@ -184,9 +184,9 @@ def _model(task: LightningModule, algorithm: Algorithm[Any], data: Any, trainer:
 
 
 def _fedavg(model: Model, channel: Channel, held: Collection[nn.Parameter]) -> tuple[int, int]:
-    """Bytes of FedAvg's download and upload: all parameters, and buffers as their policy says.
+    """Bytes of FedAvg's download and upload: all parameters, and buffers by their policy.
 
-    What the task itself holds still does not travel; what a method put there to be still counts, for it saves that.
+    Parameters that the task itself froze do not travel. Those that the method froze count: FedAvg would send them.
     """
     own = set(map(id, held))
     still = [name for name in model.fixed if id(model.parameters[name]) not in own]
@@ -202,17 +202,14 @@ def _fedavg(model: Model, channel: Channel, held: Collection[nn.Parameter]) -> t
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add the command's options: those of a run, and ``cost`` in their place."""
+    """Add the options of a run, and ``cost`` instead of a run."""
     parser.add_argument("-c", "--config", action="config", help="configuration of a run, or of a table")
     add_parts(parser, required=False)
-    parser.add_subclass_arguments(CostTable, "cost", required=False, help="a paper's table, in place of a run")
+    parser.add_subclass_arguments(CostTable, "cost", required=False, help="a paper's table, instead of a run")
 
 
 def run(call: Call) -> int:
-    """Print a table, or what a run will send.
-
-    Args:
-        call: Its settings.
+    """Print a table, or the bytes that a run will send.
 
     Raises:
         ConfigError: If parts of the run are missing.
@@ -225,11 +222,11 @@ def run(call: Call) -> int:
         raise ConfigError(missing(absent))
     network_args = settings.model.get("init_args", Namespace()).get("network_args")
     if isinstance(network_args, dict) and network_args.get("pretrained"):
-        network_args["pretrained"] = False  # weights would cost a download and change no byte
+        network_args["pretrained"] = False  # the weights would be downloaded, and do not change the bytes
     try:
         with torch.device("meta"):
             cost = _of_run(*build_parts(parser, settings))
-    except (NotImplementedError, RuntimeError):  # something asks for a number, which the meta device does not have
+    except (NotImplementedError, RuntimeError):  # a part reads values, which the meta device does not have
         cost = _of_run(*build_parts(parser, settings))
     print(report(cost))
     return 0
@@ -240,7 +237,7 @@ def _of_run(parts: Parts, settings: Namespace) -> RunCost:
 
 
 def report(cost: RunCost) -> str:
-    """A run's cost as lines of text; rounds that cost the same are one line, or one for each kind of network."""
+    """Format a run's cost: consecutive rounds of the same cost are one line, or one per kind of network."""
     several = len(cost.parameters) > 1
     lines = [f"parameters {count:,}" + (f" of {kind}" if several else "") for kind, count in cost.parameters.items()]
     titles = ("down a client", "up a client", "down a round", "up a round")

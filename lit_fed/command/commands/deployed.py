@@ -1,4 +1,4 @@
-"""What the commands of a federation over several machines share: the parts of a run, from their settings."""
+"""Options and parts of a run, for the commands of a federation over several machines."""
 
 from __future__ import annotations
 
@@ -13,29 +13,24 @@ from lit_fed.trainer import FederatedTrainer
 
 
 class Made(NamedTuple):
-    """What a run is made of.
-
-    Args:
-        trainer: With the run's settings.
-        parts: Its model, data and algorithm.
-    """
+    """A trainer with the run's settings, and the run's parts."""
 
     trainer: FederatedTrainer
     parts: Parts
 
 
 def add_run(parser: ArgumentParser) -> None:
-    """Add the options of a run: the same as those of ``fit``."""
-    parser.add_argument("-c", "--config", action="config", help="configuration of the run: the same on every machine")
+    """Add the options of a run: the same as of ``fit``."""
+    parser.add_argument("-c", "--config", action="config", help="configuration of the run, the same on every machine")
     add_parts(parser)
 
 
 def make(call: Call, own: Collection[str]) -> Made:
-    """Make the parts of a run, the model's first weights from the run's seed.
+    """Make the parts of a run, with the model's initial weights from the run's seed.
 
     Args:
         call: The command's settings.
-        own: The settings that are the command's own, and no part of the run.
+        own: Keys of the command's own settings, which are not part of the run.
     """
     settings, parser = call.settings, call.parser
     set_seed(settings.trainer)

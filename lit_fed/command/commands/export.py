@@ -1,4 +1,4 @@
-"""``lit-fed export``: the trained network in files that need no lit_fed, with a model card."""
+"""``lit-fed export``: write the trained network in files that need no lit_fed, with a model card."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ def add_arguments(parser: ArgumentParser) -> None:
     )
     parser.add_argument("-o", "--output", type=Path, default=Path("exported"), help="folder to write to")
     parser.add_argument(
-        "--modules", type=list[str], default=[], help="modules of yours that the checkpoint may take classes from"
+        "--modules", type=list[str], default=[], help="your own modules, from which the checkpoint may import classes"
     )
     parser.add_argument(
-        "--shape", type=list[int] | None, help="of an input, where the checkpoint does not say: [1,28,28]"
+        "--shape", type=list[int] | None, help="shape of an input, if the checkpoint does not say: [1,28,28]"
     )
-    parser.add_argument("--dtype", type=str, default="float32", help="the type that goes with --shape")
-    add_overwrite(parser, "an export that is there")
-    parser.add_argument("--onnx", type=bool | None, help="write model.onnx; by default where the extra is installed")
+    parser.add_argument("--dtype", type=str, default="float32", help="dtype of an input, with --shape")
+    add_overwrite(parser, "an existing export")
+    parser.add_argument("--onnx", type=bool | None, help="write model.onnx; by default if the extra is installed")
 
 
 def run(call: Call) -> int:
     """Write the files.
 
     Returns:
-        The exit status: 1 where a program of the network could not be written.
+        The exit status: 1 if a program of the network could not be written.
 
     Raises:
-        ConfigError: If there is no checkpoint, or nobody says what an input is like.
+        ConfigError: If there is no checkpoint, or the shape of an input is unknown.
     """
     options = call.settings
     path: Path | None = Path(options.ckpt_path)

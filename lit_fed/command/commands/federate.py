@@ -23,26 +23,37 @@ OWN = (
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add the command's options: those of a run, and how the nodes are reached."""
+    """Add the options of a run, and of the connection to nodes."""
     add_run(parser)
     parser.add_argument(
         "--superlink", type=str, default="127.0.0.1:9092", help="address by which nodes know the server"
     )
-    parser.add_argument("--bind", type=str | None, default=None, help="address to listen at, where it is another one")
-    parser.add_argument("--ckpt_path", type=str | None, default=None, help="resume from here: last, a file or a run")
-    parser.add_argument("--gathering_s", type=float, default=300.0, help="seconds in which all clients must have come")
-    parser.add_argument("--most_bytes", type=int, default=MOST_BYTES, help="the largest message that is sent or taken")
+    parser.add_argument(
+        "--bind", type=str | None, default=None, help="address to listen at, if it differs from --superlink"
+    )
+    parser.add_argument(
+        "--ckpt_path", type=str | None, default=None, help="checkpoint to resume from: last, a file or a run"
+    )
+    parser.add_argument(
+        "--gathering_s", type=float, default=300.0, help="seconds within which all clients must connect"
+    )
+    parser.add_argument(
+        "--most_bytes", type=int, default=MOST_BYTES, help="size of the largest message, sent or received"
+    )
     parser.add_class_arguments(Patience, "patience")
     parser.add_argument("--ca", type=str | None, default=None, help="certificate of the authority, for TLS")
     parser.add_argument("--certificate", type=str | None, default=None, help="the server's certificate, for TLS")
     parser.add_argument("--key", type=str | None, default=None, help="private key of the server's certificate")
     parser.add_argument(
-        "--node_keys", type=str | None, default=None, help="file: by a node's public key, the clients that it may be"
+        "--node_keys",
+        type=str | None,
+        default=None,
+        help="file of nodes' public keys, each with the clients that the node may serve",
     )
 
 
 def run(call: Call) -> int:
-    """Train, as ``fit`` does."""
+    """Train like ``fit``."""
     settings = call.settings
     check_installed()
     keep_private()

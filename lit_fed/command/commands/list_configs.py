@@ -1,4 +1,4 @@
-"""``lit-fed configs``: the configuration files that come with the package, each with what it says it is."""
+"""``lit-fed configs``: list the configuration files of the package, each with its first line."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from lit_fed.errors import ConfigError
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("folder", nargs="?", default="", help="list those of a folder, such as method or papers/uwa")
+    parser.add_argument(
+        "folder", nargs="?", default="", help="list the files of one folder, such as method or papers/uwa"
+    )
 
 
 def run(call: Call) -> int:
-    """Print them, a line a file.
+    """Print a line per file.
 
     Raises:
         ConfigError: If there is no such folder.
@@ -26,7 +28,7 @@ def run(call: Call) -> int:
     if not chosen:
         folders = list(dict.fromkeys(part for name in shipped() for part in _folders(name)))
         meant = close(folder, folders) or ", ".join(part for part in folders if "/" not in part)
-        raise ConfigError(f"no folder of configurations is called {folder!r}; choose {meant}")
+        raise ConfigError(f"there is no folder of configurations named {folder!r}; choose {meant}")
     width = max(map(len, chosen))
     for name, path in chosen.items():
         print(f"{name:<{width}}  {first_line(path)}")
@@ -34,6 +36,6 @@ def run(call: Call) -> int:
 
 
 def _folders(name: str) -> list[str]:
-    """The folders that a file lies in, the outermost first."""
+    """Folders that a file lies in, outermost first."""
     parts = name.split("/")[:-1]
     return ["/".join(parts[:end]) for end in range(1, len(parts) + 1)]

@@ -1,4 +1,4 @@
-"""``lit-fed node``: be some clients of a federation, where their data are."""
+"""``lit-fed node``: serve some clients of a federation, where their data are."""
 
 from __future__ import annotations
 
@@ -24,43 +24,42 @@ OWN = ("client", "client_position", "superlink", "state_dir", "histogram", "repo
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add the command's options: those of a run, and who lives here."""
+    """Add the options of a run, and of the clients on this node."""
     add_run(parser)
-    add_clients(parser, "who lives here")
+    add_clients(parser, "clients on this node")
     parser.add_argument("--superlink", type=str, default="127.0.0.1:9092", help="address of the server")
-    parser.add_argument("--state_dir", type=str, default="lit_fed_node", help="where the clients keep their states")
-    parser.add_argument("--histogram", type=bool, default=True, help="report the samples of every class as well")
+    parser.add_argument("--state_dir", type=str, default="lit_fed_node", help="folder for the clients' states")
+    parser.add_argument("--histogram", type=bool, default=True, help="report the number of samples of every class too")
     parser.add_argument(
-        "--report", type=Report, default="clients", help="metrics of each of the clients, or their aggregate only"
+        "--report", type=Report, default="clients", help="report metrics of each client, or only their aggregate"
     )
-    parser.add_argument("--most_bytes", type=int, default=MOST_BYTES, help="the largest message that is taken")
+    parser.add_argument("--most_bytes", type=int, default=MOST_BYTES, help="size of the largest message received")
     parser.add_argument("--ca", type=str | None, default=None, help="certificate of the authority, for TLS")
-    parser.add_argument("--key", type=str | None, default=None, help="private key by which the server knows this node")
+    parser.add_argument(
+        "--key", type=str | None, default=None, help="private key by which the server recognises this node"
+    )
 
 
 def make_node(call: Call) -> Node:
-    """The node that the settings describe."""
+    """Make the node that the settings describe."""
     settings = call.settings
     trainer, parts = make(call, OWN)
     clients, folder = chosen(parts.data, settings), Path(settings.state_dir) / "states"
     if clients is None:
         raise ConfigError("--client is missing; see lit-fed node --help")
-    say = partial(print, flush=True)  # also where a service manager reads it
+    say = partial(print, flush=True)  # at once, for a service manager too
     return Node(trainer, *parts, clients, folder, settings.histogram, settings.most_bytes, settings.report, say)
 
 
 def run(call: Call) -> int:
-    """Serve until it is ended."""
+    """Serve until Ctrl-C."""
     settings = call.settings
     check_installed()
     check_public(settings.superlink)
     keep_private()
     security = Security(ca=settings.ca, key=settings.key)
     security.check(settings.superlink, ("ca", "key"))
-    with (
-        suppress(KeyboardInterrupt),
-        sole_user(Path(settings.state_dir), "--state_dir"),
-    ):  # the way in which a node ends
+    with suppress(KeyboardInterrupt), sole_user(Path(settings.state_dir), "--state_dir"):
         node = make_node(call)
         who = ", ".join(called(node.federation.data, one) for one in node.clients)
         print(f"client{'s' if len(node.clients) > 1 else ''} {who} of {settings.superlink}; Ctrl-C ends it", flush=True)

@@ -1,4 +1,4 @@
-"""``lit-fed split``: a data set as one folder a client, each of which a node of a federation can be given alone."""
+"""``lit-fed split``: write a data set as one folder per client, for nodes of a federation."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ one{public}:
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add the command's options: those of a run, and where to write."""
+    """Add the options of a run, and the folder to write to."""
     add_run(parser)
     parser.add_argument(
-        "--output", type=str, required=True, help="a new folder, for a folder a client and the server's"
+        "--output", type=str, required=True, help="new folder, for one folder per client and the server's"
     )
 
 
 def run(call: Call) -> int:
-    """Cut the data, and write each end's folder."""
+    """Divide the data, and write the folders."""
     output = Path(call.settings.output)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise ConfigError(f"--output {output} is there already; name a new folder")
+        raise ConfigError(f"--output {output} exists already; name a new folder")
     trainer, parts = make(call, ("output",))
     data = parts.data
     data.reserve(parts.algorithm.public_size, parts.algorithm.calibration_fraction)
@@ -69,7 +69,7 @@ def run(call: Call) -> int:
 
 
 def _write_texts(output: Path, content: dict[str, Any], num_clients: int, has_public: bool) -> None:
-    """The configuration, the same for everybody, and how each end is started."""
+    """Write the configuration, the same for all, and how to start each end."""
     public = ", with `public` beside it" if has_public else ""
     texts = {f"client_{one}": _OF_CLIENT.format(client=one, public=public) for one in range(num_clients)}
     texts["server"] = _OF_SERVER.format(public=public)
