@@ -437,7 +437,7 @@ def site(name: Any = "north", **changes: Any) -> dict[str, Any]:
         (server(listen=7), "server.listen is 7"),
         (server(names="127.0.0.1"), "server.names is '127.0.0.1'; it must be a list of host names and addresses"),
         (server(names=[]), r"server.names is \[\]"),
-        (server(names=[7]), "server.names: 7 is no text"),
+        (server(names=[7]), "server.names: 7 is not text"),
         (server(names=["127.0.0.1:9092"]), "'127.0.0.1:9092' is neither a host name nor an address"),
         (server(names=["https://a"]), "'https://a' is neither"),
         (server(names=["*.example.org"]), r"'\*.example.org' is neither"),
@@ -450,8 +450,8 @@ def site(name: Any = "north", **changes: Any) -> dict[str, Any]:
         (server(names=["192.0.2.256"]), "'192.0.2.256' is neither"),
         (server(names=["a" * 64]), "is neither"),
         (server(names=["0.0.0.0"]), "'0.0.0.0' is not an address at which nodes can reach a server"),
-        (server(names=["::"]), "'::' is no address"),
-        (server(names=["fe80::1%eth0"]), "'fe80::1%eth0' is no address"),
+        (server(names=["::"]), "'::' is not an address"),
+        (server(names=["fe80::1%eth0"]), "'fe80::1%eth0' is not an address"),
         (server(names=["A.example.org", "a.example.org"]), "has a.example.org twice; remove one"),
         (server(data={"seed": 3}), "server: data.seed must be the same everywhere; write it in the run's conf"),
         (server(data={"root": [1]}), r"data.root is \[1\]; it must be a text"),
@@ -460,15 +460,15 @@ def site(name: Any = "north", **changes: Any) -> dict[str, Any]:
         ({"config": "other.yaml"}, "config file .*other.yaml does not exist"),
         ({"config": "federation.yaml"}, "loop detected: .*federation.yaml"),
         (site("../north"), "site '../north' has an invalid name; write up to 63 of"),
-        (site(".."), "site '..' has a name"),
-        (site("a/b"), "site 'a/b' has a name"),
-        (site("a b"), "site 'a b' has a name"),
-        (site("%i"), "site '%i' has a name"),
-        (site("-c"), "site '-c' has a name"),
-        (site("a\n"), r"site 'a\\n' has a name"),
-        (site(""), "site '' has a name"),
-        (site(1), "site 1 has a name"),
-        (site(False), "site False has a name"),
+        (site(".."), "site '..' has an invalid name"),
+        (site("a/b"), "site 'a/b' has an invalid name"),
+        (site("a b"), "site 'a b' has an invalid name"),
+        (site("%i"), "site '%i' has an invalid name"),
+        (site("-c"), "site '-c' has an invalid name"),
+        (site("a\n"), r"site 'a\\n' has an invalid name"),
+        (site(""), "site '' has an invalid name"),
+        (site(1), "site 1 has an invalid name"),
+        (site(False), "site False has an invalid name"),
         (site("Server"), "site Server has the server's name"),
         (site(clients=[]), r"site north: clients is \[\]; it must be a list of client ids, from 0"),
         (site(clients=0), "site north: clients is 0"),
@@ -534,7 +534,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "out" / "thesis.tex").unlink()
     with pytest.raises(ConfigError, match=r"is not an end in .*; did you mean north\?"):
         provisioned(tmp_path, "nort")
-    with pytest.raises(ConfigError, match=r"federation\.yaml is no folder"):
+    with pytest.raises(ConfigError, match=r"federation\.yaml is not a folder"):
         provision(read_federation(described(tmp_path)), tmp_path / "federation.yaml", (), NOW)
 
 
