@@ -63,7 +63,7 @@ def test_the_commands_of_a_node(tmp_path: Path, capsys: pytest.CaptureFixture[st
     main(["validate", *words, "--client", "[6]"])
     assert [line.split()[1] for line in capsys.readouterr().out.splitlines() if line.startswith("│")] == ["6"]
     for command, more, told in (
-        ("predict", [], "takes the predictions of one client; name one of 6, 7 with --client"),
+        ("predict", [], "holds the predictions of one client; name one of 6, 7 with --client"),
         ("predict", ["--client", "4"], "has no state of client 4; its clients are "),
         (
             "test",
