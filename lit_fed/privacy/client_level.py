@@ -15,6 +15,7 @@ import torch
 from lit_fed.checks import check_range
 from lit_fed.engine.evaluation.protocols import Protocol
 from lit_fed.engine.method.algorithm import Cohort
+from lit_fed.engine.method.client import Client
 from lit_fed.engine.method.reducers import Reducer
 from lit_fed.engine.method.wrapper import Privacy, Surroundings
 from lit_fed.engine.wire.broadcast import Broadcast
@@ -178,9 +179,9 @@ class ClientLevel(Privacy):
 
     # ------------------------------------------------------------------ a round
 
-    def on_client(self, update: ClientUpdate, received: Payload) -> ClientUpdate:
+    def on_client(self, update: ClientUpdate, client: Client) -> ClientUpdate:
         """Clip it, before it leaves its client."""
-        return clip(update, received, self._reference, self.clip_norm)
+        return clip(update, client.received, self._reference, self.clip_norm)
 
     def reducer(self, below: Reducer[Any], broadcast: Broadcast) -> Reducer[Any]:
         """A sum of bounded updates in place of the method's mean."""

@@ -255,7 +255,7 @@ class Session:
             metrics["lr"] = rate
         weight = client.num_samples if answer.weight is None else answer.weight
         update = ClientUpdate(client.id, answer.payload, weight, metrics, self.kinds[client.id], flat=answer.flat)
-        return self.wrappers.on_client(update, client.received)
+        return self.wrappers.on_client(update, client)
 
     def check_finite(self, client: Client, metrics: Mapping[str, float], answer: Answer) -> None:
         """Refuse a trained client's metrics and answer where they are not finite.

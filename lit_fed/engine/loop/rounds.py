@@ -83,11 +83,10 @@ def run_round(run: Run, round_idx: int) -> None:
 
     reduced = time.perf_counter()
     aggregate = _reduced(run, current)
-    metrics = {}
+    cohort = Cohort(round_idx, tuple(ledger.delivered), federation.data.num_clients)
+    aggregate, cohort, metrics = federation.wrappers.release(aggregate, cohort, federation.server)
     if aggregate is not None:
-        cohort = Cohort(round_idx, tuple(ledger.delivered), federation.data.num_clients)
-        aggregate, cohort, released = federation.wrappers.release(aggregate, cohort, federation.server)
-        metrics = federation.algorithm.step(federation.server, aggregate, cohort) | released
+        metrics = federation.algorithm.step(federation.server, aggregate, cohort) | metrics
         _check_server(run, round_idx)
     federation.store.commit(run.workers, round_idx + 1)
     metrics = ledger.metrics(federation.data.num_samples, run.workers) | metrics
@@ -163,14 +162,18 @@ def _add_late_updates(run: Run, current: Round) -> None:
 
 
 def _deliver(run: Run, current: Round, update: ClientUpdate) -> None:
-    channel = run.federation.channel
-    update = channel.receive(update)
-    if channel.uplink.codec is not None and not is_finite(update.payload):
-        cause = "its update is no longer finite after trainer.uplink_codec; choose one with a wider range"
+    federation = run.federation
+    codec = federation.channel.uplink.codec
+    update = federation.channel.receive(update)
+    # Only a codec or a wrapper can have changed what the session has found finite.
+    if (codec is not None or federation.wrappers.stack) and not is_finite(update.payload):
+        cause = "its update is not finite, which trainer.attack makes of it"
+        if codec is not None:
+            cause = "its update is no longer finite after trainer.uplink_codec; choose one with a wider range"
         current.ledger.failed(ClientFailure(update.client_id, current.round_idx, cause))
         return
     if "probability" in current.needs:  # an estimate takes seconds in a large population
-        update.probability = run.federation.participation.probability(update.client_id)
+        update.probability = federation.participation.probability(update.client_id)
     current.reducer.add(update)
     current.ledger.arrived(update.client_id, update.uplink_bytes)
 

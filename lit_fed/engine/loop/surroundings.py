@@ -25,6 +25,7 @@ def surroundings(federation: Federation, protocols: Sequence[Protocol], max_roun
     return Surroundings(
         algorithm=federation.algorithm,
         server=federation.server,
+        data=federation.data,
         participation=federation.participation,
         layout=layouts[kinds.names[0]],
         kinds=tuple(kinds.names),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,8 +16,11 @@ from lit_fed.engine.method.algorithm import Algorithm, Cohort, Server
 from lit_fed.engine.method.client import Client, Stage
 from lit_fed.engine.method.reducers import Reducer
 from lit_fed.engine.wire.broadcast import Broadcast
-from lit_fed.engine.wire.payload import ClientUpdate, Layout, Payload
+from lit_fed.engine.wire.payload import ClientUpdate, Layout
 from lit_fed.participation import Participation
+
+if TYPE_CHECKING:
+    from lit_fed.data import FederatedDataModule
 
 AROUND = "around."
 """What the parts of the server's state begin with that wrappers keep."""
@@ -30,6 +33,7 @@ class Surroundings:
     Args:
         algorithm: The method, set up.
         server: Its state.
+        data: The population.
         participation: Who takes part.
         layout: Names, types and shapes of an update; the sole kind's.
         kinds: Names of the kinds of network.
@@ -45,6 +49,7 @@ class Surroundings:
 
     algorithm: Algorithm[Any]
     server: Server
+    data: FederatedDataModule
     participation: Participation
     layout: Layout
     kinds: tuple[str, ...]
@@ -91,12 +96,12 @@ class Wrapper:
         """What a client trains on."""
         return loader
 
-    def on_client(self, update: ClientUpdate, received: Payload) -> ClientUpdate:
+    def on_client(self, update: ClientUpdate, client: Client) -> ClientUpdate:
         """A client's finished update, where the client is, before it is stored, encoded or sent.
 
         Args:
             update: Names, shapes and types stay as they are.
-            received: The broadcast that the update was trained from.
+            client: The client; ``client.received`` is the broadcast that the update was trained from.
         """
         return update
 
@@ -107,8 +112,13 @@ class Wrapper:
     def release(self, aggregate: Any, cohort: Cohort, kept: dict[str, Any]) -> tuple[Any, Cohort, dict[str, float]]:
         """What the server steps on, of what the reducer gave: on every process, the same.
 
+        Args:
+            aggregate: The reducer's result; None where no update arrived.
+            cohort: The clients whose updates arrived.
+            kept: State of the wrapper between rounds, to be changed in place.
+
         Returns:
-            The aggregate, the cohort and metrics by name.
+            The aggregate, None to leave the server as it is; the cohort; metrics by name.
         """
         return aggregate, cohort, {}
 
@@ -130,11 +140,24 @@ class Privacy(Wrapper):
     name = "privacy"
 
 
+class Aggregation(Wrapper):
+    """Combines updates differently from the method's mean: `trainer.aggregation`."""
+
+    name = "aggregation"
+
+
+class Attack(Wrapper):
+    """Makes some clients attack the training: `trainer.attack`."""
+
+    name = "attack"
+
+
 class Wrappers:
     """All that is around a run's method, from the inside out; what each keeps is in the server's state.
 
     Args:
-        stack: The wrappers, in the order in which updates pass them.
+        stack: The wrappers. A client's update passes them in this order; on the server the last is outermost, and its
+            reducer takes the updates first.
     """
 
     def __init__(self, stack: Sequence[Wrapper] = ()) -> None:
@@ -161,10 +184,10 @@ class Wrappers:
             loader = wrapper.loader(loader, client)
         return loader
 
-    def on_client(self, update: ClientUpdate, received: Payload) -> ClientUpdate:
+    def on_client(self, update: ClientUpdate, client: Client) -> ClientUpdate:
         """See `Wrapper.on_client`."""
         for wrapper in self.stack:
-            update = wrapper.on_client(update, received)
+            update = wrapper.on_client(update, client)
         return update
 
     def reducer(self, below: Reducer[Any], broadcast: Broadcast) -> Reducer[Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lit_fed.algorithm import Client, ClientUpdate, Cohort, Payload, Reducer
+from lit_fed.algorithm import Client, ClientUpdate, Cohort, Reducer
 from lit_fed.engine.method.wrapper import Privacy
 from lit_fed.engine.wire.broadcast import Broadcast
 from lit_fed.participation import FullParticipation
@@ -43,9 +43,10 @@ class Everywhere(Privacy):
     def loader(self, loader: Iterable[Any], client: Client) -> Iterable[Any]:
         return Negated(loader)
 
-    def on_client(self, update: ClientUpdate, received: Payload) -> ClientUpdate:
+    def on_client(self, update: ClientUpdate, client: Client) -> ClientUpdate:
         if update.client_id == 0:
             return update
+        received = client.received
         return update.with_payload({n: received[n] + 2 * (x - received[n]) for n, x in update.payload.items()})
 
     def reducer(self, below: Reducer[Any], broadcast: Broadcast) -> Reducer[Any]:
