@@ -34,7 +34,7 @@ from lit_fed.engine.method.algorithm import Algorithm
 from lit_fed.engine.method.client import local_work
 from lit_fed.engine.method.kinds import ONLY, Kinds, assign
 from lit_fed.engine.method.model import BufferPolicy
-from lit_fed.engine.method.wrapper import Privacy, Wrappers
+from lit_fed.engine.method.wrapper import Aggregation, Attack, Privacy, Wrappers
 from lit_fed.engine.storage.packs import PackedFiles
 from lit_fed.engine.storage.store import ClientStore
 from lit_fed.engine.wire.channel import Channel, Codec
@@ -101,6 +101,9 @@ class FederatedTrainer:
             set it for bit-identical weights with another number of processes.
         deterministic: Refuse non-deterministic operations on a GPU, or with ``warn`` warn of them.
         privacy: Differential privacy around the method, such as `lit_fed.privacy.ClientLevel`; null for none.
+        aggregation: Rule in place of the method's mean, such as `lit_fed.robust.Median`; null for the mean. Not with
+            `privacy`.
+        attack: Attack on the training by some clients, such as `lit_fed.robust.SignFlip`; null for none.
 
     Raises:
         ConfigError: For settings that contradict each other or cannot work.
@@ -143,7 +146,13 @@ class FederatedTrainer:
         num_threads: int | None = None,
         deterministic: bool | Literal["warn"] = False,
         privacy: Privacy | None = None,
+        aggregation: Aggregation | None = None,
+        attack: Attack | None = None,
     ) -> None:
+        if privacy is not None and aggregation is not None:
+            raise ConfigError(
+                "trainer.aggregation looks at single updates, which trainer.privacy hides in a sum; leave one out"
+            )
         given, watchers = lightning_watchers(callbacks or [])
         self.devices = Devices(accelerator, devices, num_nodes, strategy, precision, num_threads, deterministic)
         check_choice("trainer.executor", executor, list(EXECUTORS))
@@ -155,7 +164,7 @@ class FederatedTrainer:
             watchers,
             EXECUTORS[executor],
             Guard(client_timeout),
-            Wrappers([wrapper for wrapper in (privacy,) if wrapper is not None]),
+            Wrappers([wrapper for wrapper in (privacy, aggregation, attack) if wrapper is not None]),
         )
         self.settings = RunSettings(
             max_rounds,

@@ -9,7 +9,7 @@ from torch.optim import SGD, Adam
 
 from lit_fed.data import FeatureSkew, FederatedDataModule, Partition
 from lit_fed.engine.method.algorithm import Algorithm, Regularizer
-from lit_fed.engine.method.wrapper import Privacy
+from lit_fed.engine.method.wrapper import Aggregation, Attack, Privacy
 from lit_fed.participation import Participation
 from lit_fed.trainer import FederatedTrainer
 
@@ -27,10 +27,14 @@ PLACES: dict[str, tuple[type, ...]] = {
     "algorithm.init_args.regularizer.init_args": (Regularizer,),
     "trainer.participation.init_args": (Participation,),
     "trainer.privacy.init_args": (Privacy,),
+    "trainer.aggregation.init_args": (Aggregation,),
+    "trainer.attack.init_args": (Attack,),
 }
 """Classes whose settings stand at a place of the configuration, by place."""
 
-_PACKAGES = ("algorithm", "callbacks", "codecs", "data", "methods", "participation", "privacy", "protocols", "tasks")
+_PACKAGES = (
+    "algorithm", "callbacks", "codecs", "data", "methods", "participation", "privacy", "protocols", "robust", "tasks"
+)  # fmt: skip
 
 
 def import_named() -> None:

@@ -12,6 +12,7 @@ _TRAINER = (
     "seed", "max_rounds", "local_epochs", "local_steps", "kinds", "precision", "buffers", "gradient_clip_val",
     "gradient_clip_algorithm", "accumulate_grad_batches", "schedule_steps", "uplink_codec", "downlink_codec",
     "protocols", "evaluate_on", "num_threads", "channels_last", "privacy",
+    "aggregation", "attack",
 )  # fmt: skip
 OWN_DATA: dict[str, type] = {"root": str, "download": bool, "num_workers": int}
 """Data settings that are local to each end, with their types: where the files are and how they are read."""

@@ -1,0 +1,424 @@
+"""Robust rules in place of a method's mean: `trainer.aggregation`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lit_fed.checks import check_choice, check_range
+from lit_fed.engine.method.algorithm import Cohort
+from lit_fed.engine.method.reducers import Reducer
+from lit_fed.engine.method.wrapper import Aggregation, Surroundings
+from lit_fed.engine.wire.broadcast import Broadcast
+from lit_fed.engine.wire.payload import ClientUpdate, Flat, Payload
+from lit_fed.engine.wire.workers import Workers
+from lit_fed.errors import ConfigError
+from lit_fed.robust import rules
+from lit_fed.robust.rules import Definition
+from lit_fed.robust.stack import Stack
+from lit_fed.seeding import torch_generator
+
+_KEY = "trainer.aggregation"
+
+
+class PreAggregation(ABC):
+    """Mixes the vectors of a round before a rule takes them."""
+
+    least: int = 1
+    """Number of vectors that it needs."""
+
+    def outputs(self, count: int) -> int:
+        """Number of mixed vectors."""
+        return count
+
+    @abstractmethod
+    def matrix(self, gram: Tensor, generator: torch.Generator) -> Tensor:
+        """The matrix, (m, n) in float64, that mixes n vectors with these inner products into m."""
+
+
+class NNM(PreAggregation):
+    """Nearest-neighbour mixing: each vector becomes the mean of the n − f nearest to it, itself included.
+
+    See `lit_fed.robust.rules.nearest_neighbours` for the paper.
+
+    Args:
+        attackers: f, the number of attackers in a cohort that it bears.
+    """
+
+    def __init__(self, attackers: int) -> None:
+        check_range(f"{_KEY}.before.attackers", attackers, least=0)
+        self.attackers, self.least = attackers, 2 * attackers + 1
+
+    @override
+    def matrix(self, gram: Tensor, generator: torch.Generator) -> Tensor:
+        return rules.nearest_neighbours(gram, self.attackers)
+
+
+class Bucketing(PreAggregation):
+    """Averages buckets of s vectors at random, drawn from the run's seed and the round.
+
+    See `lit_fed.robust.rules.buckets` for the paper. A rule with ``attackers`` sees only ⌈n / s⌉ vectors.
+
+    Args:
+        size: s.
+    """
+
+    def __init__(self, size: int = 2) -> None:
+        check_range(f"{_KEY}.before.size", size, least=1)
+        self.size = size
+
+    @override
+    def outputs(self, count: int) -> int:
+        return -(-count // self.size)
+
+    @override
+    def matrix(self, gram: Tensor, generator: torch.Generator) -> Tensor:
+        return rules.buckets(len(gram), self.size, generator).to(gram.device)
+
+
+@dataclass(frozen=True)
+class Combined:
+    """Result of a rule.
+
+    Args:
+        payload: The aggregate, in the method's layout; None where the cohort was too small.
+        moved: Its difference to the broadcast, by name.
+        kept: Number of updates with a weight; None for a rule that looks at single coordinates.
+        left_out: Number of updates without.
+    """
+
+    payload: Payload | None = None
+    moved: Payload = field(default_factory=dict)
+    kept: int | None = None
+    left_out: int = 0
+
+
+class RobustRule(Aggregation, ABC):
+    """A rule in place of the mean of a method whose server averages what clients send.
+
+    The vectors are what a client sends minus what it received; all its floating-point tensors are one vector, so that
+    SCAFFOLD's model and control variate are kept or left out together. Averaged buffers and integer tensors are no
+    part of the vectors: every rule takes their coordinate-wise median, rounded for integers. Updates weigh the same,
+    whatever their numbers of samples.
+
+    A round with fewer updates than the rule needs leaves the server as it is, and is counted in
+    ``aggregation/skipped``. Memory grows with the cohort: see `lit_fed.robust.stack.Stack`.
+
+    Args:
+        before: Mixes the vectors first, such as `NNM`; null for none.
+    """
+
+    least: int = 1
+    """Number of vectors that the rule needs."""
+
+    uses_products: bool = True
+    """Whether the rule is a combination with weights from the vectors' inner products."""
+
+    remembers: bool = False
+    """Whether the previous aggregate is one more vector, the last."""
+
+    def __init__(self, before: PreAggregation | None = None) -> None:
+        self.before = before
+
+    def weights(self, gram: Tensor) -> Tensor:
+        """Weights of the vectors, (n,), from their inner products."""
+        raise NotImplementedError(f"{type(self).__name__} is not a weighted combination")
+
+    def combine(self, vectors: Tensor) -> Tensor:
+        """The aggregate of some coordinates, (n, b) to (b,)."""
+        raise NotImplementedError(f"{type(self).__name__} does not work on single coordinates")
+
+    # ------------------------------------------------------------------ before the first round
+
+    @override
+    def setup(self, around: Surroundings) -> dict[str, Any]:
+        self._check(around)
+        self._seed, self._buffers = around.seed, around.averaged
+        self._kept: dict[str, Any] = {"rule": type(self).__name__, "centre": {}}
+        return self._kept
+
+    def _check(self, around: Surroundings) -> None:
+        method = type(around.algorithm).__name__
+        if len(around.kinds) > 1:
+            raise ConfigError(f"{_KEY} needs one kind of network; trainer.kinds has several")
+        if around.algorithm.reducer(around.server).parts() is None:
+            raise ConfigError(
+                f"{_KEY} cannot replace the mean of {method}: its server does not average what clients send; choose "
+                "another method"
+            )
+        if not around.layout:
+            raise ConfigError(f"{_KEY} has nothing to combine: clients of {method} send nothing; leave it out")
+        if odd := sorted(name for name, (dtype, _) in around.layout.items() if dtype.is_complex):
+            raise ConfigError(f"{_KEY} cannot order the complex numbers of {odd[0]!r}; choose another method")
+        count = around.participation.nominal_cohort_size
+        if self._lacks(count):
+            least = next(size for size in range(count + 1, 10**9) if not self._lacks(size))
+            raise ConfigError(
+                f"{_KEY}: {self._named} needs cohorts of at least {least} clients, and a round has {count}; lower "
+                "attackers or select more clients"
+            )
+
+    @property
+    def _named(self) -> str:
+        name = type(self).__name__
+        return name if self.before is None else f"{name} after {type(self.before).__name__}"
+
+    def _lacks(self, count: int) -> bool:
+        """Whether so few updates are too few."""
+        if self.before is None:
+            return count < self.least
+        return count < self.before.least or self.before.outputs(count) < self.least
+
+    @override
+    def begin(self, around: Surroundings, kept: dict[str, Any], resumed: bool) -> None:
+        self._kept = kept
+        parts = around.algorithm.reducer(around.server).parts() or []
+        if not all(part.uniform for part in parts):
+            around.say(f"{_KEY}: {type(self).__name__} ignores the clients' numbers of samples; all weigh the same")
+
+    # ------------------------------------------------------------------ a round
+
+    @override
+    def reducer(self, below: Reducer[Any], broadcast: Broadcast) -> Reducer[Any]:
+        return RuleReducer(self, broadcast, self._seed, self._buffers, self._kept["centre"])
+
+    @override
+    def release(
+        self, aggregate: Combined | None, cohort: Cohort, kept: dict[str, Any]
+    ) -> tuple[Payload | None, Cohort, dict[str, float]]:
+        payload = None if aggregate is None else aggregate.payload
+        metrics = {"aggregation/skipped": float(payload is None)}
+        if aggregate is not None and aggregate.kept is not None:
+            metrics |= {"aggregation/kept": aggregate.kept, "aggregation/left_out": aggregate.left_out}
+        if aggregate is not None and payload is not None and self.remembers:
+            kept["centre"] = dict(aggregate.moved)
+        return payload, cohort, metrics
+
+    def of(self, vectors: Tensor, centre: Tensor | None = None, generator: torch.Generator | None = None) -> Tensor:
+        """The aggregate of a stack of vectors, (n, d) in float64, as (d,)."""
+        mix, weights = self.plan(vectors @ vectors.T if centre is None else _gram(vectors, centre), generator)
+        rows = vectors if centre is None else torch.cat([vectors, centre[None]])
+        return weights @ rows if weights is not None else self.combine(rows if mix is None else mix @ rows)
+
+    def plan(self, gram: Tensor | None, generator: torch.Generator | None) -> tuple[Tensor | None, Tensor | None]:
+        """The pre-aggregation's matrix and the weights of the unmixed vectors, each None where there is none."""
+        if gram is None:
+            return None, None
+        mix = None
+        if self.before is not None:
+            count = len(gram) - self.remembers
+            mix = self.before.matrix(gram[:count, :count], generator or torch.Generator())
+            if self.remembers:  # the centre is not mixed
+                mix = torch.block_diag(mix, torch.ones_like(mix[:1, :1]))
+        if not self.uses_products:
+            return mix, None
+        return mix, self.weights(gram) if mix is None else self.weights(mix @ gram @ mix.T) @ mix
+
+
+def _gram(vectors: Tensor, centre: Tensor) -> Tensor:
+    rows = torch.cat([vectors, centre[None]])
+    return rows @ rows.T
+
+
+class RuleReducer(Reducer[Combined]):
+    """Keeps a round's updates and combines them by a rule.
+
+    Args:
+        rule: The rule.
+        broadcast: The round's message.
+        seed: The run's.
+        buffers: Names of the buffers that are averaged.
+        centre: Movement of the previous aggregate, by name.
+    """
+
+    def __init__(
+        self, rule: RobustRule, broadcast: Broadcast, seed: int, buffers: frozenset[str], centre: Mapping[str, Tensor]
+    ) -> None:
+        self.rule, self.centre = rule, centre
+        self._stack = Stack(next(iter(broadcast.payloads.values())), buffers)
+        self._generator = torch_generator(seed, "aggregation", broadcast.round_idx)
+
+    @override
+    def add(self, update: ClientUpdate) -> None:
+        self._stack.add(update)
+
+    @override
+    def result(self, workers: Workers) -> Combined | None:
+        stack, rule = self._stack, self.rule
+        count = stack.gather(workers)
+        if not count:
+            return None
+        if rule._lacks(count):
+            return Combined()
+        gram = None
+        if rule.uses_products or rule.before is not None:
+            gram = torch.zeros(1, 1, dtype=torch.float64, device=workers.fabric.device)
+            for rows in self._blocks(workers):
+                gram = gram + rows @ rows.T
+        mix, weights = rule.plan(gram, self._generator)
+        if weights is not None:
+            parts = [weights @ rows for rows in self._blocks(workers)]
+        else:
+            parts = [rule.combine(rows if mix is None else mix @ rows) for rows in self._blocks(workers)]
+        moved = torch.cat(parts) if parts else torch.zeros(0, dtype=torch.float64)
+        payload = stack.tensors(moved) | stack.extra_tensors(rules.median(stack.extra_values(workers)))
+        payload = {name: payload[name] for name in stack.layout}
+        if weights is None:
+            return Combined(payload)
+        kept = int((weights[:count] != 0).sum())
+        return Combined(payload, Flat(stack.names, moved).split(moved), kept, count - kept)
+
+    def _blocks(self, workers: Workers) -> Any:
+        if not self.rule.remembers:
+            yield from self._stack.blocks(workers)
+            return
+        centre, start = self._stack.vector(self.centre, workers.fabric.device), 0
+        for rows in self._stack.blocks(workers):
+            end = start + rows.shape[1]
+            yield torch.cat([rows, centre[None, start:end]])
+            start = end
+
+
+class Median(RobustRule):
+    """The coordinate-wise median; see `lit_fed.robust.rules.median`."""
+
+    uses_products = False
+
+    @override
+    def combine(self, vectors: Tensor) -> Tensor:
+        return rules.median(vectors)
+
+
+class TrimmedMean(RobustRule):
+    """The mean of each coordinate without its f smallest and largest values; see `lit_fed.robust.rules.trimmed_mean`.
+
+    Args:
+        attackers: f, the number of attackers in a cohort that it bears, below half of the cohort.
+        before: See `RobustRule`.
+    """
+
+    uses_products = False
+
+    def __init__(self, attackers: int, before: PreAggregation | None = None) -> None:
+        super().__init__(before)
+        check_range(f"{_KEY}.attackers", attackers, least=0)
+        self.attackers, self.least = attackers, 2 * attackers + 1
+
+    @override
+    def combine(self, vectors: Tensor) -> Tensor:
+        return rules.trimmed_mean(vectors, self.attackers)
+
+
+class MultiKrum(RobustRule):
+    """The mean of the vectors with the nearest neighbours; see `lit_fed.robust.rules.krum_scores`.
+
+    Args:
+        attackers: f. The definition of ``blanchard`` needs cohorts of at least 2f + 3, that of ``byzfl`` of 2f + 1.
+        definition: Number of neighbours that a score counts: n − f − 2 (``blanchard``) or n − f − 1 (``byzfl``).
+        keep: Number of vectors to average; null for n − f.
+        before: See `RobustRule`.
+    """
+
+    def __init__(
+        self,
+        attackers: int,
+        definition: Definition = "blanchard",
+        keep: int | None = None,
+        before: PreAggregation | None = None,
+    ) -> None:
+        super().__init__(before)
+        check_range(f"{_KEY}.attackers", attackers, least=0)
+        check_choice(f"{_KEY}.definition", definition, get_args(Definition))
+        check_range(f"{_KEY}.keep", keep, least=1, null="for all but the attackers")
+        self.attackers, self.definition, self.keep = attackers, definition, keep
+        self.least = max(2 * attackers + (3 if definition == "blanchard" else 1), keep or 1)
+
+    @override
+    def weights(self, gram: Tensor) -> Tensor:
+        keep = len(gram) - self.attackers if self.keep is None else self.keep
+        return rules.multi_krum(gram, self.attackers, keep, self.definition)
+
+
+class Krum(MultiKrum):
+    """The vector with the nearest neighbours; see `lit_fed.robust.rules.krum_scores`.
+
+    Args:
+        attackers: See `MultiKrum`.
+        definition: See `MultiKrum`.
+        before: See `RobustRule`.
+    """
+
+    def __init__(
+        self, attackers: int, definition: Definition = "blanchard", before: PreAggregation | None = None
+    ) -> None:
+        super().__init__(attackers, definition, 1, before)
+
+
+class GeometricMedian(RobustRule):
+    """The vector with the smallest sum of distances, smoothed; see `lit_fed.robust.rules.geometric_median`.
+
+    Args:
+        smoothing: ν: distances below it count as ν.
+        iterations: The most steps of Weiszfeld's algorithm.
+        before: See `RobustRule`.
+    """
+
+    def __init__(self, smoothing: float = 1e-6, iterations: int = 1000, before: PreAggregation | None = None) -> None:
+        super().__init__(before)
+        check_range(f"{_KEY}.smoothing", smoothing, above=0)
+        check_range(f"{_KEY}.iterations", iterations, least=1)
+        self.smoothing, self.iterations = smoothing, iterations
+
+    @override
+    def weights(self, gram: Tensor) -> Tensor:
+        return rules.geometric_median(gram, self.smoothing, self.iterations)
+
+
+class CentredClipping(RobustRule):
+    """Moves from the previous round's aggregate by clipped differences; see `lit_fed.robust.rules.centred_clipping`.
+
+    Args:
+        radius: τ, in the unit of an update's norm (``drift/update_norm_mean``); a large one gives the mean.
+        iterations: L.
+        before: See `RobustRule`.
+
+    Note:
+        The centre is the previous aggregate's movement, as vectors are movements; in the first round it is 0. The
+        paper's clients send momenta; here they send what the method sends.
+    """
+
+    remembers = True
+
+    def __init__(self, radius: float, iterations: int = 1, before: PreAggregation | None = None) -> None:
+        super().__init__(before)
+        check_range(f"{_KEY}.radius", radius, above=0)
+        check_range(f"{_KEY}.iterations", iterations, least=1)
+        self.radius, self.iterations = radius, iterations
+
+    @override
+    def weights(self, gram: Tensor) -> Tensor:
+        return rules.centred_clipping(gram, self.radius, self.iterations)
+
+
+class NormBounding(RobustRule):
+    """The mean of updates that are shortened to a norm; see `lit_fed.robust.rules.norm_bounding`.
+
+    Args:
+        norm: C, in the unit of an update's norm (``drift/update_norm_mean``).
+        before: See `RobustRule`.
+    """
+
+    def __init__(self, norm: float, before: PreAggregation | None = None) -> None:
+        super().__init__(before)
+        check_range(f"{_KEY}.norm", norm, above=0)
+        self.norm = norm
+
+    @override
+    def weights(self, gram: Tensor) -> Tensor:
+        return rules.norm_bounding(gram, self.norm)

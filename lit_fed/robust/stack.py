@@ -1,0 +1,149 @@
+"""The updates of a round as rows of a matrix, spread over the processes and read in blocks of coordinates."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from lit_fed.engine.wire.payload import ClientUpdate, Flat, Layout, Payload, layout_of
+from lit_fed.engine.wire.workers import Workers
+
+_BLOCK_VALUES = 2**22
+Shapes = Mapping[str, torch.Size]
+
+
+class Stack:
+    """Single updates, in the memory of the cohort times the model.
+
+    A row holds the floating-point tensors that are not buffers, one after the other, in the updates' own type: what a
+    client sends beside its model, such as SCAFFOLD's changes, is a part of its row. Buffers and integer tensors are
+    `extras`.
+
+    Every process keeps its clients' rows. A block holds some coordinates of all rows, sorted by client, in float64 and
+    minus the broadcast; processes exchange blocks, so that none has all updates, and all compute the same bits, which
+    do not depend on the number of processes.
+
+    Args:
+        received: The broadcast; tensors that it lacks count as 0.
+        buffers: Names of the buffers that are averaged.
+    """
+
+    def __init__(self, received: Payload, buffers: Collection[str]) -> None:
+        self._received, self._buffers = received, buffers
+        self.layout: Layout = {}
+        self._rows: list[Tensor] = []
+        self._extras: list[Tensor] = []
+        self._keys: list[tuple[int, float]] = []
+        self._places: list[int] = []
+        self.clients: list[int] = []
+
+    def add(self, update: ClientUpdate) -> None:
+        """Copy an update.
+
+        Raises:
+            ValueError: If it has other tensors than the updates before it.
+        """
+        layout = layout_of(update.payload)
+        if not self.layout:
+            self.layout = layout
+        elif layout != self.layout:
+            odd = sorted({name for name, _ in layout.items() ^ self.layout.items()})
+            raise ValueError(f"client {update.client_id} sends other tensors than the clients before it: {odd}")
+        names, flat = self.names, update.flat
+        whole = flat is not None and list(flat.layout) == list(names) and len(names) == len(layout)
+        row = flat.values if flat is not None and whole else _joined(update.payload, names)
+        self._rows.append(row)
+        self._extras.append(_joined(update.payload, self.extras).double())
+        # A late update arrives beside a client's new one: their order may not depend on the process.
+        self._keys.append((update.client_id, float(row.sum(dtype=torch.float64))))
+
+    @property
+    def names(self) -> Shapes:
+        """Tensors of a row."""
+        return {n: shape for n, (dtype, shape) in self.layout.items() if _in_row(n, dtype, self._buffers)}
+
+    @property
+    def extras(self) -> Shapes:
+        """Buffers and integer tensors."""
+        return {n: shape for n, (dtype, shape) in self.layout.items() if not _in_row(n, dtype, self._buffers)}
+
+    def gather(self, workers: Workers) -> int:
+        """Agree with the other processes on the order of all rows; gives their number.
+
+        Raises:
+            ValueError: If clients of different processes send different tensors.
+        """
+        found = workers.gather((self._keys, self.layout))
+        layouts = [layout for _, layout in found if layout]
+        if any(layout != layouts[0] for layout in layouts):
+            raise ValueError("clients of different processes send different tensors")
+        order = sorted((*key, rank, place) for rank, (keys, _) in enumerate(found) for place, key in enumerate(keys))
+        own = {place: row for row, (_, _, rank, place) in enumerate(order) if rank == workers.rank}
+        self._places = [own[place] for place in range(len(self._rows))]
+        self.clients = [client_id for client_id, *_ in order]
+        self.layout = layouts[0] if layouts else {}
+        return len(order)
+
+    def blocks(self, workers: Workers) -> Iterator[Tensor]:
+        """All rows minus the broadcast, (n, b) in float64, some coordinates after the other; after `gather`."""
+        device = workers.fabric.device
+        origin = self.vector(self._received, device)
+        width = max(1, _BLOCK_VALUES // max(len(self.clients), 1))
+        for start in range(0, len(origin), width):
+            part = origin[start : start + width]
+            yield self._block([row[start : start + width] for row in self._rows], len(part), workers) - part
+
+    def extra_values(self, workers: Workers) -> Tensor:
+        """The buffers and integer tensors of all clients, (n, e) in float64; after `gather`."""
+        return self._block(self._extras, _count(self.extras), workers)
+
+    def _block(self, parts: list[Tensor], width: int, workers: Workers) -> Tensor:
+        block = torch.zeros(len(self.clients), width, dtype=torch.float64, device=workers.fabric.device)
+        if parts:
+            block[self._places] = torch.stack(parts).to(block)
+        return workers.all_reduce(block)  # a value and zeros: exact
+
+    def vector(self, payload: Payload, device: torch.device) -> Tensor:
+        """The tensors of a row from a payload, (d,) in float64; 0 for those that it lacks."""
+        parts = (
+            payload[name].detach().to(device, torch.float64).reshape(-1)
+            if name in payload
+            else torch.zeros(shape.numel(), dtype=torch.float64, device=device)
+            for name, shape in self.names.items()
+        )
+        return torch.cat([torch.empty(0, dtype=torch.float64, device=device), *parts])
+
+    def tensors(self, moved: Tensor) -> dict[str, Tensor]:
+        """The row's tensors in the updates' types, from a vector (d,) to which the broadcast is added.
+
+        Values beyond a type's range become its largest ones: nobody can send infinity.
+        """
+        values = self.vector(self._received, moved.device) + moved
+        found = {}
+        for name, tensor in Flat(self.names, values).split(values).items():
+            dtype = self.layout[name][0]
+            limit = torch.finfo(dtype).max
+            found[name] = tensor.clamp(-limit, limit).to(dtype)
+        return found
+
+    def extra_tensors(self, values: Tensor) -> dict[str, Tensor]:
+        """The buffers and integer tensors in the updates' types, from a vector (e,); integers are rounded."""
+        return {
+            name: tensor.to(dtype) if (dtype := self.layout[name][0]).is_floating_point else tensor.round().to(dtype)
+            for name, tensor in Flat(self.extras, values).split(values).items()
+        }
+
+
+def _in_row(name: str, dtype: torch.dtype, buffers: Collection[str]) -> bool:
+    return dtype.is_floating_point and name not in buffers
+
+
+def _count(shapes: Shapes) -> int:
+    return sum(map(torch.Size.numel, shapes.values()))
+
+
+def _joined(payload: Payload, names: Shapes) -> Tensor:
+    """Tensors one after the other, in new memory."""
+    return torch.cat([payload[name].detach().reshape(-1) for name in names]) if names else torch.empty(0)
