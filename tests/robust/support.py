@@ -18,7 +18,7 @@ W = "network.weight"
 
 
 class Spots(Points):
-    """Client k has one sample x = (1, 0) with the k-th target, so that `LeastSquares` moves to half of it from w = 0."""
+    """Client k has one sample x = (1, 0) with the k-th target: `LeastSquares` moves to half of it from w = 0."""
 
     num_classes = 101
 

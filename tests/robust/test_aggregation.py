@@ -119,7 +119,7 @@ def test_a_rule_that_cannot_work_is_refused_before_training(
 
 
 def test_a_rule_and_privacy_are_refused_together(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="trainer.privacy hides in a sum; leave one out"):
+    with pytest.raises(ConfigError, match="hides in a sum; leave one out"):
         fit(tmp_path, aggregation=Median(), privacy=ClientLevel(1.0, 1.0, delta=0.1))
 
 
