@@ -100,6 +100,7 @@ def test_parts_set_different_keys_so_that_their_order_does_not_matter() -> None:
         "network": {"model.init_args.network", "model.init_args.network_args"},
         "evaluation": {"trainer.protocols"},
         "participation": {"trainer.participation"},
+        "aggregation": {"trainer.aggregation"},
         "trainer": {"trainer.accelerator", "trainer.devices", "trainer.num_nodes", "trainer.strategy"}
         | {"trainer.precision", "trainer.num_threads"},
     }
@@ -259,6 +260,8 @@ RUNNABLE = [
     *(CONFIGS / "data").glob("digits_*.yaml"),
     *(CONFIGS / "method").glob("*.yaml"),
     *(CONFIGS / "network").glob("*.yaml"),
+    *(CONFIGS / "aggregation").glob("*.yaml"),
+    *(CONFIGS / "attack").glob("*.yaml"),
     *PAPERS.glob("*/tuned/quickstart_*.yaml"),
     CONFIGS / "trainer" / "cpu.yaml",
     QUICKSTART,
