@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
@@ -89,14 +89,12 @@ class Combined:
     Args:
         payload: The aggregate, in the method's layout; None where the cohort was too small.
         moved: Its difference to the broadcast, by name.
-        kept: Number of updates with a weight; None for a rule that looks at single coordinates.
-        left_out: Number of updates without.
+        weights: Clients and their updates' weights; None for a rule that looks at single coordinates.
     """
 
     payload: Payload | None = None
     moved: Payload = field(default_factory=dict)
-    kept: int | None = None
-    left_out: int = 0
+    weights: Sequence[tuple[int, float]] | None = None
 
 
 class RobustRule(Aggregation, ABC):
@@ -125,6 +123,7 @@ class RobustRule(Aggregation, ABC):
 
     def __init__(self, before: PreAggregation | None = None) -> None:
         self.before = before
+        self._weights: Sequence[tuple[int, float]] = []
 
     def weights(self, gram: Tensor) -> Tensor:
         """Weights of the vectors, (n,), from their inner products."""
@@ -157,8 +156,8 @@ class RobustRule(Aggregation, ABC):
         if odd := sorted(name for name, (dtype, _) in around.layout.items() if dtype.is_complex):
             raise ConfigError(f"{_KEY} cannot order the complex numbers of {odd[0]!r}; choose another method")
         count = around.participation.nominal_cohort_size
-        if self._lacks(count):
-            least = next(size for size in range(count + 1, 10**9) if not self._lacks(size))
+        if self.lacks(count):
+            least = next(size for size in range(count + 1, 10**9) if not self.lacks(size))
             raise ConfigError(
                 f"{_KEY}: {self._named} needs cohorts of at least {least} clients, and a round has {count}; lower "
                 "attackers or select more clients"
@@ -169,7 +168,7 @@ class RobustRule(Aggregation, ABC):
         name = type(self).__name__
         return name if self.before is None else f"{name} after {type(self.before).__name__}"
 
-    def _lacks(self, count: int) -> bool:
+    def lacks(self, count: int) -> bool:
         """Whether so few updates are too few."""
         if self.before is None:
             return count < self.least
@@ -194,11 +193,17 @@ class RobustRule(Aggregation, ABC):
     ) -> tuple[Payload | None, Cohort, dict[str, float]]:
         payload = None if aggregate is None else aggregate.payload
         metrics = {"aggregation/skipped": float(payload is None)}
-        if aggregate is not None and aggregate.kept is not None:
-            metrics |= {"aggregation/kept": aggregate.kept, "aggregation/left_out": aggregate.left_out}
+        self._weights = [] if aggregate is None else aggregate.weights or []
+        if self._weights:
+            kept_count = sum(weight != 0 for _, weight in self._weights)
+            metrics |= {"aggregation/kept": kept_count, "aggregation/left_out": len(self._weights) - kept_count}
         if aggregate is not None and payload is not None and self.remembers:
             kept["centre"] = dict(aggregate.moved)
         return payload, cohort, metrics
+
+    @override
+    def told(self) -> list[tuple[int, str, float]]:
+        return [(client_id, "aggregation/weight", weight) for client_id, weight in self._weights]
 
     def of(self, vectors: Tensor, centre: Tensor | None = None, generator: torch.Generator | None = None) -> Tensor:
         """The aggregate of a stack of vectors, (n, d) in float64, as (d,)."""
@@ -254,7 +259,7 @@ class RuleReducer(Reducer[Combined]):
         count = stack.gather(workers)
         if not count:
             return None
-        if rule._lacks(count):
+        if rule.lacks(count):
             return Combined()
         gram = None
         if rule.uses_products or rule.before is not None:
@@ -271,10 +276,10 @@ class RuleReducer(Reducer[Combined]):
         payload = {name: payload[name] for name in stack.layout}
         if weights is None:
             return Combined(payload)
-        kept = int((weights[:count] != 0).sum())
-        return Combined(payload, Flat(stack.names, moved).split(moved), kept, count - kept)
+        shares = list(zip(stack.clients, weights[:count].tolist(), strict=True))
+        return Combined(payload, Flat(stack.names, moved).split(moved), shares)
 
-    def _blocks(self, workers: Workers) -> Any:
+    def _blocks(self, workers: Workers) -> Iterator[Tensor]:
         if not self.rule.remembers:
             yield from self._stack.blocks(workers)
             return

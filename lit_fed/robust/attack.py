@@ -22,7 +22,8 @@ _LISTED = 20
 class Attacker(Attack):
     """Clients that attack in every round in which they take part: chosen once, by fraction, name or position.
 
-    Logs ``attack/attackers``, the number of a round's updates that are from attackers.
+    Logs ``attack/attackers``, the number of a round's updates that are from attackers, and marks them in
+    ``clients.csv`` by ``attack/attacker``.
 
     Args:
         fraction: Share of the population that attacks, rounded and chosen by the run's seed.
@@ -42,6 +43,7 @@ class Attacker(Attack):
             raise ConfigError(f"trainer.attack has {found} of attackers; give either {_CHOICES}")
         self.fraction, self.clients, self.positions = fraction, clients, positions
         self.attackers: frozenset[int] = frozenset()
+        self._delivered: list[int] = []
 
     @override
     def setup(self, around: Surroundings) -> dict[str, Any]:
@@ -59,8 +61,12 @@ class Attacker(Attack):
 
     @override
     def release(self, aggregate: Any, cohort: Cohort, kept: dict[str, Any]) -> tuple[Any, Cohort, dict[str, float]]:
-        count = sum(client_id in self.attackers for client_id in cohort.delivered)
-        return aggregate, cohort, {"attack/attackers": count}
+        self._delivered = [client_id for client_id in cohort.delivered if client_id in self.attackers]
+        return aggregate, cohort, {"attack/attackers": len(self._delivered)}
+
+    @override
+    def told(self) -> list[tuple[int, str, float]]:
+        return [(client_id, "attack/attacker", 1.0) for client_id in self._delivered]
 
 
 class ChangedLoader:

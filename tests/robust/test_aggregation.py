@@ -21,13 +21,14 @@ from lit_fed.robust import (
     Median,
     MultiKrum,
     NormBounding,
+    Scaling,
     TrimmedMean,
 )
 from tests.deployment.support import deploy, simulate, small
 from tests.robust.support import Spots, W, close, moved
 from tests.support import Points, Threes, Wanderer, assert_same, fit, rows, weights
 
-RULES = {
+RULES: dict[str, Any] = {
     "median": lambda: Median(),
     "trimmed_mean": lambda: TrimmedMean(1),
     "krum": lambda: Krum(1),
@@ -65,6 +66,19 @@ def test_a_rule_takes_the_place_of_the_mean(name: str, tmp_path: Path) -> None:
     assert made.metrics["aggregation/skipped"] == 0
     assert made.metrics.get("aggregation/kept") == kept
     assert made.metrics.get("aggregation/left_out") == left_out
+
+
+def test_weights_stand_beside_the_attackers_in_clients_csv(tmp_path: Path) -> None:
+    attack = Scaling(100.0, clients=[4])
+    _, made = moved(tmp_path, TARGETS, aggregation=MultiKrum(1), attack=attack, logger=True)
+    found = {
+        (row["metric"], int(row["client_id"])): float(row["value"])
+        for row in rows(made.log_dir / "clients.csv")
+        if row["metric"].startswith(("aggregation/", "attack/"))
+    }
+    assert found == {("attack/attacker", 4): 1} | {
+        ("aggregation/weight", client_id): 0.25 if client_id < 4 else 0.0 for client_id in range(5)
+    }
 
 
 def test_centred_clipping_goes_on_from_the_previous_aggregate(tmp_path: Path) -> None:

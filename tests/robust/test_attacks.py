@@ -30,7 +30,7 @@ from tests.support import LeastSquares, assert_same, fit, weights
 
 # Clients 0, 1 and 2 would move the weight from 0 to 1, 2 and 6: the mean is 3. Client 2 attacks.
 TARGETS = (2, 4, 12)
-BY_HAND = {
+BY_HAND: dict[str, tuple[Any, float | None]] = {
     "label_flip": (LabelFlip, (1 + 2 + 44) / 3),  # 101 classes: the target is 100 − 12 = 88
     "sign_flip": (SignFlip, (1 + 2 - 6) / 3),
     "scaling": (lambda **who: Scaling(10.0, **who), (1 + 2 + 60) / 3),

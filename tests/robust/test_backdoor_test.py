@@ -37,7 +37,7 @@ def test_samples_of_the_target_are_left_out(tmp_path: Path) -> None:
 
 
 def test_needs_a_backdoor_and_predicted_classes(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="BackdoorTest needs a trigger; set trainer.attack to Backdoor"):
+    with pytest.raises(ConfigError, match="BackdoorTest needs a trigger; set"):
         fit(tmp_path, Reader(), Spots((2, 3)), protocols=[GlobalTest(), BackdoorTest()])
 
     class Silent(LeastSquares):

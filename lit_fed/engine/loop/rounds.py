@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lit_fed.engine.evaluation.protocols import Evaluation, run_protocols
+from lit_fed.engine.evaluation.rows import ClientRow
 from lit_fed.engine.loop.ledger import DriftMeter, RoundLedger
 from lit_fed.engine.loop.run import RoundRecord, Run
 from lit_fed.engine.method.algorithm import Cohort
@@ -193,7 +194,8 @@ def _end(run: Run, current: Round, metrics: dict[str, float]) -> None:
     metrics["time/round_s"] = time.perf_counter() - current.started
     metrics = evaluation.metrics | run.workers.gather(metrics)[0]  # the first process's clock
     run.next_round = done
-    record = RoundRecord(current.round_idx, metrics, current.ledger.rows + evaluation.rows, current.plan)
+    told = [ClientRow(client_id, "train", metric, value) for client_id, metric, value in federation.wrappers.told()]
+    record = RoundRecord(current.round_idx, metrics, current.ledger.rows + told + evaluation.rows, current.plan)
     record = record.withheld() if federation.wrappers.withhold else record
     run.metrics = record.metrics
     run.call("on_round_end", record)

@@ -122,6 +122,10 @@ class Wrapper:
         """
         return aggregate, cohort, {}
 
+    def told(self) -> list[tuple[int, str, float]]:
+        """Client, metric and value for ``clients.csv``, of the round that was released last."""
+        return []
+
     def card(self, kept: Mapping[str, Any]) -> str | None:
         """What readers of the run's folder must know of it, in Markdown: written as ``<name>.md`` after every round."""
         return None
@@ -203,6 +207,10 @@ class Wrappers:
             aggregate, cohort, own = wrapper.release(aggregate, cohort, server[_key(wrapper)])
             metrics |= own
         return aggregate, cohort, metrics
+
+    def told(self) -> list[tuple[int, str, float]]:
+        """See `Wrapper.told`."""
+        return [one for wrapper in self.stack for one in wrapper.told()]
 
     def exhausted(self, server: Server) -> str | None:
         """See `Wrapper.exhausted`."""
