@@ -21,7 +21,7 @@ from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import ConfigError
 from lit_fed.robust import rules
 from lit_fed.robust.rules import Definition
-from lit_fed.robust.stack import Stack
+from lit_fed.robust.stack import Stack, warn_of_memory
 from lit_fed.seeding import torch_generator
 
 _KEY = "trainer.aggregation"
@@ -98,12 +98,12 @@ class Combined:
 
 
 class RobustRule(Aggregation, ABC):
-    """A rule in place of the mean of a method whose server averages what clients send.
+    """A rule in place of the mean of the clients' payloads.
 
-    The vectors are what a client sends minus what it received; all its floating-point tensors are one vector, so that
-    SCAFFOLD's model and control variate are kept or left out together. Averaged buffers and integer tensors are no
-    part of the vectors: every rule takes their coordinate-wise median, rounded for integers. Updates weigh the same,
-    whatever their numbers of samples.
+    A vector is a client's payload minus the broadcast. All floating-point tensors of a payload are one vector, so that
+    SCAFFOLD's model and control variate are kept or left out together. The vectors exclude averaged buffers and integer
+    tensors: every rule takes their coordinate-wise median, rounded for integers. Updates weigh the same, whatever the
+    clients' numbers of samples.
 
     A round with fewer updates than the rule needs leaves the server as it is, and is counted in
     ``aggregation/skipped``. Memory grows with the cohort: see `lit_fed.robust.stack.Stack`.
@@ -169,7 +169,7 @@ class RobustRule(Aggregation, ABC):
         return name if self.before is None else f"{name} after {type(self.before).__name__}"
 
     def lacks(self, count: int) -> bool:
-        """Whether so few updates are too few."""
+        """Whether a round with this number of updates is too small."""
         if self.before is None:
             return count < self.least
         return count < self.before.least or self.before.outputs(count) < self.least
@@ -177,6 +177,7 @@ class RobustRule(Aggregation, ABC):
     @override
     def begin(self, around: Surroundings, kept: dict[str, Any], resumed: bool) -> None:
         self._kept = kept
+        warn_of_memory(_KEY, around)
         parts = around.algorithm.reducer(around.server).parts() or []
         if not all(part.uniform for part in parts):
             around.say(f"{_KEY}: {type(self).__name__} ignores the clients' numbers of samples; all weigh the same")
@@ -395,7 +396,7 @@ class CentredClipping(RobustRule):
 
     Note:
         The centre is the previous aggregate's movement, as vectors are movements; in the first round it is 0. The
-        paper's clients send momenta; here they send what the method sends.
+        paper's clients send momenta; here clients send the method's payload.
     """
 
     remembers = True

@@ -1,4 +1,4 @@
-"""Who attacks, and the loaders of attackers that change their data."""
+"""Choice of the attackers, and loaders that change their data."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _LISTED = 20
 class Attacker(Attack):
     """Clients that attack in every round in which they take part: chosen once, by fraction, name or position.
 
-    Logs ``attack/attackers``, the number of a round's updates that are from attackers, and marks them in
-    ``clients.csv`` by ``attack/attacker``.
+    Logs ``attack/attackers``, the number of attackers among a round's updates, and marks them in ``clients.csv`` by
+    ``attack/attacker``.
 
     Args:
         fraction: Share of the population that attacks, rounded and chosen by the run's seed.

@@ -1,4 +1,4 @@
-"""Attacks by what a client trains on."""
+"""Attacks on a client's training data."""
 
 from __future__ import annotations
 

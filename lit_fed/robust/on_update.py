@@ -19,7 +19,7 @@ from lit_fed.robust.attack import Attacker
 
 
 class _OnUpdate(Attacker):
-    """Attackers that change the difference between what they send and what they received.
+    """Attackers that change the difference between their payload and the broadcast.
 
     Averaged buffers and integer tensors are sent as they are.
     """
@@ -82,7 +82,7 @@ class SignFlip(_OnUpdate):
     Heterogeneous Datasets", AAAI 2019.
 
     Args:
-        factor: Length of what is sent, in lengths of the difference.
+        factor: Length of the sent difference, relative to the honest one.
         fraction: See `lit_fed.robust.attack.Attacker`.
         clients: See there.
         positions: See there.

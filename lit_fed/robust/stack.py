@@ -7,8 +7,10 @@ from collections.abc import Collection, Iterator, Mapping
 import torch
 from torch import Tensor
 
+from lit_fed.engine.method.wrapper import Surroundings
 from lit_fed.engine.wire.payload import ClientUpdate, Flat, Layout, Payload, layout_of
 from lit_fed.engine.wire.workers import Workers
+from lit_fed.machine import free_memory
 
 _BLOCK_VALUES = 2**22
 Shapes = Mapping[str, torch.Size]
@@ -17,8 +19,8 @@ Shapes = Mapping[str, torch.Size]
 class Stack:
     """Single updates, in the memory of the cohort times the model.
 
-    A row holds the floating-point tensors that are not buffers, one after the other, in the updates' own type: what a
-    client sends beside its model, such as SCAFFOLD's changes, is a part of its row. Buffers and integer tensors are
+    A row holds the floating-point tensors that are not buffers, one after the other, in the updates' dtype; tensors
+    beside the model, such as SCAFFOLD's changes, are a part of the row. Buffers and integer tensors are
     `extras`.
 
     Every process keeps its clients' rows. A block holds some coordinates of all rows, sorted by client, in float64 and
@@ -106,7 +108,7 @@ class Stack:
         return workers.all_reduce(block)  # a value and zeros: exact
 
     def vector(self, payload: Payload, device: torch.device) -> Tensor:
-        """The tensors of a row from a payload, (d,) in float64; 0 for those that it lacks."""
+        """The tensors of a row from a payload, (d,) in float64; 0 for missing tensors."""
         parts = (
             payload[name].detach().to(device, torch.float64).reshape(-1)
             if name in payload
@@ -134,6 +136,23 @@ class Stack:
             name: tensor.to(dtype) if (dtype := self.layout[name][0]).is_floating_point else tensor.round().to(dtype)
             for name, tensor in Flat(self.extras, values).split(values).items()
         }
+
+
+def warn_of_memory(key: str, around: Surroundings) -> None:
+    """Print a warning if the single updates of a cohort do not fit into the free memory of their device.
+
+    Args:
+        key: The setting that needs single updates.
+        around: The run.
+    """
+    one = sum(shape.numel() * dtype.itemsize for dtype, shape in around.layout.values())
+    cohort = around.participation.nominal_cohort_size
+    free = torch.cuda.mem_get_info(around.device)[0] if around.device.type == "cuda" else free_memory()
+    if free is not None and one * cohort > free:
+        around.say(
+            f"warning: {key} keeps {cohort} updates of {one / 1e6:.3g} MB a round, {one * cohort / 1e9:.3g} GB over "
+            f"all processes, and {free / 1e9:.3g} GB are free here; select fewer clients or add machines"
+        )
 
 
 def _in_row(name: str, dtype: torch.dtype, buffers: Collection[str]) -> bool:

@@ -20,7 +20,7 @@ from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import ConfigError
 from lit_fed.robust.attack import Attacker
 from lit_fed.robust.on_update import check_sends
-from lit_fed.robust.stack import Stack
+from lit_fed.robust.stack import Stack, warn_of_memory
 
 
 class Informed(Attacker):
@@ -39,6 +39,10 @@ class Informed(Attacker):
             )
         self._buffers = around.averaged
         return super().setup(around)
+
+    @override
+    def begin(self, around: Surroundings, kept: dict[str, Any], resumed: bool) -> None:
+        warn_of_memory(f"trainer.attack {type(self).__name__}", around)
 
     @override
     def reducer(self, below: Reducer[Any], broadcast: Broadcast) -> Reducer[Any]:
