@@ -30,6 +30,7 @@ ROOMS = {
     "lit_fed.algorithm": "All that a method is written with: [your own method](../own_method.md).",
     "lit_fed.protocols": "Who is tested on what: [which accuracy](../protocols.md).",
     "lit_fed.participation": "Who takes part: [heterogeneous clients](../heterogeneous.md#who-takes-part).",
+    "lit_fed.robust": "Rules in place of a mean, and attacks: [robustness](../robustness.md).",
     "lit_fed.codecs": "How payloads are packed for the wire, and how to write another.",
 }
 HOOKS = (
