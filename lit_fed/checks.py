@@ -17,6 +17,7 @@ def check_range(
     most: float | None = None,
     below: float | None = None,
     null: str | None = None,
+    infinite: bool = False,
     why: str = "",
 ) -> None:
     """Refuse a number that is not finite or lies outside its bounds.
@@ -29,6 +30,7 @@ def check_range(
         most: Inclusive upper bound.
         below: Exclusive upper bound.
         null: The meaning of ``None``, such as ``for no limit``; without it, ``None`` is refused.
+        infinite: Whether infinity is a value like any other.
         why: What follows the bounds: a unit, a reason or an example, such as `` pixels`` or ``, such as 0.5``.
 
     Raises:
@@ -38,7 +40,7 @@ def check_range(
         return
     inside = (
         isinstance(value, (int, float))
-        and math.isfinite(value)
+        and (math.isfinite(value) or (infinite and not math.isnan(value)))
         and (least is None or value >= least)
         and (above is None or value > above)
         and (most is None or value <= most)
