@@ -73,6 +73,9 @@ class Board:
     def histogram(self, tag: str, values: NDArray[np.float64], round_idx: int, share: bool) -> None:
         """Log the distribution of values; a share lies between 0 and 1."""
 
+    def text(self, tag: str, text: str, round_idx: int) -> None:
+        """Log a text in Markdown, if the logger has a place for texts."""
+
     def flush(self) -> None:
         """Hand all data to the operating system, so that a killed process loses nothing."""
         self.logger.save()
