@@ -41,7 +41,7 @@ class ClientParallelStrategy(DDPStrategy):
 
 
 def launch(fabric: Fabric, function: Callable[[], T]) -> T:
-    """Call a function on all processes, and start those that do not run yet.
+    """Call a function on all processes, and start the processes that do not run yet.
 
     Note:
         Fabric patches PyTorch's `DataLoader` meanwhile, and reverts that only if nothing is raised: errors are carried

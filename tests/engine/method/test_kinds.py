@@ -65,7 +65,7 @@ def test_kinds_that_cannot_be_are_refused() -> None:
     for models, options, message in cases:
         with pytest.raises(ConfigError, match=message):
             assign(models, options)
-    with pytest.raises(ConfigError, match=r"'c' has no client: there are 3 kinds and 2 clients"):
+    with pytest.raises(ConfigError, match=r"'c' has no client, because there are 3 kinds and 2 clients"):
         Kinds(("a", "b", "c")).check(Points(2))
 
 
