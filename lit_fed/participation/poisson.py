@@ -1,4 +1,4 @@
-"""A cohort in which every client is by a draw of its own: what amplification by sampling in privacy is proven for."""
+"""A cohort that each client joins by an independent draw, as proofs of privacy amplification by sampling assume."""
 
 from __future__ import annotations
 

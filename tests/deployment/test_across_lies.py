@@ -483,8 +483,8 @@ def test_what_is_encoded_is_what_is_written() -> None:
 @pytest.mark.parametrize(
     ("lie", "why"),
     [
-        (failing(cause="no"), "no client gave the moments of its features"),
-        (lambda answer: _zeroed(answer), "the moments that clients gave are of no features"),
+        (failing(cause="no"), "no client sent the moments of its features"),
+        (lambda answer: _zeroed(answer), "the clients' moments do not belong to any features"),
     ],
 )
 def test_a_protocol_of_which_nothing_is_left_reports_nothing(

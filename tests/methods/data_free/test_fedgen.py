@@ -128,7 +128,7 @@ def test_wrong_settings() -> None:
 
 
 def test_a_label_prior_of_an_absent_class_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"label_prior is 0.5 for class 1, of which no client has a training sample"):
+    with pytest.raises(ConfigError, match=r"label_prior is 0.5 for class 1, and no client has a training sample"):
         fit(tmp_path, Halves(), Points(), FedGen(label_prior=[0, 0.5, 0.5, 0, 0]))
     with pytest.raises(ConfigError, match=r"label_prior has 2 weights, and the data have 5 classes"):
         fit(tmp_path, Halves(), Points(), FedGen(label_prior=[0.5, 0.5]))
