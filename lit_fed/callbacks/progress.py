@@ -77,8 +77,8 @@ class Progress(Callback):
     """Shows a run on the terminal.
 
     On a terminal: one live display with a bar over rounds and one over this process's clients. Elsewhere: one line a
-    round. At the end: a table of metrics with their last and best values, over the rounds before a resume too, and
-    where to find what was written.
+    round. At the end: a table of metrics with their last and best values, over the rounds before a resume too, and the
+    paths of the written files.
 
     Args:
         metrics: The rows of the closing table: names or patterns such as ``clients/*_min``; null takes the global
@@ -90,7 +90,7 @@ class Progress(Callback):
 
     def __init__(self, metrics: list[str] | None = None) -> None:
         self.metrics = metrics
-        self.console: Console | None = None  # set it to write somewhere else than to the standard output
+        self.console: Console | None = None  # set it to write to another stream than standard output
         self._live: Live | None = None
         self._bests: dict[str, _Best] = {}
         self._total_bytes = 0.0
@@ -242,21 +242,21 @@ class Progress(Callback):
         for name in _sorted_names(self._bests):
             entry = self._bests[name]
             shown = (f"{entry.best:.6g}", str(entry.best_round)) if math.isfinite(entry.best) else ("–", "–")
-            table.add_row(Text(name), f"{entry.last:.6g}", *shown)  # brackets of a name are no markup
+            table.add_row(Text(name), f"{entry.last:.6g}", *shown)  # Text, because a name's brackets are not markup
         return table
 
 
 def print_evaluation(
     metrics: Mapping[str, float], subset: str, rounds: int, origin: str, console: Console | None = None
 ) -> None:
-    """Print the table of ``validate`` and ``test``: a row a metric, and whose model was tested on whose data.
+    """Print the table of ``validate`` and ``test``: a row per metric, and the meaning of each protocol.
 
     Args:
         metrics: Values by full name, such as ``global/acc``.
         subset: ``val`` or ``test``.
-        rounds: How many rounds the model was trained for.
-        origin: Where the model comes from.
-        console: Where to print; the standard output by default.
+        rounds: Rounds of the model's training.
+        origin: Source of the model.
+        console: Console to print to; the standard output by default.
     """
     console = console or _default_console()
     data = {"val": "validation"}.get(subset, subset)

@@ -49,7 +49,8 @@ class Row(NamedTuple):
 
     @property
     def is_ours(self) -> bool:
-        """Whether the claim is marked "(ours)": it looks for a cause, or asks what a paper leaves open."""
+        """Whether the claim is marked "(ours)": it looks for a cause, or answers a question that a paper leaves
+        open."""
         return "(ours)" in self.claim
 
     @property

@@ -61,7 +61,7 @@ def poses_figure(
     from matplotlib.lines import Line2D
 
     people = len(rows[0].images)
-    # One scale for all predictions, so that blurred heatmaps show as such; the truth has its own, 0 to 1.
+    # One scale for all predictions, so that blurred heatmaps show as such; the truth's scale is 0 to 1.
     peak = max(float(shown.heatmaps.max()) for shown in rows)
     peak = peak if peak > 0 else 1.0
     height, width = rows[0].images.shape[2:]

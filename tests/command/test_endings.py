@@ -34,15 +34,17 @@ def test_a_process_that_can_say_nothing_is_spoken_for(tmp_path: Path) -> None:
     """Of one that was killed, `tests/engine/test_across_resume.py` shows it."""
     done = run_cli(*QUICK, *ENDING, "_exit", cwd=tmp_path)
     assert done.returncode == 0
-    told = r"lit-fed: error: process \d+ ended without a word while client 7 worked in round 1: it was killed, as for "
-    assert re.fullmatch(rf"{told}memory, it crashed, .* os\._exit; go on with --ckpt_path last\n", done.stderr)
+    told = (
+        r"lit-fed: error: process \d+ ended without a message while client 7 worked in round 1: it was killed, as for "
+    )
+    assert re.fullmatch(rf"{told}memory, it crashed, .* os\._exit; continue with --ckpt_path last\n", done.stderr)
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGINT"])
 def test_one_of_two_processes_is_ended(tmp_path: Path, how: str) -> None:
     done = run_cli(*QUICK, *ENDING, how, "--trainer.devices", "2", cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr == f"lit-fed: error: {LOST}; go on with --ckpt_path last\n"
+    assert done.stderr == f"lit-fed: error: {LOST}; continue with --ckpt_path last\n"
 
 
 class Pictures(Dataset[Any]):
@@ -121,7 +123,7 @@ def test_a_child_that_outlives_the_process_keeps_nobody_waiting() -> None:
         "        os.closerange(1, 3); time.sleep(100); os._exit(0)\n"
         "    os._exit(0)"
     )
-    assert "ended without a word while client 1 worked: " in said
+    assert "ended without a message while client 1 worked: " in said
     assert time.monotonic() - begun < 55
 
 

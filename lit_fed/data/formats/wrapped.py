@@ -53,11 +53,11 @@ class _Part:
 class Wrapped(DatasetModule):
     """A plain ``LightningDataModule``, cut into clients.
 
-    The samples of ``train_dataloader`` are the clients', those of ``test_dataloader`` the test set, and those of
-    ``val_dataloader`` the shared validation set, or the test set without a ``test_dataloader``. A client's own
-    validation samples match its training samples, as its test samples do. The loaders' data set, ``collate_fn`` and
-    batch size are kept; order and processes are the federation's. A sample is a tuple or a dictionary of any nesting.
-    On the command line ``--data my.module.MyData`` is short for ``--data Wrapped --data.module my.module.MyData``.
+    ``train_dataloader`` gives the clients' samples, ``test_dataloader`` the test set, and ``val_dataloader`` the shared
+    validation set, or the test set without a ``test_dataloader``. A client's own validation samples match its training
+    samples, as its test samples do. The loaders' data set, ``collate_fn`` and batch size are kept; order and processes
+    are the federation's. A sample is a tuple or a dictionary of any nesting. On the command line ``--data
+    my.module.MyData`` is short for ``--data Wrapped --data.module my.module.MyData``.
 
     ``prepare_data`` and ``setup`` are called in every process, so a second call should be a no-op.
 
@@ -210,7 +210,7 @@ class Wrapped(DatasetModule):
         return self._part("train" if training else "test").collate
 
     def target_values(self, indices: IntArray) -> NDArray[np.float32] | None:
-        """Numerical targets, if partitions have read them or the data set has them in an attribute."""
+        """Numerical targets, if partitions have read them or the data set holds them as an attribute."""
         targets = self._targets.get("train")
         return None if targets is None or self.num_classes is not None else targets[indices].astype(np.float32)
 

@@ -44,7 +44,7 @@ class Strata:
     val_clients: IntArray | None = None
 
     def checked(self, num_classes: int | None) -> Strata:
-        """A checked copy with strata in int64; `num_classes` is None if strata are not classes.
+        """A checked copy with strata in int64; `num_classes` is null if strata are not classes.
 
         Raises:
             ConfigError: A stratum is out of range, or arrays differ in length.

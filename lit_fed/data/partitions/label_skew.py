@@ -115,8 +115,8 @@ class Dirichlet(Partition):
         alpha: α > 0, the concentration.
         min_samples: Least number of training samples of a client.
         max_retries: Number of draws before giving up; 50,000 samples of 10 classes take a millisecond.
-        cap: Whether clients that hold their share of the data already are given no more; False is the plain
-            class-wise form, as FedFrozen's paper describes its own (its Appendix C.1).
+        cap: Whether clients that hold their share of the data already are given no more; False is the plain class-wise
+            form, as in FedFrozen's paper (its Appendix C.1).
 
     Note:
         Draws come from NumPy's legacy ``RandomState(seed)``, so that seed 0 gives the client sizes of the

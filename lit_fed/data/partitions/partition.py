@@ -121,8 +121,8 @@ def _from_lists(lists: Sequence[Sequence[int] | IntArray], name: str, size: int,
     """A partition's lists of positions, one a client, as a `CSR`.
 
     Raises:
-        ConfigError: The number of lists is wrong, or a list is empty or holds a number that is no position, or a
-            position is there twice.
+        ConfigError: The number of lists is wrong, or a list is empty holds a number that is not a position, or holds a
+            position twice.
     """
     rows = [np.asarray(one) for one in lists]
     if len(rows) != num_clients:

@@ -231,7 +231,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         yield from ()
 
     def input_scale(self, client_id: int) -> Scale | None:
-        """Scale of a client's inputs if every node stores its own; None if a setting or a common file fixes it."""
+        """Scale of a client's inputs if every node stores its own data; None if a setting or a common file fixes it."""
         del client_id
         return None
 
@@ -344,9 +344,9 @@ class FederatedDataModule(LightningDataModule, ABC):
 
         Args:
             stage: Lightning's stage, without effect.
-            clients: The clients whose data are wanted here, maybe none; their parts are those of the whole population.
-                The shared test set and the public set are always here, the shared validation set only with all
-                clients. None for all clients, or in a second call for the clients of the first.
+            clients: The clients whose data are wanted here, maybe none; their parts are the same as in the whole
+                population. The shared test set and the public set are always here, the shared validation set only with
+                all clients. None for all clients, or in a second call for the clients of the first.
 
         Raises:
             ConfigError: The data are missing or damaged, cannot be cut as the settings say, or are already set up for
@@ -528,7 +528,7 @@ class FederatedDataModule(LightningDataModule, ABC):
 
     @property
     def clients(self) -> Sequence[int]:
-        """The clients whose data are here, ascending: all, or those that `setup` was asked for."""
+        """The clients whose data are here, ascending: all, or the clients passed to `setup`."""
         return self.census.clients
 
     def num_samples(self, client_id: int) -> int:

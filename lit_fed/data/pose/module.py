@@ -56,8 +56,8 @@ class PoseDataModule(FederatedDataModule):
         test_resolutions: Resolutions of evaluations, seen in training or not; null for `resolutions`.
         interpolations: Ways to scale the lowest level's pictures to each of the larger test resolutions: ``bilinear``,
             ``area``, ``bicubic``.
-        augmentation: Random boxes to train on; null for the data set's own. Settings left out are those of
-            `PoseAugmentation`.
+        augmentation: Random boxes to train on; null for the data set's own. Omitted settings take `PoseAugmentation`'s
+            defaults.
         antialias: Take a picture's pixel as the mean of the image's pixels that it covers; false takes the bilinear
             value at its middle, as the papers' code does.
         mean: Per channel, or one number for all, of pixels scaled to [0, 1].

@@ -59,7 +59,11 @@ def test_kinds_that_cannot_be_are_refused() -> None:
         ({}, {}, r"trainer\.kinds is empty"),
         ({"a": one}, {"b": {}}, r"trainer\.kinds and the models differ in 'a'"),
         ({"a": one, "b": other}, None, "the models of kinds 'a' and 'b' share parameters"),
-        ({"a": one, "b": LeastSquares()}, {"a": {"clients": [0]}, "b": {}}, r"'b' names no clients, and other kinds do"),
+        (
+            {"a": one, "b": LeastSquares()},
+            {"a": {"clients": [0]}, "b": {}},
+            r"'b' names no clients, and other kinds do",
+        ),
         ({"a": one}, {"a": {"clients": 3}}, r"trainer\.kinds\.a\.clients is 3; it must be a list of clients' names"),
     ]
     for models, options, message in cases:

@@ -146,5 +146,7 @@ def test_networks_that_cannot_be_joined_are_refused(tmp_path: Path) -> None:
     many.head = nn.Linear(2, 7)
     with pytest.raises(ConfigError, match=r"needs logits \(B, 5\) .* the head of model Halves gives \(2, 7\)"):
         fit(tmp_path, many, Points(), FedGen())
-    with pytest.raises(ConfigError, match=r"trainer\.kinds 'quarter' has no client, because there are 3 kinds and 2 clients"):
+    with pytest.raises(
+        ConfigError, match=r"trainer\.kinds 'quarter' has no client, because there are 3 kinds and 2 clients"
+    ):
         fit(tmp_path, three_widths(), Points(), FedGen())
