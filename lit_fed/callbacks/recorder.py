@@ -210,8 +210,7 @@ class ConfigHistory:
                 self._texts[int(named[1]) if named else float("inf")] = _configuration(path)
 
     def write(self, folder: Path, config: str, start_round: int) -> list[str]:
-        """Write the configuration from `start_round` on, and keep earlier rounds' configurations; returns changed
-        keys."""
+        """Write the configuration from `start_round` on, keep the earlier rounds'; returns changed keys."""
         last = start_round - 1
         # A configuration newer than the last round has no rounds left: they run again.
         trained = self._texts[min(rounds)] if (rounds := [r for r in self._texts if r >= last]) else config

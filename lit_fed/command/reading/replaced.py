@@ -80,8 +80,7 @@ def _leaves(value: Any, above: tuple[str, ...]) -> Iterator[str]:
 
 
 def over(below: Any, above: Any, base: type) -> Any:
-    """Merge a class with settings into another: the same class keeps its other settings, a different class starts
-    afresh.
+    """Merge a class with settings into another: the same class keeps other settings, a new one starts afresh.
 
     Args:
         below: Class and settings so far, as a configuration has them.

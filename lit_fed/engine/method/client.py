@@ -200,8 +200,7 @@ class Client:
     # ------------------------------------------------------------------ data
 
     def rate_of(self, phase: Phase) -> float | None:
-        """Learning rate of a phase: the phase's ``lr``, else fine-tuning's on the client's data; None for the
-        round's."""
+        """Learning rate of a phase: its ``lr``, else fine-tuning's on the client's data; None for the round's."""
         if phase.lr is not None or phase.public or self.fine_tuning is None:
             return phase.lr
         return self.fine_tuning.lr

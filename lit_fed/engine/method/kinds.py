@@ -121,6 +121,6 @@ def assign(tasks: Mapping[str, LightningModule], options: Mapping[str, Mapping[s
     if named and len(named) < len(options):
         missing = next(name for name in options if name not in named)
         raise ConfigError(
-            f"trainer.kinds {missing!r} names no clients, and other kinds do; name the clients of every kind, or of none"
+            f"trainer.kinds {missing!r} names no clients, and other kinds do; name clients of every kind, or of none"
         )
     return Kinds(tuple(options), named or None)

@@ -113,8 +113,7 @@ def _last(wanted: Mapping[str, Tensor]) -> str:
 
 
 def _resampled(table: Tensor, grid: tuple[int, int], class_token: bool, path: Path) -> Tensor:
-    """A table of position embeddings for a grid; for a network without class token, its embedding is added to all
-    positions."""
+    """A table of position embeddings for a grid; without a class token, its embedding is added to all positions."""
     places, count = grid[0] * grid[1], table.shape[1]
     prefix = count - places if count - places in (0, 1) else int(math.isqrt(count - 1) ** 2 == count - 1)
     side = math.isqrt(count - prefix)
