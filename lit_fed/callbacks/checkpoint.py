@@ -136,7 +136,7 @@ class Checkpoint(Callback):
             return
         which = "largest" if direction == "max" else "smallest"
         run.fabric.print(
-            f"best.ckpt is the round of the {which} {monitor}; to choose another, set monitor and mode of callback "
+            f"best.ckpt has the {which} {monitor}; to choose another, set monitor and mode of callback "
             "Checkpoint, or a mapping `metrics` in the model"
         )
 

@@ -106,11 +106,11 @@ def spoken_for(program: str) -> str:
 def test_the_witness_says_nothing_of_an_end_in_good_order() -> None:
     said = spoken_for("    tell('client 1 worked'); raise ValueError('of its own')")
     assert said.splitlines()[-1] == "ValueError: of its own"
-    assert "without a word" not in said
+    assert "without a message" not in said
 
 
 def test_the_witness_outlives_the_signals_of_a_terminal() -> None:
-    assert "without a word:" in spoken_for(
+    assert "without a message:" in spoken_for(
         "    time.sleep(1); signal.signal(15, 0); os.killpg(0, 15) if os.setsid() is None else 0"
     )
 

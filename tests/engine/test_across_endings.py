@@ -176,8 +176,8 @@ def test_a_cause_is_said_once_and_all_are_counted(tmp_path: Path, capsys: pytest
     fit(tmp_path, data=data, algorithm=Odd(broken, who=(1, 3)), max_rounds=4, on_client_failure="skip")
     said = [line for line in capsys.readouterr().out.splitlines() if "camera" in line]
     assert said == [
-        "client 1 failed in round 1: OSError: its camera broke; going on without it, and without a word about others "
-        "like it",
+        "client 1 failed in round 1: OSError: its camera broke; the run continues without it; further failures "
+        "of this cause are not printed",
         "continued without 6 updates of 2 clients: 6 × OSError: its camera broke",  # two clients in rounds 1 to 3
     ]
 

@@ -36,7 +36,7 @@ def written(text: str, path: str = "bad.yaml") -> str:
         ),
         (
             "trainer:\n  callbacks:\n  - {class_path: A, class_path: B}\n",
-            "line 3: trainer.callbacks.class_path is there tw",
+            "line 3: trainer.callbacks.class_path is given tw",
         ),
         ("trainer: null\n", "line 1: trainer is null; it must hold settings, such as max_rounds"),
         ("data: Digits\ntrainer:\n", "line 2: trainer is null; it must hold settings, such as max_rounds"),
@@ -108,7 +108,7 @@ def test_keys_twice_in_files_of_files_and_in_options(args: list[str], expected: 
 def test_keys_twice_in_a_simulation(capsys: Any) -> None:
     written("simulate:\n  class_path: AttentionKernel\nsimulate: {}\n")
     assert error_of(["simulate", "-c", "bad.yaml"], capsys).startswith(
-        "config file bad.yaml, line 3: simulate is there tw"
+        "config file bad.yaml, line 3: simulate is given tw"
     )
 
 

@@ -135,7 +135,7 @@ def test_a_label_prior_of_an_absent_class_is_refused(tmp_path: Path) -> None:
 
 
 def test_networks_that_cannot_be_joined_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"features.* 'one' and 'other' have 2 and 3; give them one length"):
+    with pytest.raises(ConfigError, match=r"features.* 'one' and 'other' have 2 and 3 features; give them one length"):
         fit(tmp_path, {"one": Halves(), "other": Halves(features=3)}, Points(), FedGen())
     unsplit = Halves()
     unsplit.body.append(unsplit.head)
