@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Literal
 
+from typing_extensions import override
+
 from lit_fed.checks import check_choice, check_range
 from lit_fed.engine.lightning.metric_names import Direction
 from lit_fed.engine.loop.run import Callback, RoundRecord
@@ -130,6 +132,6 @@ class EarlyStopping(Callback):
         """The best value, its round, and the evaluations since."""
         return {"best": self.best, "best_round": self.best_round, "waited": self.waited}
 
+    @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`."""
         self.best, self.best_round, self.waited = state["best"], state["best_round"], state["waited"]

@@ -18,6 +18,7 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+from typing_extensions import override
 
 from lit_fed.callbacks.early_stopping import check_reported
 from lit_fed.engine.lightning.metric_names import base_name
@@ -194,8 +195,8 @@ class Progress(Callback):
         bests = {name: [entry.last, entry.best, entry.best_round] for name, entry in self._bests.items()}
         return {"bests": bests, "total_bytes": self._total_bytes}
 
+    @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`."""
         self._bests = {name: _Best(*entry) for name, entry in state["bests"].items()}
         self._total_bytes = state["total_bytes"]
         self._latest = {name: entry.last for name, entry in self._bests.items()}

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from typing_extensions import override
 
 from lit_fed.callbacks.hparams import flatten
 from lit_fed.engine.loop.run import Callback, RoundRecord
@@ -93,8 +94,8 @@ class Recorder(Callback):
         """The number of rows of ``clients.csv``."""
         return {"rows": self._rows}
 
+    @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`."""
         self._rows = int(state["rows"])
 
     def _lines(self, record: RoundRecord) -> Iterator[str]:

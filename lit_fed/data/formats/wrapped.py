@@ -19,6 +19,7 @@ from torch.utils.data import (
     SequentialSampler,
     default_collate,
 )
+from typing_extensions import override
 
 from lit_fed.checks import check_range
 from lit_fed.data.formats.fields import Key, column, kept, kind_of, plain, sample_of, size_of, usual_target, value_of
@@ -114,8 +115,8 @@ class Wrapped(DatasetModule):
         self._clients: tuple[list[str], dict[str, IntArray]] | None = None
         self._prepared = False
 
+    @override
     def prepare_data(self) -> None:
-        """The module's own, once."""
         if not self._prepared:
             self._ask("prepare_data")
             self._prepared = True
@@ -135,8 +136,8 @@ class Wrapped(DatasetModule):
         return self._num_classes_given
 
     @property
+    @override
     def class_names(self) -> list[str] | None:
-        """The setting."""
         return self._names
 
     @property
@@ -174,16 +175,16 @@ class Wrapped(DatasetModule):
         """Number of clients that the training samples name; None without `client`."""
         return None if self._client is None else len(self._client_columns()[0])
 
+    @override
     def own_client_names(self) -> list[str] | None:
-        """The clients' names in the samples."""
         return None if self._client is None else self._client_columns()[0]
 
+    @override
     def own_clients_are(self) -> tuple[str, str]:
-        """The setting `client`."""
         return f"data.client {self._client!r}", "leave it out"
 
+    @override
     def build_datasets(self) -> Datasets:
-        """The loaders' data sets."""
         train, test, has_val = self._part("train"), self._part("test"), "val" in self._parts_found
         if self._own_batches:
             self.batch_size = train.batch_size
