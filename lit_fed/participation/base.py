@@ -128,7 +128,7 @@ class Participation(ABC):
         self._seen: NDArray[np.int64] | None = None
 
     def setup(self, num_clients: int, num_samples: Callable[[int], int], seed: int) -> None:
-        """Take in the population, unseen clients included, and check the settings against it.
+        """Set the population, unseen clients included, and check the settings against it.
 
         Raises:
             ConfigError: The settings do not fit the population.
@@ -159,7 +159,7 @@ class Participation(ABC):
                 )
 
     def reseed(self, seed: int) -> None:
-        """Draw cohorts and fates from another seed; who is never selected stays as it was set up."""
+        """Draw cohorts and fates from another seed; the unseen clients stay the same."""
         self._require_setup()
         self._seed = seed
 

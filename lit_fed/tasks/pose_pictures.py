@@ -35,7 +35,7 @@ class Shown:
         heatmaps: Predicted heatmaps, shape (n, K, h, w).
         targets: True heatmaps, shape (n, K, h, w).
         score: PCK in percent of `looked_at` persons; NaN if unknown.
-        looked_at: Number of persons scored, as a rule a batch of the test set.
+        looked_at: Number of persons scored, usually a batch of the test set.
     """
 
     name: str

@@ -436,7 +436,7 @@ def test_a_cohort_of_weight_0_leaves_the_model_as_it_is(tmp_path: Path, lines: C
         federate(KeyedGrid({1: handle}, KEYS), made, *parts)
     assert made.run.next_round == 2
     assert weights(made)["network.weight"].tolist() == [[0.0, 0.0]]
-    assert "round 0 leaves the model as it is: the weights of this round's updates sum to 0" in lines()
+    assert "round 0 leaves the model unchanged: the weights of this round's updates sum to 0" in lines()
 
 
 def test_ever_new_metrics_and_causes_are_bounded(tmp_path: Path, lines: Callable[[], str]) -> None:

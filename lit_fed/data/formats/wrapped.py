@@ -144,7 +144,7 @@ class Wrapped(DatasetModule):
     def input_shape(self) -> tuple[int, ...]:
         """The shape of the first tensor of a sample that is not its target or its client.
 
-        Where a sample holds none, as of a table's rows, that of the batch that ``collate_fn`` makes of it.
+        If a sample does not hold a tensor, such as a table's row, the shape comes from ``collate_fn``'s batch.
         """
         part = self._part("train")
         sample = sample_of(part.dataset, 0, part.where)
@@ -335,7 +335,7 @@ class Wrapped(DatasetModule):
 def _collated(part: _Part, sample: Any) -> Any:
     try:
         return part.collate([sample])
-    except Exception as error:  # whatever a user's own code raises
+    except Exception as error:  # any error of a user's code
         told = ConfigError(f"{part.where}: collate_fn fails on one sample ({reason(error)}); correct it")
         told.details = own_traceback(error)
         raise told from error

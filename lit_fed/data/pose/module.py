@@ -92,7 +92,7 @@ class PoseDataModule(FederatedDataModule):
             kwargs["max_train_samples"] = samples_per_client * sum(counts)
         super().__init__(num_clients=sum(counts), **kwargs)
         if isinstance(self.partition, Natural):
-            raise ConfigError("data.partition is Natural, and pose data name no clients; choose IID")
+            raise ConfigError("data.partition is Natural, and pose data do not name clients; choose IID")
         self.samples_per_client, self.antialias = samples_per_client, antialias
         self.clients_per_level = counts
         self._first_of_level = np.cumsum([0, *counts])
@@ -229,7 +229,7 @@ class PoseDataModule(FederatedDataModule):
         return Means(whole, max(1, math.ceil(usual / (whole * size[0]) - 1e-6)))
 
     def _strata_of(self, train: People, test: People) -> Strata:
-        """The persons' number, all that partitions know of them.
+        """The number of persons, the only input of partitions.
 
         Raises:
             ConfigError: Persons are unusable, or too few for all clients.
