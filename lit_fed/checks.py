@@ -31,7 +31,7 @@ def check_range(
         below: Exclusive upper bound.
         null: The meaning of ``None``, such as ``for no limit``; without it, ``None`` is refused.
         infinite: Whether infinity is a value like any other.
-        why: What follows the bounds: a unit, a reason or an example, such as `` pixels`` or ``, such as 0.5``.
+        why: Text after the bounds: a unit, a reason or an example, such as `` pixels`` or ``, such as 0.5``.
 
     Raises:
         ConfigError: Naming the setting, its value and its bounds.
@@ -55,7 +55,7 @@ def check_range(
 
 
 def check_choice(key: str, value: object, choices: Sequence[object]) -> None:
-    """Refuse a value that is none of the choices.
+    """Refuse a value that is not one of the choices.
 
     Raises:
         ConfigError: Naming the setting, its value and the choices.

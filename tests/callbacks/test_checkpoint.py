@@ -34,7 +34,7 @@ def test_an_undeclared_metric_is_said_once(tmp_path: Path, capsys: pytest.Captur
     fit(tmp_path, max_rounds=3)
     (line,) = said(capsys)
     assert line == (
-        "best.ckpt is that of the smallest global/loss; to choose another, set monitor and mode of callback "
+        "best.ckpt has the smallest global/loss; to choose another, set monitor and mode of callback "
         "Checkpoint, or a mapping `metrics` in the model"
     )
     fit(tmp_path, max_rounds=4, ckpt_path="last")

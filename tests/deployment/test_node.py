@@ -81,8 +81,8 @@ def test_what_holds_no_data_is_told_as_it_is() -> None:
     assert outline(NonFiniteUpdate("train/loss is not finite; try a smaller learning rate")) == (
         "train/loss is not finite; try a smaller learning rate"
     )
-    late = ClientTimeout("it was not done after trainer.client_timeout of 2 s", f"/home/{SECRET}/task.py, line 3")
-    assert outline(late) == "it was not done after trainer.client_timeout of 2 s"
+    late = ClientTimeout("it did not finish within trainer.client_timeout of 2 s", f"/home/{SECRET}/task.py, line 3")
+    assert outline(late) == "it did not finish within trainer.client_timeout of 2 s"
     assert outline(ValueError(SECRET)) == "ValueError in code outside of lit_fed"
 
 

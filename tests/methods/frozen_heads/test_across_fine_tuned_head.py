@@ -292,7 +292,11 @@ class Convolutional(Stranger):
             Stranger,
             r"replaces the head, which must be an nn\.Linear, .* Stranger is a LogS",
         ),
-        (FedETF(head="layers.2"), Convolutional, r"must be an nn\.Linear, and that of model Convolutional is a Conv2d"),
+        (
+            FedETF(head="layers.2"),
+            Convolutional,
+            r"must be an nn\.Linear, and the head of model Convolutional is a Conv2d",
+        ),
         (
             FedBABU(etf=True, head="layers.2"),
             Convolutional,
