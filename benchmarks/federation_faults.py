@@ -26,8 +26,7 @@ from typing import IO, Any
 from federation import ROOT, command, free_port  # beside this file
 
 from lit_fed.callbacks import Callback
-from lit_fed.engine.loop.callback import RoundRecord
-from lit_fed.engine.loop.run import Run
+from lit_fed.engine.loop.run import RoundRecord, Run
 
 PROCESSES = ("server", "node")
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGTERM}

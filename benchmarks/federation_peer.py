@@ -33,8 +33,7 @@ from federation import ROOT, call, command, environment, free_port
 from flower_fedavg.marks import mark
 
 from lit_fed.callbacks import Callback
-from lit_fed.engine.loop.callback import RoundRecord
-from lit_fed.engine.loop.run import Run
+from lit_fed.engine.loop.run import RoundRecord, Run
 
 NODES = 3
 APP = Path(__file__).parent / "flower_fedavg"

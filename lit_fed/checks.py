@@ -17,6 +17,7 @@ def check_range(
     most: float | None = None,
     below: float | None = None,
     null: str | None = None,
+    infinite: bool = False,
     why: str = "",
 ) -> None:
     """Refuse a number that is not finite or lies outside its bounds.
@@ -29,7 +30,8 @@ def check_range(
         most: Inclusive upper bound.
         below: Exclusive upper bound.
         null: The meaning of ``None``, such as ``for no limit``; without it, ``None`` is refused.
-        why: What follows the bounds: a unit, a reason or an example, such as `` pixels`` or ``, such as 0.5``.
+        infinite: Whether infinity is a value like any other.
+        why: Text after the bounds: a unit, a reason or an example, such as `` pixels`` or ``, such as 0.5``.
 
     Raises:
         ConfigError: Naming the setting, its value and its bounds.
@@ -38,7 +40,7 @@ def check_range(
         return
     inside = (
         isinstance(value, (int, float))
-        and math.isfinite(value)
+        and (math.isfinite(value) or (infinite and not math.isnan(value)))
         and (least is None or value >= least)
         and (above is None or value > above)
         and (most is None or value <= most)
@@ -53,7 +55,7 @@ def check_range(
 
 
 def check_choice(key: str, value: object, choices: Sequence[object]) -> None:
-    """Refuse a value that is none of the choices.
+    """Refuse a value that is not one of the choices.
 
     Raises:
         ConfigError: Naming the setting, its value and the choices.

@@ -1,4 +1,4 @@
-"""Errors for users: one line with what is wrong, where, and what to do."""
+"""Errors for users: one line with the mistake, its place, and the remedy."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class NobodyLeft(LitFedError):
 
 
 class WireError(LitFedError):
-    """An invalid message from another machine, of which nothing is used."""
+    """An invalid message from another machine; it is discarded."""
 
     @override
     def told(self) -> str:

@@ -1,4 +1,4 @@
-"""Names of files: what may become part of a path, and how a path is shown."""
+"""Names of files: a check of texts that become part of a path, and the short form of a path."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def _importing_only(modules: Sequence[str]) -> Iterator[None]:
         ConfigError: If these are not module names.
     """
     from jsonargparse import set_parsing_settings
-    from jsonargparse._common import parsing_settings  # there is no public way back
+    from jsonargparse._common import parsing_settings  # no public function restores it
 
     before = dict(parsing_settings)
     named = [modules] if isinstance(modules, str) else list(modules)

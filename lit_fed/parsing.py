@@ -1,4 +1,4 @@
-"""The parser of configurations, for the command line and for whatever else reads its files."""
+"""The parser of configurations, for the command line and for other readers of its files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers = get_yaml_default_loader().yaml_implicit_resolvers
 
     def construct_document(self, node: yaml.Node) -> Any:
-        """Refuse keys that are there twice before merges write theirs beside them."""
+        """Refuse duplicate keys, before merges add theirs."""
         _refuse_repeats(node)
         return super().construct_document(node)
 
@@ -71,7 +71,7 @@ def load(text: str) -> Any:
         yaml.YAMLError: If it is not YAML, a mapping has the same key twice, or its aliases expand to too many values.
     """
     if isinstance(text, Text):
-        return copy.deepcopy(text.content)  # the parser changes what it is given
+        return copy.deepcopy(text.content)  # the parser modifies its input
     if "*" in text and "&" in text:
         read_yaml(text)
     if text.count(":") > 1:  # a single value has no keys
@@ -114,7 +114,7 @@ def _refuse_repeats(root: yaml.Node | None) -> None:
             name, line = (key.tag, key.value), key.start_mark.line
             if name in lines:
                 first = "in this line too" if lines[name] == line else f"also in line {lines[name] + 1}"
-                problem = f"{'.'.join((*path, key.value))} is there twice, {first}; remove one"
+                problem = f"{'.'.join((*path, key.value))} is given twice, {first}; remove one"
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
             lines[name] = line
 
@@ -152,7 +152,7 @@ class Parser(LightningArgumentParser):
         super().__init__(*args, **(ours | kwargs))
 
     def parse_args(self, args: Any = None, *rest: Any, **kwargs: Any) -> Any:
-        """Parse arguments; jsonargparse hands a null for a nested class's setting on as the text None."""
+        """Parse arguments; jsonargparse passes a null for a nested class's setting on as the text None."""
         if args is not None:
             args = [word.removesuffix("None") + "null" if word.endswith("=None") else word for word in args]
         return super().parse_args(args, *rest, **kwargs)

@@ -50,8 +50,8 @@ class GlobalTest(Protocol):
     """The global model on the shared test set: ``global/loss``, ``global/acc``.
 
     Also through each view of the data (`lit_fed.data.FederatedDataModule.views`), such as a resolution:
-    ``global/acc_<view>``. Methods without a global model have no such metrics, nor have those with personal parts,
-    which the server never trains.
+    ``global/acc_<view>``. Methods without a global model do not have these metrics, and neither do methods with
+    personal parts, which the server never trains.
     """
 
     name = "global"

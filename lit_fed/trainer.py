@@ -80,7 +80,7 @@ class FederatedTrainer:
         evaluate_on: ``test``, or ``val`` to choose rounds and stop early on held-out training data.
         protocols: Evaluations; `GlobalTest` and `ClientTest` by default.
         buffers: Policy for buffers such as batch-norm statistics: ``average``, ``local`` or ``server``.
-        on_client_failure: ``raise`` stops the run with the client's id; ``skip`` goes on without the update, prints
+        on_client_failure: ``raise`` stops the run with the client's id; ``skip`` continues without the update, prints
             each cause once, and stops if no client is left.
         client_timeout: Seconds per client and round, after which the client fails; null for no limit.
         compile: Compile the model's networks with ``torch.compile``.
@@ -195,7 +195,7 @@ class FederatedTrainer:
         algorithm: Algorithm[Any],
         ckpt_path: str | None = None,
     ) -> None:
-        """Train a federation; a second call with the same parts goes on after the last finished round.
+        """Train a federation; a second call with the same parts continues after the last finished round.
 
         Args:
             model: Any LightningModule, or one for each of ``trainer.kinds`` by name.
@@ -284,7 +284,7 @@ class FederatedTrainer:
 
     @property
     def max_rounds(self) -> int:
-        """Total number of rounds; raise it for `fit` to go on with a trained federation."""
+        """Total number of rounds; raise it for `fit` to continue with a trained federation."""
         return self.settings.max_rounds
 
     @max_rounds.setter
@@ -331,7 +331,7 @@ class FederatedTrainer:
             check_protocols(run.settings.protocols, run.federation, run.settings.evaluate_on)
         with self.local.guard.on_duty(run.workers.data_parallel), open_run(run, ckpt_path):
             if run.start_round >= run.max_rounds:
-                self.fabric.print(f"all {run.start_round} rounds are done; raise trainer.max_rounds to go on")
+                self.fabric.print(f"all {run.start_round} rounds are done; raise trainer.max_rounds to continue")
             with self.fabric.rank_zero_first():
                 self.local.wrappers.begin(run.settings.max_rounds, run.start_round > 0 or ckpt_path is not None)
             with run.federation.session.at_work("fit"):
@@ -346,7 +346,8 @@ class FederatedTrainer:
                 if self._launched:
                     result: R = function()
                 else:
-                    # A strategy that forks ends its processes with the function; others keep them for the next call.
+                    # A forking strategy ends its processes with the function; other strategies keep the processes for
+                    # the next call.
                     self._launched = getattr(self.fabric.strategy, "_start_method", "popen") == "popen"
                     result = launch(self.fabric, function)
         except ProcessLost:
@@ -376,7 +377,7 @@ class FederatedTrainer:
         store = ClientStore(self.client_store, PackedFiles)
         federation = assemble(self.fabric, parts, self.local, self.settings, self.channel, store, stage)
         for loop in federation.loops.values():
-            loop.trainer.loggers = [DummyLogger()] if self.settings.logger else []  # until the run opens its own
+            loop.trainer.loggers = [DummyLogger()] if self.settings.logger else []  # until the run opens its loggers
         self._run = Run(federation, self.settings, self.callbacks)
         for task in tasks.values():
             self._run.names.declare(task)

@@ -25,7 +25,7 @@ def read_nodes(text: str, kind: type[yaml.SafeLoader]) -> tuple[yaml.Node | None
     Args:
         text: The YAML text.
         kind: Class of the loader: it decides which scalars are numbers. Loaders written in Python report errors in more
-            detail than those in C, and deep nesting does not overflow their stack.
+            detail than loaders in C, and deep nesting does not overflow their stack.
 
     Raises:
         yaml.YAMLError: If the text is not YAML.

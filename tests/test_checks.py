@@ -51,6 +51,13 @@ def test_bounds_hold_for_any_number(value: float, lower: int, upper: int) -> Non
         assert accepted == (inside and math.isfinite(value))
 
 
+def test_infinity_passes_only_where_it_means_something() -> None:
+    check_range("x", math.inf, least=0, infinite=True)
+    for value, bounds in ((math.nan, {"infinite": True}), (-math.inf, {"least": 0, "infinite": True}), (math.inf, {})):
+        with pytest.raises(ConfigError):
+            check_range("x", value, **bounds)  # type: ignore[arg-type]
+
+
 def test_null_passes_only_where_it_means_something() -> None:
     check_range("x", None, least=1, null="for all samples")
     with pytest.raises(ConfigError):

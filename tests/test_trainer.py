@@ -208,7 +208,7 @@ def test_phases_train_what_they_name(tmp_path: Path) -> None:
 
 def test_a_phase_needs_one_length() -> None:
     for lengths in ({}, {"epochs": 1, "steps": 1}):
-        with pytest.raises(ConfigError, match="needs either epochs or steps"):
+        with pytest.raises(ConfigError, match="has both epochs and steps, or neither; give one of them"):
             Phase("train", [], **lengths)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""Listeners of a run. Yours derives from `Callback`, and is handed the `Run`."""
+"""Listeners of a run. Derive your own from `Callback`; its hooks receive the `Run`."""
 
 from lightning import Callback as LightningCallback
 

@@ -30,7 +30,7 @@ COLUMNS_FILE = "events.out.tfevents.0000000000.columns"
 
 @dataclass(frozen=True)
 class Compared:
-    """What a table of runs compares them by.
+    """Settings and metrics by which a table compares runs.
 
     Args:
         columns: The settings with a column.
@@ -63,7 +63,7 @@ class Board:
         """Prepare for a round and the rounds after it."""
 
     def settings(self, settings: Mapping[str, Setting], compared: Compared) -> None:
-        """Log the run's settings, and what runs are compared by."""
+        """Log the run's settings, and the columns that compare runs."""
         self.logger.log_hyperparams(dict(settings))
 
     def picture(self, tag: str, picture: NDArray[np.uint8], round_idx: int) -> None:
@@ -72,6 +72,9 @@ class Board:
 
     def histogram(self, tag: str, values: NDArray[np.float64], round_idx: int, share: bool) -> None:
         """Log the distribution of values; a share lies between 0 and 1."""
+
+    def text(self, tag: str, text: str, round_idx: int) -> None:
+        """Log a text in Markdown, if the logger has a place for texts."""
 
     def flush(self) -> None:
         """Hand all data to the operating system, so that a killed process loses nothing."""
@@ -97,21 +100,21 @@ class TensorBoard(Board):
     def start(self, round_idx: int) -> None:
         """Make readers drop older events of this round and later ones.
 
-        The two events are those of ``SummaryWriter(purge_step=…)``, which needs a writer that is not open yet. A fresh
-        run writes them too: TensorBoard drops rounds only from the second session start in a folder on.
+        The two events are the same as from ``SummaryWriter(purge_step=…)``, which needs a writer that is not open yet.
+        A fresh run writes them too: TensorBoard drops rounds only from the second session start in a folder on.
         """
         file_writer = self.writer._get_file_writer()
         file_writer.add_event(Event(step=round_idx, file_version="brain.Event:2"))
         file_writer.add_event(Event(step=round_idx, session_log=SessionLog(status=SessionLog.START)))
 
     def text(self, tag: str, text: str, round_idx: int) -> None:
-        """On the page of texts."""
+        """Log under *Text*."""
         self.writer.add_text(tag, text, round_idx)
 
     def settings(self, settings: Mapping[str, Setting], compared: Compared) -> None:
         """Write HParams without ``add_hparams``, which adds a scalar per metric at step 0 in another folder."""
         file_writer, metrics = self.writer._get_file_writer(), dict.fromkeys(compared.metrics, 0.0)
-        _, *session = hparams(hparams_of(settings), metrics)  # whole: the columns may be those of a later run
+        _, *session = hparams(hparams_of(settings), metrics)  # all: another run writes the columns
         for summary in session:
             file_writer.add_summary(summary)
         experiment, *_ = hparams({name: column.value for name, column in compared.columns.items()}, metrics)

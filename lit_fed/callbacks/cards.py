@@ -1,4 +1,4 @@
-"""Cards of what is around a run's method, such as its privacy: in the run's folder, and among TensorBoard's texts."""
+"""Cards of the wrappers around a run's method, such as its privacy: in the run's folder and in TensorBoard."""
 
 from __future__ import annotations
 

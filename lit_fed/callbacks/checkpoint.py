@@ -8,6 +8,8 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from typing_extensions import override
+
 from lit_fed.callbacks.early_stopping import Mode, check_reported, direction_of, improves
 from lit_fed.checks import check_choice, check_range
 from lit_fed.engine.lightning.metric_names import Direction
@@ -136,7 +138,7 @@ class Checkpoint(Callback):
             return
         which = "largest" if direction == "max" else "smallest"
         run.fabric.print(
-            f"best.ckpt is that of the {which} {monitor}; to choose another, set monitor and mode of callback "
+            f"best.ckpt has the {which} {monitor}; to choose another, set monitor and mode of callback "
             "Checkpoint, or a mapping `metrics` in the model"
         )
 
@@ -153,8 +155,8 @@ class Checkpoint(Callback):
         """The best value and its round."""
         return {"best": self.best, "best_round": self.best_round}
 
+    @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`."""
         self.best, self.best_round = state["best"], state["best_round"]
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Literal
 
+from typing_extensions import override
+
 from lit_fed.checks import check_choice, check_range
 from lit_fed.engine.lightning.metric_names import Direction
 from lit_fed.engine.loop.run import Callback, RoundRecord
@@ -18,7 +20,7 @@ Mode = Literal["auto", "max", "min"]
 
 
 def improves(value: float, best: float | None, mode: Direction, min_delta: float = 0.0) -> bool:
-    """Whether a value beats the best by more than ``min_delta``; NaN never does."""
+    """Whether a value beats the best by more than ``min_delta``; False for NaN."""
     if math.isnan(value):
         return False
     if best is None:
@@ -55,10 +57,10 @@ class EarlyStopping(Callback):
     """Ends the run after some evaluations without an improvement of a metric.
 
     Args:
-        monitor: Name of the metric, such as ``global/acc``; ``auto`` takes the most important one that the task
-            declares (its ``metrics``), else the first that it logs when it is evaluated.
-        mode: ``max``, ``min``, or ``auto``: as the task or the logged torchmetrics object says, else the smallest where
-            the name says loss or error and the largest elsewhere.
+        monitor: Name of the metric, such as ``global/acc``; ``auto`` takes the first metric that the task declares (its
+            ``metrics``), else the first that it logs in an evaluation.
+        mode: ``max``, ``min``, or ``auto``: the direction that the task or the logged torchmetrics object declares,
+            else ``min`` if the name contains loss or error, and ``max`` for any other name.
         patience: Evaluations without an improvement that are tolerated.
         min_delta: Smallest improvement that counts, exclusive.
 
@@ -130,6 +132,6 @@ class EarlyStopping(Callback):
         """The best value, its round, and the evaluations since."""
         return {"best": self.best, "best_round": self.best_round, "waited": self.waited}
 
+    @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`."""
         self.best, self.best_round, self.waited = state["best"], state["best_round"], state["waited"]

@@ -42,7 +42,7 @@ def flatten(config: Any, prefix: str = "") -> Settings:
 
 
 def settings_of(config: str) -> Settings:
-    """A configuration file's settings by dotted name, without those that do not change a run's results."""
+    """A configuration file's settings by dotted name, without settings that do not change a run's results."""
     flat = flatten(read_yaml(config))
     return {name.replace(".init_args", ""): value for name, value in flat.items() if not name.startswith(_EQUAL_RUNS)}
 
@@ -63,7 +63,7 @@ class Column(NamedTuple):
 
     Args:
         value: A value of the setting, for the column's type.
-        leads: Whether it stands before the others.
+        leads: Whether the column comes before the others.
     """
 
     value: Setting
@@ -73,8 +73,9 @@ class Column(NamedTuple):
 def columns_of(own: Settings, told: Sequence[str], others: Sequence[Settings]) -> dict[str, Column]:
     """The columns of HParams: the method, settings that differ between runs, settings that the user asked for.
 
-    The method and what differs lead; where these are fewer than the five columns that TensorBoard shows, so do the
-    settings asked for last. A setting with the same value in all runs that have it needs to be asked for.
+    The method and the differing settings come first; if they fill fewer than the five columns that TensorBoard shows,
+    the settings asked for last come first, too. A setting with the same value in all runs that have it needs to be
+    asked for.
 
     Args:
         own: The run's HParams.

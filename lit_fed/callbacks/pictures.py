@@ -97,7 +97,7 @@ def participation_map(
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize="small")
     title = f"Who took part: {counted(num_rounds, num_rounds, 'round')}, {counted(num_clients, len(clients), 'client')}"
     if len(rounds) < num_rounds:
-        title += f"\n{len(rounds)} of the rounds are shown, each as wide as the rounds it stands for"
+        title += f"\n{len(rounds)} of the rounds are shown, each as wide as the rounds that it represents"
     if num_bins < len(rounds):
         title += f"\n{num_bins} bins of rounds, each in the colour of its most frequent fate"
     axes.set_title(title)
@@ -123,8 +123,8 @@ def weights_picture(weights: NDArray[np.float64], clients: NDArray[np.int64]) ->
     )
     figure.colorbar(image, ax=axes, label="mean weight (white: not in this round)", pad=0.02)
     label_axis(axes.xaxis, clients, "client")
-    label_axis(axes.yaxis, classes, "class, as the mixture has it")
-    axes.set_title(f"Who is trusted with what: {counted(int(clients[-1]) + 1, len(clients), 'client')}")
+    label_axis(axes.yaxis, classes, "class predicted by the mixture")
+    axes.set_title(f"Mean weight by client and class: {counted(int(clients[-1]) + 1, len(clients), 'client')}")
     return figure
 
 
@@ -184,7 +184,7 @@ def views_picture(values: Mapping[str, float], metric: str) -> Figure:
     axes.tick_params(axis="y", labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_xlabel(metric)
-    axes.set_title("The global model, by what it is shown")
+    axes.set_title("The global model by view of the test data")
     return figure
 
 

@@ -18,6 +18,7 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+from typing_extensions import override
 
 from lit_fed.callbacks.early_stopping import check_reported
 from lit_fed.engine.lightning.metric_names import base_name
@@ -77,8 +78,8 @@ class Progress(Callback):
     """Shows a run on the terminal.
 
     On a terminal: one live display with a bar over rounds and one over this process's clients. Elsewhere: one line a
-    round. At the end: a table of metrics with their last and best values, over the rounds before a resume too, and
-    where to find what was written.
+    round. At the end: a table of metrics with their last and best values, over the rounds before a resume too, and the
+    paths of the written files.
 
     Args:
         metrics: The rows of the closing table: names or patterns such as ``clients/*_min``; null takes the global
@@ -90,7 +91,7 @@ class Progress(Callback):
 
     def __init__(self, metrics: list[str] | None = None) -> None:
         self.metrics = metrics
-        self.console: Console | None = None  # set it to write somewhere else than to the standard output
+        self.console: Console | None = None  # set it to write to another stream than standard output
         self._live: Live | None = None
         self._bests: dict[str, _Best] = {}
         self._total_bytes = 0.0
@@ -194,8 +195,8 @@ class Progress(Callback):
         bests = {name: [entry.last, entry.best, entry.best_round] for name, entry in self._bests.items()}
         return {"bests": bests, "total_bytes": self._total_bytes}
 
+    @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`."""
         self._bests = {name: _Best(*entry) for name, entry in state["bests"].items()}
         self._total_bytes = state["total_bytes"]
         self._latest = {name: entry.last for name, entry in self._bests.items()}
@@ -242,21 +243,21 @@ class Progress(Callback):
         for name in _sorted_names(self._bests):
             entry = self._bests[name]
             shown = (f"{entry.best:.6g}", str(entry.best_round)) if math.isfinite(entry.best) else ("–", "–")
-            table.add_row(Text(name), f"{entry.last:.6g}", *shown)  # brackets of a name are no markup
+            table.add_row(Text(name), f"{entry.last:.6g}", *shown)  # Text, because a name's brackets are not markup
         return table
 
 
 def print_evaluation(
     metrics: Mapping[str, float], subset: str, rounds: int, origin: str, console: Console | None = None
 ) -> None:
-    """Print the table of ``validate`` and ``test``: a row a metric, and whose model was tested on whose data.
+    """Print the table of ``validate`` and ``test``: a row per metric, and the meaning of each protocol.
 
     Args:
         metrics: Values by full name, such as ``global/acc``.
         subset: ``val`` or ``test``.
-        rounds: How many rounds the model was trained for.
-        origin: Where the model comes from.
-        console: Where to print; the standard output by default.
+        rounds: Rounds of the model's training.
+        origin: Source of the model.
+        console: Console to print to; the standard output by default.
     """
     console = console or _default_console()
     data = {"val": "validation"}.get(subset, subset)

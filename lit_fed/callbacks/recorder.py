@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from typing_extensions import override
 
 from lit_fed.callbacks.hparams import flatten
 from lit_fed.engine.loop.run import Callback, RoundRecord
@@ -93,8 +94,8 @@ class Recorder(Callback):
         """The number of rows of ``clients.csv``."""
         return {"rows": self._rows}
 
+    @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`."""
         self._rows = int(state["rows"])
 
     def _lines(self, record: RoundRecord) -> Iterator[str]:
@@ -210,7 +211,7 @@ class ConfigHistory:
                 self._texts[int(named[1]) if named else float("inf")] = _configuration(path)
 
     def write(self, folder: Path, config: str, start_round: int) -> list[str]:
-        """Write the configuration from `start_round` on, and keep those of earlier rounds; returns changed keys."""
+        """Write the configuration from `start_round` on, keep the earlier rounds'; returns changed keys."""
         last = start_round - 1
         # A configuration newer than the last round has no rounds left: they run again.
         trained = self._texts[min(rounds)] if (rounds := [r for r in self._texts if r >= last]) else config

@@ -1,1 +1,1 @@
-"""The command line: one table of commands, the parser, and what it says when something is wrong."""
+"""The command line: one table of commands, the parser, and its error messages."""

@@ -83,7 +83,7 @@ class FederatedCLI(LightningCLI):
     @override
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
-        """The trainer's commands, each with the arguments of its method that are no options."""
+        """The trainer's commands, each with the arguments of its method that are not options."""
         skipped = {"model", "datamodule", "algorithm"}
         return {
             name: skipped | (_OF_PREDICT if name == "predict" else set())
@@ -118,7 +118,7 @@ class FederatedCLI(LightningCLI):
             type=str,
             help="predict as this client on its own test data: its name, or 0, 1, … where clients have no names",
         )
-        add_overwrite(parser, "a file of predictions that is there")
+        add_overwrite(parser, "an existing file of predictions")
         self._subcommand_method_arguments["predict"] += sorted(_OF_PREDICT)
 
     def _has_options(self, name: str) -> bool:
@@ -170,7 +170,7 @@ class FederatedCLI(LightningCLI):
             stack.enter_context(ending_told())
             if _rank() == 0:
                 self.trainer.local.guard.tell = stack.enter_context(
-                    witness("go on with --ckpt_path last" if subcommand == "fit" else "")
+                    witness("continue with --ckpt_path last" if subcommand == "fit" else "")
                 )
             super()._run_subcommand(subcommand)
 

@@ -26,8 +26,8 @@ for line in sys.stdin:
     if last == "ended":
         sys.exit()
 what = " while " + last if last else ""
-print(f"lit-fed: error: process {sys.argv[1]} ended without a word{what}: it was killed, as for memory, it crashed, or"
-      f" code of its own called os._exit{sys.argv[2]}", file=sys.stderr)
+print(f"lit-fed: error: process {sys.argv[1]} ended without a message{what}: it was killed, as for memory, it crashed, "
+      f"or your own code called os._exit{sys.argv[2]}", file=sys.stderr)
 """
 
 

@@ -52,8 +52,8 @@ class Patience:
     smallest_cohort: int = 1
 
     def __post_init__(self) -> None:
-        check_range("--patience.round_s", self.round_s, above=0, why=" s")
-        check_range("--patience.return_s", self.return_s, least=0, why=" s")
+        check_range("--patience.round_s", self.round_s, above=0, infinite=True, why=" s")
+        check_range("--patience.return_s", self.return_s, least=0, infinite=True, why=" s")
         check_range("--patience.smallest_cohort", self.smallest_cohort, least=0)
 
 

@@ -65,7 +65,7 @@ class Keyring:
                 )
 
     def authority(self) -> str:
-        """Create the authority's missing files, and report what was done.
+        """Create the authority's missing files, and report the changes.
 
         Raises:
             ConfigError: If the authority's key is needed and missing.
@@ -83,7 +83,7 @@ class Keyring:
         return f"{done}, new certificate until {made.not_valid_after_utc:%Y-%m-%d}"
 
     def server(self) -> str:
-        """Create or renew the server's key and certificate, and report what was done.
+        """Create or renew the server's key and certificate, and report the changes.
 
         Raises:
             ConfigError: If the authority's key is needed and missing.
@@ -108,7 +108,7 @@ class Keyring:
         return f"{done}, new certificate until {signed.not_valid_after_utc:%Y-%m-%d}{': ' * bool(why)}{why}"
 
     def site(self, name: str) -> str:
-        """Create a site's missing key, and report what was done."""
+        """Create a site's missing key, and report the changes."""
         private, public = self._site(name)
         if name in self.anew or not (private.exists() or public.exists()):
             made, done = authority.new_key(), "new key"
@@ -160,7 +160,7 @@ def _public_of(certificate: Certificate, path: Path) -> EllipticCurvePublicKey:
 
 
 def _only_ours(path: Path) -> str:
-    """Restrict a private key's permissions to its owner, and report what was done."""
+    """Restrict a private key's permissions to its owner, and report the changes."""
     if not path.exists():
         return _ELSEWHERE
     if not stat.S_IMODE(path.stat().st_mode) & 0o077:

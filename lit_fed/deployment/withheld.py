@@ -11,7 +11,7 @@ from lit_fed.engine.wire.totals import totals_of
 from lit_fed.errors import WireError
 
 Report = Literal["clients", "aggregate"]
-"""How a node reports its clients' metrics: per client, or as sums."""
+"""Forms in which a node reports its clients' metrics: per client, or as sums."""
 
 _TOLD = frozenset({"lr"})  # a setting, which is known to the server
 

@@ -48,7 +48,7 @@ def card(facts: Facts, uses: Sequence[str], inputs: Inputs) -> str:
         lines += [f"## {_escaped(name.capitalize())}", "", *_table(kept), ""]
     lines += ["## Results", "", *_results(facts), ""]
     lines += ["## Written with", "", *_table(facts.versions), ""]
-    lines += ["## To be written by whoever hands it on", ""]
+    lines += ["## To be written by whoever passes the network on", ""]
     lines += ["What it may be used for and what not, whose data these were and on what terms, and the licence.", ""]
     return "\n".join(lines)
 
@@ -63,8 +63,8 @@ def _inputs(facts: Facts, inputs: Inputs) -> Iterator[str]:
     ranges = ", ".join(["B of any size", *free, *([] if free else ["the other sizes fixed"])])
     yield f"- An input is a batch ({sizes}) of `{inputs.dtype}`, {ranges}, as the data set stores it."
     if facts.preprocessing is None:
-        yield "- These files do not hold the data module's preprocessing, which is code of its own: an input is what"
-        yield "  comes out of that code."
+        yield "- These files do not hold the data module's preprocessing, which is custom code: an input is the"
+        yield "  output of that code."
     elif facts.preprocessing:
         yield f"- The network begins with its preprocessing: {_code(json.dumps(facts.preprocessing))}."
     if facts.class_names is not None:

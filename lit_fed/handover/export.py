@@ -136,14 +136,14 @@ def _stored(found: Any, path: Path) -> tuple[tuple[int, ...], str]:
     """Shape and type of an input as a checkpoint holds them."""
     if not isinstance(found, tuple) or len(found) != 2:
         raise ConfigError(
-            f"{path} does not say what an input is like; give the shape of one without the batch, and its type: "
+            f"{path} does not describe the inputs; give the shape of one without the batch, and its type: "
             "--shape '[1,28,28]' --dtype uint8, in Python stored=((1, 28, 28), 'uint8')"
         )
     return tuple(found[0]), str(found[1])
 
 
 def _example(shape: tuple[int, ...], dtype: str) -> Tensor:
-    """A batch of three inputs: a size that no axis of a network has by chance."""
+    """A batch of three inputs: a size that no axis of a network is likely to have."""
     kind = getattr(torch, dtype, None)
     if not isinstance(kind, torch.dtype):
         raise ConfigError(f"--dtype is {dtype!r}; it must be a type of torch, such as uint8 or float32")
@@ -180,7 +180,7 @@ def _program(deployed: DeployedNetwork, example: Tensor) -> ExportedProgram:
     """The network for batches of any size, and sequences of any length that it takes."""
     network = deployed.network
     if isinstance(network, LightningModule) and not overrides(network, "forward"):
-        raise ConfigError(f"{type(network).__name__} has no forward(x), which is what would be written")
+        raise ConfigError(f"{type(network).__name__} has no forward(x) to export; add one")
     sizes: dict[int, Any] = {0: torch.export.Dim("batch", min=1)}
     if example.ndim <= _SEQUENCE_AXES:
         sizes |= dict.fromkeys(range(1, example.ndim), torch.export.Dim.AUTO)  # free where the network leaves it so

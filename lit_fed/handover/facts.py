@@ -27,7 +27,7 @@ _PACKAGES = ("lightning", "torch", "torchvision", "timm", "numpy")
 
 @dataclass(frozen=True)
 class Facts:
-    """What a card tells.
+    """The facts on a card.
 
     Args:
         task: The task's class.
@@ -43,6 +43,7 @@ class Facts:
         preprocessing: Steps from stored inputs to the network; None for code of the data module.
         class_names: Names of the outputs.
         versions: Versions of the packages that wrote the files.
+        around: Wrappers' facts by name.
     """
 
     task: str
@@ -99,7 +100,7 @@ def facts_of(content: Mapping[str, Any], path: Path) -> Facts:
 
 
 def _around(server: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What wrappers keep that is no tensor, by the wrapper's name."""
+    """Wrappers' texts and numbers in the server's state, by the wrapper's name."""
     return {
         str(key).removeprefix(AROUND): {
             str(name): value for name, value in kept.items() if isinstance(value, str | int | float)

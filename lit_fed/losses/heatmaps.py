@@ -86,7 +86,7 @@ def dark(heatmaps: Tensor, pixels: Tensor, kernel: int = 11) -> Tensor:
     with H' the map after a Gaussian filter and central differences of one pixel. It is exact for a Gaussian.
 
     Zhang et al.: "Distribution-Aware Coordinate Representation for Human Pose Estimation", CVPR 2020, Eq. 9; the
-    differences are those of Huang et al.: "The Devil is in the Details", CVPR 2020 (UDP).
+    differences follow Huang et al.: "The Devil is in the Details", CVPR 2020 (UDP).
 
     Args:
         heatmaps: (…, h, w), at least 3×3 pixels.
@@ -224,7 +224,7 @@ class HeatmapCodec(ABC):
         return _scaled(found, self._steps(input_size, heatmaps.shape[-2:])), scores
 
     def unflip(self, heatmaps: Tensor, flip_pairs: Sequence[Sequence[int]]) -> Tensor:
-        """Mirror the heatmaps of a mirrored image back, for the mean of both: the flip test.
+        """Mirror the heatmaps of a mirrored image back, for the mean in the flip test.
 
         Args:
             heatmaps: (B, K, h, w), of an image mirrored left to right.
@@ -243,7 +243,7 @@ class HeatmapCodec(ABC):
 
     @abstractmethod
     def centres(self, keypoints: Tensor, size: Sequence[int]) -> Tensor:
-        """Where the Gaussians of points (B, K, 2) of an image of size (H, W) lie, in pixels of the heatmap."""
+        """Places of the Gaussians of points (B, K, 2) of an image of size (H, W), in pixels of the heatmap."""
 
     @abstractmethod
     def _steps(self, input_size: Sequence[int], size: Sequence[int]) -> tuple[float, float]:
@@ -275,14 +275,14 @@ class UDP(HeatmapCodec):
 class MSRA(HeatmapCodec):
     """The older form: a heatmap's pixel is `stride` of the image's, and Gaussians sit on the nearest pixel.
 
-    Xiao, Wu, Wei: "Simple Baselines for Human Pose Estimation and Tracking", ECCV 2018; theirs decode with a quarter
-    pixel's offset.
+    Xiao, Wu, Wei: "Simple Baselines for Human Pose Estimation and Tracking", ECCV 2018; their code decodes with a
+    quarter pixel's offset.
 
     Args:
         kwargs: See `HeatmapCodec`.
 
     Note:
-        Rounding costs up to half a heatmap's pixel, 2 pixels of the image, which no decoding brings back.
+        Rounding costs up to half a heatmap's pixel, 2 pixels of the image, which no decoding recovers.
     """
 
     def __init__(

@@ -16,7 +16,7 @@ def proximal(parameters: Iterable[Tensor], anchors: Iterable[Tensor]) -> Tensor:
 
     Args:
         parameters: Tensors of any shapes, differentiated through.
-        anchors: As many tensors of the same shapes, constants.
+        anchors: Constant tensors of the same number and shapes.
 
     Returns:
         A 0-d tensor; its gradient in each parameter is ``w_i - a_i``.

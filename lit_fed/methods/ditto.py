@@ -17,11 +17,11 @@ OWN = "own."  # in a client's state: its personal model v
 
 
 class Ditto(FedAvg):
-    r"""Every client has two models: the global one, trained as in FedAvg, and its own.
+    r"""Every client has two models: the global model, trained as in FedAvg, and a personal model.
 
-    After the global model's local work the client's own model v trains on
-    :math:`\ell(v) + \tfrac{\lambda}{2}\|v - w_g\|^2`, ℓ the task's own loss, from where the client left it. The global
-    model is exactly FedAvg's. Tests use the client's own model.
+    After the global model's local work the client's personal model v trains on :math:`\ell(v) + \tfrac{\lambda}{2}\|v -
+    w_g\|^2`, ℓ the task's own loss, from where the client left it. The global model is exactly FedAvg's. Tests use the
+    personal model.
 
     Args:
         lam: λ, the strength of the pull towards the global model.

@@ -34,7 +34,7 @@ LOCAL_STEPS = "local_steps"
 """Name in the payload of the number of effective steps."""
 
 UNEVEN = (Adadelta, Adagrad, RMSprop, Rprop)
-"""Optimizers whose steps along a constant gradient shrink or grow, so that their number measures nothing."""
+"""Optimizers whose steps along a constant gradient shrink or grow, so that their number is not a length."""
 
 
 class FedNova(ServerOptimizer):
@@ -47,16 +47,16 @@ class FedNova(ServerOptimizer):
 
     Logs ``server/effective_steps``, τ_eff.
 
-    The settings are those of `lit_fed.methods.server.ServerOptimizer`: its learning rate η, which leaves the equation
-    as it is in the paper where it is 1, and :math:`p_i`, its weighting.
+    It takes the settings of `lit_fed.methods.server.ServerOptimizer`: the learning rate η, with which 1 gives the
+    paper's equation, and :math:`p_i`, the weighting.
 
     Raises:
         ConfigError: For an optimizer whose steps are `UNEVEN`.
 
     Note:
-        Where the paper has the vector of weights that a client's gradients get, :math:`a_i` is the sum of its entries,
-        by `lit_fed.algorithm.EffectiveSteps`. Weight decay, clipping and a regularizer's pull are not
-        counted. A codec on the uplink rounds the number too.
+        :math:`a_i` is the sum of the entries of the paper's vector of gradient weights, by
+        `lit_fed.algorithm.EffectiveSteps`. Weight decay, clipping and a regularizer's pull are not counted. A codec on
+        the uplink rounds the number too.
 
         Buffers are averaged as they are. A late update is normalised by its own steps, its movement measured from the
         present model like all others', so that equal steps give FedAvg with late updates too. A client without steps

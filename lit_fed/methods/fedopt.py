@@ -19,11 +19,11 @@ from lit_fed.methods.server import ServerOptimizer, decay, positive, slot
 class FedOpt(ServerOptimizer):
     r"""An adaptive server: :math:`w \leftarrow w + \eta\,m / (\sqrt v + \tau)`.
 
-    :math:`m \leftarrow \beta_1 m + (1-\beta_1)\Delta_t`, and the subclasses differ in what they make of v. There is no
+    :math:`m \leftarrow \beta_1 m + (1-\beta_1)\Delta_t`, and the subclasses differ in the update of v. There is no
     correction of the bias, m starts at 0, v at τ², and τ is outside the root, all as in the paper.
 
     Args:
-        server_lr: Learning rate η of the server. It is about how far one weight moves in a round.
+        server_lr: Learning rate η of the server. One weight moves by about η in a round.
         beta1: Decay β₁ of the first moment.
         tau: Degree of adaptivity τ: the smaller, the more alike all weights move.
         kwargs: The settings of `lit_fed.methods.fedavg.FedAvg`.
@@ -50,7 +50,7 @@ class FedOpt(ServerOptimizer):
 
     @abstractmethod
     def accumulate(self, v: list[Tensor], delta: list[Tensor]) -> None:
-        """Bring the second moments up to date, in place."""
+        """Update the second moments in place."""
 
     def movement(self, server: Server, delta: Tensors, extra: Payload) -> tuple[Tensors, Tensors]:
         """η m / (√v + τ)."""
@@ -70,7 +70,7 @@ class FedAdam(FedOpt):
     r"""Adam on the server: :math:`v \leftarrow \beta_2 v + (1-\beta_2)\Delta_t^2`, the rest as `FedOpt`.
 
     Args:
-        server_lr: Learning rate η of the server. It is about how far one weight moves in a round.
+        server_lr: Learning rate η of the server. One weight moves by about η in a round.
         beta1: Decay β₁ of the first moment.
         beta2: Decay β₂ of the second moment.
         tau: Degree of adaptivity τ: the smaller, the more alike all weights move.
@@ -103,7 +103,7 @@ class FedYogi(FedOpt):
     v grows as Adam's does but shrinks no faster than the movement is large.
 
     Args:
-        server_lr: Learning rate η of the server. It is about how far one weight moves in a round.
+        server_lr: Learning rate η of the server. One weight moves by about η in a round.
         beta1: Decay β₁ of the first moment.
         beta2: Decay β₂ of the second moment.
         tau: Degree of adaptivity τ: the smaller, the more alike all weights move.
@@ -139,7 +139,7 @@ class FedAdagrad(FedOpt):
         ConfigError: If the decay is not in [0, 1), or η or τ is not positive.
     """
 
-    slots = ("m", "sum")  # a sum over rounds, which a mean such as Adam's v cannot go on from
+    slots = ("m", "sum")  # a sum over rounds; a run with a mean such as Adam's v cannot resume from it
 
     def __init__(
         self,

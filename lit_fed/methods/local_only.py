@@ -13,7 +13,7 @@ class LocalOnly(Algorithm[Payload]):
     Each client starts from the same initial model. There is no global model; `ClientTest` tests each client's model.
     Clients may have different networks.
 
-    The settings are those of every method: `lit_fed.algorithm.Algorithm`.
+    It takes the settings of every method: `lit_fed.algorithm.Algorithm`.
     """
 
     needs = frozenset()

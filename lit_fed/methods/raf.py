@@ -33,9 +33,9 @@ class RAF(Regularizer):
 
     :math:`\mathcal{L}_{\mathrm{task}}(y^{(0)}) + \alpha \sum_{i \ge 1} \mathrm{mean}\bigl(\mathrm{sg}(y^{(i-1)}) -
     U\,y^{(i)}\bigr)^2 + \tfrac{\gamma}{2}\|w\|^2`, where :math:`y^{(0)}` are the task's outputs at the client's own
-    resolution, :math:`y^{(i)}` those at its lower ones (``levels`` of the task), and U enlarges by nearest neighbours.
-    A client of the lowest resolution has the method's own objective. The term does not need a federation: under a plain
-    ``lightning.Trainer`` it is the paper's "CL + KD".
+    resolution, :math:`y^{(i)}` the outputs at its lower resolutions (``levels`` of the task), and U enlarges by nearest
+    neighbours. A client of the lowest resolution has the method's own objective. The term does not need a federation:
+    under a plain ``lightning.Trainer`` it is the paper's "CL + KD".
 
     Logs ``train/raf`` and, with `gamma`, ``train/l2``, both with their weights.
 
@@ -51,7 +51,7 @@ class RAF(Regularizer):
 
     Note:
         The public code has an optimizer with weight decay 0.1 in place of γ. Both take the mean over the batch, joints
-        and pixels, where the paper sums. Batch norm sees each resolution as a batch of its own.
+        and pixels, where the paper sums. Batch norm sees each resolution as a separate batch.
     """
 
     name = "raf"
@@ -137,8 +137,8 @@ class ClusterTest(Protocol):
     r"""Separation of views of the test data, such as resolutions, in the global model's features (Fig. 11).
 
     - ``clusters/<group>``: the mean silhouette of the views in a group of the data's ``pictured()``,
-      :math:`(b - a) / \max(a, b)` with a sample's mean distances a to the samples of its view and b to those of the
-      nearest other view: 1 for separate clusters, 0 for touching ones, below 0 for mixed ones;
+      :math:`(b - a) / \max(a, b)` with a sample's mean distances a to the samples of its view and b to the samples of
+      the nearest other view: 1 for separate clusters, 0 for touching ones, below 0 for mixed ones;
     - ``clusters/<one>_<next>``: the same for two neighbours in the group.
 
     With several kinds, ``clusters_<kind>/…``. NaN for features that are not finite. The task's ``test_features`` gives
@@ -157,7 +157,7 @@ class ClusterTest(Protocol):
         """Refuse data with one view, and tasks without features; try one batch."""
         if not (groups := _groups(federation)):
             raise ConfigError(
-                "protocol ClusterTest compares ways to see the test data, such as data.test_resolutions, and "
+                "protocol ClusterTest compares views of the test data, such as data.test_resolutions, and "
                 f"{type(federation.data).__name__} has fewer than two; leave the protocol out"
             )
         for loop in federation.loops.values():

@@ -119,7 +119,7 @@ def taught_logits(client: Client, batch: Any) -> Tensor:
 
 
 def taught_features(client: Client, batch: Any, tensors: Any = None) -> Tensor:
-    """The downloaded model's features (B, d), or those of a model with other tensors."""
+    """Features (B, d) of the downloaded model, or of a model with other tensors."""
     found = client.teach(batch, tensors).features
     assert found is not None, "declared in `needs`, so they are there"
     return found

@@ -56,8 +56,8 @@ class Scaffold(FedAvg):
     :math:`c \leftarrow c + \frac{1}{N} \sum_{i \in S} (c_i^+ - c_i)`, with N the number of clients in the population.
 
     Args:
-        option: 1, 2, or null for 2 under ``torch.optim.SGD`` and 1 under any other optimizer, which a line before
-            training tells. Option 1 costs one more pass over the client's data.
+        option: 1, 2, or null for 2 under ``torch.optim.SGD`` and 1 under any other optimizer; a line before training
+            names the choice. Option 1 costs one more pass over the client's data.
         freeze_head: Zero the gradient of the last layer's weight before it is corrected. Not in the paper, but in
             FedDr+'s public code of SCAFFOLD.
         server_lr: η_g.
@@ -77,8 +77,8 @@ class Scaffold(FedAvg):
         Steps of an adaptive optimizer, such as Adam's, are not in proportion to the gradients, so the path gives no
         mean gradient, and option 2 would correct by numbers of another size.
 
-        In option 1, batches weigh by their size, and dropout and batch norm work as in training. A client whose update
-        is lost has changed its control variate, and the server has not.
+        In option 1, batches weigh by their size, and dropout and batch norm work as in training. After a lost update,
+        the client's control variate has changed, and the server's has not.
 
         ``freeze_head`` does not freeze the last layer: its bias learns, and weight decay and :math:`c - c_i` move its
         weight, as in FedDr+'s code.
@@ -111,7 +111,7 @@ class Scaffold(FedAvg):
         return {**server, "control": zeros_like(self.model.tensors(self.model.split.shared))}
 
     def _choose_option(self, population: Population) -> int:
-        """The option for the task's optimizer; 2 where nothing trains, for both send the same."""
+        """The option for the task's optimizer; 2 where nothing trains, because both send the same."""
         task, optimizer = task_name(self.model.task), self.model.optimizer
         if optimizer is None or EffectiveSteps.measures(optimizer):
             option = self.option or 2

@@ -1,9 +1,9 @@
-r"""The base of methods whose server takes the clients' mean movement for a gradient.
+r"""The base of methods whose server treats the clients' mean movement as a gradient.
 
 Reddi, Charles, Zaheer, Garrett, Rush, Konečný, Kumar, McMahan: "Adaptive Federated Optimization", ICLR 2021,
-Algorithm 1, says it this way: FedAvg is gradient descent on the server with learning rate 1, along
+Algorithm 1, describe FedAvg as gradient descent on the server with learning rate 1, along
 :math:`\Delta_t = \sum_i p_i (w^i_{t+1} - w_t)`. `lit_fed.methods.fedavgm`, `lit_fed.methods.fedopt`,
-`lit_fed.methods.fednova` and `lit_fed.methods.fedexp` step otherwise.
+`lit_fed.methods.fednova` and `lit_fed.methods.fedexp` step differently.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from lit_fed.methods.fedavg import FedAvg
 
 
 class ServerOptimizer(FedAvg):
-    r"""A server that adds :math:`\mathrm{movement}(\Delta_t)` to its parameters; subclasses say which.
+    r"""A server that adds :math:`\mathrm{movement}(\Delta_t)` to its parameters; subclasses define the movement.
 
-    Buffers, such as batch-norm statistics, are no point of a loss surface: they are replaced by their mean.
+    Buffers, such as batch-norm statistics, are not optimised: the clients' mean replaces them.
 
-    A subclass that keeps tensors of its own, such as a momentum, names them in `slots`. A name stands for what is kept:
-    a run that kept something else cannot go on with it, and is refused.
+    A subclass that keeps further tensors, such as a momentum, names them in `slots`. A name identifies their meaning: a
+    run resumed with other slots is refused.
 
-    Logs ``server/update_norm``, the norm of what was added over all parameters.
+    Logs ``server/update_norm``, the norm of the movement over all parameters.
 
     Args:
         server_lr: Learning rate η of the server.
@@ -43,7 +43,7 @@ class ServerOptimizer(FedAvg):
     """
 
     slots: ClassVar[tuple[str, ...]] = ()
-    """What the server keeps for every parameter, see `slot`."""
+    """Tensors that the server keeps for every parameter, see `slot`."""
 
     def __init__(self, server_lr: float = 1.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -51,13 +51,13 @@ class ServerOptimizer(FedAvg):
 
     @abstractmethod
     def movement(self, server: Server, delta: Tensors, extra: Payload) -> tuple[Tensors, Tensors]:
-        """What the server adds to its parameters.
+        """The movement of the server's parameters.
 
         Args:
             server: The server's state.
             delta: The clients' mean movement by parameter name. Parameters that do not travel in this round are
                 missing.
-            extra: What the reducer gave that is no part of the model.
+            extra: Tensors of the reducer that do not belong to the model.
 
         Returns:
             The movement of each of these parameters, and metrics by name as tensors of one element.
@@ -70,7 +70,7 @@ class ServerOptimizer(FedAvg):
     def step(self, server: Server, aggregate: Payload, cohort: Cohort) -> dict[str, float]:
         """Move the parameters, replace the buffers by their mean."""
         model: Tensors = server["model"]
-        # In 16-bit precision the server's own tensors are 32-bit: a momentum of 0.99 would not move otherwise.
+        # In 16-bit precision the server's own tensors are 32-bit: with 16 bits a momentum of 0.99 would not move.
         delta = {
             name: mean.to(torch.promote_types(mean.dtype, torch.float32)) - model[name]
             for name, mean in aggregate.items()
@@ -96,7 +96,7 @@ def slot(server: Server, kind: str, delta: Mapping[str, Tensor], start: float = 
         server: The server's state, which holds them.
         kind: Name of the slot, one of `ServerOptimizer.slots`.
         delta: Parameters by name.
-        start: What a new tensor is filled with.
+        start: Value of a new tensor's entries.
     """
     tensors: Tensors = server[kind]
     for name, tensor in delta.items():

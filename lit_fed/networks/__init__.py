@@ -1,4 +1,4 @@
-"""Networks by name: those of lit_fed, and all of timm."""
+"""Networks by name: lit_fed's, and all of timm."""
 
 from lit_fed.networks.basic import MLP, ClassificationNetwork, Logistic, SmallCNN, WindowCNN
 from lit_fed.networks.etf import (

@@ -17,7 +17,7 @@ from lit_fed.checks import check_range
 from lit_fed.errors import ConfigError
 from lit_fed.networks.images import image_size
 
-_MOST_BLOCKS = 8  # with which an image is at least 256 pixels wide
+_MOST_BLOCKS = 8  # whose image is at least 256 pixels wide
 
 
 class ClassificationNetwork(nn.Module, ABC):

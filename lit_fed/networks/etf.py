@@ -38,7 +38,7 @@ def simplex_etf(num_classes: int, num_features: int) -> Tensor:
     if num_classes < 2 or num_features < num_classes - 1:
         raise ConfigError(
             f"a simplex ETF of {num_classes} classes does not fit into {num_features} dimensions; it needs at least 2 "
-            f"classes and {max(num_classes - 1, 1)} features: choose a network with more features"
+            f"classes and {max(num_classes - 1, 1)} features; choose a network with more features"
         )
     directions = _orthonormal(num_features, num_classes - 1)
     frame = _zero_sum_basis(num_classes) @ directions.T * math.sqrt(num_classes / (num_classes - 1))
@@ -61,7 +61,7 @@ def orthonormal_classes(num_classes: int, num_features: int) -> Tensor:
     if num_classes < 1 or num_features < num_classes:
         raise ConfigError(
             f"{num_classes} orthonormal classes do not fit into {num_features} dimensions; they need at least 1 class "
-            "and one feature per class: choose a network with more features"
+            "and one feature per class; choose a network with more features"
         )
     return _orthonormal(num_features, num_classes).T.float().contiguous()
 

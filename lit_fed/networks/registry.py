@@ -1,4 +1,4 @@
-"""Networks by name, and one way to their features and classifier wherever they come from."""
+"""Networks by name, and uniform access to their features and classifiers."""
 
 from __future__ import annotations
 
@@ -35,16 +35,17 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
 }
 """Our own networks by name; they come before timm's. Each takes num_classes, in_channels, input_shape and head_bias."""
 
-_PATIENCE_S = 5.0  # for a server of weights
+_PATIENCE_S = 5.0  # time-out of a server of weights
 
 TEXT_NETWORKS = ("embedding_bag", "bert_tiny")
-"""Those of them that read rows of token ids."""
+"""Networks that read rows of token ids."""
 
 WINDOW_NETWORKS = ("window_cnn",)
-"""Those that read windows of sensors, (channels, steps); all others read images."""
+"""Networks that read windows of sensors, (channels, steps); all others read images."""
 
 POSE_NETWORKS = ("pose_vit_small", "pose_vit_tiny", "pose_cnn", "pose_resnet")
-"""Our networks that put out heatmaps by name, for `lit_fed.tasks.KeypointEstimator`; num_classes is their joints."""
+"""Our networks that output heatmaps, by name, for `lit_fed.tasks.KeypointEstimator`; num_classes is the number of
+joints."""
 
 
 def build_network(
@@ -56,8 +57,8 @@ def build_network(
         name: A key of `NETWORKS`, one of `POSE_NETWORKS`, or a timm model such as ``"resnet18"``.
         num_classes: Length of the output; of a pose network, its joints.
         in_channels: Channels of the input.
-        input_shape: Shape of one example, channels first. A timm model learns the image size (height, width) from it
-            if it needs to know; without it, it keeps its own.
+        input_shape: Shape of one example, channels first. A timm model with a fixed image size takes (height, width)
+            from the shape; without it, the model keeps its default.
         kwargs: Further settings of the network, such as ``width=32`` or, for timm, ``pretrained=True``, which
             downloads weights.
 
@@ -73,7 +74,7 @@ def build_network(
     if name in NETWORKS:
         return _build_own(name, NETWORKS[name], num_classes, in_channels, input_shape, kwargs)
     if name in POSE_NETWORKS:
-        from lit_fed.networks import pose  # brings timm along, see `_build_timm`
+        from lit_fed.networks import pose  # imports timm, see `_build_timm`
 
         return _build_own(name, pose.NETWORKS[name], num_classes, in_channels, input_shape, kwargs)
     return _build_timm(name, num_classes, in_channels, input_shape, kwargs)
@@ -161,7 +162,7 @@ def _build_own(
             f"network {name!r} cannot be built with network_args {{{given}}}: {reason(error)}; it takes "
             f"{', '.join(takes)}"
         ) from error
-    except Exception as error:  # whatever a network's constructor raises
+    except Exception as error:  # any error of a network's constructor
         raise ConfigError(f"network {name!r} cannot be built: {reason(error)}") from error
 
 
@@ -193,7 +194,7 @@ def _build_timm(
             return _create_timm(timm, name, **settings)
     except ConfigError:
         raise
-    except Exception as error:  # whatever one of timm's raises
+    except Exception as error:  # any error of timm's constructors
         if isinstance(error, TypeError) and "unexpected keyword" in str(error):
             raise ConfigError(f"network {name!r}: {error}; remove that setting") from None
         raise ConfigError(f"network {name!r} cannot be built: {reason(error)}") from error
@@ -201,14 +202,14 @@ def _build_timm(
 
 @contextmanager
 def _weights_at_hand(name: str, kwargs: Mapping[str, Any]) -> Iterator[None]:
-    """Take pretrained weights from this machine where their server does not answer, without asking it again and again.
+    """Take pretrained weights from this machine where their server does not answer, without further requests.
 
     Raises:
-        ConfigError: If they cannot be had.
+        ConfigError: If they are not available.
     """
     from huggingface_hub import constants, get_session
 
-    hint = "name a file of them in network_args.pretrained_cfg_overlay.file, or set network_args.pretrained to false"
+    hint = "name a weights file in network_args.pretrained_cfg_overlay.file, or set network_args.pretrained to false"
     overlay = kwargs.get("pretrained_cfg_overlay")
     file = overlay.get("file") if isinstance(overlay, Mapping) else None
     if file is not None and not Path(file).is_file():
@@ -216,7 +217,7 @@ def _weights_at_hand(name: str, kwargs: Mapping[str, Any]) -> Iterator[None]:
     before = constants.HF_HUB_OFFLINE
     try:
         get_session().head(constants.ENDPOINT, timeout=_PATIENCE_S)
-    except Exception:  # whatever keeps it from answering
+    except Exception:  # any error of the request
         constants.HF_HUB_OFFLINE = True
     try:
         yield
@@ -255,7 +256,7 @@ def _hints(make: Callable[..., nn.Module]) -> dict[str, Any]:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of a setting's type; yes where the type is none of `_KINDS`."""
+    """Whether a value is of a setting's type; true where `_KINDS` does not list the type."""
     if hint in (int, bool, str):
         return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
     if hint == str | None:

@@ -17,24 +17,24 @@ _STAGES = (64, 128, 256, 512)  # table 1 of the paper: channels of each stage, t
 class ResNet18Cifar(ClassificationNetwork):
     """ResNet-18 of He et al., "Deep residual learning for image recognition" (CVPR 2016), with a stem for CIFAR.
 
-    A 3×3 convolution of stride 1 to 64 channels in place of the 7×7 one of stride 2 and the max pooling, then four
-    stages of two basic blocks, of 64, 128, 256 and 512 channels, each but the first of which halves the map:
-    (B, 3, 32, 32) to (B, 512, 4, 4), whose average is the features, d = 512, all at least 0. 11,173,962 parameters
-    with 3 channels and 10 classes.
+    A 3×3 convolution of stride 1 to 64 channels in place of the 7×7 convolution of stride 2 and the max pooling, then
+    four stages of two basic blocks, of 64, 128, 256 and 512 channels, where each stage except the first halves the map:
+    (B, 3, 32, 32) to (B, 512, 4, 4), whose average is the features, d = 512, all at least 0. 11,173,962 parameters with
+    3 channels and 10 classes.
 
     Args:
         num_classes: Length of the output.
         in_channels: Channels of the images.
         input_shape: Channels, height and width of the images; height and width at least 2 pixels.
         head_bias: Whether the classifier has a bias.
-        norm: ``batch``, or ``group`` for group norm with 2 groups, which knows no batch and holds no buffers (Reddi et
-            al., "Adaptive federated optimization", ICLR 2021).
-        batch_stats: Of ``norm="batch"``: normalise by the statistics of the batch at hand, in eval mode too, and hold
-            no buffers; a prediction then depends on the batch it is made in. Otherwise running statistics are buffers,
-            as usual in torch; `trainer.buffers` says what becomes of them.
+        norm: ``batch``, or ``group`` for group norm with 2 groups, which does not depend on the batch and has no
+            buffers (Reddi et al., "Adaptive federated optimization", ICLR 2021).
+        batch_stats: With ``norm="batch"``: normalise by the statistics of the current batch, also in eval mode, without
+            buffers; a prediction then depends on its batch. If false, running statistics are buffers, as usual in
+            torch, and follow `trainer.buffers`.
 
     Raises:
-        ConfigError: If the image is too small, its channels are not `in_channels`, or there is no such `norm`.
+        ConfigError: If the image is too small, its channels are not `in_channels`, or `norm` is unknown.
 
     Note:
         The paper's own networks for CIFAR are narrower (16, 32, 64 channels); this is the form that the federated

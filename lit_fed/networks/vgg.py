@@ -32,7 +32,7 @@ class VGG11(ClassificationNetwork):
     Note:
         The paper's network is for 224×224 pixels, with 4,096 hidden units and dropout. This form, and the weights it
         starts with (convolutions by He et al. 2015, normal with variance 2 / (9 · channels out), no bias; torch's
-        default elsewhere), are those of the public code of FedNTD. Two readings let it take any size with the same
+        default elsewhere), follow the public code of FedNTD. Two readings let it take any size with the same
         parameters, and leave 32×32 as it is: a pooling leaves out a side that is already 1 pixel long (below 32
         pixels), and a last map larger than 1×1 is averaged (from 64 pixels on). timm's `vgg11` is another network; its
         full name `vgg11.tv_in1k` still reaches it.

@@ -104,7 +104,7 @@ class Participation(ABC):
         unseen_fraction: Fraction of all clients, ``max(1, round(fraction * num_clients))`` if not 0, that the seed
             chooses once and that are never selected, to measure generalisation to new clients.
         dropout_before: Probability, per selected client and round, of dropping out before the local work.
-        dropout_after: Probability of dropping out after the local work, for those that began it.
+        dropout_after: Probability of dropping out after the local work, for clients that began it.
         stragglers: Simulated speeds and a deadline; null for no late clients.
         every: Only clients 0, `every`, 2 · `every`, … are selected, and the others are unseen: with k kinds of network
             in turn, k selects the first kind.
@@ -128,7 +128,7 @@ class Participation(ABC):
         self._seen: NDArray[np.int64] | None = None
 
     def setup(self, num_clients: int, num_samples: Callable[[int], int], seed: int) -> None:
-        """Take in the population, unseen clients included, and check the settings against it.
+        """Set the population, unseen clients included, and check the settings against it.
 
         Raises:
             ConfigError: The settings do not fit the population.
@@ -159,7 +159,7 @@ class Participation(ABC):
                 )
 
     def reseed(self, seed: int) -> None:
-        """Draw cohorts and fates from another seed; who is never selected stays as it was set up."""
+        """Draw cohorts and fates from another seed; the unseen clients stay the same."""
         self._require_setup()
         self._seed = seed
 
@@ -265,5 +265,5 @@ class Participation(ABC):
 
 
 def _uniform(seed: int, *keys: int | str) -> float:
-    """A number strictly between 0 and 1, from a hash; a generator per client would cost ten times as much."""
+    """A number strictly between 0 and 1, from a hash; a generator per client would cost ten times the time."""
     return ((derive_seed(seed, *keys) >> 11) + 0.5) / 2**52

@@ -1,4 +1,4 @@
-"""A cohort in which every client is by a draw of its own: what amplification by sampling in privacy is proven for."""
+"""A cohort that each client joins by an independent draw, as proofs of privacy amplification by sampling assume."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class PoissonParticipation(Participation):
 
     @property
     def probability_is(self) -> ProbabilityIs:
-        """Exact: q, times what dropouts and stragglers leave."""
+        """Exact: q, times the probability of no dropout or delay."""
         return "exact"
 
     def _selected(self, position: int) -> float:
@@ -48,5 +48,5 @@ class PoissonParticipation(Participation):
 
     def _draw(self, round_idx: int) -> NDArray[np.int64]:
         generator = numpy_generator(self._seed, "cohort", round_idx)
-        size = generator.binomial(self.num_seen, self.fraction)  # as many as N draws would give, and then which
+        size = generator.binomial(self.num_seen, self.fraction)  # the number of clients that N draws would give
         return generator.choice(self.num_seen, size, replace=False, shuffle=False)

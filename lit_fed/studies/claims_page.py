@@ -49,7 +49,7 @@ class Row(NamedTuple):
 
     @property
     def is_ours(self) -> bool:
-        """Whether the claim is marked "(ours)": it looks for a cause, or asks what a paper leaves open."""
+        """Whether the claim is marked "(ours)": it looks for a cause, or answers a paper's open question."""
         return "(ours)" in self.claim
 
     @property

@@ -225,7 +225,7 @@ def _legend(figure: Figure, panels: Iterable[Axes], variants: Mapping[str, Varia
     entries = {label: found[label] for label in labels if label in found}
     if published:
         entries["published"] = Line2D([], [], color="#b00020", linewidth=2)
-    for ncols in range(min(5, len(entries)), 0, -1):  # as many columns as fit
+    for ncols in range(min(5, len(entries)), 0, -1):  # the number of columns that fit
         legend = figure.legend(
             list(entries.values()),
             list(entries),

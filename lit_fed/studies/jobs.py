@@ -148,7 +148,7 @@ def run_jobs(
 
 
 def stop_all(running: Sequence[CellProcess]) -> None:
-    """Interrupt cells, and kill those that have not ended after a grace period."""
+    """Interrupt cells, and kill the cells that still run after a grace period."""
     left = [process for process in running if process.poll() is None]
     for process in left:
         process.stop(signal.SIGINT)

@@ -1,7 +1,7 @@
 """The metrics that follow from a run's configuration, without a run.
 
-The configuration names the protocols, and a task that declares ``metrics`` lists what it logs in an evaluation. Metrics
-that only the code of a task, a method or a protocol determines are missing.
+The configuration names the protocols, and a task that declares ``metrics`` lists the metrics that it logs in an
+evaluation. Metrics that only the code of a task, a method or a protocol determines are missing.
 """
 
 from __future__ import annotations

@@ -296,7 +296,7 @@ def _show(results: Results, console: Console) -> None:
 
 
 def _summarise(results: Sequence[Results], output: Path, console: Console) -> None:
-    """The claims of these studies on the terminal, those of all studies in the folder in files and on a page."""
+    """Show the claims of these studies on the terminal, and write all claims of the folder to files and a page."""
     if any(result.verdicts for result in results):
         table = Table(title="claims", title_justify="left")
         for heading in ("study", "claim", "verdict", "margin", "seeds"):

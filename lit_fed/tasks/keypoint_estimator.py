@@ -46,10 +46,10 @@ class KeypointEstimator(OnNetwork):
         optimizer: Makes an optimizer; in a federation for every client and round.
         lr_scheduler: Makes a schedule that steps once per epoch; in a federation, once per round.
         num_joints: K; null to take it from the data.
-        in_channels: Taken from the data where null.
+        in_channels: Channels of an image; null to take it from the data.
         input_shape: Shape of the largest images, channels first; null to take it from the data.
         network_args: Further arguments for a network given by name.
-        codec: Between points and heatmaps; null for UDP with DARK and the network's stride.
+        codec: Conversion between points and heatmaps; null for UDP with DARK and the network's stride.
         flip_pairs: Joints that swap in a mirror; null to take it from the data.
         skeleton_edges: Joints to connect in pictures; null to take it from the data.
         unscored_joints: Joints that do not count, such as MPII's pelvis and thorax; null to take them from the data.
@@ -267,8 +267,8 @@ class KeypointEstimator(OnNetwork):
         targets = self.codec.encode(keypoints, visible, size)
         if targets.shape != heatmaps.shape:
             raise ConfigError(
-                f"network {type(self.network).__name__} gives heatmaps {tuple(heatmaps.shape)}, and the batch asks "
-                f"for {tuple(targets.shape)}, (B, joints, h, w); set model.num_joints or the stride of model.codec"
+                f"network {type(self.network).__name__} gives heatmaps {tuple(heatmaps.shape)}, and the batch needs "
+                f"{tuple(targets.shape)}, (B, joints, h, w); set model.num_joints or the stride of model.codec"
             )
         weights = self.codec.weights(keypoints, visible, size)[..., None, None]
         return F.mse_loss(heatmaps * weights, targets * weights)

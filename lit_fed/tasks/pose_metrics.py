@@ -17,9 +17,9 @@ from lit_fed.errors import ConfigError
 class PCK(Metric):
     r"""The share of visible joints found: :math:`\|\hat p - p\| \le t\,l`, in percent.
 
-    Yang, Ramanan: "Articulated Human Detection with Flexible Mixtures of Parts", TPAMI 2013. The length l is that
-    of a person's head or torso, or a side of its box. Joints count equally, so joints visible more often weigh more,
-    which is MPII's mean. Persons of unknown length (NaN) do not count.
+    Yang, Ramanan: "Articulated Human Detection with Flexible Mixtures of Parts", TPAMI 2013. The length l is a person's
+    head or torso length, or a side of its box. Joints count equally, so joints visible more often weigh more, which is
+    MPII's mean. Persons of unknown length (NaN) do not count.
 
     Args:
         threshold: t, above 0.

@@ -35,7 +35,7 @@ class Shown:
         heatmaps: Predicted heatmaps, shape (n, K, h, w).
         targets: True heatmaps, shape (n, K, h, w).
         score: PCK in percent of `looked_at` persons; NaN if unknown.
-        looked_at: Number of persons scored, as a rule a batch of the test set.
+        looked_at: Number of persons scored, usually a batch of the test set.
     """
 
     name: str
@@ -61,7 +61,7 @@ def poses_figure(
     from matplotlib.lines import Line2D
 
     people = len(rows[0].images)
-    # One scale for all predictions, so that blurred heatmaps show as such; the truth has its own, 0 to 1.
+    # One scale for all predictions, so that blurred heatmaps show as such; the truth's scale is 0 to 1.
     peak = max(float(shown.heatmaps.max()) for shown in rows)
     peak = peak if peak > 0 else 1.0
     height, width = rows[0].images.shape[2:]

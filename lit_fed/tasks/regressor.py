@@ -25,9 +25,9 @@ class Regressor(OnNetwork):
         network: Name of a network (a key of `NETWORKS`, such as ``mlp``, or any of timm's), or a module.
         optimizer: Makes an optimizer; in a federation for every client and round.
         lr_scheduler: Makes a schedule that steps once per epoch; in a federation, once per round.
-        num_outputs: Numbers k to predict for a sample; taken from the data where null.
-        in_channels: Taken from the data where null.
-        input_shape: Shape of one sample, channels first; taken from the data where null.
+        num_outputs: Numbers k to predict for a sample; null to take it from the data.
+        in_channels: Channels of an input; null to take it from the data.
+        input_shape: Shape of one sample, channels first; null to take it from the data.
         network_args: Further arguments for a network given by name.
 
     Note:

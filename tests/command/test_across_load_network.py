@@ -260,7 +260,7 @@ def test_a_module_that_a_checkpoint_names_is_not_imported_unasked(
     named: Callable[..., Any], tmp_path: Path, config: str, name: str
 ) -> None:
     with pytest.raises(
-        CheckpointError, match=rf"last\.ckpt names {name}, which lit_fed does not import by default; if you trust"
+        CheckpointError, match=rf"last\.ckpt names {name}, which is not of lit_fed; if you trust"
     ) as caught:
         named(config)
     assert f"load_network(…, modules=['{name.rpartition('.')[0]}'])" in str(caught.value)

@@ -31,7 +31,7 @@ SHORT = ("--trainer.max_rounds", "1", "--trainer.local_epochs", "null", "--train
         ),
         (["--trainer.protocols", "[GlobalTest, GlobalTest]"], "trainer.protocols has two named 'global'"),
         (["--model.in_channels", "0"], "in_channels is 0; it must be at least 1"),
-        (["--model.network", "vit_tiny_patch16_224"], "cuts an image of (8, 8) pixels into no patches at all"),
+        (["--model.network", "vit_tiny_patch16_224"], "has no patch in an image of (8, 8) pixels"),
         (["--trainer.local_epochs", "2", "--trainer.local_steps", "2"], "local_epochs is 2.0 and local_steps is 2"),
         (
             ["--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "."],

@@ -34,15 +34,17 @@ def test_a_process_that_can_say_nothing_is_spoken_for(tmp_path: Path) -> None:
     """Of one that was killed, `tests/engine/test_across_resume.py` shows it."""
     done = run_cli(*QUICK, *ENDING, "_exit", cwd=tmp_path)
     assert done.returncode == 0
-    told = r"lit-fed: error: process \d+ ended without a word while client 7 worked in round 1: it was killed, as for "
-    assert re.fullmatch(rf"{told}memory, it crashed, .* os\._exit; go on with --ckpt_path last\n", done.stderr)
+    told = (
+        r"lit-fed: error: process \d+ ended without a message while client 7 worked in round 1: it was killed, as for "
+    )
+    assert re.fullmatch(rf"{told}memory, it crashed, .* os\._exit; continue with --ckpt_path last\n", done.stderr)
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGINT"])
 def test_one_of_two_processes_is_ended(tmp_path: Path, how: str) -> None:
     done = run_cli(*QUICK, *ENDING, how, "--trainer.devices", "2", cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr == f"lit-fed: error: {LOST}; go on with --ckpt_path last\n"
+    assert done.stderr == f"lit-fed: error: {LOST}; continue with --ckpt_path last\n"
 
 
 class Pictures(Dataset[Any]):
@@ -104,11 +106,11 @@ def spoken_for(program: str) -> str:
 def test_the_witness_says_nothing_of_an_end_in_good_order() -> None:
     said = spoken_for("    tell('client 1 worked'); raise ValueError('of its own')")
     assert said.splitlines()[-1] == "ValueError: of its own"
-    assert "without a word" not in said
+    assert "without a message" not in said
 
 
 def test_the_witness_outlives_the_signals_of_a_terminal() -> None:
-    assert "without a word:" in spoken_for(
+    assert "without a message:" in spoken_for(
         "    time.sleep(1); signal.signal(15, 0); os.killpg(0, 15) if os.setsid() is None else 0"
     )
 
@@ -121,7 +123,7 @@ def test_a_child_that_outlives_the_process_keeps_nobody_waiting() -> None:
         "        os.closerange(1, 3); time.sleep(100); os._exit(0)\n"
         "    os._exit(0)"
     )
-    assert "ended without a word while client 1 worked: " in said
+    assert "ended without a message while client 1 worked: " in said
     assert time.monotonic() - begun < 55
 
 

@@ -436,7 +436,7 @@ def test_a_cohort_of_weight_0_leaves_the_model_as_it_is(tmp_path: Path, lines: C
         federate(KeyedGrid({1: handle}, KEYS), made, *parts)
     assert made.run.next_round == 2
     assert weights(made)["network.weight"].tolist() == [[0.0, 0.0]]
-    assert "round 0 leaves the model as it is: the weights of this round's updates sum to 0" in lines()
+    assert "round 0 leaves the model unchanged: the weights of this round's updates sum to 0" in lines()
 
 
 def test_ever_new_metrics_and_causes_are_bounded(tmp_path: Path, lines: Callable[[], str]) -> None:
@@ -483,8 +483,8 @@ def test_what_is_encoded_is_what_is_written() -> None:
 @pytest.mark.parametrize(
     ("lie", "why"),
     [
-        (failing(cause="no"), "no client gave the moments of its features"),
-        (lambda answer: _zeroed(answer), "the moments that clients gave are of no features"),
+        (failing(cause="no"), "no client sent the moments of its features"),
+        (lambda answer: _zeroed(answer), "the clients' moments do not belong to any features"),
     ],
 )
 def test_a_protocol_of_which_nothing_is_left_reports_nothing(

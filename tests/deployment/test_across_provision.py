@@ -190,10 +190,8 @@ def test_called_again_it_changes_nothing(tmp_path: Path) -> None:
     before = files(tmp_path / "out")
     said = provisioned(tmp_path)
     assert not changed(tmp_path / "out", before)
-    assert said["server"] == (
-        "server      key kept, certificate kept until 2027-03-01; its other files are as they were"
-    )
-    assert said["north"] == "north       key kept; its other files are as they were"
+    assert said["server"] == ("server      key kept, certificate kept until 2027-03-01; its other files are unchanged")
+    assert said["north"] == "north       key kept; its other files are unchanged"
 
 
 def test_how_many_clients_there_are_stands_in_the_configuration(tmp_path: Path) -> None:
@@ -202,7 +200,7 @@ def test_how_many_clients_there_are_stands_in_the_configuration(tmp_path: Path) 
     config = yaml.safe_load((tmp_path / "run.yaml").read_text())
     del config["data"]["init_args"]["num_clients"]
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(config))
-    with pytest.raises(ConfigError, match=r"num_clients is not set in .*run\.yaml; write how many clients there are"):
+    with pytest.raises(ConfigError, match=r"num_clients is not set in .*run\.yaml; set the number of clients"):
         provision(read_federation(file), tmp_path / "out", (), NOW)
 
 
@@ -223,7 +221,7 @@ def test_a_lost_key_is_made_anew_on_request_and_no_other(tmp_path: Path) -> None
     before = files(tmp_path / "out")
     said = provisioned(tmp_path, "north")
     assert changed(tmp_path / "out", before) == {"sites/north/node.key", "server/keys/north.pub"}
-    assert said["north"] == "north       new key; its other files are as they were"
+    assert said["north"] == "north       new key; its other files are unchanged"
     before = files(tmp_path / "out")
     provisioned(tmp_path, "server")
     assert changed(tmp_path / "out", before) == {"server/server.key", "server/server.crt"}

@@ -81,8 +81,8 @@ def test_what_holds_no_data_is_told_as_it_is() -> None:
     assert outline(NonFiniteUpdate("train/loss is not finite; try a smaller learning rate")) == (
         "train/loss is not finite; try a smaller learning rate"
     )
-    late = ClientTimeout("it was not done after trainer.client_timeout of 2 s", f"/home/{SECRET}/task.py, line 3")
-    assert outline(late) == "it was not done after trainer.client_timeout of 2 s"
+    late = ClientTimeout("it did not finish within trainer.client_timeout of 2 s", f"/home/{SECRET}/task.py, line 3")
+    assert outline(late) == "it did not finish within trainer.client_timeout of 2 s"
     assert outline(ValueError(SECRET)) == "ValueError in code outside of lit_fed"
 
 
@@ -92,7 +92,7 @@ def test_data_that_cannot_be_read_are_not_quoted_to_the_server(
     class Broken(Points):
         def train_loader(self, client_id: int, generator: Any) -> Any:
             self.looked = getattr(self, "looked", 0) + (client_id == 1)
-            if client_id == 1 and self.looked > 1:  # the first look is at the start, on the node itself
+            if client_id == 1 and self.looked > 2:  # the first looks are at the start, on the node itself
                 raise ConfigError(f"cannot read /data/{SECRET}: row [1.0, 0.0] label 2")
             return super().train_loader(client_id, generator)
 

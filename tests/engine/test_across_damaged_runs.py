@@ -47,14 +47,14 @@ def test_last_names_the_run_that_it_continues(tmp_path: Path, capsys: pytest.Cap
     federation(tmp_path, 1)
     capsys.readouterr()
     federation(tmp_path, 2, ckpt_path="last")
-    assert f"going on from {tmp_path}/lightning_logs/version_0/checkpoints/last.ckpt with round 1\n" in (
+    assert f"continuing from {tmp_path}/lightning_logs/version_0/checkpoints/last.ckpt with round 1\n" in (
         capsys.readouterr().out
     )
     federation(tmp_path, 3, ckpt_path="best")
     path = tmp_path / "lightning_logs" / "version_0" / "checkpoints" / "best.ckpt"
     folder = tmp_path / "lightning_logs" / "version_1"
     said = capsys.readouterr().out
-    assert any(line.startswith(f"going on from {path} with round ") for line in said.splitlines())
+    assert any(line.startswith(f"continuing from {path} with round ") for line in said.splitlines())
     assert f", in the new folder {folder}\n" in said
 
 
@@ -65,11 +65,11 @@ def test_a_newer_run_without_a_checkpoint_is_named(tmp_path: Path, capsys: pytes
     (logs / "version_²").mkdir()  # a digit to some, and no number
     capsys.readouterr()
     assert federation(tmp_path, 2, ckpt_path="last").log_dir == logs / "version_0"
-    said = f"{logs}/version_1 is newer, but without a last.ckpt: taking that of {logs}/version_0\n"
+    said = f"{logs}/version_1 is newer, but without a last.ckpt; using that of {logs}/version_0\n"
     assert said in capsys.readouterr().out
     (logs / "version_2" / "checkpoints").mkdir(parents=True)
     assert federation(tmp_path, 3, ckpt_path="last").log_dir == logs / "version_0"
-    said = f"2 runs are newer, but without a last.ckpt: taking that of {logs}/version_0\n"
+    said = f"2 runs are newer, but without a last.ckpt; using that of {logs}/version_0\n"
     assert said in capsys.readouterr().out
 
 
@@ -79,7 +79,7 @@ def test_a_run_whose_last_checkpoint_is_lost_is_not_begun_anew(tmp_path: Path, o
         federation(tmp_path, 1)
     run = federation(tmp_path, 1, callbacks=[Checkpoint(keep_last=1)]).log_dir
     (run / "checkpoints" / "last.ckpt").unlink()
-    message = r"version_. has no last\.ckpt, but best\.ckpt, round=0\.ckpt; go on from --ckpt_path .*best\.ckpt"
+    message = r"version_. has no last\.ckpt, but best\.ckpt, round=0\.ckpt; resume from --ckpt_path .*best\.ckpt"
     refused(tmp_path, message, lambda: federation(tmp_path, 2, ckpt_path="last"))
     resumed = federation(tmp_path, 2, ckpt_path=str(run / "checkpoints" / "best.ckpt"))  # as it says
     assert resumed.run.start_round == 1
@@ -165,7 +165,7 @@ def swapped(array: Any) -> Any:
 def test_replaced_data_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replace: Any) -> None:
     fit(tmp_path, data=Stored(4), max_rounds=1)
     monkeypatch.setattr(Stored, "replace", staticmethod(replace))
-    message = r"last\.ckpt comes from a run on other data, of which labels or inputs have changed"
+    message = r"last\.ckpt comes from a run on other data, whose labels or inputs have changed"
     refused(tmp_path, message, lambda: fit(tmp_path, data=Stored(4), max_rounds=2, ckpt_path="last"))
 
 

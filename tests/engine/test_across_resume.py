@@ -71,7 +71,7 @@ def test_killed_five_times(tmp_path: Path) -> None:
         _, said = process.communicate()
         kills.append((attempt, wanted, process.returncode))
         assert len(said.splitlines()) <= 1, said  # none, where it had not begun to train
-        assert "ended without a word" in (said or "ended without a word")
+        assert "ended without a message" in (said or "ended without a message")
     assert all(code == -signal.SIGKILL for _, _, code in kills), kills
     done = run_cli(*fit_args, "--ckpt_path", "last", cwd=tmp_path / "killed")
     assert done.returncode == 0, done.stderr

@@ -302,9 +302,7 @@ def test_a_checkpoint_that_does_not_say_what_an_input_is_like(tmp_path: Path) ->
     assert content["inputs"].pop("stored") == ((2,), "float32")
     torch.save(content, path)
     network = nn.Linear(2, 1, bias=False)
-    with pytest.raises(
-        ConfigError, match=r"last\.ckpt does not say what an input is like; give the shape of one without"
-    ):
+    with pytest.raises(ConfigError, match=r"last\.ckpt does not describe the inputs; give the shape of one without"):
         export_network(path, tmp_path / "out", network)
     with pytest.raises(ConfigError, match="--dtype is 'bytes'; it must be a type of torch, such as uint8"):
         export_network(path, tmp_path / "out", network, stored=((2,), "bytes"))

@@ -187,5 +187,5 @@ def test_pictures_without_heatmaps():
     message = "an image has 250×192 pixels; for heatmaps of stride 4 both sides must be multiples of 4, at least 12"
     with pytest.raises(ConfigError, match=message):
         UDP().heatmap_size((250, 192))
-    with pytest.raises(ConfigError, match="a picture of 16×8 pixels"):
+    with pytest.raises(ConfigError, match="an image has 16×8 pixels; for heatmaps of stride 4"):
         UDP().heatmap_size((16, 8))

@@ -60,7 +60,7 @@ def test_a_server_that_bursts_is_refused_by_method_and_round_and_the_last_checkp
     message = str(error.value)
     assert message.startswith(f"{name.partition(',')[0]}'s step in round 1 left NaN or infinity in ")
     assert where in message.partition(" of the server")[0]
-    assert message.endswith("the last checkpoint is that of the round before")
+    assert message.endswith("the last checkpoint is from the previous round")
     assert_same(saved_weights(run), before)
     for file in ("last.ckpt", "best.ckpt"):
         content = read_checkpoint(run / "checkpoints" / file)

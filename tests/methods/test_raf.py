@@ -270,7 +270,7 @@ def test_settings_that_cannot_be() -> None:
         FedRAF(gamma=-1)
     with pytest.raises(ConfigError, match=r"RAF\.truth is 'all'; it must be 'top' or 'every'"):
         FedAvg(regularizer=RAF(truth="all"))  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="regularizer RAF: weight is -1"):
+    with pytest.raises(ConfigError, match="weight of regularizer RAF is -1"):
         RAF(weight=-1)
 
 

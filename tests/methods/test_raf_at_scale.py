@@ -151,7 +151,7 @@ def test_a_dry_run_lists_a_table_and_says_what_is_missing(
     main(["study", "-c", path, "--profile", "paper", "--dry_run"])
     out = capsys.readouterr().out
     assert all(f"{row}/low/{seed} " in out for row in ("lll", "llm", "lmm", "llh", "lmh", "lhh") for seed in range(3))
-    assert "18 cells to run; they cannot yet: " in out
+    assert "18 cells to run; they cannot run yet: " in out
     assert "data/mae_pretrain_vit_small.pth" in out
 
 

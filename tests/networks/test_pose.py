@@ -208,7 +208,7 @@ def test_images_that_do_not_fit_are_refused(name: str, size: tuple[int, int, int
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"padding": 2}, "padding is 2; it must be at least 0 and below half of patch_size, 4: more adds"),
+        ({"padding": 2}, "padding is 2; it must be at least 0 and below half of patch_size, 4; more adds"),
         ({"embed_dim": 66}, "embed_dim is 66; it must be a multiple of 4 and of num_heads, 4"),
         ({"upsample": 3}, "upsample is 3; it must divide patch_size, 4"),
         ({"positions": "learnt"}, "positions is 'learnt'; it must be 'convolutional', 'global' or 'absolute'"),

@@ -219,11 +219,11 @@ def test_without_a_metric_it_is_what_the_run_monitors_with_its_direction(tmp_pat
         ("\0", "is not YAML"),
         (
             "title: a\nrows:\n  a: {}\n  b: {}\n  a: {}\n",
-            r"bad\.yaml, line 5: rows\.a is there twice, also in line 3; rem",
+            r"bad\.yaml, line 5: rows\.a is given twice, also in line 3; rem",
         ),
         (
             "set: {trainer.seed: 1, trainer.seed: 2}\n",
-            "line 1: set.trainer.seed is there twice, in this line too; remove",
+            "line 1: set.trainer.seed is given twice, in this line too; remove",
         ),
     ],
 )

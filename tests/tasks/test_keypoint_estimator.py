@@ -253,5 +253,5 @@ def test_images_without_heatmaps_are_refused() -> None:
 def test_another_number_of_joints_is_refused() -> None:
     batch = drawn(torch.cat((JOINTS, JOINTS[:, :1]), dim=1))
     batch["image"] = batch["image"][:, :2]
-    with pytest.raises(ConfigError, match=r"gives heatmaps \(2, 2, 32, 24\), and the batch asks for \(2, 3, 32, 24\)"):
+    with pytest.raises(ConfigError, match=r"gives heatmaps \(2, 2, 32, 24\), and the batch needs \(2, 3, 32, 24\)"):
         oracle().training_step(batch, 0)

@@ -187,7 +187,7 @@ def _model(task: LightningModule, algorithm: Algorithm[Any], data: Any, trainer:
 def _fedavg(model: Model, channel: Channel, held: Collection[nn.Parameter]) -> tuple[int, int]:
     """Bytes of FedAvg's download and upload: all parameters, and buffers by their policy.
 
-    Parameters that the task itself froze do not travel. Those that the method froze count: FedAvg would send them.
+    Parameters that the task itself froze do not travel. Parameters that the method froze count: FedAvg would send them.
     """
     own = set(map(id, held))
     still = [name for name in model.fixed if id(model.parameters[name]) not in own]
@@ -256,6 +256,6 @@ def report(cost: RunCost) -> str:
     lines.append(f"bytes in all {cost.total:,}; FedAvg {cost.fedavg:,}; cost ratio {cost.ratio:.4f}")
     if cost.frozen:
         lines.append(
-            f"not counted: what freezes after training, {cost.frozen:,} bytes, which a client of later rounds needs"
+            f"not counted: {cost.frozen:,} bytes of parameters that freeze after training, for each later client"
         )
     return "\n".join(lines)

@@ -9,10 +9,12 @@ from jsonargparse import ArgumentParser
 from lit_fed.command.reading.own import add_overwrite
 from lit_fed.command.table import Call
 from lit_fed.engine.loop.checkpoint import find_checkpoint
-from lit_fed.errors import ConfigError
+from lit_fed.errors import CheckpointError, ConfigError
 from lit_fed.handover.export import export_network
+from lit_fed.load import NotRebuilt
 
 _LOGS = Path("lightning_logs")
+_FROM_PYTHON = "export it from Python: lit_fed.export_network(…, network=…)"
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -50,14 +52,18 @@ def run(call: Call) -> int:
     if path is None:
         raise ConfigError(f"no run in {_LOGS} has a {options.ckpt_path}.ckpt; name a run's folder with --ckpt_path")
     stored = None if options.shape is None else (tuple(options.shape), options.dtype)
-    done = export_network(
-        path,
-        options.output,
-        modules=options.modules,
-        stored=stored,
-        onnx=options.onnx,
-        overwrite=options.overwrite,
-    )
+    try:
+        done = export_network(
+            path,
+            options.output,
+            modules=options.modules,
+            stored=stored,
+            onnx=options.onnx,
+            overwrite=options.overwrite,
+        )
+    except NotRebuilt as error:
+        allow = f"if you trust it, allow it with --modules '[{error.module}]'" if error.module else _FROM_PYTHON
+        raise CheckpointError(f"{error.fault}; {allow}") from error
     for name in done.files:
         print(f"written     {done.folder / name}")
     for name, why in done.lacking.items():

@@ -120,7 +120,7 @@ def run(call: Call) -> int:
 
 
 def provision(file: FederationFile, output: Path, anew: Sequence[str], now: datetime) -> list[str]:
-    """Bring a folder of all ends up to date.
+    """Update a folder of all ends.
 
     Args:
         file: Description of the federation.
@@ -152,7 +152,7 @@ def provision(file: FederationFile, output: Path, anew: Sequence[str], now: date
         content = {"ca.crt": ca, "config.yaml": configs[name].encode()}
         content |= {path: text.encode() for path, text in texts[name].items()}
         new = [path for path, blob in content.items() if write(home / path, blob)]
-        done[name] += f"; written: {', '.join(new)}" if new else "; its other files are as they were"
+        done[name] += f"; written: {', '.join(new)}" if new else "; its other files are unchanged"
     lines = [f"{name:11} {words}" for name, words in done.items()]
     gone = [path for path in sorted((output / SERVER / KEYS).glob("*.pub")) if path.stem not in homes]
     lines += [f"{path.stem:11} is no longer a site, and its key is not accepted; remove {path}" for path in gone]
@@ -190,7 +190,7 @@ def _configurations(file: FederationFile) -> dict[str, str]:
     cls, init_args = content["data"]["class_path"], content["data"].get("init_args") or {}
     num_clients = init_args.get("num_clients", parts.data.num_clients)
     if num_clients is None:
-        raise ConfigError(f"data.num_clients is not set in {', '.join(file.configs)}; write how many clients there are")
+        raise ConfigError(f"data.num_clients is not set in {', '.join(file.configs)}; set the number of clients")
     check_everybody(file, num_clients)
     texts = {}
     for name, own in {SERVER: file.server_data, **{site.name: site.data for site in file.sites}}.items():

@@ -16,7 +16,7 @@ from lit_fed.errors import CheckpointError, ConfigError
 
 _OF_CLIENT = """# Client {client}
 
-`data.npz` holds this client's samples and nobody else's. On its machine, in the folder that holds this one{public}:
+`data.npz` holds only this client's samples. On its machine, in the folder that holds this one{public}:
 
     lit-fed node -c client_{client}/config.yaml --client {client} --superlink ADDRESS --state_dir node_{client} \\
       --ca ca.crt --key node.key

@@ -1,4 +1,4 @@
-"""Configuration files of one command: each is read once, for us and for the parser, and more strictly than YAML asks.
+"""Configuration files of one command: each is read once, for us and for the parser, and more strictly than by YAML.
 
 A file may name others: ``config:`` a whole one, a section such as ``model:`` one with the section's settings.
 """
@@ -47,7 +47,7 @@ class ConfigFiles:
             value: A path, or the settings themselves.
 
         Raises:
-            ConfigError: If a file cannot be read, or the parser would misread a setting without a word.
+            ConfigError: If a file cannot be read, or the parser would misread a setting silently.
         """
         if not value:
             raise ConfigError("--config needs a value")
@@ -96,7 +96,7 @@ class ConfigFiles:
                 yield key, self._filled(value, folder, depth)
 
     def _part(self, key: str, path: Path, depth: int = 0) -> Any:
-        """Settings of a section, or of a class, from a file of their own."""
+        """Settings of a section, or of a class, from a separate file."""
         text, where = self._text(path), f"config file {brief(path)}"
         if key in SECTIONS:
             settings_of(text, where)
@@ -125,7 +125,7 @@ def _check(text: Text, where: str, section: str = "") -> None:
 
 
 def _odd(node: yaml.Node | None, path: str, holds_settings: bool) -> Iterator[tuple[yaml.Node, str]]:
-    """Nodes that would be misread, each with what is wrong; ``path`` leads to the node."""
+    """Nodes that would be misread, each with its mistake; ``path`` leads to the node."""
     if node is not None and node.tag in _NO_SETTINGS:
         yield node, f"!!{_NO_SETTINGS[node.tag]} cannot be a setting; write a number, text, list or mapping"
     if isinstance(node, yaml.SequenceNode):

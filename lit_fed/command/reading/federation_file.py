@@ -211,7 +211,7 @@ def _data(content: Mapping[str, Any], where: str) -> dict[str, Any]:
         if key not in OWN_DATA:
             raise ConfigError(
                 f"{where}: data.{key} must be the same everywhere; write it in the run's configuration, "
-                f"as an end's own settings are {', '.join(OWN_DATA)}"
+                f"because an end sets only {', '.join(OWN_DATA)}"
             )
         if type(value) is not OWN_DATA[key]:
             raise ConfigError(f"{where}: data.{key} is {value!r:.80}; it must be {_KINDS[OWN_DATA[key]]}")
@@ -222,7 +222,7 @@ def _site(name: Any, value: Any, where: str) -> Site:
     if not isinstance(name, str) or not _SITE.fullmatch(name):
         raise ConfigError(
             f"{where} {name!r:.80} has an invalid name; write up to 63 of A-Z, a-z, 0-9, _ and -, "
-            "in quotes if YAML takes them for something else"
+            "in quotes if YAML reads another type"
         )
     if name.lower() == SERVER:
         raise ConfigError(f"{where} {name} has the server's name; choose another name")

@@ -1,4 +1,4 @@
-"""Parts of a run from their settings: the data first, then the model with what follows from the data."""
+"""Parts of a run from their settings: the data first, then the model with the settings that follow from the data."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def build_parts(parser: ArgumentParser, settings: Namespace) -> tuple[Parts, Nam
 
     Args:
         parser: Parser with `add_parts`.
-        settings: Its settings; those of the model are completed in place.
+        settings: Its settings; the model's are completed in place.
 
     Returns:
         The parts, and all other settings, instantiated.
@@ -71,7 +71,7 @@ _FROM_DATA = (
     *("num_classes", "in_channels", "input_shape", "num_outputs", "num_joints", "flip_pairs", "skeleton_edges"),
     "unscored_joints",
 )
-"""Settings of a model that may be left open, and then follow from the data."""
+"""Settings of a model that follow from the data if they are left open."""
 
 
 def fill_from_data(model: Namespace, data: Any) -> None:

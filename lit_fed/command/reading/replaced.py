@@ -1,4 +1,4 @@
-"""Optimizers and schedules that replace others: each begins with its own defaults, and nothing leaks into it."""
+"""Optimizers and schedules that replace others: each starts with its defaults, without settings of the replaced one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TRAINED_BY: dict[str, type] = {
     "optimizer": torch.optim.Optimizer,
     "lr_scheduler": torch.optim.lr_scheduler.LRScheduler,
 }
-"""Settings of a model that are classes: another class begins anew."""
+"""Settings of a model that are classes: a different class starts afresh."""
 
 
 class Mention(NamedTuple):
@@ -80,11 +80,11 @@ def _leaves(value: Any, above: tuple[str, ...]) -> Iterator[str]:
 
 
 def over(below: Any, above: Any, base: type) -> Any:
-    """Lay one class with settings over another: the same class keeps what is not set, another begins anew.
+    """Merge a class with settings into another: the same class keeps other settings, a new one starts afresh.
 
     Args:
         below: Class and settings so far, as a configuration has them.
-        above: The same of what replaces them; without ``class_path`` the class stays.
+        above: Class and settings that replace them; without ``class_path`` the class stays.
         base: Base of both classes.
     """
     old, new = plain(below), plain(above)
@@ -99,8 +99,8 @@ def over(below: Any, above: Any, base: type) -> Any:
 def changes(said: Sequence[Mention], key: str) -> Iterator[Change]:
     """Classes that replace others at a key of the model.
 
-    The parser would keep the earlier class's values of all parameters that both have, even defaults. What options set
-    stays, wherever they stand.
+    The parser would keep the earlier class's values of all parameters that both have, even defaults. Settings from
+    options stay, wherever the options stand.
     """
     given = [(one, settings) for one in said if (settings := one.settings("model", key))]
     by_option = {name for one, settings in given if one.option for name in settings}
@@ -117,14 +117,14 @@ def changes(said: Sequence[Mention], key: str) -> Iterator[Change]:
 
 
 def _default(model: type | None, key: str) -> type | None:
-    """The class that a model takes where nothing is set."""
+    """The class that a model takes by default."""
     with suppress(Exception):  # a user's own code
         return type(parameters_of(model)[key].default([nn.Parameter(torch.zeros(1))]))
     return None
 
 
 def _defaults(made: type | None) -> dict[str, Any]:
-    """Defaults of a class that YAML can say, by setting."""
+    """Defaults of a class that YAML can represent, by setting."""
     return {name: one.default for name, one in parameters_of(made).items() if _is_plain(one.default)}
 
 

@@ -12,7 +12,7 @@ from jsonargparse import Namespace
 from lit_fed.command.refusals.suggest import imported, parameters_of
 from lit_fed.errors import ConfigError
 
-_LARGEST = 2**63 - 1  # what tensors, arrays and loops count with
+_LARGEST = 2**63 - 1  # the largest integer of tensors, arrays and loops
 
 
 def check_values(settings: Any, key: str = "", where: str = "") -> None:

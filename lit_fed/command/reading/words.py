@@ -1,7 +1,7 @@
-"""A command line, read once: one spelling for every option, each file's content, and what the parser is to be told.
+"""A command line, read once: one spelling for every option, each file's content, and additions for the parser.
 
-The parser takes one option after the other. Readers expect something else in two places, where options are added:
-settings of a class that a later file names, and optimizers and schedules that replace others.
+The parser takes one option after the other. In two cases users expect more, and options are added: for settings of a
+class that a later file names, and for optimizers and schedules that replace others.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class CommandLine:
             skip: Words to leave out: 1 for the command's own parser.
 
         Raises:
-            ConfigError: For values that no setting can have; other errors as of the parser.
+            ConfigError: For values that no setting can have; further errors come from the parser.
         """
         with taking(self._files.texts):
             found = parser.parse_args(self.words[skip:])
@@ -75,14 +75,14 @@ class CommandLine:
     def told(self) -> tuple[str, ...]:
         """Keys of the settings in options and files, without ``init_args``, most recent option first.
 
-        What is varied stands at the end of a command line, as in the cells of a study.
+        Varied settings stand at the end of a command line, as in the cells of a study.
         """
         groups = [[key for one in group for key in one.keys] for _, group in groupby(self._said, lambda one: one.end)]
         return tuple(dict.fromkeys(key for group in reversed(groups) for key in group))
 
     @property
     def own_rate(self) -> str | None:
-        """A line about a learning rate that nobody asked for, where a named optimizer brings its own."""
+        """A line about the default learning rate of a named optimizer; None if the rate is set."""
         *_, last = (None, *changes(self._said, "optimizer"))
         if last is None or "lr" not in last.own:
             return None
@@ -127,7 +127,7 @@ def _config(value: str) -> str:
 
 
 def _is_setting(option: str) -> bool:
-    """Whether a word is an option that sets a section of a run, or something in it, and has no value in it."""
+    """Whether a word is an option for a section of a run, or a key in it, without a value."""
     return "=" not in option and option.partition(".")[0] in {f"--{section}" for section in SECTIONS}
 
 
@@ -136,7 +136,7 @@ def _is_value(word: str) -> bool:
     return not word.startswith("-") or word == "-" or " " in word or _NUMBER.fullmatch(word) is not None
 
 
-# ---------------------------------------------------------------------- what the parser is told beside
+# ---------------------------------------------------------------------- additions for the parser
 
 
 def _wrapped(words: Iterator[str]) -> Iterator[str]:

@@ -17,13 +17,13 @@ _CLASS = "Wrapped"
 def wrapped_settings(content: Any) -> Any:
     """A configuration with `Wrapped` around a plain LightningDataModule.
 
-    Its ``init_args`` are the module's, but for those that only `Wrapped` knows, such as ``num_clients``.
+    Its ``init_args`` are the module's, except settings that only `Wrapped` has, such as ``num_clients``.
 
     Args:
-        content: What a configuration file says.
+        content: Content of a configuration file.
 
     Returns:
-        The same where `data` is anything else.
+        The content unchanged if `data` is anything else.
     """
     data = content.get("data") if isinstance(content, dict) else None
     section: dict[str, Any] = data if isinstance(data, dict) else {"class_path": data}
@@ -40,14 +40,14 @@ def wrapped_settings(content: Any) -> Any:
 
 
 def plain_module(path: Any) -> type | None:
-    """The LightningDataModule that knows no clients and is named so; None where it is none."""
+    """The class at a path if it is a LightningDataModule without clients; else None."""
     named = named_class(path, [PARTS["data"]])
     plain = named is not None and issubclass(named, LightningDataModule) and not issubclass(named, PARTS["data"])
     return named if plain else None
 
 
 def _settings_of(made: type) -> set[str]:
-    """What the constructors of a class and of those it derives from take by name."""
+    """Names of the parameters of a class's constructor and its bases' constructors."""
     own = [vars(cls)["__init__"] for cls in made.__mro__ if "__init__" in vars(cls) and cls is not object]
     named = {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
     parameters = [one for function in own for one in inspect.signature(function).parameters.values()]

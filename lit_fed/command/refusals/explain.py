@@ -155,12 +155,12 @@ def _no_key(name: str, args: Sequence[str]) -> str:
 
 
 def _asked_for(args: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The command, and its options if they are not those of a run."""
+    """The command, and its options if they differ from a run's."""
     return asked(args), _own_options(args)
 
 
 def _own_options(args: Sequence[str]) -> list[str]:
-    """Options of a command that does not take those of a run."""
+    """Options of a command that does not take a run's options."""
     command = asked(args)
     if command is None or not COMMANDS[command].room_of(args):
         return []

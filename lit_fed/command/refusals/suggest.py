@@ -30,7 +30,7 @@ LIGHTNING = {
     "overfit_batches": "data.max_train_samples",
     "val_check_interval": "trainer.evaluate_every, in rounds",
     "check_val_every_n_epoch": "trainer.evaluate_every, in rounds",
-    "num_sanity_val_steps": "nothing: a step is tried before the first round anyway",
+    "num_sanity_val_steps": "nothing: a step is always tried before the first round",
     "log_every_n_steps": "nothing: every round is logged",
     "benchmark": "torch.backends.cudnn.benchmark, in the module's own code",
     "inference_mode": "nothing: evaluation keeps no gradients",
@@ -79,7 +79,7 @@ def option(words: Sequence[str], command: str | None = None, known: Sequence[str
     Args:
         words: Words that the parser did not recognise.
         command: The command.
-        known: Options of the command, if they are not those of a run.
+        known: Options of the command, if they differ from a run's.
     """
     options = [word for word in words if word.startswith("-")]
     if not options:
@@ -246,7 +246,7 @@ def _every_class(bases: Iterable[type]) -> Iterator[type]:
 
 
 def parameters_of(owner: Any) -> dict[str, inspect.Parameter]:
-    """Parameters of a class's constructor, and of its bases' as far as it passes keywords on; of a function, its own.
+    """Parameters of a class's constructor, with its bases' as far as it passes keywords on, or of a function.
 
     Args:
         owner: Any object; one that cannot be called has none.

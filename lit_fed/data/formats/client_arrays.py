@@ -37,7 +37,7 @@ class _Samples(NamedTuple):
 
 
 class ClientArrays(ImageDataModule):
-    """A folder per client with one file, ``<root>/client_3/data.npz``; a node needs those of its own clients only.
+    """A folder per client with one file, ``<root>/client_3/data.npz``; a node needs only the files of its own clients.
 
     A client's file holds ``x_train y_train x_test y_test`` in the layout of `ArrayFile`, images also N×C×H×W.
     Validation and calibration samples are held out of ``x_train``, unless the file has ``x_val y_val`` or
@@ -167,7 +167,7 @@ class ClientArrays(ImageDataModule):
 
     @override
     def read_strata(self) -> Strata:
-        """Without further checks: those of the files suffice, and a node may hold no sample at all."""
+        """Without further checks: the checks of the files suffice, and a node may hold no sample at all."""
         arrays = self.load_arrays()
         self.hold(arrays)
         train, test = (arrays.y_train, arrays.y_test) if self._classes is not None else (None, None)

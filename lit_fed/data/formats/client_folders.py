@@ -35,8 +35,8 @@ class _Scan(NamedTuple):
 class ClientFolders(DecodedImages):
     """Images in ``<root>/<client>/<class>/*.png``, or split in ``<root>/<client>/{train,test}/<class>/*.png``.
 
-    Clients and classes are numbered in the alphabetical order of their folders; the classes are those of all clients
-    together. A line counts the files of other types and in other places, except hidden ones such as ``.DS_Store``.
+    Clients and classes are numbered in the alphabetical order of their folders; the classes of all clients together
+    count. A line counts the files of other types and in other places, except hidden ones such as ``.DS_Store``.
 
     Args:
         root: The folder that holds the clients' folders.

@@ -90,7 +90,7 @@ class Columns:
                 except (ValueError, TypeError):
                     raise self._wrong(name, column, row, "a number") from None
             raise
-        if len(wrong := np.flatnonzero(~(np.abs(found) <= _LARGEST))):  # nor is NaN
+        if len(wrong := np.flatnonzero(~(np.abs(found) <= _LARGEST))):  # and NaN is not either
             raise self._wrong(name, column, int(wrong[0]), "a finite number of 32 bits")
         return found
 

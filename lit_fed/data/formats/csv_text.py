@@ -37,7 +37,7 @@ class CSVText(TensorDataModule):
         first_label: The smallest label; Yahoo Answers counts from 1.
         num_classes: Number of classes; null for the largest training label + 1.
         length: Tokens per text.
-        vocab_size: Token ids are 0 … vocab_size − 1; the network needs as many embeddings.
+        vocab_size: Token ids are 0 … vocab_size − 1; the network needs `vocab_size` embeddings.
         tokenizer: Folder of a tokenizer that transformers can load, such as BERT's; needs the extra ``text``.
         kwargs: The population's settings, see `FederatedDataModule`.
 

@@ -19,6 +19,7 @@ from torch.utils.data import (
     SequentialSampler,
     default_collate,
 )
+from typing_extensions import override
 
 from lit_fed.checks import check_range
 from lit_fed.data.formats.fields import Key, column, kept, kind_of, plain, sample_of, size_of, usual_target, value_of
@@ -53,11 +54,11 @@ class _Part:
 class Wrapped(DatasetModule):
     """A plain ``LightningDataModule``, cut into clients.
 
-    The samples of ``train_dataloader`` are the clients', those of ``test_dataloader`` the test set, and those of
-    ``val_dataloader`` the shared validation set, or the test set without a ``test_dataloader``. A client's own
-    validation samples match its training samples, as its test samples do. The loaders' data set, ``collate_fn`` and
-    batch size are kept; order and processes are the federation's. A sample is a tuple or a dictionary of any nesting.
-    On the command line ``--data my.module.MyData`` is short for ``--data Wrapped --data.module my.module.MyData``.
+    ``train_dataloader`` gives the clients' samples, ``test_dataloader`` the test set, and ``val_dataloader`` the shared
+    validation set, or the test set without a ``test_dataloader``. A client's own validation samples match its training
+    samples, as its test samples do. The loaders' data set, ``collate_fn`` and batch size are kept; order and processes
+    are the federation's. A sample is a tuple or a dictionary of any nesting. On the command line ``--data
+    my.module.MyData`` is short for ``--data Wrapped --data.module my.module.MyData``.
 
     ``prepare_data`` and ``setup`` are called in every process, so a second call should be a no-op.
 
@@ -114,8 +115,8 @@ class Wrapped(DatasetModule):
         self._clients: tuple[list[str], dict[str, IntArray]] | None = None
         self._prepared = False
 
+    @override
     def prepare_data(self) -> None:
-        """The module's own, once."""
         if not self._prepared:
             self._ask("prepare_data")
             self._prepared = True
@@ -135,15 +136,15 @@ class Wrapped(DatasetModule):
         return self._num_classes_given
 
     @property
+    @override
     def class_names(self) -> list[str] | None:
-        """The setting."""
         return self._names
 
     @property
     def input_shape(self) -> tuple[int, ...]:
         """The shape of the first tensor of a sample that is not its target or its client.
 
-        Where a sample holds none, as of a table's rows, that of the batch that ``collate_fn`` makes of it.
+        If a sample does not hold a tensor, such as a table's row, the shape comes from ``collate_fn``'s batch.
         """
         part = self._part("train")
         sample = sample_of(part.dataset, 0, part.where)
@@ -174,16 +175,16 @@ class Wrapped(DatasetModule):
         """Number of clients that the training samples name; None without `client`."""
         return None if self._client is None else len(self._client_columns()[0])
 
+    @override
     def own_client_names(self) -> list[str] | None:
-        """The clients' names in the samples."""
         return None if self._client is None else self._client_columns()[0]
 
+    @override
     def own_clients_are(self) -> tuple[str, str]:
-        """The setting `client`."""
         return f"data.client {self._client!r}", "leave it out"
 
+    @override
     def build_datasets(self) -> Datasets:
-        """The loaders' data sets."""
         train, test, has_val = self._part("train"), self._part("test"), "val" in self._parts_found
         if self._own_batches:
             self.batch_size = train.batch_size
@@ -210,7 +211,7 @@ class Wrapped(DatasetModule):
         return self._part("train" if training else "test").collate
 
     def target_values(self, indices: IntArray) -> NDArray[np.float32] | None:
-        """Numerical targets, if partitions have read them or the data set has them in an attribute."""
+        """Numerical targets, if partitions have read them or the data set holds them as an attribute."""
         targets = self._targets.get("train")
         return None if targets is None or self.num_classes is not None else targets[indices].astype(np.float32)
 
@@ -334,7 +335,7 @@ class Wrapped(DatasetModule):
 def _collated(part: _Part, sample: Any) -> Any:
     try:
         return part.collate([sample])
-    except Exception as error:  # whatever a user's own code raises
+    except Exception as error:  # any error of a user's code
         told = ConfigError(f"{part.where}: collate_fn fails on one sample ({reason(error)}); correct it")
         told.details = own_traceback(error)
         raise told from error

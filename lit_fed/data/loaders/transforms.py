@@ -117,7 +117,7 @@ class Normalize:
         if any(not value > 0 for value in std):
             raise ConfigError(f"Normalize.std is {list(std)}; every value must be above 0")
         if len(mean) != len(std):
-            raise ConfigError(f"Normalize.mean has {len(mean)} values and std has {len(std)}; give as many of each")
+            raise ConfigError(f"Normalize.mean has {len(mean)} values and std has {len(std)}; give equally many")
         check_range("Normalize.max_value", max_value, above=0)
         self.num_channels = len(mean)
         self.steps: list[Step] = [{"step": "normalize", "mean": [*mean], "std": [*std], "max_value": max_value}]

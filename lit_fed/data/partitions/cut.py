@@ -44,7 +44,7 @@ class Strata:
     val_clients: IntArray | None = None
 
     def checked(self, num_classes: int | None) -> Strata:
-        """A checked copy with strata in int64; `num_classes` is None if strata are not classes.
+        """A checked copy with strata in int64; `num_classes` is null if strata are not classes.
 
         Raises:
             ConfigError: A stratum is out of range, or arrays differ in length.
@@ -174,7 +174,7 @@ def cut_population(strata: Strata, partition: Partition, settings: CutSettings) 
     """Choose the samples, set the public ones aside, and cut the rest into clients.
 
     Raises:
-        ConfigError: The samples cannot be cut as the settings say.
+        ConfigError: The samples cannot be cut by the settings.
     """
     seed = settings.seed
     pool = _subset(strata.train_size, settings.max_train_samples, seed, "train")
@@ -191,7 +191,7 @@ def cut_population(strata: Strata, partition: Partition, settings: CutSettings) 
         if settings.val_fraction:
             raise ConfigError(
                 f"data.val_fraction is {settings.val_fraction}, and {strata.source} has {strata.val_size} validation "
-                "samples of its own; set the fraction to 0"
+                "samples in a separate set; set the fraction to 0"
             )
         matched = partition.split_test(cut, train_samples, strata.val_samples(), derive_seed(seed, "data", "own-val"))
         rows = [matched[client_id] for client_id in range(len(cut))]

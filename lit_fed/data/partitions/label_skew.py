@@ -115,13 +115,13 @@ class Dirichlet(Partition):
         alpha: α > 0, the concentration.
         min_samples: Least number of training samples of a client.
         max_retries: Number of draws before giving up; 50,000 samples of 10 classes take a millisecond.
-        cap: Whether clients that hold their share of the data already are given no more; False is the plain
-            class-wise form, as FedFrozen's paper describes its own (its Appendix C.1).
+        cap: Whether clients that already hold their share of the data get no more samples; False is the plain
+            class-wise form, as in FedFrozen's paper (its Appendix C.1).
 
     Note:
-        Draws come from NumPy's legacy ``RandomState(seed)``, so that seed 0 gives the client sizes of the
-        splits that FedDr+'s authors ship for CIFAR-10 and CIFAR-100; seeds must be below 2**32. Their code draws
-        without an end. With α = 0.05, 10 classes and 100 clients it takes 6,446 draws.
+        Draws come from NumPy's legacy ``RandomState(seed)``, so that seed 0 gives the client sizes of the splits that
+        FedDr+'s authors ship for CIFAR-10 and CIFAR-100; seeds must be below 2**32. Their code draws without a limit.
+        With α = 0.05, 10 classes and 100 clients it takes 6,446 draws.
     """
 
     def __init__(self, alpha: float = 0.5, min_samples: int = 10, max_retries: int = 10_000, cap: bool = True) -> None:

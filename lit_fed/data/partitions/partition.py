@@ -121,8 +121,8 @@ def _from_lists(lists: Sequence[Sequence[int] | IntArray], name: str, size: int,
     """A partition's lists of positions, one a client, as a `CSR`.
 
     Raises:
-        ConfigError: The number of lists is wrong, or a list is empty or holds a number that is no position, or a
-            position is there twice.
+        ConfigError: The number of lists is wrong, or a list is empty, holds a number that is not a position, or holds a
+            position twice.
     """
     rows = [np.asarray(one) for one in lists]
     if len(rows) != num_clients:
@@ -136,7 +136,7 @@ def _from_lists(lists: Sequence[Sequence[int] | IntArray], name: str, size: int,
     indices = np.concatenate(rows)
     positions, times = np.unique(indices, return_counts=True)
     if times.max() > 1:
-        raise ConfigError(f"partition {name} gives sample {positions[times.argmax()]} away twice; name it once")
+        raise ConfigError(f"partition {name} assigns sample {positions[times.argmax()]} twice; assign it once")
     return CSR.from_sizes(indices, np.array([len(row) for row in rows], dtype=np.int64))
 
 

@@ -1,1 +1,1 @@
-"""The population: clients, shared sets, views, and what is known of them."""
+"""The population: clients, shared sets, views, and their metadata."""

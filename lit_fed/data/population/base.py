@@ -82,8 +82,8 @@ class FederatedDataModule(LightningDataModule, ABC):
         max_train_samples: Size of a random choice of training samples; null for all.
         max_test_samples: Size of a random choice of test samples; null for all.
         drop_last: Drop a client's last training batch if it is smaller than the others.
-        fresh_batches: Make every training batch the first of a fresh shuffle of the client's samples, instead of going
-            through one shuffle after the other.
+        fresh_batches: Make every training batch the first of a fresh shuffle of the client's samples, instead of one
+            shuffle per pass.
         stratified_public: Take equally many public samples of every class, instead of any.
         skew: Makes the clients' inputs differ, such as `NoiseLevels`; null for none.
         root: Folder of the data sets.
@@ -204,7 +204,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         return None
 
     def preprocessing(self) -> list[Step] | None:
-        """Steps from stored inputs to the model's inputs, for checkpoints; None if they cannot be told in steps."""
+        """Steps from stored inputs to the model's inputs, for checkpoints; None for custom code."""
         return None
 
     def stored_like(self) -> tuple[tuple[int, ...], str] | None:
@@ -217,13 +217,13 @@ class FederatedDataModule(LightningDataModule, ABC):
     def target_values(self, indices: IntArray) -> NDArray[np.float32] | None:
         """Numerical targets (n,) or (n, k) of training samples, to describe and draw them.
 
-        None for classes, and if the targets cannot be had without reading every sample.
+        None for classes, and if only reading every sample would give the targets.
         """
         del indices
         return None
 
     def read_contents(self) -> Iterator[NDArray[Any]]:
-        """Arrays with a sample per row by which these data are told from others; by default none.
+        """Arrays with a sample per row that identify these data; by default none.
 
         Yield the same for the same data on every machine: raw values rather than transformed ones. Floating-point
         numbers are compared up to rounding.
@@ -231,7 +231,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         yield from ()
 
     def input_scale(self, client_id: int) -> Scale | None:
-        """Scale of a client's inputs if every node stores its own; None if a setting or a common file fixes it."""
+        """Scale of a client's inputs if every node stores its own data; None if a setting or a common file fixes it."""
         del client_id
         return None
 
@@ -344,13 +344,13 @@ class FederatedDataModule(LightningDataModule, ABC):
 
         Args:
             stage: Lightning's stage, without effect.
-            clients: The clients whose data are wanted here, maybe none; their parts are those of the whole population.
-                The shared test set and the public set are always here, the shared validation set only with all
-                clients. None for all clients, or in a second call for the clients of the first.
+            clients: The clients whose data are wanted here, maybe none; their parts are the same as in the whole
+                population. The shared test set and the public set are always here, the shared validation set only with
+                all clients. None for all clients, or in a second call for the clients of the first.
 
         Raises:
-            ConfigError: The data are missing or damaged, cannot be cut as the settings say, or are already set up for
-                other clients.
+            ConfigError: The data are missing or damaged, cannot be cut by the settings, or are already set up for other
+                clients.
         """
         wanted = None if clients is None else frozenset(index(client_id) for client_id in clients)
         if self._cut is None:
@@ -517,7 +517,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         if self._ready.clients is not None:
             raise ConfigError(f"{what} needs the data of all clients; setup was asked for {named(self.clients)} only")
 
-    # Counts, here and, by their reports, of clients elsewhere.
+    # Counts of the clients here and, by their reports, of remote clients.
 
     @property
     def census(self) -> Census:
@@ -528,7 +528,7 @@ class FederatedDataModule(LightningDataModule, ABC):
 
     @property
     def clients(self) -> Sequence[int]:
-        """The clients whose data are here, ascending: all, or those that `setup` was asked for."""
+        """The clients whose data are here, ascending: all, or the clients passed to `setup`."""
         return self.census.clients
 
     def num_samples(self, client_id: int) -> int:
@@ -546,7 +546,7 @@ class FederatedDataModule(LightningDataModule, ABC):
     def class_histogram(self) -> IntArray:
         """Training samples per client and class, shape (number of `clients`, num_classes).
 
-        Of the clients elsewhere instead, once they have reported.
+        After remote clients have reported, their counts instead.
 
         Raises:
             ConfigError: The data have no classes, or a client does not report its counts.
@@ -580,7 +580,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         )
 
     def learn(self, reports: Mapping[int, ClientReport]) -> None:
-        """Count the clients elsewhere by their reports from now on; they have no loaders here."""
+        """Count remote clients by their reports from now on; they have no loaders here."""
         self.census.learn(reports)
 
     # A run's record.
@@ -618,7 +618,7 @@ class FederatedDataModule(LightningDataModule, ABC):
         return row if self.skew is None else row | {"skew": self.skew.describe(client_id, self.num_clients)}
 
     def partition_rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """The reports of clients elsewhere, and `describe` of each of `clients`."""
+        """The reports of remote clients, and `describe` of each of `clients`."""
         for client_id, report in sorted(self.census.reports.items()):
             yield client_id, asdict(report)
         for client_id in self.clients:

@@ -42,7 +42,7 @@ class Census:
         return self._cut.clients is None or bool(self.reports)
 
     def learn(self, reports: Mapping[int, ClientReport]) -> None:
-        """Add the reports of clients elsewhere."""
+        """Add the reports of remote clients."""
         self.reports |= reports
 
     def num_samples(self, client_id: int) -> int:
@@ -85,6 +85,6 @@ class Census:
         """
         labels, num_classes = self._cut.strata, self._num_classes
         if num_classes is None or labels is None:
-            what = "has no classes" if num_classes is None else "does not tell the class of each sample"
+            what = "has no classes" if num_classes is None else "does not have the class of each sample"
             raise ConfigError(f"{self._name} {what}; use data with classes, or a method that does not count them")
         return labels, num_classes

@@ -1,4 +1,4 @@
-"""Fingerprints of data's values, which tell changed files from unchanged."""
+"""Fingerprints of data's values, which detect changed files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lit_fed.seeding import numpy_generator
 
 _MOST_BYTES = 2**28  # of an array, for which SHA-256 takes 0.2 s; larger arrays are sampled
 _MOST_BLOCKS = 256
-_TOLERANCE = 1e-5  # processors differ by about 1e-6 from their order of operations, other data by far more
+_TOLERANCE = 1e-5  # processors differ by about 1e-6 through their order of operations, other data by far more
 
 
 @dataclass(frozen=True)

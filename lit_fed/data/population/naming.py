@@ -126,7 +126,7 @@ def _numbered(name: Any, keys: Keys, count: int) -> int:
     if isinstance(text, str) and re.fullmatch(r"-?(0|[1-9][0-9]{0,17})", text):
         return _in_range(int(text), keys.name, count)
     raise ConfigError(
-        f"{keys.name}: there is no client named {name!r}; these have no names, and are called 0 to {count - 1}"
+        f"{keys.name}: there is no client named {name!r}; clients have no names here, and are numbered 0 to {count - 1}"
     )
 
 
@@ -137,7 +137,7 @@ def _in_range(position: int, key: str, count: int) -> int:
 
 
 def _hint(name: str, keys: Keys, known: Sequence[str]) -> str:
-    listed = f"they are {', '.join(known[:10])}{', …' if len(known) > 10 else ''}"
+    listed = f"clients are {', '.join(known[:10])}{', …' if len(known) > 10 else ''}"
     if name.isdecimal():
         return f"{listed}; {keys.position} takes positions"
     close = get_close_matches(name, known, n=1)

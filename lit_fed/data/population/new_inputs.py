@@ -23,7 +23,7 @@ class NewInputs(NamedTuple):
 
     Args:
         loader: Batches as a network sees them: x alone, or (x, y) if the file has targets too.
-        files: The file of each sample, if every sample has its own.
+        files: The file of each sample, if every sample has a separate file.
     """
 
     loader: Loader

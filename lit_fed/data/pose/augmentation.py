@@ -18,7 +18,7 @@ _HALF_BODY_MARGIN = 1.5  # of the joints' box, as in the public code
 class PoseAugmentation:
     """Random changes of a person's box for training, equal at all resolutions of a sample.
 
-    The defaults and the order are those of ViTPose's and RAF's public code: shift, half body, scale, rotation, flip.
+    The defaults and the order follow ViTPose's and RAF's public code: shift, half body, scale, rotation, flip.
 
     Args:
         scale: Scale the box by 1 + scale·z, z standard normal, within 1 ± scale.

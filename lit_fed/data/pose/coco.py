@@ -21,7 +21,7 @@ _ASPECT = 3 / 4  # width of a box divided by its height
 class CocoKeypoints(PhotoPose):
     """Persons from key point files in COCO's format with any joints, one picture per person.
 
-    Joints, their names and the skeleton are those of the file's category; flip pairs are its ``flip_pairs`` (from 0),
+    The file's category defines the joints, their names and the skeleton; flip pairs are its ``flip_pairs`` (from 0),
     or else pairs of left and right names. Boxes are widened to 3:4 and enlarged by `padding`. Crowds, persons without a
     labelled joint and empty boxes are left out, as is usual. An annotation may have a ``head_size`` in pixels for PCKh,
     unlike COCO's own; 0 marks it as unusable.

@@ -74,7 +74,7 @@ class _Reader:
     """Decodes images.
 
     Args:
-        remember: Whether to keep them in memory.
+        remember: Whether to keep decoded images in memory.
     """
 
     def __init__(self, remember: bool) -> None:

@@ -56,8 +56,8 @@ class PoseDataModule(FederatedDataModule):
         test_resolutions: Resolutions of evaluations, seen in training or not; null for `resolutions`.
         interpolations: Ways to scale the lowest level's pictures to each of the larger test resolutions: ``bilinear``,
             ``area``, ``bicubic``.
-        augmentation: Random boxes to train on; null for the data set's own. Settings left out are those of
-            `PoseAugmentation`.
+        augmentation: Random boxes to train on; null for the data set's own. Omitted settings take `PoseAugmentation`'s
+            defaults.
         antialias: Take a picture's pixel as the mean of the image's pixels that it covers; false takes the bilinear
             value at its middle, as the papers' code does.
         mean: Per channel, or one number for all, of pixels scaled to [0, 1].
@@ -92,7 +92,7 @@ class PoseDataModule(FederatedDataModule):
             kwargs["max_train_samples"] = samples_per_client * sum(counts)
         super().__init__(num_clients=sum(counts), **kwargs)
         if isinstance(self.partition, Natural):
-            raise ConfigError("data.partition is Natural, and pose data name no clients; choose IID")
+            raise ConfigError("data.partition is Natural, and pose data do not name clients; choose IID")
         self.samples_per_client, self.antialias = samples_per_client, antialias
         self.clients_per_level = counts
         self._first_of_level = np.cumsum([0, *counts])
@@ -229,7 +229,7 @@ class PoseDataModule(FederatedDataModule):
         return Means(whole, max(1, math.ceil(usual / (whole * size[0]) - 1e-6)))
 
     def _strata_of(self, train: People, test: People) -> Strata:
-        """The persons' number, all that partitions know of them.
+        """The number of persons, the only input of partitions.
 
         Raises:
             ConfigError: Persons are unusable, or too few for all clients.

@@ -38,7 +38,7 @@ class Diabetes(TensorDataModule):
 
     @override
     def load_arrays(self) -> Arrays:
-        from sklearn.datasets import load_diabetes  # takes a second, which only this data set should cost
+        from sklearn.datasets import load_diabetes  # imported here, because it takes a second
 
         bunch = load_diabetes(scaled=False)
         test = np.zeros(len(bunch.target), dtype=bool)

@@ -47,7 +47,7 @@ class Digits(ImageDataModule):
 
     @override
     def load_arrays(self) -> Arrays:
-        from sklearn.datasets import load_digits  # takes a second, which only this data set should cost
+        from sklearn.datasets import load_digits  # imported here, because it takes a second
 
         bunch = load_digits()
         x, y = bunch.images[:, None].astype(np.uint8), bunch.target.astype(np.int64)

@@ -1,4 +1,4 @@
-"""Tolerated failures of clients: reported, counted, and the end of the run where every client fails."""
+"""Tolerated failures of clients: report and count them, and end the run where every client fails."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 
 from lit_fed.errors import ClientFailure, NobodyLeft
 
-_IN_A_ROW = 10  # as many clients, or all, failing without a success in between have a common cause
+_IN_A_ROW = 10  # this many failures in a row, or every client's, have a common cause
 _SHOWN = 5
 
 
 class Failures:
-    """Failures that ``on_client_failure: skip`` has passed over, in this process's rounds."""
+    """Failures that ``on_client_failure: skip`` tolerated, in this process's rounds."""
 
     def __init__(self) -> None:
         self.causes: Counter[str] = Counter()
@@ -45,14 +45,14 @@ class Failures:
         failed = {failure.client_id for failure in failures}
         for failure in failures:
             if failure.cause not in self.causes:
-                say(f"{failure}; going on without it, and without a word about others like it")
+                say(f"{failure}; the run continues without it; further failures of this cause are not printed")
             self.causes[failure.cause] += 1
         self.clients |= failed
         self._in_a_row = self._in_a_row | failed if failed.issuperset(working) else set()
         if len(self._in_a_row) >= min(population, _IN_A_ROW):
             last = failures[-1]
             raise NobodyLeft(
-                f"nobody is left: {len(self._in_a_row)} clients failed one after the other, the last of them client "
+                f"no client is left: {len(self._in_a_row)} clients failed in a row, the last one client "
                 f"{last.client_id} in round {last.round_idx}: {last.cause}"
             )
 
@@ -61,4 +61,4 @@ class Failures:
         clients = f"{len(self.clients)} client{'' if len(self.clients) == 1 else 's'}"
         causes = [f"{count} × {cause}" for cause, count in self.causes.most_common(_SHOWN)]
         more = ["…"] if len(self.causes) > _SHOWN else []
-        return f"went on without {self.count} updates of {clients}: {'; '.join([*causes, *more])}"
+        return f"continued without {self.count} updates of {clients}: {'; '.join([*causes, *more])}"

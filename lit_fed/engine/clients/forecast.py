@@ -34,7 +34,7 @@ def untrained_answer(client: Client, algorithm: Algorithm[Any]) -> Payload:
 
 
 def layouts_of(session: Session, client_ids: Iterable[int], broadcast: Broadcast) -> dict[str, Layout]:
-    """What an update of each kind must look like, by kind: as that of a client that has not trained."""
+    """Layout of an update by kind of network, read from an untrained client's."""
     found: dict[str, Layout] = {}
     for client_id in client_ids:
         kind = session.kinds[client_id]
@@ -49,7 +49,7 @@ def layouts_of(session: Session, client_ids: Iterable[int], broadcast: Broadcast
 
 
 class _Elsewhere:
-    """The data of a population whose clients are elsewhere: all that is known, and loaders without batches."""
+    """The data of remote clients: metadata, and loaders without batches."""
 
     def __init__(self, data: Any) -> None:
         self._data = data

@@ -1,4 +1,4 @@
-"""A limit to a client's time, and a report of the client at work to a process outside."""
+"""A time limit for a client's work, and a report of the client at work to an outside process."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _LONGEST_S = 1e8  # three years; the system's timer has a limit beyond
 
 
 class Guard:
-    """Ends a client's work after a time.
+    """Ends a client's work after a time limit.
 
-    The system's timer raises in the main thread, where Python code runs: it ends sleeping, waiting for a worker or a
-    device, and loops, but not a single operation that never returns to Python.
+    The system's timer raises in the main thread, where Python code runs: it interrupts sleeping, waiting for a worker
+    or a device, and loops, but not a single operation that never returns to Python.
 
     Args:
-        seconds: Most time for one client's training in a round; None for no limit.
+        seconds: Time limit of one client's training in a round; None for no limit.
         tell: Called with a line on the client that begins to work, and with an empty one when it is done.
 
     Raises:
@@ -64,7 +64,7 @@ class Guard:
         """Limit one client's work.
 
         Raises:
-            ClientTimeout: If it is not done in time.
+            ClientTimeout: If the client does not finish in time.
         """
         return _NOTHING if self.seconds is None and self.tell is None else self._over(client_id, round_idx)
 
@@ -79,7 +79,7 @@ class Guard:
             yield
         except _TimeIsUp as up:
             raise ClientTimeout(
-                f"it was not done after trainer.client_timeout of {self.seconds:g} s", str(up)
+                f"it did not finish within trainer.client_timeout of {self.seconds:g} s", str(up)
             ) from None
         finally:
             self._armed = False  # a late alarm is ignored

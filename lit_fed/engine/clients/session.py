@@ -130,7 +130,7 @@ class Session:
     def enter(
         self, client_id: int, broadcast: Broadcast, stage: Stage, fine_tuning: FineTuning | None = None
     ) -> Client:
-        """Become one client: its own state, or the initial one where it has none, and the broadcast.
+        """Load one client into its task: its stored or initial state, and the broadcast.
 
         Raises:
             CheckpointError: If the client's state does not belong to this model.

@@ -1,6 +1,7 @@
-"""One step of a task on the smallest batch that a client will see, and its schedules up to the last step.
+"""A trial: one step of a task on the smallest batch of any client, and its schedules up to the last step.
 
-What cannot work is refused in one line before the run's folder is created. Tensors, modes and generators are restored.
+A task that cannot train is refused in one line before the run's folder is created. Tensors, modes and generators are
+restored.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def try_out(loop: LocalLoop, data: FederatedDataModule, found: Extremes, work: L
         max_rounds: Rounds in all.
 
     Raises:
-        ConfigError: Saying in one line what cannot work.
+        ConfigError: Naming the step or the schedule that fails.
     """
     task = loop.model.task
     _check_memory(loop)
@@ -99,13 +100,13 @@ def try_out(loop: LocalLoop, data: FederatedDataModule, found: Extremes, work: L
 
 
 def told_of_schedule(loop: LocalLoop, data: FederatedDataModule, found: Extremes, work: LocalWork) -> str:
-    """A line on a schedule by steps: how many steps it has, and whether its learning rate rises to the last of them.
+    """A line on a schedule by steps: its number of steps, and whether its learning rate rises to the last step.
 
     Args:
         loop: The task's, at work.
         data: The population.
         found: Its extremes.
-        work: How long a client trains.
+        work: Length of a client's training.
 
     Returns:
         The line; empty without such a schedule, and for one that spans the run and turns.
@@ -115,7 +116,7 @@ def told_of_schedule(loop: LocalLoop, data: FederatedDataModule, found: Extremes
     if not by_step or not loop.objective.automatic_optimization:
         return ""
     steps, name = loop.trainer.estimated_stepping_batches, task_name(loop.objective)
-    rises = "its learning rate still rises at the last of them: it never leaves its warm-up"
+    rises = "its learning rate still rises at the last step: the warm-up never ends"
     only_rises = _only_rises(loop, optimizers, by_step)
     if loop.trainer.spans_run:
         line = f"model {name}: its schedule by steps has at most {steps} steps in the run, and {rises}"
@@ -130,7 +131,7 @@ def told_of_schedule(loop: LocalLoop, data: FederatedDataModule, found: Extremes
 def _only_rises(loop: LocalLoop, optimizers: Sequence[Optimizer], by_step: Sequence[Schedule]) -> bool:
     """Whether no learning rate ever falls over a client's steps, and one is about to rise once more after them.
 
-    A task's own way to step schedulers, which may leave traces, is not tried; neither are very many steps.
+    A task's own ``lr_scheduler_step``, which may have side effects, is not tried, and very many steps are not either.
     """
     steps = loop.trainer.estimated_stepping_batches
     if has_own_scheduler_step(loop.model.task) or not 0 < steps <= _MOST_ROUNDS:
@@ -142,7 +143,7 @@ def _only_rises(loop: LocalLoop, optimizers: Sequence[Optimizer], by_step: Seque
                 if step % entry.frequency == 0:
                     loop.optimizers.advance(entry)
             rates.append(_rates(optimizers))
-    except Exception:  # what a schedule raises after its last step: then it is no warm-up
+    except Exception:  # a schedule may raise after its last step; it is then not a warm-up
         return False
     changes = [[after - before for before, after in zip(*pair, strict=True)] for pair in pairwise(rates)]
     return all(change >= 0 for each in changes for change in each) and max(changes[-1]) > _NOISE * max(rates[-1])

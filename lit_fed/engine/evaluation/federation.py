@@ -67,7 +67,7 @@ class Federation:
 
     @property
     def wrappers(self) -> Wrappers:
-        """What is around the method."""
+        """Wrappers around the method."""
         return self.session.wrappers
 
     @property

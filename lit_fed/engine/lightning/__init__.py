@@ -1,1 +1,1 @@
-"""What Lightning offers a module, where a federation trains it."""
+"""Lightning's services to a module that a federation trains."""

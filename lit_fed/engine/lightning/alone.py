@@ -24,7 +24,7 @@ def objective_of(task: LightningModule, algorithm: Algorithm[Any]) -> LightningM
         algorithm: The method.
 
     Raises:
-        ConfigError: If the task lacks what the method needs.
+        ConfigError: If the task lacks a need of the method.
     """
     algorithm.adapt(task)
     check_task(task, algorithm)

@@ -37,7 +37,7 @@ def check_task(task: LightningModule, algorithm: Algorithm[Any]) -> None:
     """Refuse a task that lacks a need of the method, or has hooks that a federation does not call.
 
     Raises:
-        ConfigError: Naming what is missing.
+        ConfigError: Naming the missing part.
     """
     name = task_name(task)
     if type(task).training_step is LightningModule.training_step:
@@ -69,7 +69,7 @@ def check_participation(algorithm: Algorithm[Any], participation: Participation)
     """Refuse a participation that lacks a need of the method.
 
     Raises:
-        ConfigError: Naming what is missing.
+        ConfigError: Naming the missing part.
     """
     if "probability" in algorithm.all_needs and participation.probability_is == "unknown":
         raise ConfigError(
@@ -82,7 +82,7 @@ def check_data(task: LightningModule, algorithm: Algorithm[Any], data: Federated
     """Refuse data that lack a need of the method, or that a task refuses (``check_shape``).
 
     Raises:
-        ConfigError: Naming what is missing.
+        ConfigError: Naming the missing part.
     """
     if (check := getattr(task, "check_shape", None)) is not None:
         for shape in data.input_shapes:
@@ -159,7 +159,7 @@ def check_optimization(
 
 
 def check_decay(task: LightningModule, algorithm: Algorithm[Any], groups: Iterable[Mapping[str, Any]]) -> None:
-    """Refuse weight decay where the method has its own.
+    """Refuse weight decay under a method that adds a weight decay itself.
 
     Args:
         task: The task, for its name.
@@ -185,7 +185,7 @@ def probe(objective: Objective, algorithm: Algorithm[Any], batches: Iterable[Any
     The task's tensors and the generators are restored.
 
     Raises:
-        ConfigError: If the head does not run exactly once, or its results are not those that the method needs.
+        ConfigError: If the head does not run exactly once, or its results lack the shape that the method needs.
     """
     needs = algorithm.all_needs
     if not needs & {"logits", "outputs", "features", "targets"}:

@@ -63,7 +63,7 @@ class _Kept:
 
 @dataclass(slots=True)
 class _Template:
-    """Optimizers that never step, whose settings are those at the beginning of a round.
+    """Optimizers that never step, with the settings of the beginning of a round.
 
     Args:
         optimizers: As `configure_optimizers` gave them.
@@ -158,7 +158,7 @@ class OptimizerFactory:
         return optimizers, by_step
 
     def make(self) -> tuple[list[Optimizer], list[Schedule], list[Schedule]]:
-        """Fresh optimizers that never step, the schedules that step with rounds and those that step with batches."""
+        """Fresh optimizers that never step, the schedules by rounds, and the schedules by batches."""
         made = parse_optimizers(self.task.configure_optimizers(), self._steps_itself)
         for optimizer in made[0]:
             # A scheduler warns unless its optimizer has stepped, by a flag that it adds to the optimizer; these carry
@@ -172,7 +172,7 @@ class OptimizerFactory:
         Args:
             entry: The scheduler.
             epoch: The finished round, ``self.current_epoch`` in the hook; None for the current one.
-            step: The finished steps, ``self.global_step`` in the hook; None for those of the clock.
+            step: The finished steps, ``self.global_step`` in the hook; None for the clock's.
         """
         if not self._steps_itself:
             entry.scheduler.step()
@@ -254,7 +254,7 @@ def parse_optimizers(
         any_scheduler: Whether schedulers may be others than torch's, because the task steps them itself.
 
     Returns:
-        The optimizers, the schedulers that step with rounds, and those that step with batches.
+        The optimizers, the schedulers by rounds, and the schedulers by batches.
 
     Raises:
         ConfigError: For another form, or a scheduler that watches a metric.
@@ -285,7 +285,7 @@ def parse_optimizers(
             )
         if not isinstance(scheduler, LRScheduler) and not any_scheduler:
             raise ConfigError(
-                f"model: {type(scheduler).__name__} is no scheduler of torch.optim.lr_scheduler; step it by "
+                f"model: {type(scheduler).__name__} is not a scheduler of torch.optim.lr_scheduler; step it in "
                 "lr_scheduler_step"
             )
         if config.get("interval", "epoch") not in ("epoch", "step"):

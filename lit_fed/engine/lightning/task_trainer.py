@@ -21,14 +21,14 @@ class TaskTrainer:
         fabric: Gives devices and processes.
         max_epochs: Rounds in all: learning rates are scheduled in rounds.
         datamodule: The population.
-        gradients: Clipping, accumulation, and what a schedule by steps spans.
+        gradients: Clipping, accumulation, and the span of schedules by steps.
         data_parallel: Whether several processes work on one client.
 
     Note:
         An epoch of this clock is a round, because schedules with ``interval: epoch`` count rounds; a client that makes
-        five passes over its data in a round does so within one epoch of the clock. Steps are those of the client's
-        work in this round, the span of schedules with ``interval: step``. With ``schedule_steps: run`` they are those
-        of a phase of its work in all rounds, as if the client took part in each: a function of the round.
+        five passes over its data in a round does so within one epoch of the clock. Steps count the client's work in
+        this round, the span of schedules with ``interval: step``. With ``schedule_steps: run`` they count a phase of
+        its work over all rounds, as if the client took part in each: a function of the round.
     """
 
     max_steps = -1
@@ -68,7 +68,7 @@ class TaskTrainer:
         self.callbacks: list[Any] = []
 
     def expect(self, steps: int) -> None:
-        """Lay the clock out for a phase of so many optimizer steps."""
+        """Set the clock to the number of optimizer steps of a phase."""
         self.estimated_stepping_batches = steps
         if self.spans_run:
             self.steps_per_round = steps
@@ -178,4 +178,4 @@ def clip_gradients(optimizer: Optimizer, options: GradientOptions) -> None:
 
 
 def _nobody(hook: str, *args: Any) -> None:
-    """Nobody listens."""
+    """Ignore a hook that nobody overrides."""

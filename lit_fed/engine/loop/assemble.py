@@ -50,8 +50,8 @@ def assemble(
     Args:
         fabric: Launched.
         parts: To be joined.
-        local: How clients train.
-        settings: Rounds and seed count here.
+        local: Settings of the clients' training.
+        settings: Used for rounds and the seed.
         channel: The wire.
         store: Keeps the clients' states.
         stage: ``fit``, ``validate``, ``test`` or ``predict``; the tasks are set up for it.
@@ -104,7 +104,7 @@ def _set_up_population(fabric: Fabric, workers: Workers, parts: RunParts, seed: 
     data, algorithm, participation = parts.data, parts.algorithm, parts.participation
     if not hasattr(data, "reserve"):
         name = type(data).__name__
-        raise ConfigError(f"datamodule is a {name}, which knows no clients; wrap it: lit_fed.data.Wrapped({name}(…))")
+        raise ConfigError(f"datamodule is a {name}, which has no clients; wrap it: lit_fed.data.Wrapped({name}(…))")
     data.reserve(algorithm.public_size, algorithm.calibration_fraction)
     with fabric.rank_zero_first():
         data.prepare_data()
@@ -134,7 +134,7 @@ def _set_up(task: LightningModule, trainer: TaskTrainer, stage: str) -> None:
 
 
 def _adapted(task: LightningModule, parts: RunParts, buffers: BufferPolicy) -> Model:
-    """The model of a task that the method has adapted; parameters frozen by the method are told from the author's."""
+    """The model of a task after the method's `adapt`, with the parameters that the method froze."""
     own = {id(parameter) for parameter in task.parameters() if not parameter.requires_grad}
     check_data(task, parts.algorithm, parts.data)
     parts.algorithm.adapt(task)
@@ -177,7 +177,7 @@ def _staying(model: Model, algorithm: Algorithm[Any], max_rounds: int) -> frozen
 
 
 def _first_tensors(model: Model, algorithm: Algorithm[Any]) -> list[str]:
-    """Names of the first model's tensors that may be needed later; a large model is not kept for nothing."""
+    """Names of the first model's tensors that may be needed later, to save the memory of the others."""
     every = type(algorithm).initial_state is not Algorithm.initial_state
     return [name for name in model.names if every or name in model.staying]
 

@@ -64,7 +64,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         if not path.is_file():
             raise CheckpointError(f"there is no checkpoint at {path}")
     try:
-        with warnings.catch_warnings():  # about formats of others
+        with warnings.catch_warnings():  # about foreign formats
             warnings.simplefilter("ignore")
             content = torch.load(path, weights_only=True, map_location="cpu")
     except pickle.UnpicklingError as error:
@@ -72,7 +72,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is not a checkpoint that can be loaded safely (weights_only)") from error
     except Exception as error:  # damaged bytes make the reader fail in a dozen ways, struct.error included
         _read_through(path)
-        raise CheckpointError(f"{path} is corrupt, or no checkpoint at all; use another, such as best.ckpt") from error
+        raise CheckpointError(f"{path} is corrupt or not a checkpoint; use another, such as best.ckpt") from error
     if not isinstance(content, dict) or type(content.get("lit_fed_format")) is not int:
         raise CheckpointError(f"{path} is not a lit_fed checkpoint (it may come from another program)")
     if content["lit_fed_format"] > FORMAT:
@@ -117,7 +117,7 @@ def _malformed(content: Mapping[str, Any]) -> str | None:
 
 
 def snapshot(run: Run) -> dict[str, Any]:
-    """Everything needed to go on after the last finished round.
+    """Everything needed to continue after the last finished round.
 
     Raises:
         CheckpointError: If a method or a callback keeps anything but tensors and primitives.
@@ -165,7 +165,7 @@ def _initial(model: Model) -> dict[str, torch.Tensor]:
 
 
 def restore(run: Run, path: Path) -> None:
-    """Restore an assembled run from a checkpoint; nothing is taken before all of it fits.
+    """Restore an assembled run from a checkpoint; nothing is restored unless everything fits.
 
     Raises:
         CheckpointError: If it is corrupt, foreign, or from a run with another model, method, seed or partition.
@@ -188,14 +188,14 @@ def restore(run: Run, path: Path) -> None:
         raise CheckpointError(f"{path} comes from a run whose clients had other data; use it with that run's config")
     if not federation.data.contents().is_of(Contents(**content["data"])):
         raise CheckpointError(
-            f"{path} comes from a run on other data, of which labels or inputs have changed; use it with the data that "
+            f"{path} comes from a run on other data, whose labels or inputs have changed; use it with the data that "
             "it was trained on"
         )
     server = _placed(content["server"], federation.server, run.fabric.device)
     federation.server.clear()
     federation.server.update(server)
     for kind, model in models.items():
-        for name in saved[kind].keys() & model.initial.keys():  # nobody begins with the others
+        for name in saved[kind].keys() & model.initial.keys():  # no client begins with the other tensors
             model.initial[name].copy_(saved[kind][name])
     federation.store.load_state_dict(content["clients"], content["round_idx"])
     _load_callbacks(run, content["callbacks"], path)

@@ -24,7 +24,7 @@ def evaluate(run: Run, ckpt_path: str | None, subset: EvalSubset) -> dict[str, f
 
 
 def predict(run: Run, ckpt_path: str | None, client_id: int | None, output: Path, inputs: Path | None = None) -> Path:
-    """Predict with a checkpoint, or the model just trained, on test data or inputs of another file."""
+    """Predict with a checkpoint, or the model just trained, on test data or another file's inputs."""
     last_round = _load_trained(run, ckpt_path)
     with run.federation.session.at_work("predict"):
         write_predictions(run.federation, output, client_id, last_round, inputs=inputs)

@@ -31,8 +31,8 @@ class DriftMeter:
     :math:`(\|\sum_k u_k\|^2 - K) / (K(K-1))` with :math:`u_k = d_k / \|d_k\|`. Movements of small models are batched.
 
     Note:
-        A model over 2²² values is sampled, every fifth, sixth, … value of each tensor, about 2²⁰ in all: a copy of it
-        would cost more than these numbers are worth.
+        A model over 2²² values is sampled, every fifth, sixth, … value of each tensor, about 2²⁰ in all: a full copy
+        would cost too much memory.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The round loop, which reads like a paper's pseudo-code and does not know any.
+"""The round loop, in the form of a paper's pseudo-code, for any method.
 
 Methods act by the hooks of `lit_fed.engine.method.algorithm.Algorithm`; a
 `lit_fed.engine.clients.executor.Executor` trains the cohort.
@@ -98,11 +98,11 @@ def run_round(run: Run, round_idx: int) -> None:
 def _check_server(run: Run, round_idx: int) -> None:
     """Refuse a server that is not finite after its step, before anything of the round is kept."""
     if odd := run.federation.not_finite(round_idx):
-        saved = "; the last checkpoint is that of the round before" if run.keeps_checkpoints else ""
+        saved = "; the last checkpoint is from the previous round" if run.keeps_checkpoints else ""
         raise NonFiniteServer(
             f"{type(run.federation.algorithm).__name__}'s step in round {round_idx} left NaN or infinity in "
-            f"{', '.join(odd[:3])}{', …' if odd[3:] else ''} of the server; try a smaller learning rate, the server's "
-            f"own where the method has one{saved}"
+            f"{', '.join(odd[:3])}{', …' if odd[3:] else ''} of the server; try a smaller learning rate, or server_lr "
+            f"if the method has it{saved}"
         )
 
 
@@ -113,7 +113,7 @@ def _reduced(run: Run, current: Round) -> Any:
     except NothingToAverage as error:
         if run.settings.on_client_failure == "raise":
             raise
-        run.fabric.print(f"round {current.round_idx} leaves the model as it is: {error}")
+        run.fabric.print(f"round {current.round_idx} leaves the model unchanged: {error}")
         return None
 
 

@@ -34,7 +34,7 @@ class Run:
         metrics: Metrics of the last round.
         should_stop: Set it to end the run after this round.
         log_dir: The run's folder.
-        resumed_from: Folder of the run that this one continues, where it is another.
+        resumed_from: Folder of the run that this run continues, if it is a different one.
         origin: Source of the current state, in words.
         loggers: The run's loggers, on the first process.
         names: Directions of metrics, and the metric that decides the best round.
@@ -141,10 +141,10 @@ class Callback:
     """
 
     keeps_checkpoints = False
-    """Whether it writes checkpoints, and so decides which client states are still needed."""
+    """Whether the callback writes checkpoints, and so decides which client states are still needed."""
 
     def listens(self, hook: str) -> bool:
-        """Whether it overrides a hook."""
+        """Whether the callback overrides a hook."""
         return getattr(type(self), hook) is not getattr(Callback, hook)
 
     def on_fit_start(self, run: Run) -> None:

@@ -31,7 +31,7 @@ def open_run(run: Run, ckpt_path: str | None) -> Iterator[None]:
 
     Args:
         run: Assembled.
-        ckpt_path: As the user gave it; None starts anew, or goes on where this process stopped.
+        ckpt_path: As given by the user; None starts a new run, or continues this process's run.
 
     Raises:
         CheckpointError: If the checkpoint does not exist, or is another run's.
@@ -59,7 +59,7 @@ def open_run(run: Run, ckpt_path: str | None) -> Iterator[None]:
         store.open(run.log_dir / "checkpoints" / "clients")
         if checkpoint is not None:
             where = "" if resumed is not None else f", in the new folder {shown(run.log_dir)}"
-            fabric.print(f"going on from {shown(checkpoint)} with round {run.start_round}{where}")
+            fabric.print(f"continuing from {shown(checkpoint)} with round {run.start_round}{where}")
         if checkpoint is not None and source is not None:
             if source != run.log_dir:
                 on_first_process(fabric, lambda: store.adopt(source / "checkpoints" / "clients"))
@@ -97,12 +97,12 @@ def _check_clients(run: Run, checkpoint: Path) -> None:
 
 
 def checkpoint_to_continue(fabric: Fabric, ckpt_path: str | Path, logs: Path) -> Path | None:
-    """The checkpoint to go on from; None if no run has one yet.
+    """The checkpoint to continue from; None if no run has one yet.
 
-    Runs without any checkpoint are passed over, with a printed line.
+    Runs without any checkpoint are skipped, with a printed line.
 
     Raises:
-        CheckpointError: If the file does not exist, or ``last`` would pass over a run that has other checkpoints.
+        CheckpointError: If the file does not exist, or ``last`` would skip a run that has other checkpoints.
     """
     name = f"{ckpt_path}.ckpt"
     if str(ckpt_path) not in ("last", "best"):
@@ -116,13 +116,13 @@ def checkpoint_to_continue(fabric: Fabric, ckpt_path: str | Path, logs: Path) ->
         if (folder / name).is_file():
             if without:
                 newer = f"{without[0]} is newer" if len(without) == 1 else f"{len(without)} runs are newer"
-                fabric.print(f"{newer}, but without a {name}: taking that of {run}")
+                fabric.print(f"{newer}, but without a {name}; using that of {run}")
             return folder / name
         others = sorted(path.name for path in folder.glob("*.ckpt"))
         if others and str(ckpt_path) == "last":
             raise CheckpointError(
-                f"{run} has no last.ckpt, but {', '.join(others)}; go on from --ckpt_path {folder / others[0]}, from "
-                "an older run's folder, or start anew without --ckpt_path"
+                f"{run} has no last.ckpt, but {', '.join(others)}; resume from --ckpt_path {folder / others[0]}, "
+                "from an older run's folder, or start a new run without --ckpt_path"
             )
         without.append(run)
     fabric.print(f"no {name} under {logs} yet; starting from round 0")

@@ -1,4 +1,4 @@
-"""What a wrapper is told of the run that it is set up for."""
+"""Facts about a run for the set-up of a wrapper."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PLAIN = (str, int, float, bool, type(None))
 
 
 def surroundings(federation: Federation, protocols: Sequence[Protocol], max_rounds: int) -> Surroundings:
-    """What a wrapper is told of an assembled federation."""
+    """Facts about an assembled federation for a wrapper."""
     session, kinds = federation.session, federation.kinds
     clients = {kind: next((one for one in federation.data.clients if kinds[one] == kind), 0) for kind in kinds.names}
     layouts = layouts_of(session, clients.values(), federation.broadcast(0))
@@ -41,7 +41,7 @@ def surroundings(federation: Federation, protocols: Sequence[Protocol], max_roun
 
 
 def _settings(federation: Federation) -> str:
-    """The settings on which updates depend, as one text: of the method, of local work, of the optimizers."""
+    """The settings on which updates depend, as one text: the method's, local work's and the optimizers'."""
     session = federation.session
     loops = session.loops.values()
     optimizers = [

@@ -1,1 +1,1 @@
-"""What a method is written with; users import it from `lit_fed.algorithm`."""
+"""The classes from which a method is built; users import them from `lit_fed.algorithm`."""

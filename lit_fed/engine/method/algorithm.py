@@ -46,7 +46,7 @@ NEEDS = {
     "public": "a public set: set algorithm.public_size above 0",
     "one_optimizer": "a single optimizer with one learning rate, whose steps it measures",
     "linear_steps": "steps in proportion to the gradients; use torch.optim.SGD",
-    "no_decay": "an optimizer without weight decay, beside which its own would be a second one; set weight_decay to 0",
+    "no_decay": "an optimizer without weight decay, because the method adds one itself; set weight_decay to 0",
     "whole_batches": "whole batches, which strategy=ddp would cut over processes; use 'clients'",
 }
 """Needs of a method beyond a LightningModule, each as completion of "needs …" in an error."""
@@ -60,7 +60,7 @@ class Cohort:
         round_idx: The round, from 0.
         delivered: Clients whose updates arrived, ascending; twice where a late update arrived too.
         num_clients: Clients in the population.
-        expected: By how many the sum of updates was divided, where that is not the number delivered.
+        expected: Divisor of the sum of updates, where it is not the number delivered.
     """
 
     round_idx: int
@@ -70,7 +70,7 @@ class Cohort:
 
     @property
     def size(self) -> float:
-        """How many updates the aggregate is the mean of."""
+        """Number of updates in the aggregate's mean."""
         return len(self.delivered) if self.expected is None else self.expected
 
 
@@ -89,7 +89,7 @@ class Regularizer(ABC):
     """The term is logged as ``train/<name>``, with its weight."""
 
     needs: frozenset[str] = frozenset({"loss"})
-    """Needs of the task, see `NEEDS`; a regularizer with settings that need more sets its own."""
+    """Needs of the task, see `NEEDS`; a regularizer sets the instance's attribute where its settings need more."""
 
     def __init__(self, weight: float = 1.0, objective_weight: float = 1.0) -> None:
         for key, value in (("weight", weight), ("objective_weight", objective_weight)):
@@ -140,13 +140,13 @@ class Algorithm(ABC, Generic[AggregateT]):
     needs: frozenset[str] = frozenset({"loss"})
     """Needs of the task beyond a LightningModule, see `NEEDS`; checked before any training.
 
-    A method with settings that need more sets its own.
+    A method sets the instance's attribute where its settings need more.
     """
 
     varying: frozenset[str] = frozenset()
     """Tensors of an update whose first dimension depends on a client's data, such as a row for each of its classes.
 
-    It is the same in all of them, and at most that of an untrained client.
+    The dimension is the same in all of these tensors, and at most an untrained client's.
     """
 
     nonnegative: frozenset[str] = frozenset()
@@ -183,7 +183,7 @@ class Algorithm(ABC, Generic[AggregateT]):
         Called once for every network, before anything else, also under a plain ``lightning.Trainer``.
 
         Raises:
-            ConfigError: If the task has no network that can be changed so.
+            ConfigError: If the task has no network that can be changed in this way.
         """
 
     @abstractmethod
@@ -289,7 +289,7 @@ class Algorithm(ABC, Generic[AggregateT]):
         return network if isinstance(network, nn.Module) else task
 
     def forecast(self, server: Server, round_idx: int, kind: str) -> Payload:
-        """Names and shapes of a round's broadcast, for ``cost``, where no step is ever made."""
+        """Names and shapes of a round's broadcast, for ``cost``, which never calls `step`."""
         return self.broadcast(server, round_idx, kind)
 
     # ------------------------------------------------------------------ what the engine calls
@@ -297,7 +297,7 @@ class Algorithm(ABC, Generic[AggregateT]):
     def terms(self, client: Client, batch: Any, public: bool = False) -> Terms:
         """The objective with the regularizer around it.
 
-        A method that evaluates both at other tensors than the client's overrides this (`lit_fed.methods.per_fedavg`).
+        A method that evaluates both at tensors other than the client's overrides this (`lit_fed.methods.per_fedavg`).
         """
         if self.regularizer is None or public:
             return self.objective(client, batch)

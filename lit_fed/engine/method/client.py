@@ -1,4 +1,4 @@
-"""A client at work, as a method's hooks see it, and the parts of its local work.
+"""A client at work, as seen by a method's hooks, and the parts of its local work.
 
 A client's state and broadcast are mappings of tensors; no attribute of the task belongs to a client.
 """
@@ -77,8 +77,8 @@ class Phase:
         name: ``client.phase`` while it runs.
         loader: Batches, iterated anew each epoch.
         epochs: Passes over the loader, also fractions. Give this or ``steps``.
-        steps: Batches to train on, over as many passes as that takes.
-        trains: Names of the parameters that train; None for all that are not frozen.
+        steps: Batches to train on, over one or more passes.
+        trains: Names of the parameters that train; None for all except the frozen ones.
         begin: Tensors to start from; the model before the phase is then ``client.left``. None continues with it.
         moves: Whether the optimizer steps. If not, ``client.results[name]`` is the mean gradient over the samples.
         public: Whether the batches are of the public set, ``(x, index)``: without regularizer, terms logged by name and
@@ -127,7 +127,7 @@ class Pass:
 
 @dataclass(slots=True)
 class Client:
-    """A client at work: identity, tensors, and ways to run its task.
+    """A client at work: its identity and tensors, and methods that run its task.
 
     Args:
         id: Position of the client, from 0.
@@ -200,7 +200,7 @@ class Client:
     # ------------------------------------------------------------------ data
 
     def rate_of(self, phase: Phase) -> float | None:
-        """Learning rate of a phase: its own, else fine-tuning's on the client's data; None for the round's."""
+        """Learning rate of a phase: its ``lr``, else fine-tuning's on the client's data; None for the round's."""
         if phase.lr is not None or phase.public or self.fine_tuning is None:
             return phase.lr
         return self.fine_tuning.lr

@@ -56,7 +56,7 @@ class Kinds:
         if self._chosen is None:
             if num_clients < len(self.names):
                 raise ConfigError(
-                    f"trainer.kinds {self.names[-1]!r} has no client: there are {len(self.names)} kinds and "
+                    f"trainer.kinds {self.names[-1]!r} has no client, because there are {len(self.names)} kinds and "
                     f"{num_clients} clients; name fewer kinds"
                 )
             return
@@ -120,5 +120,7 @@ def assign(tasks: Mapping[str, LightningModule], options: Mapping[str, Mapping[s
         named[name] = Choice(*(list(clients or ()) for clients in lists))
     if named and len(named) < len(options):
         missing = next(name for name in options if name not in named)
-        raise ConfigError(f"trainer.kinds {missing!r} names no clients, and others do; name them for each, or none")
+        raise ConfigError(
+            f"trainer.kinds {missing!r} names no clients, and other kinds do; name clients of every kind, or of none"
+        )
     return Kinds(tuple(options), named or None)

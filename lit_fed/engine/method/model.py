@@ -1,4 +1,4 @@
-"""The tensors of a task by name: those that travel, stay with a client, or are frozen."""
+"""The tensors of a task by name: shared, personal or frozen."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class Model:
     Args:
         task: Any LightningModule. One instance serves all clients of a process in turn.
         buffers: Policy for buffers that the task writes in place, such as batch-norm statistics: ``average`` sends and
-            averages them, ``local`` keeps them with the client, ``server`` sends the server's down and leaves them
-            unchanged.
+            averages them, ``local`` keeps them with the client, ``server`` sends the server's buffers down and leaves
+            them unchanged.
     """
 
     def __init__(self, task: LightningModule, buffers: BufferPolicy = "average") -> None:
@@ -213,7 +213,7 @@ class Model:
                 self.set_trainable(trains)
 
     def set_trainable(self, names: Collection[str] | None) -> None:
-        """Make only the named parameters trainable and drop all gradients; None means all that are not frozen.
+        """Make only the named parameters trainable and drop all gradients; None means all except the frozen ones.
 
         A parameter frozen by the task's author, from the start or in a hook, stays frozen; one frozen by the method (in
         ``Algorithm.adapt``) trains where the method names it.
@@ -228,7 +228,7 @@ class Model:
             parameter.grad = None
 
     def forget_gradients(self) -> None:
-        """Drop gradients, which take as much memory as the trainable parameters."""
+        """Drop gradients; their memory equals that of the trainable parameters."""
         for parameter in self.parameters.values():
             parameter.grad = None
 

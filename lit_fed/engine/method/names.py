@@ -1,4 +1,4 @@
-"""Settings that name parts of a task: parameters by name, module or pattern; and the nearest where there is none."""
+"""Settings that name parts of a task: parameters by name, module or pattern, and suggestions for unknown names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST = 3
 
 
 def chosen_names(patterns: Collection[str], names: Collection[str], key: str) -> tuple[str, ...]:
-    """Those names that one of the patterns chooses, in their order.
+    """Return the names that match one of the patterns, in their order.
 
     Args:
         patterns: Names of parameters; of modules, for all below (``network.head``); or patterns of either, in which
@@ -22,7 +22,7 @@ def chosen_names(patterns: Collection[str], names: Collection[str], key: str) ->
         key: The setting, such as ``algorithm.personal``.
 
     Raises:
-        ConfigError: For a pattern that chooses none; the line has the names nearest to it.
+        ConfigError: For a pattern without a match; the error suggests similar names.
     """
     for one in patterns:
         if not any(_chooses(one, name) for name in names):
@@ -32,13 +32,13 @@ def chosen_names(patterns: Collection[str], names: Collection[str], key: str) ->
 
 
 def unknown_name(key: str, word: str, what: str, known: Iterable[str]) -> ConfigError:
-    """An error on a name that is not there, with the names nearest to it.
+    """Return an error for an unknown name, with similar names.
 
     Args:
         key: The setting.
         word: Its value.
-        what: What it is not, after "no".
-        known: All names; of dotted ones the nearest may be so by their last part.
+        what: Clause after "no", such as "parameter is called or begins so".
+        known: All names; a dotted name may be similar by its last part.
     """
     by_part: dict[str, str] = {}
     for name in known:

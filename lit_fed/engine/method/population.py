@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Population:
-    """The clients as the server knows them: by counts, never by samples.
+    """The server's view of the clients: counts, never samples.
 
     Args:
         data: The population's data, read for counts and the public set only.
@@ -28,7 +28,7 @@ class Population:
         seed: The run's seed.
         server_loop: The `lit_fed.engine.clients.server_training.ServerLoop`, of a room above; None where nothing is
             run, as in ``cost``.
-        say: Prints a line before training, such as a method's choice of a setting that is null.
+        say: Prints a line before training, such as a method's choice for a null setting.
     """
 
     data: FederatedDataModule

@@ -19,7 +19,7 @@ from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import NothingToAverage
 
 T = TypeVar("T")
-_BLOCK_VALUES = 2**18  # about as many values in vectors that wait to be summed
+_BLOCK_VALUES = 2**18  # values, approximately, in vectors that wait to be summed
 _PART = 2**17  # values of a vector added at once
 
 
@@ -35,9 +35,9 @@ class Reducer(ABC, Generic[T]):
         """The aggregate over all processes, equal on each; None without updates."""
 
     def parts(self) -> list[WeightedMean] | None:
-        """The means of what clients send that this reducer consists of; None where it is anything else.
+        """The weighted means that this reducer consists of; None for any other reducer.
 
-        Whoever bounds or replaces a sum of updates, such as `trainer.privacy`, asks this and not for a class.
+        A caller that bounds or replaces a sum of updates, such as `trainer.privacy`, uses this instead of the class.
         """
         return None
 
@@ -101,7 +101,7 @@ class WeightedMean(Reducer[Payload]):
         elif payload.keys() != self._sums.keys():
             odd = sorted(payload.keys() ^ self._sums.keys())
             raise ValueError(
-                f"client {update.client_id} sends other tensors than the clients before it; they differ in {odd}"
+                f"client {update.client_id} sends different tensors from the clients before it; they differ in {odd}"
             )
         for name, tensor in payload.items():
             if tensor.shape != self._sums[name].shape:
@@ -178,7 +178,7 @@ def _as(dtype: torch.dtype, mean: Tensor) -> Tensor:
 
 
 class _Place(NamedTuple):
-    """A part of a vector: its names with those in the whole, its layout, start and length."""
+    """A part of a vector: its names beside the whole vector's names, its layout, start and length."""
 
     names: Mapping[str, str]
     layout: Mapping[str, torch.Size]

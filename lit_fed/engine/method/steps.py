@@ -1,4 +1,4 @@
-"""Effective steps: by how much a client's optimizer scaled its gradients."""
+"""Effective steps: the factor by which a client's optimizer scaled its gradients."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from torch.optim import SGD, Optimizer
 
 
 class EffectiveSteps:
-    r"""How far local SGD would have gone along a constant gradient of 1: the plain steps it amounts to.
+    r"""Distance of local SGD along a constant gradient of 1: the equivalent number of plain steps.
 
     Normalising a client's movement takes more than counting its steps, because momentum carries each gradient on.
     With learning rate η and momentum ρ, K steps move the weights by :math:`\eta \tilde K`,
@@ -25,7 +25,7 @@ class EffectiveSteps:
     def measures(optimizer: type[Optimizer]) -> bool:
         """Whether a movement divided by `distance` is a mean gradient: only where steps are in proportion to gradients.
 
-        Of a class that does not derive from ``torch.optim.SGD`` this is not known, and counts as no.
+        False for a class that does not derive from ``torch.optim.SGD``, of which this is not known.
         """
         return issubclass(optimizer, SGD)
 
@@ -45,17 +45,17 @@ class EffectiveSteps:
         self._is_first = True
 
     def extend(self, distance: float, like: EffectiveSteps) -> None:
-        """Take in a phase that was counted elsewhere.
+        """Add a phase that another instance counted.
 
         Args:
-            distance: Of it.
-            like: Where it was counted.
+            distance: The phase's.
+            like: The instance that counted it.
         """
         self.distance += distance
         self._first_lr = self._first_lr or like._first_lr
 
     def count(self, optimizer: Optimizer) -> None:
-        """Take down one step, before or after the optimizer makes it."""
+        """Count one step, before or after the optimizer makes it."""
         group = optimizer.param_groups[0]
         lr, momentum = float(group["lr"]), float(group.get("momentum", 0.0))
         if not self._first_lr:

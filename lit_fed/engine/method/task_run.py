@@ -1,4 +1,4 @@
-"""A task's own step and forward pass, run on the module's tensors or on others, with its head captured."""
+"""A task's own step and forward pass, on the module's tensors or on others, with its head captured."""
 
 from __future__ import annotations
 

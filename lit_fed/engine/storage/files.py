@@ -40,7 +40,7 @@ class VersionedFiles:
         """Read a version.
 
         Raises:
-            CheckpointError: If its file is missing, damaged, another client's, or differs from what was written.
+            CheckpointError: If its file is missing, damaged, another client's, or differs from the written content.
         """
         path = self.path(name, version[0])
         try:

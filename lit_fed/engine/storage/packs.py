@@ -2,7 +2,7 @@
 
 A pack ``<client>.r<round>.states`` concatenates states of one round, each in safetensors' format with its client's
 name; the pack is named after its first client. States are buffered up to 8 MB or the end of the round. A pack of which
-less than half is needed is rewritten without the rest, so a folder holds at most twice what is needed, and a state is
+less than half is needed is rewritten without the rest, so a folder takes at most twice the needed space, and a state is
 written at most twice on average.
 """
 
@@ -214,7 +214,7 @@ class PackedFiles(VersionedFiles):
                 files[file] = self._spans(file)
 
     def _at(self, file: str) -> Path:
-        assert self.directory is not None  # else there would be no pack
+        assert self.directory is not None  # else the pack would not exist
         return self.directory / file
 
     def _spans(self, file: str) -> dict[str, tuple[int, int]]:

@@ -1,8 +1,8 @@
 """Clients' states between rounds, in versions.
 
-A state of round r stays beside those of earlier rounds; the run's checkpoint holds the index of current versions with
-their checksums. A run killed at any moment therefore resumes with exactly the states of its last checkpoint: newer ones
-are not indexed, and never read. A round costs what its cohort writes, whatever the population.
+A state of round r stays beside the states of earlier rounds; the run's checkpoint holds the index of current versions
+with their checksums. A run killed at any moment therefore resumes with exactly the states of its last checkpoint: newer
+ones are not indexed, and never read. A round costs what its cohort writes, whatever the population.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ClientStore:
         """The current state, or None. Its tensors must not be changed.
 
         Raises:
-            CheckpointError: If its file is missing, damaged, another client's, or differs from what was written.
+            CheckpointError: If its file is missing, damaged, another client's, or differs from the written content.
         """
         name = str(key)
         version = self._index.get(name)
@@ -195,7 +195,7 @@ class ClientStore:
         self.round_idx = round_idx
 
     def find_leftovers(self) -> None:
-        """Mark files that the index lacks, such as those of a killed round, for collection.
+        """Mark files that the index lacks, such as a killed round's, for collection.
 
         Half-written files are deleted: call it before anybody writes.
         """

@@ -1,7 +1,7 @@
 """Clients with different models, tested as one computation, batch by batch.
 
 Where a test begins with work, such as fine-tuning, the group does that work first. A client's values do not depend on
-the other clients of its group, and differ from those of one client after the other by rounding only.
+the other clients of its group, and differ from sequential results by rounding only.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class GroupEvaluation:
     def answers(
         self, question: Question, ids: Sequence[int], broadcast: Broadcast, size: int
     ) -> Iterator[ClientUpdate]:
-        """Answers of the clients that can be tested so; the caller asks the others one by one.
+        """Answers of the clients that can be tested in groups; the caller asks the others one by one.
 
         Args:
             question: The question, with `Question.loader`.
@@ -81,7 +81,7 @@ class GroupEvaluation:
             chosen = ordered[start : start + size]
             try:
                 yield from self._answers(question, chosen, [loaders[one] for one in chosen], broadcast)
-            except Exception:  # of any kind: asked alone, a client raises its own
+            except Exception:  # of any kind: a client asked alone raises its error
                 self._impossible.add(question.protocol)
                 return
 
@@ -143,7 +143,7 @@ class GroupEvaluation:
 
 
 def _by_client(step: Stepper, recorder: StepMeter) -> Callable[[Tensors, Any, int], list[Tensor]]:
-    """The step for several clients: each one's logged values, given stacked tensors and batches of one size."""
+    """The step for several clients: each client's logged values, given stacked tensors and batches of one size."""
 
     def several(tensors: Tensors, batch: Any, batch_idx: int) -> list[Tensor]:
         def one(own: Tensors, batch: Any) -> tuple[Tensor, ...]:

@@ -1,8 +1,8 @@
 """Groups of clients trained as one computation.
 
 A group's tensors are stacked, and the task's own ``training_step`` runs under ``torch.vmap`` with each client's weights
-on its batch; torch's element-wise optimizers step the stacks. Results differ from those of one client after the other
-by rounding only. `lit_fed.engine.vectorized.probe` refuses everything else by name before the run.
+on its batch; torch's element-wise optimizers step the stacks. Results differ from sequential training by rounding only.
+`lit_fed.engine.vectorized.probe` refuses everything else by name before the run.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class VectorizedExecutor(Executor):
 
     Args:
         session: Admits them.
-        group_size: Clients in a group; None for as many as fit into a processor's cache.
+        group_size: Clients in a group; None for the number that fits into a processor's cache.
     """
 
     def __init__(self, session: Session, group_size: int | None = None) -> None:
@@ -76,7 +76,7 @@ class VectorizedExecutor(Executor):
 
     @override
     def ask(self, question: Question, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[ClientUpdate]:
-        """Ask every client: those with a common model by one pass over their common data, others in groups."""
+        """Ask every client: clients with a common model by one pass over their common data, others in groups."""
         left = dict.fromkeys(client_ids)
 
         def of(kind: str) -> list[int]:
@@ -129,7 +129,7 @@ class VectorizedExecutor(Executor):
                 yield update
 
     def _size(self, kind: str) -> int:
-        """Clients whose weights fit into the cache, more of them where a step's batches are small."""
+        """Number of clients whose weights fit into the cache, or more where a step's batches are small."""
         data = self.session.data
         values = data.batch_size * math.prod(data.input_shape)
         return max(2, min(_MOST, max(_BATCH_VALUES // values, _MANY), fitting(self.session, kind)))

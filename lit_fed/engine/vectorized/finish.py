@@ -33,14 +33,14 @@ class GroupFinish:
         self.session = session
         self.loop = loop
         self.together = True
-        """Whether ``finish`` is asked for all at once; false as soon as it fails so."""
+        """Whether ``finish`` is called for all clients at once; false after a failure."""
         self._layout: Mapping[str, torch.Size] = {}
 
     def of_all(self, clients: Sequence[Client], tensors: Tensors) -> list[Answer] | None:
         """Every client's answer; None where each has to be asked by `Session.answer`.
 
         Args:
-            clients: Trained, those with more steps first.
+            clients: Trained, in descending order of steps.
             tensors: Their models, stacked.
         """
         found: list[Answer] = []

@@ -78,7 +78,7 @@ class GroupClient(Client):
     @property
     @override
     def population(self) -> NoReturn:
-        """Refused: look up what depends on a client's data in ``start`` or ``phases``, as ``client.results``."""
+        """Refused: read a client's data in ``start`` or ``phases``, as ``client.results``."""
         raise NotVectorizable(f"algorithm.{self.hook} uses client.population, {_DIFFERS}")
 
     @property

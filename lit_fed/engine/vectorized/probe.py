@@ -1,7 +1,7 @@
 """Whether clients of a federation can be trained in groups.
 
-Known obstacles are refused by name; silent ones (an optimizer that mixes clients, a loss that is not a mean) are found
-by training two clients both ways before the run.
+Known obstacles are refused by name. Training two clients both ways before the run finds silent ones (an optimizer that
+mixes clients, a loss that is not a mean).
 """
 
 from __future__ import annotations
@@ -213,8 +213,8 @@ def _misfit(
                 tensor, expected.answer[name], client.begun.get(name), close
             ):
                 return (
-                    f"algorithm.finish gives another {name!r} for a client in a group than alone, though its model is "
-                    "the same after training; it must depend on the client only"
+                    f"algorithm.finish gives a different {name!r} for a client in a group than alone, though its model "
+                    "is the same after training; it must depend on the client only"
                 )
     return ""
 

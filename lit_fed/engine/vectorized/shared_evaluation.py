@@ -1,7 +1,7 @@
 """Clients that are tested with one model: a single pass over the data that they share.
 
 The task's ``test_step`` runs under ``torch.vmap``, one sample at a time; a client's means follow by index from the
-values logged of its samples. They differ from those of one client after the other by rounding only.
+values logged of its samples. The means differ from sequential evaluation by rounding only.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class SharedEvaluation:
         self.loop: LocalLoop = session.loops[kind]
 
     def answers(self, question: Question, ids: Sequence[int], broadcast: Broadcast) -> Iterator[ClientUpdate]:
-        """Answers of the clients that can be tested so; the caller asks the others one by one.
+        """Answers of the clients that can be tested together; the caller asks the others one by one.
 
         Args:
             question: The question, with `Question.loader`.

@@ -58,7 +58,7 @@ class GroupLoop:
         """Run the clients' local work; each then has its trained tensors as ``client.model``, and its results.
 
         Args:
-            clients: Admitted, with equal `holdings`; those with more steps first.
+            clients: Admitted, with equal `holdings`, in descending order of steps.
 
         Raises:
             NotVectorizable: If they have to be trained one by one.

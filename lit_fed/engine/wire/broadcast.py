@@ -10,7 +10,7 @@ from lit_fed.engine.wire.payload import Payload
 
 @dataclass(slots=True)
 class Broadcast:
-    """A round's message after the wire: all that a client needs besides its data and state.
+    """A round's message after the wire: everything that a client needs besides its data and state.
 
     Args:
         round_idx: The round, counted from 0.

@@ -41,7 +41,7 @@ class ClientParallelStrategy(DDPStrategy):
 
 
 def launch(fabric: Fabric, function: Callable[[], T]) -> T:
-    """Call a function on all processes, and start those that do not run yet.
+    """Call a function on all processes, and start the processes that do not run yet.
 
     Note:
         Fabric patches PyTorch's `DataLoader` meanwhile, and reverts that only if nothing is raised: errors are carried
@@ -103,7 +103,7 @@ def raise_if_lost(error: BaseException) -> None:
     if isinstance(error, torch.distributed.DistError) or "gloo" in str(error):
         raise ProcessLost(
             f"process {torch.distributed.get_rank()} of {torch.distributed.get_world_size()} lost the others: one was "
-            "stopped, killed, as for memory, or ended by a client's code; go on with --ckpt_path last"
+            "stopped, killed, as for memory, or ended by a client's code; continue with --ckpt_path last"
         ) from error
 
 

@@ -137,9 +137,9 @@ class DataFree(Algorithm[AggregateT]):
         for kind, decoder in self.decoders.items():
             if decoder.num_features != first.num_features:
                 raise ConfigError(
-                    f"algorithm {type(self).__name__} joins networks by their features, and those of trainer.kinds "
-                    f"{first.kind!r} and {kind!r} have {first.num_features} and {decoder.num_features}; give them one "
-                    "length (small_cnn: num_features; mlp: the last of hidden)"
+                    f"algorithm {type(self).__name__} joins networks by their features, and trainer.kinds "
+                    f"{first.kind!r} and {kind!r} have {first.num_features} and {decoder.num_features} features; give "
+                    "them one length (small_cnn: num_features; mlp: the last of hidden)"
                 )
             model = self.models[kind]
             with torch.no_grad(), model.evaluating():
@@ -166,7 +166,7 @@ class DataFree(Algorithm[AggregateT]):
         absent = [label for label, weight in enumerate(self.label_prior) if weight and not have[label]]
         if absent:
             raise ConfigError(
-                f"algorithm.label_prior is {self.label_prior[absent[0]]} for class {absent[0]}, of which no client has "
+                f"algorithm.label_prior is {self.label_prior[absent[0]]} for class {absent[0]}, and no client has "
                 "a training sample; set it to 0, or leave label_prior null"
             )
 

@@ -37,7 +37,7 @@ def latents_picture(means: NDArray[np.float32]) -> Figure:
     figure.colorbar(image, label="mean of the feature")
     label_axis(axes.yaxis, classes, "class")
     axes.set_xlabel("feature")
-    axes.set_title("What is generated for each class")
+    axes.set_title("Generated for each class")
     return figure
 
 
@@ -59,7 +59,7 @@ def samples_picture(samples: NDArray[np.float32]) -> Figure:
     axes.set_xticks([])
     axes.set_yticks(np.arange(len(classes)) * (height + 1) + height / 2, [str(label) for label in classes])
     axes.set_ylabel("class")
-    axes.set_title("What is generated for each class")
+    axes.set_title("Generated for each class")
     return figure
 
 

@@ -1,4 +1,4 @@
-"""The server's generator: drawing noise and labels, making pseudo-samples of them."""
+"""The server's generator: draw noise and labels, and make pseudo-samples from them."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def warn_of_explosion(server: Server, round_idx: int, cross_entropy: float, abov
             GeneratorExplosion,
             f"round {round_idx}: the generator's cross-entropy is {cross_entropy:.4g} "
             f"(algorithm.explosion_above is {above:g}), so the clients' training diverges; lower the learning rate or "
-            "the weights of what clients learn from pseudo-samples",
+            "the weights of the pseudo-samples' losses",
         )
 
 

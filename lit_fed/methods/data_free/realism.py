@@ -1,4 +1,4 @@
-"""Measures of how far pseudo-samples are from the real classes; nothing learns from them."""
+"""Distances of pseudo-samples from the real classes, as metrics; no training uses them."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ class PseudoTest(Protocol):
 class PseudoMap(Callback):
     """Draws ``pseudo_map.png`` into the run's folder at the end: a t-SNE of real and pseudo-samples' features.
 
-    The features are those of the first kind's global model, for the shared test set and the same number of
-    pseudo-samples, at most ten classes.
+    The first kind's global model computes the features, for the shared test set and the same number of pseudo-samples,
+    at most ten classes.
 
     Args:
         samples_per_class: Largest number of samples per class, real and pseudo each.

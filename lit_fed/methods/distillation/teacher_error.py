@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lit_fed.algorithm import ClientUpdate, Objective, ServerLoop
 from lit_fed.callbacks import Callback, RoundRecord, Run
@@ -98,8 +99,8 @@ class TeacherError(Callback):
         """The reference's predictions."""
         return {"reference": self.reference}
 
+    @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`."""
         self.reference = state["reference"]
 
     def _train_reference(self, federation: Federation) -> Tensor:

@@ -67,7 +67,7 @@ class UWA(FederatedDistillation):
         **kwargs: Any,
     ) -> None:
         super().__init__(calibration_fraction=calibration_fraction, **kwargs)
-        check_range("algorithm.temperature", temperature, least=0)
+        check_range("algorithm.temperature", temperature, least=0, infinite=True)
         check_choice("algorithm.density_data", density_data, ("calibration", "augmented"))
         if density_data == "calibration" and not calibration_fraction:
             raise ConfigError(

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
+from typing_extensions import override
 
 from lit_fed.algorithm import (
     NEEDS,
@@ -157,8 +158,8 @@ class Alignment(Callback):
         """The curves so far."""
         return {"rounds": self.rounds, "curves": self.curves}
 
+    @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`."""
         self.rounds, self.curves = state["rounds"], state["curves"]
 
     def _test(self, federation: Federation, update: ClientUpdate) -> dict[str, float]:

@@ -66,8 +66,8 @@ class FedDrPlus(DotRegression):
         ConfigError: For a β outside [0, 1].
 
     Note:
-        The paper does not say what fine-tuning freezes and distils; here, as in training, the head is frozen and the
-        teacher is the downloaded global model.
+        The paper does not state which parts fine-tuning freezes and distils; here, as in training, the head is frozen
+        and the teacher is the downloaded global model.
     """
 
     needs = DotRegression.needs | FD.needs

@@ -28,8 +28,8 @@ FRAME, PROJECTION = "frame", "projection"  # the phases of personalisation's sec
 class FedETF(NewHead):
     r"""Balanced softmax over cosines between projected features and a frozen simplex ETF, at a learnt temperature.
 
-    The loss is `lit_fed.losses.balanced_softmax` with the client's own class counts; the logits are those of
-    `lit_fed.networks.ProjectedETFHead`. Tests use the logits without the counts.
+    The loss is `lit_fed.losses.balanced_softmax` with the client's own class counts;
+    `lit_fed.networks.ProjectedETFHead` gives the logits. Tests use the logits without the counts.
 
     Fine-tuning for a test (`lit_fed.protocols.PersonalTest`) has two stages: the parameters that train in a round, with
     the same loss; then, ``alternations`` times, the frame alone and the projection alone, with plain cross-entropy.
@@ -52,8 +52,8 @@ class FedETF(NewHead):
         A regularizer on features sees the features before the projection, which trains with the loss alone. Under a
         plain ``lightning.Trainer``, without clients, all classes count the same.
 
-        The projection has a bias in the authors' code and none in FedDr+'s code, which compares methods; our default is
-        the latter.
+        The projection has a bias in the authors' code, but not in FedDr+'s code, which compares methods; our default
+        follows the latter.
 
         The second stage is read from the authors' code: 20 alternations of 3 epochs, learning rates 0.1 and 0.05, the
         frame's vectors free to leave the sphere. There the frame uses SGD without momentum and decay; here frame and

@@ -123,7 +123,7 @@ def linear_head(task: LightningModule, head: nn.Module, why: str) -> nn.Linear:
     """
     if not isinstance(head, nn.Linear):
         raise ConfigError(
-            f"{why}, which must be an nn.Linear, and that of model {task_name(task)} is a {type(head).__name__}; name "
-            "another submodule as algorithm.head, or choose another network"
+            f"{why}, which must be an nn.Linear, and the head of model {task_name(task)} is a {type(head).__name__}; "
+            "name another submodule as algorithm.head, or choose another network"
         )
     return head

@@ -106,18 +106,18 @@ class CalibratedTest(Protocol):
         with model.preserved():
             moments, uplink_bytes = self._collect(federation, round_idx, subset)
             if moments is None:
-                return Evaluation(absent={self.name: "no client gave the moments of its features"})
-            model.load(state)  # the last client may have had buffers of its own
+                return Evaluation(absent={self.name: "no client sent the moments of its features"})
+            model.load(state)  # the last client may have left personal buffers
             try:
                 model.load({weight: solve(moments["second"], moments["cross"], self.ridge)})
-            except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # moments of features never; somebody's others
-                return Evaluation(absent={self.name: "the moments that clients gave are of no features"})
+            except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # only if a client forges moments
+                return Evaluation(absent={self.name: "the clients' moments do not belong to any features"})
             loader = data.test_loader() if subset == "test" else data.val_loader()
             values = loop.evaluate(loader, subset, spread=True) | {"uplink_bytes": float(uplink_bytes)}
         return Evaluation({f"{self.name}/{metric}": value for metric, value in values.items()})
 
     def _collect(self, federation: Federation, round_idx: int, subset: EvalSubset) -> tuple[Payload | None, int]:
-        """The moments of all clients' samples together, and what they cost; None where nobody answers."""
+        """The sum of all clients' moments, None where no client answers; and their uplink in bytes."""
         workers, num_samples = federation.workers, federation.data.num_samples
         broadcast, reducer, sent = federation.broadcast(round_idx, "test"), WeightedMean(), 0
         mine = workers.share(federation.participation.seen_clients.tolist(), num_samples)

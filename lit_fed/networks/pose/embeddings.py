@@ -89,7 +89,7 @@ class LocalAttention(Attention):
         nn.init.zeros_(self.lpe.bias)
 
     def forward(self, x: Tensor, grid: tuple[int, int]) -> Tensor:  # type: ignore[override]  # the grid is new
-        """(B, p + h·w, dim) to the same, where p tokens before those of the grid (h, w) have no place."""
+        """(B, p + h·w, dim) to the same, where p tokens before the grid's (h, w) have no position."""
         batch, tokens, dim = x.shape
         prefix = tokens - grid[0] * grid[1]
         qkv = self.qkv(x).reshape(batch, tokens, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
@@ -103,7 +103,7 @@ class LocalAttention(Attention):
 
 
 class LocalBlock(Block):
-    """timm's transformer block with `LocalAttention`; its settings are those of timm's."""
+    """timm's transformer block with `LocalAttention`; its settings are timm's."""
 
     def __init__(self, dim: int, num_heads: int, **kwargs: Any) -> None:
         super().__init__(dim, num_heads, **kwargs)

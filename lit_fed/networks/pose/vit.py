@@ -42,7 +42,7 @@ class PoseViT(nn.Module):
         mlp_ratio: Width of a block's hidden layer over the token's length.
         drop_path: Rate of stochastic depth of the last block; it grows linearly from 0 at the first.
         positions: ``convolutional`` (GPE and LPE), ``global`` (GPE alone), or ``absolute``: a learnt table,
-            interpolated bicubically to other grids than its own.
+            interpolated bicubically for other grids.
         position_grid: Rows and columns of the grid on which GPE is computed; other grids interpolate it. Null computes
             it on each grid, as ResFormer does.
         class_token: Add a token without a position, which is added to all other tokens at the end.
@@ -156,12 +156,12 @@ class PoseViT(nn.Module):
         return heatmaps
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Which layer a parameter is of, for timm's learning rates by layer: the stem, each block, then all others."""
+        """The layer of a parameter, for timm's learning rates by layer: the stem, each block, then all others."""
         del coarse
         return {"stem": r"^(?:cls_token|pos_embed|patch_embed|gpe)", "blocks": r"^blocks\.(\d+)"}
 
     def no_weight_decay(self) -> set[str]:
-        """The parameters that tell places, which ViTPose and ResFormer do not shrink."""
+        """The parameters that encode positions, which ViTPose and ResFormer exclude from weight decay."""
         places = ("cls_token", "pos_embed", "gpe.", ".lpe.")
         return {name for name, _ in self.named_parameters() if any(place in name for place in places)}
 
@@ -192,7 +192,7 @@ def _check(
 ) -> None:
     if not 0 <= 2 * padding < patch_size:
         raise ConfigError(
-            f"PoseViT.padding is {padding}; it must be at least 0 and below half of patch_size, {patch_size}: more "
+            f"PoseViT.padding is {padding}; it must be at least 0 and below half of patch_size, {patch_size}; more "
             "adds tokens outside of the image"
         )
     if embed_dim % 4 or embed_dim % num_heads:

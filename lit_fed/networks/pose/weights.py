@@ -1,4 +1,4 @@
-"""Weights from files of others: MAE, ViTPose, ResFormer, and our own checkpoints."""
+"""Weights from files of MAE, ViTPose and ResFormer, and from our own checkpoints."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _NAMES = (
     (r"\.attn\.get_v\.", ".attn.lpe."),
     (r"^keypoint_head\.deconv_layers\.", "head."),
 )
-"""Names there, and what they are here."""
+"""Names in the files, and our names."""
 
 _OF_OTHERS = re.compile(r"^(mask_token|decoder_|head\.(weight|bias)$|fc_norm\.|head_dist\.|associate_keypoint_heads\.)")
-"""What the files hold beside the network: MAE's decoder, a classifier, other heads."""
+"""Parts of the files besides the network: MAE's decoder, a classifier, other heads."""
 
 _NEW = re.compile(r"^(gpe\.|cls_token$)|\.lpe\.|num_batches_tracked$")
-"""What a file may lack, because its network has no such thing."""
+"""Parameters that a file may lack, because its network does not have them."""
 
 _TRAINED_WITH = "; choose the settings it was trained with"
 
@@ -38,7 +38,7 @@ _TRAINED_WITH = "; choose the settings it was trained with"
 def read_weights(path: Path, wanted: Mapping[str, Tensor], grid: tuple[int, int], part: str) -> dict[str, Tensor]:
     """The weights of a file that a network can load.
 
-    Read are the files of MAE (``model``), ViTPose and ResFormer (``state_dict`` or ``model``) and our own checkpoints.
+    Reads files of MAE (``model``), ViTPose and ResFormer (``state_dict`` or ``model``) and our own checkpoints.
     A table of position embeddings is resampled to the network's grid, and left out where it has none. Embeddings that
     the file's network does not have start as they are.
 
@@ -46,7 +46,7 @@ def read_weights(path: Path, wanted: Mapping[str, Tensor], grid: tuple[int, int]
         path: The file.
         wanted: The network's own by name.
         grid: The grid of its table of position embeddings.
-        part: ``all``, or ``backbone``: all but the head.
+        part: ``all``, or ``backbone`` for everything except the head.
 
     Raises:
         ConfigError: If there is no such file, it holds something else, or it lacks a weight or has it in another shape.
@@ -77,7 +77,7 @@ def read_weights(path: Path, wanted: Mapping[str, Tensor], grid: tuple[int, int]
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file by name, whatever they are wrapped in."""
+    """The tensors of a file by name, in any of the known layouts."""
     if not path.is_file():
         raise ConfigError(f"PoseViT.weights is {str(path)!r}; the file does not exist")
     try:
@@ -95,7 +95,7 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 
 def _renamed(tensors: Mapping[str, Tensor], last: str) -> dict[str, Tensor]:
-    """The tensors under our names, without those of other networks in the file."""
+    """The tensors under our names, without the tensors of other networks in the file."""
     found = {}
     for name, tensor in tensors.items():
         for pattern, ours in _NAMES:
@@ -107,13 +107,13 @@ def _renamed(tensors: Mapping[str, Tensor], last: str) -> dict[str, Tensor]:
 
 
 def _last(wanted: Mapping[str, Tensor]) -> str:
-    """Where the convolution stands that makes heatmaps of a deconvolution head."""
+    """The position of the convolution that makes heatmaps in a deconvolution head."""
     names = [name for name in wanted if name.startswith("head.") and name.endswith(".bias")]
     return names[-1].removesuffix("bias")
 
 
 def _resampled(table: Tensor, grid: tuple[int, int], class_token: bool, path: Path) -> Tensor:
-    """A table of position embeddings for a grid; the class token's goes to all places where there is none."""
+    """A table of position embeddings for a grid; without a class token, its embedding is added to all positions."""
     places, count = grid[0] * grid[1], table.shape[1]
     prefix = count - places if count - places in (0, 1) else int(math.isqrt(count - 1) ** 2 == count - 1)
     side = math.isqrt(count - prefix)

@@ -28,7 +28,7 @@ from lit_fed.seeding import torch_generator
 
 @dataclass(frozen=True)
 class GaussianTask:
-    """Gaussian classes of unit variance, of which each client has a few.
+    """Gaussian classes of unit variance; each client has a few of them.
 
     Args:
         num_clients: M.

@@ -23,20 +23,20 @@ def written(text: str, path: str = "bad.yaml") -> str:
     [
         (
             "trainer:\n  seed: 1\n  max_rounds: 2\n  seed: 3\n",
-            "line 4: trainer.seed is there twice, also in line 2; rem",
+            "line 4: trainer.seed is given twice, also in line 2; rem",
         ),
         (
             "trainer: {seed: 1}\nmodel: Classifier\ntrainer: {}\n",
-            "line 3: trainer is there twice, also in line 1; remove",
+            "line 3: trainer is given twice, also in line 1; remove",
         ),
-        ("trainer: {seed: 1, seed: 1}\n", "line 1: trainer.seed is there twice, in this line too; remove one"),
+        ("trainer: {seed: 1, seed: 1}\n", "line 1: trainer.seed is given twice, in this line too; remove one"),
         (
             "model:\n  init_args:\n    optimizer:\n      init_args:\n        lr: 1\n        lr: 2\n",
-            "line 6: model.init_args.optimizer.init_args.lr is there twice, also in line 5; remove one",
+            "line 6: model.init_args.optimizer.init_args.lr is given twice, also in line 5; remove one",
         ),
         (
             "trainer:\n  callbacks:\n  - {class_path: A, class_path: B}\n",
-            "line 3: trainer.callbacks.class_path is there tw",
+            "line 3: trainer.callbacks.class_path is given tw",
         ),
         ("trainer: null\n", "line 1: trainer is null; it must hold settings, such as max_rounds"),
         ("data: Digits\ntrainer:\n", "line 2: trainer is null; it must hold settings, such as max_rounds"),
@@ -86,16 +86,16 @@ def test_what_would_be_misread_is_named_with_its_line(subcommand: str, text: str
     [
         (
             ["--trainer", "part.yaml"],
-            "config file part.yaml, line 2: seed is there twice, also in line 1; remove one",
+            "config file part.yaml, line 2: seed is given twice, also in line 1; remove one",
         ),
         (
             ["-c", "whole.yaml"],
-            "config file part.yaml, line 2: seed is there twice, also in line 1; remove one",
+            "config file part.yaml, line 2: seed is given twice, also in line 1; remove one",
         ),
-        (["--trainer.kinds", "{a: {}, a: {}}"], "--trainer.kinds: a is there twice, in this line too; remove one"),
+        (["--trainer.kinds", "{a: {}, a: {}}"], "--trainer.kinds: a is given twice, in this line too; remove one"),
         (
             ["--model={init_args: {network: mlp, network: mlp}}"],
-            "--model: init_args.network is there twice, in this line",
+            "--model: init_args.network is given twice, in this line",
         ),
     ],
 )
@@ -108,7 +108,7 @@ def test_keys_twice_in_files_of_files_and_in_options(args: list[str], expected: 
 def test_keys_twice_in_a_simulation(capsys: Any) -> None:
     written("simulate:\n  class_path: AttentionKernel\nsimulate: {}\n")
     assert error_of(["simulate", "-c", "bad.yaml"], capsys).startswith(
-        "config file bad.yaml, line 3: simulate is there tw"
+        "config file bad.yaml, line 3: simulate is given tw"
     )
 
 

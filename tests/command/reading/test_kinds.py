@@ -75,7 +75,7 @@ def test_a_kinds_optimizer_goes_over_the_models_or_begins_anew(own: str, expecte
         (["{a: {optimizer: SDG}}"], "trainer.kinds.a.optimizer: there is no class named 'SDG'"),
         (["{a: {network_args: {hiden: [8]}}}"], "got an unexpected keyword argument 'hiden'"),
         (["{a: {clients: [0, 1]}}"], "trainer.kinds names no network for client 2"),
-        (["{a: {clients: [0, 1]}, b: {}}"], "trainer.kinds 'b' names no clients, and others do"),
+        (["{a: {clients: [0, 1]}, b: {}}"], "trainer.kinds 'b' names no clients, and other kinds do"),
         (["{a: {clients: all}}"], "trainer.kinds.a.clients is 'all'; it must be a list of clients' names"),
     ],
 )  # fmt: skip
@@ -129,7 +129,11 @@ def test_a_kinds_clients_are_called_by_their_names(tmp_path: Path, capsys: Any) 
         ("clients: [2, 01]", "clients: [0, 1]", "trainer.kinds.a.clients 2 is a number, and these clients have names"),
         ("clients: ['2', '01']", "clients: ['0', '2']", "trainer.kinds gives client 2 to a and b"),
         ("clients: ['2', '01']", "clients: ['0']", "trainer.kinds names no network for client 1; name one for each"),
-        ("clients: ['3']", "clients: ['0']", "trainer.kinds.a.clients: there is no client named '3'; they are 0, 01,"),
+        (
+            "clients: ['3']",
+            "clients: ['0']",
+            "trainer.kinds.a.clients: there is no client named '3'; clients are 0, 01,",
+        ),
         ("client_positions: [4]", "clients: ['0']", "client_positions: there is no client 4; clients are 0 to 3"),
         ("client_positions: 4", "clients: ['0']", "client_positions is 4; it must be a list of positions from 0"),
     ):

@@ -46,7 +46,7 @@ def test_names_on_the_command_line_stay_texts(words: list[str], found: Any) -> N
         (["--client", "[]"], "--client is an empty list; name at least one client"),
         (
             ["--client", "2"],
-            "--client: there is no client named '2'; they are 0, 01; --client_position takes positions",
+            "--client: there is no client named '2'; clients are 0, 01; --client_position takes positions",
         ),
         (["--client_position", "2"], "--client_position: there is no client 2; clients are 0 to 1"),
         (["--client", "[[1]]"], r"expected a name, or a list of names in brackets, not [[1]]"),
@@ -62,7 +62,9 @@ def test_who_is_not_there_is_said(words: list[str], message: str) -> None:
 
 def test_clients_without_names_are_called_by_numbers() -> None:
     assert chosen(population(count=20), parsed("--client", "[3, 19]")) == [3, 19]
-    with pytest.raises(ConfigError, match=r"no client named '03'; these have no names, and are called 0 to 19"):
+    with pytest.raises(
+        ConfigError, match=r"no client named '03'; clients have no names here, and are numbered 0 to 19"
+    ):
         chosen(population(count=20), parsed("--client", "03"))
 
 

@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from lit_fed.command.cli import main
-from lit_fed.command.reading.wrapping import wrapped_settings, wrapped_words
+from lit_fed.command.reading.words import CommandLine
+from lit_fed.command.reading.wrapping import wrapped_settings
 from tests.command.support import error_of
 from tests.support import rows
 
@@ -40,9 +41,10 @@ def test_other_data_stay_as_they_are(section: Any) -> None:
 
 
 def test_an_option_is_wrapped() -> None:
-    assert list(wrapped_words(["--data", MY_DATA])) == ["--data", "Wrapped", "--data.module", MY_DATA]
-    assert list(wrapped_words([f"--data={MY_DATA}"])) == ["--data", "Wrapped", "--data.module", MY_DATA]
-    assert list(wrapped_words(["--data", "Digits"])) == ["--data", "Digits"]
+    wrapped = ["fit", "--data=Wrapped", f"--data.module={MY_DATA}"]
+    assert CommandLine(["fit", "--data", MY_DATA]).words == wrapped
+    assert CommandLine(["fit", f"--data={MY_DATA}"]).words == wrapped
+    assert CommandLine(["fit", "--data", "Digits"]).words == ["fit", "--data=Digits"]
 
 
 @pytest.mark.parametrize("before", [[], ["-c", "configs/data/digits_iid.yaml"]])

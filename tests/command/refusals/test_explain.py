@@ -56,7 +56,7 @@ def written(text: str) -> str:
         (["--model.init_args.lr_scheduler", "StepLR"], "model.init_args.lr_scheduler.init_args.step_size is missing"),
         (["--trainer.max_rounds", "many"], "trainer.max_rounds: expected a whole number, not many"),
         (["--trainer.max_rounds", "4.5"], "trainer.max_rounds: expected a whole number, not 4.5"),
-        (["--trainer.evaluate_on", "tset"], "trainer.evaluate_on: expected 'test' or 'val', not tset"),
+        (["--trainer.evaluate_on", "tset"], "trainer.evaluate_on: expected 'val' or 'test', not tset"),
         (["--trainer.logger", "maybe"], "trainer.logger: expected true or false, a list or a class, not maybe"),
         (["--trainer.gradient_clip_val", "big"], "trainer.gradient_clip_val: expected a number, not big"),
         (["--model.init_args.optimizer.init_args.nesterov", "3"], "init_args.nesterov: expected true or false, not 3"),

@@ -311,7 +311,7 @@ def test_a_file_that_is_named_as_data_is_told_how_to_name_the_module(tmp_path: P
 
 
 def test_a_trainer_is_told_to_wrap(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"a MyData, which knows no clients; wrap it: lit_fed\.data\.Wrapped\(My"):
+    with pytest.raises(ConfigError, match=r"a MyData, which has no clients; wrap it: lit_fed\.data\.Wrapped\(My"):
         fit(tmp_path, Sum(), MyData())  # type: ignore[arg-type]
 
 
@@ -392,7 +392,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "broken": (Broken, "data.module Broken failed in setup: FileNotFoundError: scans.h5 is gone"),
     "val": (
         lambda: Wrapped(MyData(), val_fraction=0.1),
-        "MyData has 30 validation samples of its own; set the fraction to 0",
+        "MyData has 30 validation samples in a separate set; set the fraction to 0",
     ),
     "key": (
         lambda: Wrapped(Clinic(), client="city"),

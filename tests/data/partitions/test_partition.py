@@ -316,7 +316,7 @@ def test_a_partition_may_return_a_list_of_positions_for_each_client():
         ([[0], [1], [6]], r"gives client 2 \[6\]; it must give one position or more, 0 to 5"),
         ([[0], [-1], [1]], r"gives client 1 \[-1\]"),
         ([[0], [1.5], [1]], r"gives client 1 \[1.5\]"),
-        ([[0], [1], [2, 0]], "gives sample 0 away twice; name it once"),
+        ([[0], [1], [2, 0]], "assigns sample 0 twice; assign it once"),
     ],
 )
 def test_lists_that_are_no_partition_are_refused(lists, line):

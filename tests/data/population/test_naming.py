@@ -56,7 +56,12 @@ NUMBERED = Population(3, ["01", "02", "03"])
 @pytest.mark.parametrize(
     ("population", "names", "positions", "message"),
     [
-        (NUMBERED, ["1"], None, "--client: there is no client named '1'; they are 01, 02, 03; --client_position takes"),
+        (
+            NUMBERED,
+            ["1"],
+            None,
+            "--client: there is no client named '1'; clients are 01, 02, 03; --client_position takes",
+        ),
         (NUMBERED, ["0"], None, "there is no client named '0'"),
         (NUMBERED, [1], None, "--client 1 is a number, and these clients have names; write a name in quotes, or give "),
         (NUMBERED, None, [3], "--client_position: there is no client 3; clients are 0 to 2"),
@@ -66,10 +71,10 @@ NUMBERED = Population(3, ["01", "02", "03"])
         (Population(2, ["a", "a"]), ["a"], None, "--client: 2 clients are named 'a'; give --client_position"),
         (Population(3), ["3"], None, "--client: there is no client 3; clients are 0 to 2"),
         (Population(3), ["-1"], None, "--client: there is no client -1; clients are 0 to 2"),
-        (Population(3), ["01"], None, "no client named '01'; these have no names, and are called 0 to 2"),
-        (Population(3), ["٢"], None, "no client named '٢'; these have no names, and are called 0 to 2"),
-        (Population(3), [1.0], None, "no client named 1.0; these have no names"),
-        (Population(3), [True], None, "no client named True; these have no names"),
+        (Population(3), ["01"], None, "no client named '01'; clients have no names here, and are numbered 0 to 2"),
+        (Population(3), ["٢"], None, "no client named '٢'; clients have no names here, and are numbered 0 to 2"),
+        (Population(3), [1.0], None, "no client named 1.0; clients have no names"),
+        (Population(3), [True], None, "no client named True; clients have no names"),
     ],
 )
 def test_nobody_is_taken_for_another(population: Any, names: Any, positions: Any, message: str) -> None:

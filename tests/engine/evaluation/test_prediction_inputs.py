@@ -167,10 +167,10 @@ def test_from_the_command_line_by_a_clients_name(tmp_path: Path, capsys: Any) ->
         "--client_id: there is no client named 'berln'; did you mean berlin?"
     )
     assert error_of([*again, "--client_id", "x"], capsys) == (
-        "--client_id: there is no client named 'x'; they are berlin, ulm"
+        "--client_id: there is no client named 'x'; clients are berlin, ulm"
     )
     assert error_of([*again, "--client_id", "0"], capsys) == (
-        "--client_id: there is no client named '0'; they are berlin, ulm; --client_position takes positions"
+        "--client_id: there is no client named '0'; clients are berlin, ulm; --client_position takes positions"
     )
     assert error_of([*again, "--client_id", "ulm", "--client_position", "1"], capsys) == (
         "--client_id and --client_position are both given; give one of them"
@@ -201,7 +201,7 @@ def test_a_client_whose_name_is_a_number_is_called_by_it(names: tuple[str, ...],
     in_order = sorted(names)
     assert [labels(f"--client_position={place}") for place in range(3)] == [{f"of {name}"} for name in in_order]
     for absent in {"0", "1", "001"} - {*names}:
-        assert f"there is no client named {absent!r}; they are " in error_of([*again, "--client_id", absent], capsys)
+        assert f"there is no client named {absent!r}; clients are " in error_of([*again, "--client_id", absent], capsys)
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ class Foreign(LeastSquares):
         (SecondOrder(), r"model SecondOrder has the optimizer LBFGS, which asks for the loss several times a step"),
         (Lazy(), r"model Lazy: 'network.weight' has no shape yet"),
         (Bare(), r"model.configure_optimizers must return an optimizer, .*; it returned None"),
-        (Foreign(), r"model: object is no scheduler of torch.optim.lr_scheduler; step it by lr_scheduler_step"),
+        (Foreign(), r"model: object is not a scheduler of torch.optim.lr_scheduler; step it in lr_scheduler_step"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, LightningModule) else "",
 )

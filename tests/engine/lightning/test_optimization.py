@@ -257,7 +257,7 @@ def test_what_cannot_span_the_run_is_refused(tmp_path: Path) -> None:
 
 
 TAKES = "model Scheduled: a client takes at most 3 steps in a round, and its schedule by steps starts anew for each "
-RISES = "its learning rate still rises at the last of them: it never leaves its warm-up"
+RISES = "its learning rate still rises at the last step: the warm-up never ends"
 LAID = "trainer.schedule_steps=run lays it out over all rounds\n"
 
 

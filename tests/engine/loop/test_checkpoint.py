@@ -200,7 +200,7 @@ def test_every_n_rounds_and_the_last(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("settings", [{"keep_last": -1}, {"every_n_rounds": 0}])
 def test_settings_are_checked(settings: dict[str, int]) -> None:
-    with pytest.raises(ConfigError, match="keep_last of at least 0 and every_n_rounds of at least 1"):
+    with pytest.raises(ConfigError, match=r"Checkpoint\.(keep_last is -1|every_n_rounds is 0); it must be at least"):
         Checkpoint(**settings)  # type: ignore[arg-type]
 
 

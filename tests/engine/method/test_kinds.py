@@ -59,13 +59,17 @@ def test_kinds_that_cannot_be_are_refused() -> None:
         ({}, {}, r"trainer\.kinds is empty"),
         ({"a": one}, {"b": {}}, r"trainer\.kinds and the models differ in 'a'"),
         ({"a": one, "b": other}, None, "the models of kinds 'a' and 'b' share parameters"),
-        ({"a": one, "b": LeastSquares()}, {"a": {"clients": [0]}, "b": {}}, r"'b' names no clients, and others do"),
+        (
+            {"a": one, "b": LeastSquares()},
+            {"a": {"clients": [0]}, "b": {}},
+            r"'b' names no clients, and other kinds do",
+        ),
         ({"a": one}, {"a": {"clients": 3}}, r"trainer\.kinds\.a\.clients is 3; it must be a list of clients' names"),
     ]
     for models, options, message in cases:
         with pytest.raises(ConfigError, match=message):
             assign(models, options)
-    with pytest.raises(ConfigError, match=r"'c' has no client: there are 3 kinds and 2 clients"):
+    with pytest.raises(ConfigError, match=r"'c' has no client, because there are 3 kinds and 2 clients"):
         Kinds(("a", "b", "c")).check(Points(2))
 
 

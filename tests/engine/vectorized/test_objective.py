@@ -252,7 +252,7 @@ class Wavers(FedAvg):
     [
         (Shaped, r"algorithm\.objective uses client\.results\['own'\]\['rows'\], which differs between the clients"),
         (Steers, r"algorithm\.correct runs the task, which a group does only in objective"),
-        (Wavers, r"algorithm\.finish gives another 'network\.\S+' for a client in a group than alone"),
+        (Wavers, r"algorithm\.finish gives a different 'network\.\S+' for a client in a group than alone"),
     ],
 )
 def test_a_refusal_names_the_hook_and_the_tensor(tmp_path: Path, method: Any, reason: str) -> None:

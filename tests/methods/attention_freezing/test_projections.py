@@ -148,7 +148,7 @@ def test_transformers_models() -> None:
 
 
 def test_no_attention() -> None:
-    with pytest.raises(ConfigError, match="no query and key projections were found among the 4 parameters of MLP"):
+    with pytest.raises(ConfigError, match="the 4 parameters of MLP include no query and key projections"):
         separate_attention(MLP(10, 1, (1, 8, 8)))
 
 
@@ -173,6 +173,6 @@ def test_pretrained_weights_from_a_file_and_without_one(tmp_path: Path) -> None:
     colours = published.patch_embed.proj.weight  # type: ignore[union-attr]
     torch.testing.assert_close(found.patch_embed.proj.weight, colours.sum(1, keepdim=True))  # type: ignore[union-attr]
     overlay["file"] = str(tmp_path / "missing.pth")
-    told = r"missing\.pth is no file; .* network_args\.pretrained_cfg_overlay\.file"
+    told = r"missing\.pth does not exist; .* network_args\.pretrained_cfg_overlay\.file"
     with pytest.raises(ConfigError, match=told):
         build_network("vit_tiny_patch16_224", 10, 1, (1, 8, 8), **settings)

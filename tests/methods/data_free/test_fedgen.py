@@ -128,14 +128,14 @@ def test_wrong_settings() -> None:
 
 
 def test_a_label_prior_of_an_absent_class_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"label_prior is 0.5 for class 1, of which no client has a training sample"):
+    with pytest.raises(ConfigError, match=r"label_prior is 0.5 for class 1, and no client has a training sample"):
         fit(tmp_path, Halves(), Points(), FedGen(label_prior=[0, 0.5, 0.5, 0, 0]))
     with pytest.raises(ConfigError, match=r"label_prior has 2 weights, and the data have 5 classes"):
         fit(tmp_path, Halves(), Points(), FedGen(label_prior=[0.5, 0.5]))
 
 
 def test_networks_that_cannot_be_joined_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"features.* 'one' and 'other' have 2 and 3; give them one length"):
+    with pytest.raises(ConfigError, match=r"features.* 'one' and 'other' have 2 and 3 features; give them one length"):
         fit(tmp_path, {"one": Halves(), "other": Halves(features=3)}, Points(), FedGen())
     unsplit = Halves()
     unsplit.body.append(unsplit.head)
@@ -146,5 +146,7 @@ def test_networks_that_cannot_be_joined_are_refused(tmp_path: Path) -> None:
     many.head = nn.Linear(2, 7)
     with pytest.raises(ConfigError, match=r"needs logits \(B, 5\) .* the head of model Halves gives \(2, 7\)"):
         fit(tmp_path, many, Points(), FedGen())
-    with pytest.raises(ConfigError, match=r"trainer\.kinds 'quarter' has no client: there are 3 kinds and 2 clients"):
+    with pytest.raises(
+        ConfigError, match=r"trainer\.kinds 'quarter' has no client, because there are 3 kinds and 2 clients"
+    ):
         fit(tmp_path, three_widths(), Points(), FedGen())

@@ -167,7 +167,7 @@ def test_a_head_of_another_kind_is_not_taken_for_the_one_that_is_asked_for(tmp_p
     task = model()
     fit(tmp_path, task, digits(), FedETF(), max_rounds=1)
     with pytest.raises(
-        ConfigError, match=r"algorithm\.projection_bias is true, and the head that model Classifier has"
+        ConfigError, match=r"algorithm\.projection_bias is true, and the existing head of model Classifier"
     ):
         fit(tmp_path, task, digits(), FedETF(projection_bias=True), max_rounds=1)
 
@@ -292,7 +292,11 @@ class Convolutional(Stranger):
             Stranger,
             r"replaces the head, which must be an nn\.Linear, .* Stranger is a LogS",
         ),
-        (FedETF(head="layers.2"), Convolutional, r"must be an nn\.Linear, and that of model Convolutional is a Conv2d"),
+        (
+            FedETF(head="layers.2"),
+            Convolutional,
+            r"must be an nn\.Linear, and the head of model Convolutional is a Conv2d",
+        ),
         (
             FedBABU(etf=True, head="layers.2"),
             Convolutional,

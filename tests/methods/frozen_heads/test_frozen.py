@@ -223,7 +223,7 @@ def test_a_task_goes_from_one_federation_to_the_next(tmp_path: Path) -> None:
     made = fit(tmp_path / "second", task, digits(), FedDrPlus(), max_rounds=1)
     assert torch.equal(weights(made)["network.head.weight"], frame)
     with pytest.raises(
-        ConfigError, match=r"which must be an nn\.Linear, and that of model Classifier is a SimplexHead"
+        ConfigError, match=r"which must be an nn\.Linear, and the head of model Classifier is a SimplexHead"
     ):
         fit(tmp_path / "third", task, digits(), SphereFed())
 
