@@ -73,6 +73,9 @@ class Board:
     def histogram(self, tag: str, values: NDArray[np.float64], round_idx: int, share: bool) -> None:
         """Log the distribution of values; a share lies between 0 and 1."""
 
+    def text(self, tag: str, text: str, round_idx: int) -> None:
+        """Log a text in Markdown."""
+
     def flush(self) -> None:
         """Hand all data to the operating system, so that a killed process loses nothing."""
         self.logger.save()
@@ -105,7 +108,7 @@ class TensorBoard(Board):
         file_writer.add_event(Event(step=round_idx, session_log=SessionLog(status=SessionLog.START)))
 
     def text(self, tag: str, text: str, round_idx: int) -> None:
-        """On the page of texts."""
+        """Log under *Text*."""
         self.writer.add_text(tag, text, round_idx)
 
     def settings(self, settings: Mapping[str, Setting], compared: Compared) -> None:

@@ -99,10 +99,12 @@ def facts_of(content: Mapping[str, Any], path: Path) -> Facts:
 
 
 def _around(server: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What wrappers keep that is no tensor, by the wrapper's name."""
+    """What wrappers keep for readers, by the wrapper's name: neither tensors nor names with an underscore."""
     return {
         str(key).removeprefix(AROUND): {
-            str(name): value for name, value in kept.items() if isinstance(value, str | int | float)
+            str(name): value
+            for name, value in kept.items()
+            if isinstance(value, str | int | float) and not str(name).startswith("_")
         }
         for key, kept in server.items()
         if str(key).startswith(AROUND) and isinstance(kept, Mapping)

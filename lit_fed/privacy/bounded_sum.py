@@ -21,7 +21,7 @@ from lit_fed.engine.wire.workers import Workers
 
 _BITS = 40
 _BLOCK_VALUES = 2**20  # vectors that wait to be summed hold about this many values
-_ROUNDING = 1e-6  # an update that its client has clipped is at the bound but for float32's rounding
+_ROUNDING = 1e-3  # an update that its client has clipped is at the bound but for the rounding of its type
 
 
 @dataclass(frozen=True)
@@ -50,46 +50,52 @@ class Reference:
 
     def __init__(self, layout: Layout) -> None:
         self.shapes: Mapping[str, torch.Size] = {name: shape for name, (_, shape) in layout.items()}
+        self.dtypes: Mapping[str, torch.dtype] = {name: dtype for name, (dtype, _) in layout.items()}
         self._of: Payload | None = None
         self._values = torch.empty(0)
 
+    def forget(self) -> None:
+        """Drop the vector: the server may have changed the tensors of its broadcast in place."""
+        self._of = None
+
     def of(self, received: Payload, device: torch.device) -> Tensor:
         """The vector of a broadcast, (d,), made once for all who received it."""
-        if self._of is not received:
-            zeros = (
-                received[name].detach().double().reshape(-1).to(device)
-                if name in received
-                else torch.zeros(shape.numel(), dtype=torch.float64, device=device)
-                for name, shape in self.shapes.items()
-            )
-            self._of, self._values = received, torch.cat([torch.empty(0, dtype=torch.float64, device=device), *zeros])
+        if self._of is not received or self._values.device != device:
+            parts = [torch.empty(0, dtype=torch.float64, device=device)]
+            for name, shape in self.shapes.items():
+                held = received[name].detach() if name in received else torch.zeros(shape)
+                parts.append(held.to(device, torch.float64).reshape(-1))
+            self._of, self._values = received, torch.cat(parts)
         return self._values
 
     def vector(self, update: ClientUpdate) -> Tensor:
-        """An update's tensors, (d,), in the type they have."""
+        """An update's tensors, (d,), in the widest of their types."""
         flat = update.flat
         if flat is not None and list(flat.layout) == list(self.shapes):
             return flat.values
         if update.payload.keys() != self.shapes.keys():
             odd = sorted(update.payload.keys() ^ self.shapes.keys())
-            raise ValueError(f"client {update.client_id} sends other tensors than were expected: {odd}")
+            raise ValueError(f"client {update.client_id} sends other tensors than were expected; they differ in {odd}")
         return torch.cat([update.payload[name].detach().reshape(-1) for name in self.shapes])
 
-    def tensors(self, values: Tensor) -> dict[str, Tensor]:
-        """A vector as tensors by name."""
-        return Flat(self.shapes, values).split(values)
+    def payload(self, values: Tensor) -> tuple[Payload, Flat | None]:
+        """A vector as tensors of an update's names and types, and as one vector where they have one type."""
+        if set(self.dtypes.values()) == {dtype := next(iter(self.dtypes.values()))}:
+            flat = Flat(self.shapes, values.to(dtype))
+            return FlatPayload(flat), flat
+        parts = Flat(self.shapes, values).split(values)
+        return {name: part.to(self.dtypes[name]) for name, part in parts.items()}, None
 
 
 def clip(update: ClientUpdate, received: Payload, reference: Reference, norm: float) -> ClientUpdate:
     """An update, all its tensors together, no farther from what was received than a norm."""
     values = reference.vector(update)
     origin = reference.of(received, values.device)
-    moved = values.double() - origin
+    moved = values - origin
     length = float(moved.norm())
     if not length > norm:  # also where it is not finite: others look at that
         return update
-    bounded = Flat(reference.shapes, (origin + moved * (norm / length)).to(values.dtype))
-    return update.with_payload(FlatPayload(bounded), bounded)
+    return update.with_payload(*reference.payload(moved.mul_(norm / length).add_(origin)))
 
 
 class BoundedSum(Reducer[Released]):

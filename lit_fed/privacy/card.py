@@ -26,7 +26,7 @@ def card(kept: Mapping[str, Any], withheld: bool) -> str:
         kept: What `lit_fed.privacy.ClientLevel` keeps.
         withheld: Whether what is not private was kept from being written.
     """
-    simulated = not kept["noise_from"].startswith("a key")
+    simulated = kept["noise_from"] != "a key file"
     lines = ["# Privacy card", ""]
     if simulated:
         lines += [
@@ -42,7 +42,7 @@ def card(kept: Mapping[str, Any], withheld: bool) -> str:
         "|---|---|",
     ]
     labels = {
-        "mechanism": "mechanism", "sampling": "cohorts", "expected_cohort": "expected cohort",
+        "mechanism": "mechanism", "participation": "cohorts", "expected_cohort": "expected cohort",
         "clip_norm": "clipping norm", "noise_multiplier": "noise multiplier", "accountant": "accountant",
         "epsilon_rdp": "ε by RDP", "noise_from": "noise from",
     }  # fmt: skip

@@ -5,6 +5,7 @@ McMahan, Ramage, Talwar, Zhang: "Learning Differentially Private Recurrent Langu
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,10 +22,13 @@ from lit_fed.engine.wire.broadcast import Broadcast
 from lit_fed.engine.wire.payload import ClientUpdate, Payload
 from lit_fed.errors import ConfigError
 from lit_fed.participation import FullParticipation, Participation, PoissonParticipation, UniformParticipation
-from lit_fed.privacy.accounting import Mechanism, Sampling, calibrate
+from lit_fed.privacy.accounting import Mechanism, Releases, Sampling, calibrate
 from lit_fed.privacy.bounded_sum import BoundedSum, Reference, Released, clip
 from lit_fed.privacy.card import card
 from lit_fed.privacy.keys import RunKey
+
+
+_KEY, _SEED = "a key file", "the seed: a simulation"
 
 
 class ClientLevel(Privacy):
@@ -87,13 +91,14 @@ class ClientLevel(Privacy):
         """Refuse what has no bounded sum; the budget as it is before the first round."""
         self._check(around)
         self._reference = Reference(around.layout)
-        self._dtypes = {name: dtype for name, (dtype, _) in around.layout.items()}
+        participation = around.participation
         return {
             "mechanism": "ClientLevel", "unit": "one client with all its data", "relation": "", "accountant": "",
-            "sampling": "", "expected_cohort": 0.0, "clip_norm": self.clip_norm,
-            "noise_multiplier": float(self.noise_multiplier or 0.0), "releases": 0, "allowed": 0, "epsilon_rdp": "0",
-            "epsilon": "0", "delta": self.delta,
-            "noise_from": "a key file" if self.key_file else "the seed: a simulation",
+            "participation": type(participation).__name__, "clients": participation.num_seen,
+            "expected_cohort": expected_cohort(participation), "clip_norm": self.clip_norm,
+            "noise_multiplier": float(self.noise_multiplier or 0.0), "releases": 0, "epsilon_rdp": "0", "epsilon": "0",
+            "delta": self.delta, "noise_from": _SEED if self.key_file is None else _KEY, "_key": "",
+            "_budget": self.epsilon or 0.0, "_allowed": 0,
         }  # fmt: skip
 
     def _check(self, around: Surroundings) -> None:
@@ -120,6 +125,11 @@ class ClientLevel(Privacy):
             )
         if odd := sorted(name for name, (dtype, _) in around.layout.items() if not dtype.is_floating_point):
             raise ConfigError(f"trainer.privacy cannot add noise to {odd[0]!r}, which holds whole numbers")
+        if around.participation.by_data:
+            raise ConfigError(
+                f"trainer.privacy cannot account for {type(around.participation).__name__}, which draws clients by "
+                "their data; take PoissonParticipation"
+            )
         stragglers = around.participation.stragglers
         if stragglers is not None and stragglers.late == "next_round":
             raise ConfigError(
@@ -133,35 +143,66 @@ class ClientLevel(Privacy):
 
     def begin(self, around: Surroundings, kept: dict[str, Any], resumed: bool) -> None:
         """Open the key, find the noise, and go on with the budget that is left."""
-        self._key = key = RunKey.of_seed(around.seed) if self.key_file is None else RunKey.of_file(Path(self.key_file))
-        self._device, self._writes = around.device, around.writes
-        self._settings = f"{around.settings} {self.clip_norm}"
-        if key.path is not None and key.releases and not resumed:
-            raise ConfigError(
-                f"trainer.privacy.key_file {key.path} was used by a run before; name another, or go on with that run "
-                "by --ckpt_path"
-            )
+        self._check_kept(around, kept)
+        self._first, self._device = around.first, around.device
+        self._key = self._open_key(around, kept, resumed)
         participation, sampling = around.participation, sampling_of(around.participation)
-        if key.path is not None:
-            participation.reseed(key.seed("cohort"))
-        num_clients = participation.num_seen
-        self._cohort = expected_cohort(participation)
-        if self.epsilon is not None and not kept["allowed"]:
+        num_clients, self._cohort = participation.num_seen, expected_cohort(participation)
+        if self._key.path is not None:
+            participation.reseed(self._key.seed("cohort"))
+        if self.epsilon is not None and not kept["_allowed"]:
+            kept["_allowed"] = around.max_rounds
             kept["noise_multiplier"] = calibrate(
                 sampling, num_clients, self._cohort, around.max_rounds, self.epsilon, self.delta
             )
-            kept["allowed"] = around.max_rounds
-        for name in ("clip_norm", "delta", *(["noise_multiplier"] if self.epsilon is None else [])):
-            if kept[name] != getattr(self, name):
-                raise ConfigError(
-                    f"trainer.privacy.{name} is {getattr(self, name)}, and the run began with {kept[name]}; keep it"
-                )
-        kept["releases"] = max(kept["releases"], len(key.releases))
         self._mechanism = Mechanism(sampling, num_clients, self._cohort, kept["noise_multiplier"])
-        kept["relation"], kept["accountant"] = self._mechanism.relation, self._mechanism.accountant
-        kept["sampling"], kept["expected_cohort"] = type(participation).__name__, self._cohort
+        kept["relation"] = self._mechanism.relation
         self._last = around.max_rounds - 1
         self._warn(num_clients, sampling, type(participation).__name__, around.say)
+
+    def _check_kept(self, around: Surroundings, kept: Mapping[str, Any]) -> None:
+        """Refuse to go on with other settings: the accountant takes all rounds for alike."""
+        now = {
+            "clip_norm": self.clip_norm, "delta": self.delta, "epsilon": self.epsilon or 0.0,
+            **({"noise_multiplier": self.noise_multiplier} if self.epsilon is None else {}),
+        }  # fmt: skip
+        for name, value in now.items():
+            if (begun := kept["_budget" if name == "epsilon" else name]) != value:
+                raise ConfigError(
+                    f"trainer.privacy.{name} is {value or None}, and the run began with {begun or None}; keep it"
+                )
+        participation = around.participation
+        cohort = (type(participation).__name__, expected_cohort(participation), participation.num_seen)
+        if cohort != (begun := (kept["participation"], kept["expected_cohort"], kept["clients"])):
+            raise ConfigError(
+                "trainer.participation is {} with {:g} of {} clients a round, and the private run began with {} and "
+                "{:g} of {}; keep it".format(*cohort, *begun)
+            )
+
+    def _open_key(self, around: Surroundings, kept: dict[str, Any], resumed: bool) -> RunKey:
+        """The run's key; the first process alone reads its file.
+
+        Raises:
+            ConfigError: If the key is another run's.
+        """
+        file = self.key_file
+        if (kept["noise_from"] == _KEY) != (file is not None):
+            raise ConfigError(
+                f"trainer.privacy.key_file is {file}, and the noise of the run so far came from {kept['noise_from']}; "
+                "keep it"
+            )
+        if file is None:
+            return RunKey.of_seed(around.seed)
+        key: RunKey = around.first(lambda: RunKey.of_file(Path(file)))
+        if kept["_key"] and kept["_key"] != key.name:
+            raise ConfigError(f"trainer.privacy.key_file {file} holds another key than the run began with; name that one")
+        if key.releases and not resumed:
+            raise ConfigError(
+                f"trainer.privacy.key_file {file} was used by a run before; name another, or go on with that run by "
+                "--ckpt_path"
+            )
+        kept["_key"] = key.name
+        return key
 
     def _warn(self, num_clients: int, sampling: Sampling, participation: str, say: Callable[[str], None]) -> None:
         if self.delta > 1 / num_clients:
@@ -184,6 +225,7 @@ class ClientLevel(Privacy):
 
     def reducer(self, below: Reducer[Any], broadcast: Broadcast) -> Reducer[Any]:
         """A sum of bounded updates in place of the method's mean."""
+        self._reference.forget()
         received = next(iter(broadcast.payloads.values()))
         return BoundedSum(self._reference, received, self.clip_norm, self._device)
 
@@ -192,34 +234,77 @@ class ClientLevel(Privacy):
     ) -> tuple[Payload, Cohort, dict[str, float]]:
         """Noise on the sum, over the expected cohort; written down before anybody sees it."""
         assert self._key is not None
-        std, total = kept["noise_multiplier"] * self.clip_norm, aggregate.total
-        name = self._key.name(cohort.round_idx, cohort.delivered, self._settings)
-        self._key.record(name, write=self._writes)
+        key, total, round_idx = self._key, aggregate.total, cohort.round_idx
+        name = key.release(round_idx, cohort.delivered, total.cpu().numpy())
+        if name not in key.releases:
+            self._record(name, round_idx, kept)
+        std = kept["noise_multiplier"] * self.clip_norm
         if std:
-            total = total + torch.from_numpy(self._key.noise(name, len(total))).to(total.device) * std
-        mean = self._reference.tensors(aggregate.reference + total / self._cohort)
-        kept["releases"] = len(self._key.releases) if self._key.path else kept["releases"] + 1
-        spent = self._mechanism.rdp_epsilon(kept["releases"], self.delta)
-        last = cohort.round_idx >= self._last  # for which the tighter accountant takes a second
-        tight = self._mechanism.epsilon(kept["releases"], self.delta) if last else spent
-        kept["epsilon_rdp"], kept["epsilon"] = f"{spent:.6g}", f"{tight:.6g}"
-        metrics = {
-            "privacy/epsilon": spent,
-            "privacy/clip_norm": self.clip_norm,
-            "privacy/noise_std": std / self._cohort,
-        }
+            total = total + torch.from_numpy(key.noise(name, len(total))).to(total.device) * std
+        metrics = self._spent(round_idx, kept)
+        metrics |= {"privacy/clip_norm": self.clip_norm, "privacy/noise_std": std / self._cohort}
         if not self.withhold and aggregate.count:
             metrics["privacy/clipped"] = aggregate.clipped / aggregate.count
-        typed = {name: tensor.to(self._dtypes[name]) for name, tensor in mean.items()}
-        return typed, replace(cohort, expected=self._cohort), metrics
+        mean, _ = self._reference.payload(aggregate.reference + total / self._cohort)
+        return dict(mean), replace(cohort, expected=self._cohort), metrics
+
+    def _record(self, name: str, round_idx: int, kept: dict[str, Any]) -> None:
+        """Count a new release, and write it into the key's file.
+
+        Raises:
+            ConfigError: If the budget has none left, for a round that comes out otherwise than at first.
+        """
+        key = self._key
+        assert key is not None
+        if key.path is None:
+            kept["releases"] += 1
+            return
+        if self._exceeds(round_idx, kept):
+            raise ConfigError(
+                f"round {round_idx} was released before and comes out differently now; releasing it again would exceed "
+                f"trainer.privacy.epsilon {self.epsilon}, so that the run ends here"
+            )
+        self._first(lambda: key.record(name, round_idx))
+        key.releases[name] = round_idx
+        kept["releases"] = len(key.releases)
+
+    def _spent(self, round_idx: int, kept: dict[str, Any]) -> dict[str, float]:
+        """Take down what has been spent: by the tighter accountant, which takes a second, after the last round."""
+        releases = self._releases(kept)
+        spent = self._mechanism.rdp_epsilon(releases, self.delta)
+        tight, accountant = spent, "RDP"
+        if round_idx >= self._last or kept["releases"] == kept["_allowed"]:
+            tight, accountant = self._mechanism.epsilon(releases, self.delta)
+        kept["epsilon_rdp"], kept["epsilon"], kept["accountant"] = f"{spent:.6g}", f"{tight:.6g}", accountant
+        return {"privacy/epsilon": spent}
+
+    def _releases(self, kept: Mapping[str, Any], more: int | None = None) -> Releases:
+        """How many rounds were released how often; with one more release of a round, where one is given."""
+        assert self._key is not None
+        if self._key.path is None:
+            return {1: kept["releases"] + (more is not None)}
+        rounds = Counter(self._key.releases.values())
+        if more is not None:
+            rounds[more] += 1
+        return Counter(rounds.values())
+
+    def _exceeds(self, round_idx: int, kept: Mapping[str, Any]) -> bool:
+        """Whether a release of a round would exceed the budget."""
+        if self.epsilon is None:
+            return False
+        releases = self._releases(kept, round_idx)
+        if releases.keys() == {1}:
+            return releases[1] > kept["_allowed"]
+        return self._mechanism.epsilon(releases, self.delta)[0] > self.epsilon
 
     def card(self, kept: Mapping[str, Any]) -> str:
         """The privacy card."""
         return card(kept, self.withhold)
 
-    def exhausted(self, kept: Mapping[str, Any]) -> str | None:
-        """The budget, where another release would exceed it."""
-        if self.epsilon is None or kept["releases"] < kept["allowed"]:
+    def exhausted(self, kept: Mapping[str, Any], round_idx: int) -> str | None:
+        """The budget, where a new release of the round would exceed it; one that was made before costs nothing."""
+        assert self._key is not None
+        if round_idx in self._key.releases.values() or not self._exceeds(round_idx, kept):
             return None
         return (
             f"trainer.privacy: {kept['releases']} releases have spent epsilon {self.epsilon} at delta {self.delta}; "

@@ -269,7 +269,8 @@ def test_the_card_says_what_is_private_for_whom_and_what_is_not(tmp_path: Path) 
     made = fit(tmp_path, algorithm=uniform(), max_rounds=2, **private(0.5, 2.0))
     told = (made.log_dir / "privacy.md").read_text()
     # Everybody takes part: Gaussian noise of multiplier 2, composed twice, is one of multiplier 2 / √2 = √2.
-    epsilon = Mechanism("poisson", 2, 2, math.sqrt(2)).epsilon(1, 0.01)
+    epsilon, accountant = Mechanism("poisson", 2, 2, math.sqrt(2)).epsilon({1: 1}, 0.01)
+    assert f"| accountant | {accountant} |" in told
     assert f"**ε = {epsilon:.6g}** at **δ = 0.01** for one client with all its data" in told
     assert "differ by one client added or removed" in told
     assert "**A simulation**" in told
@@ -282,5 +283,5 @@ def test_an_exported_models_card_has_the_budget(tmp_path: Path) -> None:
     content = read_checkpoint(made.log_dir / "checkpoints" / "last.ckpt")
     told = facts_of(content, made.log_dir / "checkpoints" / "last.ckpt").around["privacy"]
     assert told["releases"] == 1
-    assert float(told["epsilon"]) == pytest.approx(Mechanism("poisson", 2, 2, 2.0).epsilon(1, 0.01), rel=1e-5)
+    assert float(told["epsilon"]) == pytest.approx(Mechanism("poisson", 2, 2, 2.0).pld_epsilon({1: 1}, 0.01), rel=1e-5)
     assert told["noise_from"] == "the seed: a simulation"

@@ -54,7 +54,7 @@ def run_rounds(run: Run) -> None:
             for round_idx in range(run.start_round, run.max_rounds):
                 if run.should_stop:
                     break
-                if (why := run.federation.wrappers.exhausted(run.federation.server)) is not None:
+                if (why := run.federation.wrappers.exhausted(run.federation.server, round_idx)) is not None:
                     run.fabric.print(why)
                     break
                 run_round(run, round_idx)
@@ -62,7 +62,7 @@ def run_rounds(run: Run) -> None:
         run.call("on_exception", error)
         raise
     finally:
-        if run.failures.count:
+        if run.failures.count and not run.withholds:
             run.fabric.print(run.failures.summary())
     run.call("on_fit_end")
 
@@ -191,7 +191,7 @@ def _end(run: Run, current: Round, metrics: dict[str, float]) -> None:
     metrics = evaluation.metrics | run.workers.gather(metrics)[0]  # the first process's clock
     run.next_round = done
     record = RoundRecord(current.round_idx, metrics, current.ledger.rows + evaluation.rows, current.plan)
-    record = record.withheld() if federation.wrappers.withhold else record
+    record = record.withheld(settings.evaluate_on) if run.withholds else record
     run.metrics = record.metrics
     run.call("on_round_end", record)
     if not run.keeps_checkpoints:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
 from lit_fed.engine.clients.forecast import layouts_of
 from lit_fed.engine.evaluation.federation import Federation
 from lit_fed.engine.evaluation.protocols import Protocol
-from lit_fed.engine.lightning.optimization import has_own_scheduler_step, parse_optimizers
 from lit_fed.engine.method.wrapper import Surroundings
-
-_PLAIN = (str, int, float, bool, type(None))
+from lit_fed.engine.wire.workers import on_first_process
 
 
 def surroundings(federation: Federation, protocols: Sequence[Protocol], max_rounds: int) -> Surroundings:
@@ -30,35 +27,9 @@ def surroundings(federation: Federation, protocols: Sequence[Protocol], max_roun
         kinds=tuple(kinds.names),
         protocols=tuple(protocols),
         averaged=frozenset(averaged),
-        settings=_settings(federation),
         max_rounds=max_rounds,
         seed=federation.seed,
         device=federation.fabric.device,
-        writes=federation.fabric.is_global_zero,
+        first=partial(on_first_process, federation.fabric),
         say=federation.fabric.print,
     )
-
-
-def _settings(federation: Federation) -> str:
-    """The settings on which updates depend, as one text: of the method, of local work, of the optimizers."""
-    session = federation.session
-    loops = session.loops.values()
-    optimizers = [
-        {key: value for key, value in group.items() if key != "params"}
-        for loop in loops
-        for optimizer in parse_optimizers(
-            loop.model.task.configure_optimizers(), has_own_scheduler_step(loop.model.task)
-        )[0]
-        for group in optimizer.param_groups
-    ]
-    described = [
-        _described(part)
-        for part in (federation.algorithm, federation.participation, session.work, *(loop.gradients for loop in loops))
-    ]
-    return json.dumps([described, optimizers, session.seed], default=repr, sort_keys=True)
-
-
-def _described(part: Any) -> list[Any]:
-    slots = getattr(part, "__dataclass_fields__", None) or vars(part)
-    values = {name: getattr(part, name) for name in slots if not name.startswith("_")}
-    return [type(part).__name__, {name: value for name, value in values.items() if isinstance(value, _PLAIN)}]

@@ -35,11 +35,10 @@ class Surroundings:
         kinds: Names of the kinds of network.
         protocols: What is measured.
         averaged: Names of the buffers that are averaged.
-        settings: The settings on which a round's updates depend, as text.
         max_rounds: Rounds of the run.
         seed: The run's seed.
         device: Where updates are summed.
-        writes: Whether this process writes files for all.
+        first: Calls a function on the first process, and gives its result to all.
         say: Prints a line on the first process.
     """
 
@@ -50,11 +49,10 @@ class Surroundings:
     kinds: tuple[str, ...]
     protocols: tuple[Any, ...]
     averaged: frozenset[str]
-    settings: str
     max_rounds: int
     seed: int
     device: torch.device
-    writes: bool
+    first: Callable[[Callable[[], Any]], Any]
     say: Callable[[str], None]
 
 
@@ -116,8 +114,8 @@ class Wrapper:
         """What readers of the run's folder must know of it, in Markdown: written as ``<name>.md`` after every round."""
         return None
 
-    def exhausted(self, kept: Mapping[str, Any]) -> str | None:
-        """Why there may not be another round; None where there may."""
+    def exhausted(self, kept: Mapping[str, Any], round_idx: int) -> str | None:
+        """Why a round may not be run; None where it may."""
         return None
 
     withhold: bool = False
@@ -181,9 +179,10 @@ class Wrappers:
             metrics |= own
         return aggregate, cohort, metrics
 
-    def exhausted(self, server: Server) -> str | None:
+    def exhausted(self, server: Server, round_idx: int) -> str | None:
         """See `Wrapper.exhausted`."""
-        return next((why for one in self.stack if (why := one.exhausted(server[_key(one)])) is not None), None)
+        found = (one.exhausted(server[_key(one)], round_idx) for one in self.stack)
+        return next((why for why in found if why is not None), None)
 
     def cards(self, server: Server) -> dict[str, str]:
         """What `Wrapper.card` gives, by name."""
