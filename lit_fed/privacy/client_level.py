@@ -238,6 +238,8 @@ class ClientLevel(Privacy):
         name = key.release(round_idx, cohort.delivered, total.cpu().numpy())
         if name not in key.releases:
             self._record(name, round_idx, kept)
+        if key.path is not None:  # a run that resumes an older checkpoint has made more
+            kept["releases"] = len(key.releases)
         std = kept["noise_multiplier"] * self.clip_norm
         if std:
             total = total + torch.from_numpy(key.noise(name, len(total))).to(total.device) * std
@@ -266,7 +268,6 @@ class ClientLevel(Privacy):
             )
         self._first(lambda: key.record(name, round_idx))
         key.releases[name] = round_idx
-        kept["releases"] = len(key.releases)
 
     def _spent(self, round_idx: int, kept: dict[str, Any]) -> dict[str, float]:
         """Take down what has been spent: by the tighter accountant, which takes a second, after the last round."""

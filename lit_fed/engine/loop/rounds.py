@@ -62,7 +62,7 @@ def run_rounds(run: Run) -> None:
         run.call("on_exception", error)
         raise
     finally:
-        if run.failures.count and not run.withholds:
+        if run.failures.count:
             run.fabric.print(run.failures.summary())
     run.call("on_fit_end")
 
