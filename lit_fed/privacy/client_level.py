@@ -19,11 +19,11 @@ from lit_fed.engine.method.algorithm import Cohort
 from lit_fed.engine.method.reducers import Reducer
 from lit_fed.engine.method.wrapper import Privacy, Surroundings
 from lit_fed.engine.wire.broadcast import Broadcast
-from lit_fed.engine.wire.payload import ClientUpdate, Payload
+from lit_fed.engine.wire.payload import ClientUpdate, Layout, Payload, layout_of
 from lit_fed.errors import ConfigError
 from lit_fed.participation import FullParticipation, Participation, PoissonParticipation, UniformParticipation
 from lit_fed.privacy.accounting import Mechanism, Releases, Sampling, calibrate
-from lit_fed.privacy.bounded_sum import BoundedSum, Reference, Released, clip
+from lit_fed.privacy.bounded_sum import BoundedSum, Frame, Released, clip
 from lit_fed.privacy.card import card
 from lit_fed.privacy.keys import RunKey
 
@@ -84,13 +84,15 @@ class ClientLevel(Privacy):
         self.key_file = key_file
         self.withhold = key_file is not None if withhold is None else withhold
         self._key: RunKey | None = None
+        self._frame: Frame | None = None
+        self._layout: Callable[[Broadcast], Layout]
 
     # ------------------------------------------------------------------ before the first round
 
     def setup(self, around: Surroundings) -> dict[str, Any]:
         """Refuse what has no bounded sum; the budget as it is before the first round."""
         self._check(around)
-        self._reference = Reference(around.layout)
+        self._layout, self._frame = around.layout, None
         participation = around.participation
         return {
             "mechanism": "ClientLevel", "unit": "one client with all its data", "relation": "", "accountant": "",
@@ -111,7 +113,7 @@ class ClientLevel(Privacy):
                 f"trainer.privacy cannot go around {method}: what its server makes of updates is not a mean of what "
                 "clients send, so no bound on one client's part is known"
             )
-        if not around.layout:
+        if not (layout := around.layout(around.broadcast)):
             raise ConfigError(f"trainer.privacy has nothing to protect: clients of {method} send nothing; leave it out")
         if not all(part.uniform for part in parts):
             raise ConfigError(
@@ -123,7 +125,7 @@ class ClientLevel(Privacy):
                 f"trainer.privacy: the model has buffers that are averaged, such as {min(around.averaged)!r}; set "
                 "trainer.buffers to local or server"
             )
-        if odd := sorted(name for name, (dtype, _) in around.layout.items() if not dtype.is_floating_point):
+        if odd := sorted(name for name, (dtype, _) in layout.items() if not dtype.is_floating_point):
             raise ConfigError(f"trainer.privacy cannot add noise to {odd[0]!r}, which holds whole numbers")
         if around.participation.by_data:
             raise ConfigError(
@@ -221,19 +223,21 @@ class ClientLevel(Privacy):
 
     def on_client(self, update: ClientUpdate, received: Payload) -> ClientUpdate:
         """Clip it, before it leaves its client."""
-        return clip(update, received, self._reference, self.clip_norm)
+        if self._frame is None or self._frame.received is not received:
+            self._frame = Frame(layout_of(update.payload), received)
+        return clip(update, self._frame, self.clip_norm)
 
     def reducer(self, below: Reducer[Any], broadcast: Broadcast) -> Reducer[Any]:
         """A sum of bounded updates in place of the method's mean."""
-        self._reference.forget()
-        received = next(iter(broadcast.payloads.values()))
-        return BoundedSum(self._reference, received, self.clip_norm, self._device)
+        self._frame = Frame(self._layout(broadcast), next(iter(broadcast.payloads.values())))
+        return BoundedSum(self._frame, self.clip_norm, self._device)
 
     def release(
         self, aggregate: Released, cohort: Cohort, kept: dict[str, Any]
     ) -> tuple[Payload, Cohort, dict[str, float]]:
         """Noise on the sum, over the expected cohort; written down before anybody sees it."""
         assert self._key is not None
+        assert self._frame is not None
         key, total, round_idx = self._key, aggregate.total, cohort.round_idx
         name = key.release(round_idx, cohort.delivered, total.cpu().numpy())
         if name not in key.releases:
@@ -247,7 +251,7 @@ class ClientLevel(Privacy):
         metrics |= {"privacy/clip_norm": self.clip_norm, "privacy/noise_std": std / self._cohort}
         if not self.withhold and aggregate.count:
             metrics["privacy/clipped"] = aggregate.clipped / aggregate.count
-        mean, _ = self._reference.payload(aggregate.reference + total / self._cohort)
+        mean, _ = self._frame.payload(aggregate.origin + total / self._cohort)
         return dict(mean), replace(cohort, expected=self._cohort), metrics
 
     def _record(self, name: str, round_idx: int, kept: dict[str, Any]) -> None:

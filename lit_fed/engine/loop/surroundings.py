@@ -9,21 +9,27 @@ from lit_fed.engine.clients.forecast import layouts_of
 from lit_fed.engine.evaluation.federation import Federation
 from lit_fed.engine.evaluation.protocols import Protocol
 from lit_fed.engine.method.wrapper import Surroundings
+from lit_fed.engine.wire.broadcast import Broadcast
+from lit_fed.engine.wire.payload import Layout
 from lit_fed.engine.wire.workers import on_first_process
 
 
 def surroundings(federation: Federation, protocols: Sequence[Protocol], max_rounds: int) -> Surroundings:
-    """What a wrapper is told of an assembled federation."""
-    session, kinds = federation.session, federation.kinds
-    clients = {kind: next((one for one in federation.data.clients if kinds[one] == kind), 0) for kind in kinds.names}
-    layouts = layouts_of(session, clients.values(), federation.broadcast(0))
+    """What a wrapper is told of an assembled federation, whose session is at work."""
+    kinds = federation.kinds
+    client = next((one for one in federation.data.clients if kinds[one] == kinds.names[0]), 0)
+
+    def layout(broadcast: Broadcast) -> Layout:
+        return layouts_of(federation.session, [client], broadcast)[kinds.names[0]]
+
     first = next(iter(federation.loops.values()))
     averaged = first.model.buffers if first.model.buffer_policy == "average" else ()
     return Surroundings(
         algorithm=federation.algorithm,
         server=federation.server,
         participation=federation.participation,
-        layout=layouts[kinds.names[0]],
+        broadcast=federation.broadcast(0),
+        layout=layout,
         kinds=tuple(kinds.names),
         protocols=tuple(protocols),
         averaged=frozenset(averaged),

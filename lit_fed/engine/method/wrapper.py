@@ -31,7 +31,8 @@ class Surroundings:
         algorithm: The method, set up.
         server: Its state.
         participation: Who takes part.
-        layout: Names, types and shapes of an update; the sole kind's.
+        broadcast: The first round's.
+        layout: Gives names, types and shapes of a round's updates, for its broadcast; those of the first kind.
         kinds: Names of the kinds of network.
         protocols: What is measured.
         averaged: Names of the buffers that are averaged.
@@ -45,7 +46,8 @@ class Surroundings:
     algorithm: Algorithm[Any]
     server: Server
     participation: Participation
-    layout: Layout
+    broadcast: Broadcast
+    layout: Callable[[Broadcast], Layout]
     kinds: tuple[str, ...]
     protocols: tuple[Any, ...]
     averaged: frozenset[str]
