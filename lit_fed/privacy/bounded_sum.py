@@ -52,8 +52,10 @@ class Frame:
     def __init__(self, layout: Layout, received: Payload) -> None:
         self.shapes: Mapping[str, torch.Size] = {name: shape for name, (_, shape) in layout.items()}
         self.dtypes: Mapping[str, torch.dtype] = {name: dtype for name, (dtype, _) in layout.items()}
+        self._dtype = next(iter(self.dtypes.values())) if len(set(self.dtypes.values())) == 1 else None
         self.received = received
         self._origin: Tensor | None = None
+        self._alike: Mapping[str, torch.Size] | None = None
 
     def origin(self, device: torch.device) -> Tensor:
         """The broadcast, (d,) in float64; 0 for names that it does not have."""
@@ -68,7 +70,8 @@ class Frame:
     def vector(self, update: ClientUpdate) -> Tensor:
         """An update's tensors, (d,), in the widest of their types."""
         flat = update.flat
-        if flat is not None and list(flat.layout) == list(self.shapes):
+        if flat is not None and (flat.layout is self._alike or list(flat.layout) == list(self.shapes)):
+            self._alike = flat.layout  # thousands of clients share it
             return flat.values
         if update.payload.keys() != self.shapes.keys():
             odd = sorted(update.payload.keys() ^ self.shapes.keys())
@@ -77,8 +80,8 @@ class Frame:
 
     def payload(self, values: Tensor) -> tuple[Payload, Flat | None]:
         """A vector as tensors of an update's names and types, and as one vector where they have one type."""
-        if set(self.dtypes.values()) == {dtype := next(iter(self.dtypes.values()))}:
-            flat = Flat(self.shapes, values.to(dtype))
+        if self._dtype is not None:
+            flat = Flat(self.shapes, values.to(self._dtype))
             return FlatPayload(flat), flat
         parts = Flat(self.shapes, values).split(values)
         return {name: part.to(self.dtypes[name]) for name, part in parts.items()}, None
@@ -89,7 +92,7 @@ def clip(update: ClientUpdate, frame: Frame, norm: float) -> ClientUpdate:
     values = frame.vector(update)
     origin = frame.origin(values.device)
     moved = values - origin
-    length = float(moved.norm())
+    length = float(torch.linalg.vector_norm(moved))
     if not length > norm:  # also where it is not finite: others look at that
         return update
     return update.with_payload(*frame.payload(moved.mul_(norm / length).add_(origin)))

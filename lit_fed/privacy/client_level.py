@@ -143,11 +143,28 @@ class ClientLevel(Privacy):
                 f"trainer.protocols has {odd[0]}, for which clients send tensors past trainer.privacy; leave it out"
             )
 
-    def begin(self, around: Surroundings, kept: dict[str, Any], resumed: bool) -> None:
-        """Open the key, find the noise, and go on with the budget that is left."""
-        self._check_kept(around, kept)
+    def prepare(self, around: Surroundings, resumed: bool) -> None:
+        """Open the key; the first process alone reads its file.
+
+        Raises:
+            ConfigError: If it cannot be read, or another run has used it.
+        """
         self._first, self._device = around.first, around.device
-        self._key = self._open_key(around, kept, resumed)
+        if (file := self.key_file) is None:
+            self._key = RunKey.of_seed(around.seed)
+            return
+        self._key = key = around.first(lambda: RunKey.of_file(Path(file)))
+        if key.releases and not resumed:
+            raise ConfigError(
+                f"trainer.privacy.key_file {file} was used by a run before; name another, or go on with that run by "
+                "--ckpt_path"
+            )
+
+    def begin(self, around: Surroundings, kept: dict[str, Any]) -> None:
+        """Find the noise, and go on with the budget that is left."""
+        assert self._key is not None
+        self._check_kept(around, kept)
+        self._check_key(self._key, kept)
         participation, sampling = around.participation, sampling_of(around.participation)
         num_clients, self._cohort = participation.num_seen, expected_cohort(participation)
         if self._key.path is not None:
@@ -181,30 +198,20 @@ class ClientLevel(Privacy):
                 "{:g} of {}; keep it".format(*cohort, *begun)
             )
 
-    def _open_key(self, around: Surroundings, kept: dict[str, Any], resumed: bool) -> RunKey:
-        """The run's key; the first process alone reads its file.
-
-        Raises:
-            ConfigError: If the key is another run's.
-        """
-        file = self.key_file
-        if (kept["noise_from"] == _KEY) != (file is not None):
+    def _check_key(self, key: RunKey, kept: dict[str, Any]) -> None:
+        """Refuse a key other than that which the run began with."""
+        if (kept["noise_from"] == _KEY) != (key.path is not None):
             raise ConfigError(
-                f"trainer.privacy.key_file is {file}, and the noise of the run so far came from {kept['noise_from']}; "
-                "keep it"
+                f"trainer.privacy.key_file is {self.key_file}, and the noise of the run so far came from "
+                f"{kept['noise_from']}; keep it"
             )
-        if file is None:
-            return RunKey.of_seed(around.seed)
-        key: RunKey = around.first(lambda: RunKey.of_file(Path(file)))
+        if key.path is None:
+            return
         if kept["_key"] and kept["_key"] != key.name:
-            raise ConfigError(f"trainer.privacy.key_file {file} holds another key than the run began with; name that one")
-        if key.releases and not resumed:
             raise ConfigError(
-                f"trainer.privacy.key_file {file} was used by a run before; name another, or go on with that run by "
-                "--ckpt_path"
+                f"trainer.privacy.key_file {key.path} holds another key than the run began with; name that one"
             )
         kept["_key"] = key.name
-        return key
 
     def _warn(self, num_clients: int, sampling: Sampling, participation: str, say: Callable[[str], None]) -> None:
         if self.delta > 1 / num_clients:

@@ -75,13 +75,23 @@ class Wrapper:
         """
         return {}
 
-    def begin(self, around: Surroundings, kept: dict[str, Any], resumed: bool) -> None:
+    def prepare(self, around: Surroundings, resumed: bool) -> None:
+        """Open what a run needs before its folder is made, on every process; nodes of a federation never do.
+
+        Args:
+            around: As in `setup`.
+            resumed: Whether the run goes on with what another call of ``fit`` began.
+
+        Raises:
+            ConfigError: If the run cannot begin.
+        """
+
+    def begin(self, around: Surroundings, kept: dict[str, Any]) -> None:
         """Before the first round of a call of ``fit``, on every process; nodes of a federation never begin.
 
         Args:
             around: As in `setup`, with what a checkpoint has put back.
             kept: What the wrapper keeps, to be changed in place.
-            resumed: Whether the run goes on with what another call began.
 
         Raises:
             ConfigError: If the run cannot go on.
@@ -146,11 +156,16 @@ class Wrappers:
         for wrapper in self.stack:
             self._known.server[_key(wrapper)] = wrapper.setup(self._known)
 
-    def begin(self, max_rounds: int, resumed: bool) -> None:
+    def prepare(self, resumed: bool) -> None:
+        """See `Wrapper.prepare`."""
+        for wrapper in self.stack:
+            wrapper.prepare(self._known, resumed)
+
+    def begin(self, max_rounds: int) -> None:
         """See `Wrapper.begin`."""
         for wrapper in self.stack:
             around = replace(self._known, max_rounds=max_rounds)
-            wrapper.begin(around, around.server[_key(wrapper)], resumed)
+            wrapper.begin(around, around.server[_key(wrapper)])
 
     def loader_of(self, stage: Stage) -> Loaders | None:
         """What goes around a client's loader; None where nothing does."""
