@@ -124,9 +124,7 @@ class Mechanism:
         return self.cohort / self.num_clients
 
 
-def calibrate(
-    sampling: Sampling, num_clients: int, cohort: float, rounds: int, epsilon: float, delta: float
-) -> float:
+def calibrate(sampling: Sampling, num_clients: int, cohort: float, rounds: int, epsilon: float, delta: float) -> float:
     """The smallest noise multiplier, to four digits, with which some rounds stay within a budget.
 
     Raises:

@@ -27,7 +27,6 @@ from lit_fed.privacy.bounded_sum import BoundedSum, Frame, Released, clip
 from lit_fed.privacy.card import card
 from lit_fed.privacy.keys import RunKey
 
-
 _KEY, _SEED = "a key file", "the seed: a simulation"
 
 

@@ -133,7 +133,9 @@ def _make(path: Path) -> None:
             path.unlink(missing_ok=True)
             raise
     except OSError as error:
-        raise ConfigError(f"{_where(path)} cannot be made: {error.strerror}; name a file in a folder of yours") from error
+        raise ConfigError(
+            f"{_where(path)} cannot be made: {error.strerror}; name a file in a folder of yours"
+        ) from error
 
 
 def _read(path: Path) -> tuple[bytes, Path, dict[str, int]]:

@@ -104,7 +104,7 @@ def test_without_noise_nothing_bounds_the_loss() -> None:
 
 
 def test_a_round_released_twice_costs_more_than_two_rounds_that_are_sampled_apart() -> None:
-    # Two releases for one cohort are one with noise z / √2; with q = 1 that is two rounds exactly, with less it is more.
+    # Two releases for one cohort are one with noise z / √2; with q = 1 that is two rounds exactly, with less more.
     everyone = Mechanism("poisson", 10, 10, 2.0)
     assert everyone.rdp_epsilon({2: 1}, 1e-5) == pytest.approx(everyone.rdp_epsilon({1: 2}, 1e-5), rel=1e-9)
     sampled = Mechanism("poisson", 1000, 10, 1.0)

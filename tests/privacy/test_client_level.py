@@ -233,7 +233,7 @@ def test_a_repeated_round_that_comes_out_differently_may_not_exceed_the_budget(t
 
     with pytest.raises(KeyboardInterrupt):
         run(0.5, KilledOnce(1))
-    with pytest.raises(ConfigError, match=r"round 1 was released before and comes out differently now; .*epsilon 20\.0"):
+    with pytest.raises(ConfigError, match=r"round 1 was released before .*differently now; .*epsilon 20\.0"):
         run(0.01, ckpt_path="last")
     assert len((tmp_path / "run.key").read_text().splitlines()) == 1 + 2
 

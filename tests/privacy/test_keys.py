@@ -100,7 +100,7 @@ def test_a_key_that_cannot_be_made_is_refused_in_one_line(tmp_path: Path) -> Non
     (tmp_path / "file").write_text("")
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     for name in ("file/run.key", "dangling"):
-        with pytest.raises(ConfigError, match="cannot be made: .*; name a file in a folder of yours"):
+        with pytest.raises(ConfigError, match=r"cannot be made: .*; name a file in a folder of yours"):
             RunKey.of_file(tmp_path / name)
     with pytest.raises(ConfigError, match="is not a file"):
         RunKey.of_file(tmp_path)
