@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from federation import ROOT, command, free_port  # beside this file
-from lit_fed.engine.loop.callback import RoundRecord
 
 from lit_fed.callbacks import Callback
+from lit_fed.engine.loop.callback import RoundRecord
 from lit_fed.engine.loop.run import Run
 
 PROCESSES = ("server", "node")

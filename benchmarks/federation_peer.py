@@ -31,9 +31,9 @@ from typing import Any
 import flower_programs as programs  # beside this file, as the next two
 from federation import ROOT, call, command, environment, free_port
 from flower_fedavg.marks import mark
-from lit_fed.engine.loop.callback import RoundRecord
 
 from lit_fed.callbacks import Callback
+from lit_fed.engine.loop.callback import RoundRecord
 from lit_fed.engine.loop.run import Run
 
 NODES = 3
