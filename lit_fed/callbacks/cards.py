@@ -1,4 +1,4 @@
-"""Cards of what is around a run's method, such as its privacy: in the run's folder, and among TensorBoard's texts."""
+"""Cards of a run's wrappers, such as its privacy: in the run's folder, and among TensorBoard's texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A cohort in which every client is by a draw of its own: what amplification by sampling in privacy is proven for."""
+"""Independent participation of each client, for which amplification by sampling is proven."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 r"""The privacy that a run has spent, by Google's ``dp-accounting``.
 
 A release is a sum of clipped updates with Gaussian noise of standard deviation z · C. Its Rényi divergences (RDP) add
-up over releases, so that those of one release are computed once and multiplied; the privacy loss distribution (PLD)
-gives the smaller bound, takes a second, and is asked once, at the end.
+up over releases: they are computed for one release and multiplied. The privacy loss distribution (PLD) gives the
+smaller bound; it takes a second, and is computed once, at the end.
 
 Mironov: "Rényi Differential Privacy of the Gaussian Mechanism", CSF 2017. Doroshenko, Ghazi, Kamath, Kumar, Manurangsi:
 "Connect the Dots: Tighter Discrete Approximations of Privacy Loss Distributions", PoPETs 2022.
@@ -23,7 +23,7 @@ Sampling = Literal["poisson", "fixed_size", "none"]
 """How a cohort is drawn: each client by itself, a fixed number without replacement, or in no way that is accounted."""
 
 Releases = Mapping[int, int]
-"""How many rounds were released so many times: ``{1: 10}`` for ten rounds, ``{1: 9, 2: 1}`` if one was repeated."""
+"""Number of rounds by number of releases: ``{1: 10}`` for ten rounds, ``{1: 9, 2: 1}`` if one of them was repeated."""
 
 _TOLERANCE = 1e-4  # of a calibrated noise multiplier, relative
 _COARSE = 1e-3  # grid of privacy losses in a calibration: its ε is above that of the fine grid, by 1e-3 or less
@@ -44,7 +44,7 @@ class Mechanism:
     Args:
         sampling: How cohorts are drawn.
         num_clients: N.
-        cohort: q · N for ``poisson``, the cohort's size otherwise; of no influence for ``none``.
+        cohort: q · N for ``poisson``, the cohort's size for ``fixed_size``; without influence for ``none``.
         noise_multiplier: z.
     """
 
@@ -82,7 +82,7 @@ class Mechanism:
         """ε of some releases by PLD.
 
         Args:
-            releases: How many.
+            releases: The releases.
             delta: δ.
             interval: Width of the grid of privacy losses; a wider grid is quicker, and its ε larger.
         """

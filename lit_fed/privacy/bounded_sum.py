@@ -26,7 +26,7 @@ _ROUNDING = 1e-3  # an update that its client has clipped is at the bound but fo
 
 @dataclass(frozen=True)
 class Released:
-    """What a round comes to.
+    """The result of a round.
 
     Args:
         total: The sum of clipped updates, (d,) in float64: all tensors, one after the other.
@@ -88,7 +88,7 @@ class Frame:
 
 
 def clip(update: ClientUpdate, frame: Frame, norm: float) -> ClientUpdate:
-    """An update, all its tensors together, no farther from what was received than a norm."""
+    """Scale an update, all its tensors together, to a distance of at most a norm from the broadcast."""
     values = frame.vector(update)
     origin = frame.origin(values.device)
     moved = values - origin

@@ -36,7 +36,7 @@ class ClientLevel(Privacy):
     .. math:: x \leftarrow x + \frac{1}{qN} \left[\sum_{k \in S} \min\left(1, \frac{C}{\lVert \Delta_k \rVert}\right)
         \Delta_k + \mathcal{N}(0, z^2 C^2 I)\right]
 
-    :math:`\Delta_k` is everything that a client sends minus what it received, one vector: SCAFFOLD's model and control
+    :math:`\Delta_k` is everything that a client sends minus the broadcast, one vector: SCAFFOLD's model and control
     variate are clipped together. An empty cohort releases noise. Goes around every method whose reducer is a mean in
     which clients weigh the same.
 
@@ -48,8 +48,8 @@ class ClientLevel(Privacy):
         delta: δ, the chance of a breach that ε does not cover; below 1/N.
         key_file: The file that holds the run's key, made where there is none, readable by its owner alone. Without it
             noise and cohorts follow from the seed, which protects nobody: a simulation.
-        withhold: Whether what is not private is kept from being written: metrics of clients and means over them,
-            counts, and who took part. By default where there is a key file.
+        withhold: Whether data that are not private are kept out of files and loggers: metrics of clients and means over
+            them, counts, and who took part. By default where there is a key file.
 
     Raises:
         ConfigError: For values out of range, or both or neither of ``noise_multiplier`` and ``epsilon``.
@@ -89,7 +89,7 @@ class ClientLevel(Privacy):
     # ------------------------------------------------------------------ before the first round
 
     def setup(self, around: Surroundings) -> dict[str, Any]:
-        """Refuse what has no bounded sum; the budget as it is before the first round."""
+        """Refuse a method without a bounded sum; returns the budget before the first round."""
         self._check(around)
         self._layout, self._frame = around.layout, None
         participation = around.participation
@@ -198,7 +198,7 @@ class ClientLevel(Privacy):
             )
 
     def _check_key(self, key: RunKey, kept: dict[str, Any]) -> None:
-        """Refuse a key other than that which the run began with."""
+        """Refuse a key other than the run's first."""
         if (kept["noise_from"] == _KEY) != (key.path is not None):
             raise ConfigError(
                 f"trainer.privacy.key_file is {self.key_file}, and the noise of the run so far came from "
@@ -264,7 +264,7 @@ class ClientLevel(Privacy):
         """Count a new release, and write it into the key's file.
 
         Raises:
-            ConfigError: If the budget has none left, for a round that comes out otherwise than at first.
+            ConfigError: If the budget has none left, for a round that comes out differently.
         """
         key = self._key
         assert key is not None
@@ -280,7 +280,7 @@ class ClientLevel(Privacy):
         key.releases[name] = round_idx
 
     def _spent(self, round_idx: int, kept: dict[str, Any]) -> dict[str, float]:
-        """Take down what has been spent: by the tighter accountant, which takes a second, after the last round."""
+        """Note the ε spent: by the tighter accountant, which takes a second, after the last round."""
         releases = self._releases(kept)
         spent = self._mechanism.rdp_epsilon(releases, self.delta)
         tight, accountant = spent, "RDP"
@@ -306,7 +306,7 @@ class ClientLevel(Privacy):
         releases = self._releases(kept, round_idx)
         if releases.keys() == {1}:
             return releases[1] > kept["_allowed"]
-        return self._mechanism.epsilon(releases, self.delta)[0] > self.epsilon
+        return bool(self._mechanism.epsilon(releases, self.delta)[0] > self.epsilon)
 
     def card(self, kept: Mapping[str, Any]) -> str:
         """The privacy card."""

@@ -1,8 +1,8 @@
-"""The key of a private run: where its noise and its cohorts come from, and which releases it has made.
+"""The key of a private run, from which its noise and cohorts follow, and the releases made with it.
 
 The noise of a run with a key file is a keyed function of the round, of the clients delivered and of their sum. A round
 that is run again after a kill, and comes to the very same sum, releases the very same model, at no cost; a round that
-comes out differently, if only in the last bit, draws other noise and is a release of its own. With noise of the round
+comes out differently, if only in the last bit, draws other noise and is another release. With noise of the round
 alone, the difference of two such releases would hold none.
 
 A simulation protects nobody. Its noise is a function of the seed, of the round and of the clients delivered, so that
@@ -76,7 +76,7 @@ class RunKey:
             delivered: The clients in the sum.
             total: The sum, (d,); without influence in a simulation.
         """
-        of = "" if self.path is None else hashlib.blake2b(np.ascontiguousarray(total)).hexdigest()
+        of = "" if self.path is None else hashlib.blake2b(total.tobytes()).hexdigest()
         return self._digest("release", round_idx, ",".join(map(str, delivered)), of).hex()[:_DIGEST]
 
     def noise(self, release: str, count: int) -> NDArray[np.float64]:
@@ -110,7 +110,7 @@ class RunKey:
             ) from error
         _, _, found = _read(self.path)
         if found != before | {release: round_idx}:
-            raise ConfigError(f"{_where(self.path)} is written by another run too; give each run a file of its own")
+            raise ConfigError(f"{_where(self.path)} is written by another run too; give each run another file")
 
     def _digest(self, *words: int | str) -> bytes:
         return hmac.new(self._key, json.dumps(words).encode(), hashlib.sha256).digest()

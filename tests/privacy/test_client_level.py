@@ -120,11 +120,11 @@ def test_resumed_is_uninterrupted(executor: str, tmp_path: Path) -> None:
 
 
 def test_groups_are_one_after_the_other(tmp_path: Path) -> None:
-    found = [
+    one, other = (
         weights(fit(tmp_path / name, data=Points(8), algorithm=Scaffold(), executor=name, **private(0.5, 1.0)))[W]
         for name in ("sequential", "vectorized")
-    ]
-    assert torch.allclose(*found, rtol=0, atol=1e-6)
+    )
+    assert torch.allclose(one, other, rtol=0, atol=1e-6)
 
 
 # ---------------------------------------------------------------------- the budget
@@ -150,14 +150,15 @@ def test_a_run_goes_on_with_the_settings_that_it_began_with(tmp_path: Path) -> N
         settings = {**private(**privacy), "participation": participation or PoissonParticipation(0.5)}
         return fit(tmp_path / folder, data=Points(8), algorithm=uniform(), max_rounds=rounds, **settings, **kwargs)
 
-    begun = {"clip_norm": 0.5, "noise_multiplier": None, "epsilon": 20.0}
+    begun: dict[str, Any] = {"clip_norm": 0.5, "noise_multiplier": None, "epsilon": 20.0}
     run("run", 1, begun)
-    for changed, text in [
+    changes: list[tuple[dict[str, Any], str]] = [
         ({"epsilon": 21.0}, r"epsilon is 21\.0, and the run began with 20\.0; keep it"),
         ({"epsilon": None, "noise_multiplier": 1.0}, r"epsilon is None, and the run began with 20\.0; keep it"),
         ({"clip_norm": 1.0}, r"clip_norm is 1\.0, and the run began with 0\.5; keep it"),
         ({"key_file": str(tmp_path / "new.key")}, "the noise of the run so far came from the seed: a simulation; keep"),
-    ]:
+    ]
+    for changed, text in changes:
         with pytest.raises(ConfigError, match=text):
             run("run", 2, begun | changed, ckpt_path="last")
     with pytest.raises(ConfigError, match=r"PoissonParticipation with 2 of 8 .* began with PoissonParticipation and 4"):

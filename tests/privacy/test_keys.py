@@ -22,7 +22,8 @@ releases = st.tuples(
 
 def noise(key: RunKey, release: tuple, count: int = 3) -> list[float]:  # type: ignore[type-arg]
     round_idx, delivered, total = release
-    return key.noise(key.release(round_idx, delivered, np.array(total)), count).tolist()
+    drawn: list[float] = key.noise(key.release(round_idx, delivered, np.array(total)), count).tolist()
+    return drawn
 
 
 @settings(max_examples=50)
@@ -86,7 +87,7 @@ def test_a_release_that_was_cut_off_while_written_was_not_made(tmp_path: Path) -
 def test_two_runs_that_write_one_key_at_a_time_are_refused(tmp_path: Path) -> None:
     one, other = (RunKey.of_file(tmp_path / "run.key") for _ in range(2))
     one.record(WORD, 0)
-    with pytest.raises(ConfigError, match=r"run\.key is written by another run too; give each run a file of its own"):
+    with pytest.raises(ConfigError, match=r"run\.key is written by another run too; give each run another file"):
         other.record("1" * 32, 0)
 
 

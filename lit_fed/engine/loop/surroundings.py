@@ -1,4 +1,4 @@
-"""What a wrapper is told of the run that it is set up for."""
+"""The description of a run for its wrappers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lit_fed.engine.wire.workers import on_first_process
 
 
 def surroundings(federation: Federation, protocols: Sequence[Protocol], max_rounds: int) -> Surroundings:
-    """What a wrapper is told of an assembled federation, whose session is at work."""
+    """Describe an assembled federation, whose session is at work."""
     kinds = federation.kinds
     client = next((one for one in federation.data.clients if kinds[one] == kinds.names[0]), 0)
 

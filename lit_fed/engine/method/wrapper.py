@@ -20,7 +20,7 @@ from lit_fed.engine.wire.payload import ClientUpdate, Layout, Payload
 from lit_fed.participation import Participation
 
 AROUND = "around."
-"""What the parts of the server's state begin with that wrappers keep."""
+"""Prefix of the wrappers' entries in the server's state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Surroundings:
         server: Its state.
         participation: Who takes part.
         broadcast: The first round's.
-        layout: Gives names, types and shapes of a round's updates, for its broadcast; those of the first kind.
+        layout: Gives names, types and shapes of a round's updates, by its broadcast; of the first kind of network.
         kinds: Names of the kinds of network.
         protocols: What is measured.
         averaged: Names of the buffers that are averaged.
@@ -62,13 +62,13 @@ class Wrapper:
     """Something around a method; every place does nothing by default."""
 
     name = "wrapper"
-    """What its part of the server's state and its card are called."""
+    """Name of its entry in the server's state, and of its card."""
 
     def setup(self, around: Surroundings) -> dict[str, Any]:
         """Check that the method can be wrapped, before any training.
 
         Returns:
-            What the wrapper keeps between rounds, tensors and primitives; it becomes a part of the server's state.
+            The wrapper's state between rounds, tensors and primitives; it becomes an entry of the server's state.
 
         Raises:
             ConfigError: If it cannot.
@@ -76,7 +76,7 @@ class Wrapper:
         return {}
 
     def prepare(self, around: Surroundings, resumed: bool) -> None:
-        """Open what a run needs before its folder is made, on every process; nodes of a federation never do.
+        """Open files that a run needs, before its folder is made, on every process; not called on nodes.
 
         Args:
             around: As in `setup`.
@@ -87,18 +87,18 @@ class Wrapper:
         """
 
     def begin(self, around: Surroundings, kept: dict[str, Any]) -> None:
-        """Before the first round of a call of ``fit``, on every process; nodes of a federation never begin.
+        """Called before the first round of a call of ``fit``, on every process; not called on nodes.
 
         Args:
-            around: As in `setup`, with what a checkpoint has put back.
-            kept: What the wrapper keeps, to be changed in place.
+            around: As in `setup`, with the state of a checkpoint.
+            kept: The wrapper's state, to be changed in place.
 
         Raises:
             ConfigError: If the run cannot go on.
         """
 
     def loader(self, loader: Iterable[Any], client: Client) -> Iterable[Any]:
-        """What a client trains on."""
+        """The loader that a client trains on."""
         return loader
 
     def on_client(self, update: ClientUpdate, received: Payload) -> ClientUpdate:
@@ -115,7 +115,7 @@ class Wrapper:
         return below
 
     def release(self, aggregate: Any, cohort: Cohort, kept: dict[str, Any]) -> tuple[Any, Cohort, dict[str, float]]:
-        """What the server steps on, of what the reducer gave: on every process, the same.
+        """The aggregate on which the server steps, from the reducer's result: the same on every process.
 
         Returns:
             The aggregate, the cohort and metrics by name.
@@ -123,7 +123,7 @@ class Wrapper:
         return aggregate, cohort, {}
 
     def card(self, kept: Mapping[str, Any]) -> str | None:
-        """What readers of the run's folder must know of it, in Markdown: written as ``<name>.md`` after every round."""
+        """A text in Markdown for readers of the run's folder, written as ``<name>.md`` after every round."""
         return None
 
     def exhausted(self, kept: Mapping[str, Any], round_idx: int) -> str | None:
@@ -131,17 +131,17 @@ class Wrapper:
         return None
 
     withhold: bool = False
-    """Whether what single clients or sums over them tell is kept from being written: see `RoundRecord.withheld`."""
+    """Whether values of single clients and sums over them are kept out of files: see `RoundRecord.withheld`."""
 
 
 class Privacy(Wrapper):
-    """Bounds what a released model tells of those that it was trained on: `trainer.privacy`."""
+    """Bounds the information of a released model about the data behind it: `trainer.privacy`."""
 
     name = "privacy"
 
 
 class Wrappers:
-    """All that is around a run's method, from the inside out; what each keeps is in the server's state.
+    """All wrappers of a run, from the inside out; the server's state holds the state of each.
 
     Args:
         stack: The wrappers, in the order in which updates pass them.
@@ -168,7 +168,7 @@ class Wrappers:
             wrapper.begin(around, around.server[_key(wrapper)])
 
     def loader_of(self, stage: Stage) -> Loaders | None:
-        """What goes around a client's loader; None where nothing does."""
+        """The function around a client's loader; None where there is none."""
         return self._loader if self.stack and stage == "train" else None
 
     def _loader(self, loader: Iterable[Any], client: Client) -> Iterable[Any]:
@@ -202,7 +202,7 @@ class Wrappers:
         return next((why for why in found if why is not None), None)
 
     def cards(self, server: Server) -> dict[str, str]:
-        """What `Wrapper.card` gives, by name."""
+        """The cards by name."""
         found = {wrapper.name: wrapper.card(server[_key(wrapper)]) for wrapper in self.stack}
         return {name: card for name, card in found.items() if card is not None}
 
@@ -218,7 +218,7 @@ class Wrappers:
 
 
 def _key(wrapper: Wrapper) -> str:
-    """Where the server's state holds what a wrapper keeps."""
+    """The entry of a wrapper in the server's state."""
     return f"{AROUND}{wrapper.name}"
 
 
