@@ -305,7 +305,7 @@ class ClientLevel(Privacy):
             return False
         releases = self._releases(kept, round_idx)
         if releases.keys() == {1}:
-            return releases[1] > kept["_allowed"]
+            return bool(releases[1] > kept["_allowed"])
         return bool(self._mechanism.epsilon(releases, self.delta)[0] > self.epsilon)
 
     def card(self, kept: Mapping[str, Any]) -> str:
