@@ -329,11 +329,11 @@ class FederatedTrainer:
         run = self.assemble(model, data, algorithm, "fit")
         if run.settings.evaluate_every:
             check_protocols(run.settings.protocols, run.federation, run.settings.evaluate_on)
+        self.local.wrappers.prepare(run.next_round > 0 or ckpt_path is not None)
         with self.local.guard.on_duty(run.workers.data_parallel), open_run(run, ckpt_path):
             if run.start_round >= run.max_rounds:
                 self.fabric.print(f"all {run.start_round} rounds are done; raise trainer.max_rounds to continue")
-            with self.fabric.rank_zero_first():
-                self.local.wrappers.begin(run.settings.max_rounds, run.start_round > 0 or ckpt_path is not None)
+            self.local.wrappers.begin(run.settings.max_rounds)
             with run.federation.session.at_work("fit"):
                 run_rounds(run)
                 for kind, trained in run.federation.global_models(max(run.next_round - 1, 0)).items():

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Cards(Callback):
-    """Writes ``<name>.md`` after every round, and shows it to loggers that take texts at the end."""
+    """Writes ``<name>.md`` after every round, and shows it to loggers that take texts when the run ends."""
 
     def on_round_end(self, run: Run, record: RoundRecord) -> None:
         """Write the cards, before the round's checkpoint.
@@ -21,10 +21,12 @@ class Cards(Callback):
         Raises:
             CheckpointError: If they cannot be written.
         """
-        if not run.fabric.is_global_zero:
-            return
-        for name, card in run.federation.wrappers.cards(run.federation.server).items():
-            write_text([card], run.log_dir / f"{name}.md")
-            if record.round_idx + 1 == run.max_rounds:
-                for board in boards(run):
-                    board.text(name, card, record.round_idx)
+        if run.fabric.is_global_zero:
+            for name, card in run.federation.wrappers.cards(run.federation.server).items():
+                write_text([card], run.log_dir / f"{name}.md")
+
+    def on_fit_end(self, run: Run) -> None:
+        """Show the cards, before `Dashboard` closes the loggers."""
+        for name, card in run.federation.wrappers.cards(run.federation.server).items() if run.next_round else ():
+            for board in boards(run):
+                board.text(name, card, run.next_round - 1)

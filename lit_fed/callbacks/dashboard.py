@@ -68,7 +68,7 @@ class Dashboard(Callback):
             settings = settings_of(run.settings.config)
             for board in new if settings else ():
                 board.settings(settings, _compared(run, settings))
-            drawing = [board for board in new if board.draws]
+            drawing = [board for board in new if board.draws and not run.withholds]
             if drawing and (picture := run.federation.data.picture()) is not None:
                 for board in drawing:
                     board.picture("pictures/partition", picture, run.start_round)
@@ -123,6 +123,8 @@ class Dashboard(Callback):
             _close(run, "failed")
 
     def _draw(self, run: Run, round_idx: int) -> None:
+        if run.withholds:
+            return
         participation = run.federation.participation
         figure = participation_map(
             participation.plan,

@@ -70,7 +70,7 @@ class Recorder(Callback):
         clients.cut(folder / "clients.csv", columns, start)
         if run.settings.config and (changed := settings.write(folder, run.settings.config, start)):
             run.fabric.print(f"resumed with different settings from round {start} on: {', '.join(changed)}")
-        if not (folder / "partition.json").is_file():
+        if not run.withholds and not (folder / "partition.json").is_file():
             write_text(_partition(run.federation.data), folder / "partition.json")
 
     def on_round_end(self, run: Run, record: RoundRecord) -> None:

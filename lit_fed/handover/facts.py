@@ -100,10 +100,12 @@ def facts_of(content: Mapping[str, Any], path: Path) -> Facts:
 
 
 def _around(server: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Wrappers' texts and numbers in the server's state, by the wrapper's name."""
+    """Wrappers' texts and numbers for readers, by the wrapper's name; names with an underscore are left out."""
     return {
         str(key).removeprefix(AROUND): {
-            str(name): value for name, value in kept.items() if isinstance(value, str | int | float)
+            str(name): value
+            for name, value in kept.items()
+            if isinstance(value, str | int | float) and not str(name).startswith("_")
         }
         for key, kept in server.items()
         if str(key).startswith(AROUND) and isinstance(kept, Mapping)

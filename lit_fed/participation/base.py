@@ -195,6 +195,9 @@ class Participation(ABC):
     def _draw(self, round_idx: int) -> NDArray[np.int64]:
         """Positions of a round's cohort among the seen clients: a pure function of (seed, round_idx)."""
 
+    by_data = False
+    """Whether a client's data decide who else is selected; then no privacy can be accounted."""
+
     @property
     def probability_is(self) -> ProbabilityIs:
         """Accuracy of `probability`."""

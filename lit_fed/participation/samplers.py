@@ -109,6 +109,8 @@ class WeightedParticipation(SampledParticipation):
         ones; averaging the updates weighted by size again counts size twice.
     """
 
+    by_data = True
+
     @override
     def setup(self, num_clients: int, num_samples: Callable[[int], int], seed: int) -> None:
         super().setup(num_clients, num_samples, seed)

@@ -1,8 +1,8 @@
 r"""The privacy that a run has spent, by Google's ``dp-accounting``.
 
 A release is a sum of clipped updates with Gaussian noise of standard deviation z · C. Its Rényi divergences (RDP) add
-up over releases, so that those of one release are computed once and multiplied; the privacy loss distribution (PLD)
-gives the smaller bound, takes a second, and is asked once, at the end.
+up over releases: they are computed for one release and multiplied. The privacy loss distribution (PLD) gives the
+smaller bound; it takes a second, and is computed once, at the end.
 
 Mironov: "Rényi Differential Privacy of the Gaussian Mechanism", CSF 2017. Doroshenko, Ghazi, Kamath, Kumar, Manurangsi:
 "Connect the Dots: Tighter Discrete Approximations of Privacy Loss Distributions", PoPETs 2022.
@@ -11,16 +11,23 @@ Mironov: "Rényi Differential Privacy of the Gaussian Mechanism", CSF 2017. Doro
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from scipy.optimize import brentq
 
 from lit_fed.errors import ConfigError
 
 Sampling = Literal["poisson", "fixed_size", "none"]
 """How a cohort is drawn: each client by itself, a fixed number without replacement, or in no way that is accounted."""
 
-_TOLERANCE = 1e-4
+Releases = Mapping[int, int]
+"""Number of rounds by number of releases: ``{1: 10}`` for ten rounds, ``{1: 9, 2: 1}`` if one of them was repeated."""
+
+_TOLERANCE = 1e-4  # of a calibrated noise multiplier, relative
+_COARSE = 1e-3  # grid of privacy losses in a calibration: its ε is above that of the fine grid, by 1e-3 or less
+_LARGE = 100.0  # above this ε a distribution takes minutes and gigabytes, and no bound means anything
 
 
 @dataclass(frozen=True)
@@ -29,13 +36,15 @@ class Mechanism:
 
     - ``poisson``: the subsampled Gaussian mechanism; neighbours differ by one client added or removed.
     - ``fixed_size``: a cohort without replacement, by RDP alone; neighbours differ by one client replaced.
-    - ``none``: no amplification. A client may be in every round; one client replaced moves the sum by two clipping
-      norms, so that the noise counts half.
+    - ``none``: no amplification, as if every client were in every round; neighbours differ by one client replaced.
+
+    One client replaced by another moves a sum of clipped updates by up to two clipping norms, one added or removed by
+    one: the noise counts half for the former.
 
     Args:
         sampling: How cohorts are drawn.
         num_clients: N.
-        cohort: q · N for ``poisson``, the cohort's size otherwise; of no influence for ``none``.
+        cohort: q · N for ``poisson``, the cohort's size for ``fixed_size``; without influence for ``none``.
         noise_multiplier: z.
     """
 
@@ -43,6 +52,7 @@ class Mechanism:
     num_clients: int
     cohort: float
     noise_multiplier: float
+    _known: dict[int, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def relation(self) -> str:
@@ -50,47 +60,63 @@ class Mechanism:
         everyone = self.sampling == "poisson"
         return "one client added or removed" if everyone else "one client replaced by another"
 
-    @property
-    def accountant(self) -> str:
-        """The accountant of `epsilon`."""
-        return "RDP" if self.sampling == "fixed_size" else "PLD"
-
-    def rdp_epsilon(self, releases: int, delta: float) -> float:
+    def rdp_epsilon(self, releases: Releases, delta: float) -> float:
         """ε of some releases by RDP: an upper bound that costs microseconds."""
         if not releases:
             return 0.0
         if not self.noise_multiplier:
             return math.inf
         _, rdp = _accounting()
-        orders, one = self._divergences
-        return float(rdp.compute_epsilon(orders, one * releases, delta)[0])
+        total = sum(rounds * self._divergences(repeats) for repeats, rounds in releases.items())
+        return float(rdp.compute_epsilon(rdp.rdp_privacy_accountant.DEFAULT_RDP_ORDERS, total, delta)[0])
 
-    def epsilon(self, releases: int, delta: float) -> float:
-        """ε of some releases by the tightest accountant for this sampling."""
-        if not releases or not self.noise_multiplier or self.sampling == "fixed_size":
-            return self.rdp_epsilon(releases, delta)
+    def epsilon(self, releases: Releases, delta: float) -> tuple[float, str]:
+        """ε of some releases by the tightest accountant for this sampling, and that accountant's name."""
+        bound = self.rdp_epsilon(releases, delta)
+        if not releases or self.sampling == "fixed_size" or bound > _LARGE:
+            return bound, "RDP"
+        tight = self.pld_epsilon(releases, delta)
+        return (tight, "PLD") if tight <= bound else (bound, "RDP")
+
+    def pld_epsilon(self, releases: Releases, delta: float, interval: float = 1e-4) -> float:
+        """ε of some releases by PLD.
+
+        Args:
+            releases: The releases.
+            delta: δ.
+            interval: Width of the grid of privacy losses; a wider grid is quicker, and its ε larger.
+        """
         accounting, _ = _accounting()
-        accountant = accounting.pld.PLDAccountant()
-        accountant.compose(self._event(accounting), releases)
+        accountant = accounting.pld.PLDAccountant(value_discretization_interval=interval)
+        for repeats, rounds in releases.items():
+            accountant.compose(self._event(accounting, repeats), rounds)
         return float(accountant.get_epsilon(delta))
 
-    @cached_property
-    def _divergences(self) -> tuple[Any, Any]:
-        """The orders of RDP and one release's divergences at them."""
-        accounting, rdp = _accounting()
-        relations = accounting.NeighboringRelation
-        relation = relations.REPLACE_ONE if self.sampling == "fixed_size" else relations.ADD_OR_REMOVE_ONE
-        accountant = rdp.RdpAccountant(neighboring_relation=relation)
-        accountant.compose(self._event(accounting))
-        return accountant._orders, accountant._rdp  # no public name; pinned by tests
+    def _divergences(self, repeats: int) -> Any:
+        """The divergences of one round, for the default orders of RDP."""
+        if repeats not in self._known:
+            accounting, rdp = _accounting()
+            relations = accounting.NeighboringRelation
+            relation = relations.REPLACE_ONE if self.sampling == "fixed_size" else relations.ADD_OR_REMOVE_ONE
+            accountant = rdp.RdpAccountant(rdp.rdp_privacy_accountant.DEFAULT_RDP_ORDERS, relation)
+            accountant.compose(self._event(accounting, repeats))
+            self._known[repeats] = accountant._rdp  # no public name; pinned by tests
+        return self._known[repeats]
 
-    def _event(self, accounting: Any) -> Any:
-        noise = accounting.GaussianDpEvent(self.noise_multiplier)
-        if self.sampling == "fixed_size":
-            return accounting.SampledWithoutReplacementDpEvent(self.num_clients, round(self.cohort), noise)
+    def _event(self, accounting: Any, repeats: int) -> Any:
+        """One round in the library's words: its noise is in units of the most that a neighbour moves the sum.
+
+        A round that was released several times, for one cohort, is one release with less noise: independent noise on
+        each tells as much as noise of deviation 1 / √repeats.
+        """
+        multiplier = self.noise_multiplier / math.sqrt(repeats)
+        if self.sampling == "poisson":
+            noise = accounting.GaussianDpEvent(multiplier)
+            return noise if self.cohort == self.num_clients else accounting.PoissonSampledDpEvent(self.rate, noise)
+        noise = accounting.GaussianDpEvent(multiplier / 2)
         if self.sampling == "none":
-            return accounting.GaussianDpEvent(self.noise_multiplier / 2)
-        return noise if self.cohort == self.num_clients else accounting.PoissonSampledDpEvent(self.rate, noise)
+            return noise
+        return accounting.SampledWithoutReplacementDpEvent(self.num_clients, round(self.cohort), noise)
 
     @property
     def rate(self) -> float:
@@ -98,38 +124,38 @@ class Mechanism:
         return self.cohort / self.num_clients
 
 
-def calibrate(
-    sampling: Sampling, num_clients: int, cohort: float, releases: int, epsilon: float, delta: float
-) -> float:
-    """The smallest noise multiplier, to four digits, with which some releases stay within a budget.
+def calibrate(sampling: Sampling, num_clients: int, cohort: float, rounds: int, epsilon: float, delta: float) -> float:
+    """The smallest noise multiplier, to four digits, with which some rounds stay within a budget.
 
     Raises:
         ConfigError: If the budget is too small for any noise that is tried.
     """
 
-    def spent(noise_multiplier: float, tight: bool) -> float:
-        mechanism = Mechanism(sampling, num_clients, cohort, noise_multiplier)
-        return mechanism.epsilon(releases, delta) if tight else mechanism.rdp_epsilon(releases, delta)
+    def over(log_noise: float) -> float:
+        """By how much some noise exceeds the budget, as a logarithm."""
+        mechanism = Mechanism(sampling, num_clients, cohort, math.exp(log_noise))
+        spent = mechanism.rdp_epsilon({1: rounds}, delta)
+        if sampling != "fixed_size" and spent <= _LARGE:
+            spent = min(spent, mechanism.pld_epsilon({1: rounds}, delta, _COARSE))
+        return math.log(spent / epsilon) if spent else -math.inf
 
-    enough = 0.25
-    while spent(enough, tight=False) > epsilon:  # RDP is an upper bound: noise that is enough for it is enough
-        enough *= 2
-        if enough > 1e6:
+    high = 0.0
+    while over(high) > 0:
+        high += math.log(2)
+        if high > math.log(1e6):
             raise ConfigError(
-                f"trainer.privacy.epsilon is {epsilon}; no noise_multiplier up to a million keeps {releases} rounds "
+                f"trainer.privacy.epsilon is {epsilon}; no noise_multiplier up to a million keeps {rounds} rounds "
                 f"within it at delta {delta}; give a larger epsilon or delta"
             )
-    low, high = 0.0, enough
-    for tight, tolerance in ((False, 1e-2), (True, _TOLERANCE)):
-        low = 0.0 if not tight else high / 2
-        while tight and spent(low, tight) <= epsilon:  # PLD needs far less noise than RDP
-            low, high = low / 2, low
-            if low < 1e-3:
-                return high
-        while high - low > tolerance * high:
-            middle = (low + high) / 2
-            low, high = (low, middle) if spent(middle, tight) <= epsilon else (middle, high)
-    return high
+    low = high - math.log(1.5)
+    while over(low) <= 0:
+        low, high = low - math.log(1.5), low
+        if low < math.log(1e-2):
+            return math.exp(high)
+    found = float(brentq(over, low, high, xtol=_TOLERANCE / 4))
+    while over(found) > 0:  # the root may lie on either side
+        found += _TOLERANCE / 4
+    return math.exp(found)
 
 
 def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
@@ -153,9 +179,11 @@ def _accounting() -> tuple[Any, Any]:
     """
     try:
         import dp_accounting
+        from absl import logging
         from dp_accounting import pld, rdp  # noqa: F401  # the attribute `pld` is there once it is imported
     except ImportError as error:
         raise ConfigError(
             "trainer.privacy needs dp-accounting, which is not installed; pip install 'lit-fed[privacy]'"
         ) from error
+    logging.set_verbosity(logging.ERROR)  # orders that do not converge are left out, which is safe
     return dp_accounting, rdp

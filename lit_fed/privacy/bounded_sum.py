@@ -21,91 +21,96 @@ from lit_fed.engine.wire.workers import Workers
 
 _BITS = 40
 _BLOCK_VALUES = 2**20  # vectors that wait to be summed hold about this many values
-_ROUNDING = 1e-6  # an update that its client has clipped is at the bound but for float32's rounding
+_ROUNDING = 1e-3  # an update that its client has clipped is at the bound but for the rounding of its type
 
 
 @dataclass(frozen=True)
 class Released:
-    """What a round comes to.
+    """The result of a round.
 
     Args:
         total: The sum of clipped updates, (d,) in float64: all tensors, one after the other.
-        reference: The broadcast in the same form; 0 for names that it does not have.
+        origin: The broadcast in the same form; 0 for names that it does not have.
         clipped: How many updates were at the bound.
         count: How many there were.
     """
 
     total: Tensor
-    reference: Tensor
+    origin: Tensor
     clipped: int
     count: int
 
 
-class Reference:
-    """A broadcast as one float64 vector in the order of an update's names.
+class Frame:
+    """A round's updates as vectors, in the order of their names.
 
     Args:
         layout: What an update looks like.
+        received: The broadcast that the updates are trained from.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, received: Payload) -> None:
         self.shapes: Mapping[str, torch.Size] = {name: shape for name, (_, shape) in layout.items()}
-        self._of: Payload | None = None
-        self._values = torch.empty(0)
+        self.dtypes: Mapping[str, torch.dtype] = {name: dtype for name, (dtype, _) in layout.items()}
+        self._dtype = next(iter(self.dtypes.values())) if len(set(self.dtypes.values())) == 1 else None
+        self.received = received
+        self._origin: Tensor | None = None
+        self._alike: Mapping[str, torch.Size] | None = None
 
-    def of(self, received: Payload, device: torch.device) -> Tensor:
-        """The vector of a broadcast, (d,), made once for all who received it."""
-        if self._of is not received:
-            zeros = (
-                received[name].detach().double().reshape(-1).to(device)
-                if name in received
-                else torch.zeros(shape.numel(), dtype=torch.float64, device=device)
-                for name, shape in self.shapes.items()
-            )
-            self._of, self._values = received, torch.cat([torch.empty(0, dtype=torch.float64, device=device), *zeros])
-        return self._values
+    def origin(self, device: torch.device) -> Tensor:
+        """The broadcast, (d,) in float64; 0 for names that it does not have."""
+        if self._origin is None or self._origin.device != device:
+            parts = [torch.empty(0, dtype=torch.float64, device=device)]
+            for name, shape in self.shapes.items():
+                held = self.received[name].detach() if name in self.received else torch.zeros(shape)
+                parts.append(held.to(device, torch.float64).reshape(-1))
+            self._origin = torch.cat(parts)
+        return self._origin
 
     def vector(self, update: ClientUpdate) -> Tensor:
-        """An update's tensors, (d,), in the type they have."""
+        """An update's tensors, (d,), in the widest of their types."""
         flat = update.flat
-        if flat is not None and list(flat.layout) == list(self.shapes):
+        if flat is not None and (flat.layout is self._alike or list(flat.layout) == list(self.shapes)):
+            self._alike = flat.layout  # thousands of clients share it
             return flat.values
         if update.payload.keys() != self.shapes.keys():
             odd = sorted(update.payload.keys() ^ self.shapes.keys())
-            raise ValueError(f"client {update.client_id} sends other tensors than were expected: {odd}")
+            raise ValueError(f"client {update.client_id} sends other tensors than were expected; they differ in {odd}")
         return torch.cat([update.payload[name].detach().reshape(-1) for name in self.shapes])
 
-    def tensors(self, values: Tensor) -> dict[str, Tensor]:
-        """A vector as tensors by name."""
-        return Flat(self.shapes, values).split(values)
+    def payload(self, values: Tensor) -> tuple[Payload, Flat | None]:
+        """A vector as tensors of an update's names and types, and as one vector where they have one type."""
+        if self._dtype is not None:
+            flat = Flat(self.shapes, values.to(self._dtype))
+            return FlatPayload(flat), flat
+        parts = Flat(self.shapes, values).split(values)
+        return {name: part.to(self.dtypes[name]) for name, part in parts.items()}, None
 
 
-def clip(update: ClientUpdate, received: Payload, reference: Reference, norm: float) -> ClientUpdate:
-    """An update, all its tensors together, no farther from what was received than a norm."""
-    values = reference.vector(update)
-    origin = reference.of(received, values.device)
-    moved = values.double() - origin
-    length = float(moved.norm())
+def clip(update: ClientUpdate, frame: Frame, norm: float) -> ClientUpdate:
+    """Scale an update, all its tensors together, to a distance of at most a norm from the broadcast."""
+    values = frame.vector(update)
+    origin = frame.origin(values.device)
+    moved = values - origin
+    length = float(torch.linalg.vector_norm(moved))
     if not length > norm:  # also where it is not finite: others look at that
         return update
-    bounded = Flat(reference.shapes, (origin + moved * (norm / length)).to(values.dtype))
-    return update.with_payload(FlatPayload(bounded), bounded)
+    return update.with_payload(*frame.payload(moved.mul_(norm / length).add_(origin)))
 
 
 class BoundedSum(Reducer[Released]):
     """Sums updates, each clipped and with weight 1; an empty round gives zeros.
 
     Args:
-        reference: Of the run.
-        received: The broadcast that all updates were trained from.
+        frame: Of the round.
         norm: C, the bound of each.
         device: Where to sum.
     """
 
-    def __init__(self, reference: Reference, received: Payload, norm: float, device: torch.device) -> None:
-        self.reference = reference
+    def __init__(self, frame: Frame, norm: float, device: torch.device) -> None:
+        self.frame = frame
         self.norm = norm
-        self._origin = reference.of(received, device)
+        self._origin = frame.origin(device)
         self._sum = torch.zeros_like(self._origin)
         self._grid = 2.0 ** (math.floor(math.log2(norm)) - _BITS)
         self._waiting: list[Tensor] = []
@@ -114,7 +119,7 @@ class BoundedSum(Reducer[Released]):
 
     def add(self, update: ClientUpdate) -> None:
         """Take in one update, whatever its weight."""
-        values = self.reference.vector(update)
+        values = self.frame.vector(update)
         self._waiting.append(values if update.flat is not None and values is update.flat.values else values.clone())
         if len(self._waiting) >= self._most:
             self._sum_up()

@@ -1,4 +1,4 @@
-"""The privacy card: what a private run promises, of whom, and what else has left its clients."""
+"""The privacy card: the promise of a private run, whom it protects, and everything else that left the clients."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 _WRITTEN = """\
-These files hold what is *not* private, and must not be handed on: `clients.csv`, `metrics.csv` and the event files
-(metrics of clients, means over them, drift, counts, who took part), and checkpoints chosen or stopped by such metrics.
+These files are *not* private, and must not be handed on: `clients.csv`, `partition.json`, `metrics.csv` and the event
+files (metrics of clients, means over them, drift, counts, who took part), and checkpoints chosen or stopped by such
+metrics.
 """
 _WITHHELD = """\
 Metrics of clients and means over them, counts, and who took part were not written. What the server's process saw of
 updates before the sum was not private against the server itself.
 """
 _STATES = """\
-What clients keep between rounds (`checkpoints/clients/`) is theirs and is not private. The metrics `global/…` are
+The states that clients keep between rounds (`checkpoints/clients/`) are not private. The metrics `global/…` are
 computed on the shared test set, which is protected only if it comes from none of the clients.
 """
 
@@ -24,9 +25,9 @@ def card(kept: Mapping[str, Any], withheld: bool) -> str:
 
     Args:
         kept: What `lit_fed.privacy.ClientLevel` keeps.
-        withheld: Whether what is not private was kept from being written.
+        withheld: Whether data that are not private were kept out of files.
     """
-    simulated = not kept["noise_from"].startswith("a key")
+    simulated = kept["noise_from"] != "a key file"
     lines = ["# Privacy card", ""]
     if simulated:
         lines += [
@@ -42,7 +43,7 @@ def card(kept: Mapping[str, Any], withheld: bool) -> str:
         "|---|---|",
     ]
     labels = {
-        "mechanism": "mechanism", "sampling": "cohorts", "expected_cohort": "expected cohort",
+        "mechanism": "mechanism", "participation": "cohorts", "expected_cohort": "expected cohort",
         "clip_norm": "clipping norm", "noise_multiplier": "noise multiplier", "accountant": "accountant",
         "epsilon_rdp": "ε by RDP", "noise_from": "noise from",
     }  # fmt: skip

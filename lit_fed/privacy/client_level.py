@@ -5,6 +5,7 @@ McMahan, Ramage, Talwar, Zhang: "Learning Differentially Private Recurrent Langu
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,13 +20,15 @@ from lit_fed.engine.method.client import Client
 from lit_fed.engine.method.reducers import Reducer
 from lit_fed.engine.method.wrapper import Privacy, Surroundings
 from lit_fed.engine.wire.broadcast import Broadcast
-from lit_fed.engine.wire.payload import ClientUpdate, Payload
+from lit_fed.engine.wire.payload import ClientUpdate, Layout, Payload, layout_of
 from lit_fed.errors import ConfigError
 from lit_fed.participation import FullParticipation, Participation, PoissonParticipation, UniformParticipation
-from lit_fed.privacy.accounting import Mechanism, Sampling, calibrate
-from lit_fed.privacy.bounded_sum import BoundedSum, Reference, Released, clip
+from lit_fed.privacy.accounting import Mechanism, Releases, Sampling, calibrate
+from lit_fed.privacy.bounded_sum import BoundedSum, Frame, Released, clip
 from lit_fed.privacy.card import card
 from lit_fed.privacy.keys import RunKey
+
+_KEY, _SEED = "a key file", "the seed: a simulation"
 
 
 class ClientLevel(Privacy):
@@ -34,7 +37,7 @@ class ClientLevel(Privacy):
     .. math:: x \leftarrow x + \frac{1}{qN} \left[\sum_{k \in S} \min\left(1, \frac{C}{\lVert \Delta_k \rVert}\right)
         \Delta_k + \mathcal{N}(0, z^2 C^2 I)\right]
 
-    :math:`\Delta_k` is everything that a client sends minus what it received, one vector: SCAFFOLD's model and control
+    :math:`\Delta_k` is everything that a client sends minus the broadcast, one vector: SCAFFOLD's model and control
     variate are clipped together. An empty cohort releases noise. Goes around every method whose reducer is a mean in
     which clients weigh the same.
 
@@ -46,8 +49,8 @@ class ClientLevel(Privacy):
         delta: δ, the chance of a breach that ε does not cover; below 1/N.
         key_file: The file that holds the run's key, made where there is none, readable by its owner alone. Without it
             noise and cohorts follow from the seed, which protects nobody: a simulation.
-        withhold: Whether what is not private is kept from being written: metrics of clients and means over them,
-            counts, and who took part. By default where there is a key file.
+        withhold: Whether data that are not private are kept out of files and loggers: metrics of clients and means over
+            them, counts, and who took part. By default where there is a key file.
 
     Raises:
         ConfigError: For values out of range, or both or neither of ``noise_multiplier`` and ``epsilon``.
@@ -81,20 +84,23 @@ class ClientLevel(Privacy):
         self.key_file = key_file
         self.withhold = key_file is not None if withhold is None else withhold
         self._key: RunKey | None = None
+        self._frame: Frame | None = None
+        self._layout: Callable[[Broadcast], Layout]
 
     # ------------------------------------------------------------------ before the first round
 
     def setup(self, around: Surroundings) -> dict[str, Any]:
-        """Refuse what has no bounded sum; the budget as it is before the first round."""
+        """Refuse a method without a bounded sum; returns the budget before the first round."""
         self._check(around)
-        self._reference = Reference(around.layout)
-        self._dtypes = {name: dtype for name, (dtype, _) in around.layout.items()}
+        self._layout, self._frame = around.layout, None
+        participation = around.participation
         return {
             "mechanism": "ClientLevel", "unit": "one client with all its data", "relation": "", "accountant": "",
-            "sampling": "", "expected_cohort": 0.0, "clip_norm": self.clip_norm,
-            "noise_multiplier": float(self.noise_multiplier or 0.0), "releases": 0, "allowed": 0, "epsilon_rdp": "0",
-            "epsilon": "0", "delta": self.delta,
-            "noise_from": "a key file" if self.key_file else "the seed: a simulation",
+            "participation": type(participation).__name__, "clients": participation.num_seen,
+            "expected_cohort": expected_cohort(participation), "clip_norm": self.clip_norm,
+            "noise_multiplier": float(self.noise_multiplier or 0.0), "releases": 0, "epsilon_rdp": "0", "epsilon": "0",
+            "delta": self.delta, "noise_from": _SEED if self.key_file is None else _KEY, "_key": "",
+            "_budget": self.epsilon or 0.0, "_allowed": 0,
         }  # fmt: skip
 
     def _check(self, around: Surroundings) -> None:
@@ -107,7 +113,7 @@ class ClientLevel(Privacy):
                 f"trainer.privacy cannot go around {method}: what its server makes of updates is not a mean of what "
                 "clients send, so no bound on one client's part is known"
             )
-        if not around.layout:
+        if not (layout := around.layout(around.broadcast)):
             raise ConfigError(f"trainer.privacy has nothing to protect: clients of {method} send nothing; leave it out")
         if not all(part.uniform for part in parts):
             raise ConfigError(
@@ -119,8 +125,13 @@ class ClientLevel(Privacy):
                 f"trainer.privacy: the model has buffers that are averaged, such as {min(around.averaged)!r}; set "
                 "trainer.buffers to local or server"
             )
-        if odd := sorted(name for name, (dtype, _) in around.layout.items() if not dtype.is_floating_point):
+        if odd := sorted(name for name, (dtype, _) in layout.items() if not dtype.is_floating_point):
             raise ConfigError(f"trainer.privacy cannot add noise to {odd[0]!r}, which holds whole numbers")
+        if around.participation.by_data:
+            raise ConfigError(
+                f"trainer.privacy cannot account for {type(around.participation).__name__}, which draws clients by "
+                "their data; take PoissonParticipation"
+            )
         stragglers = around.participation.stragglers
         if stragglers is not None and stragglers.late == "next_round":
             raise ConfigError(
@@ -132,37 +143,75 @@ class ClientLevel(Privacy):
                 f"trainer.protocols has {odd[0]}, for which clients send tensors past trainer.privacy; leave it out"
             )
 
-    def begin(self, around: Surroundings, kept: dict[str, Any], resumed: bool) -> None:
-        """Open the key, find the noise, and go on with the budget that is left."""
-        self._key = key = RunKey.of_seed(around.seed) if self.key_file is None else RunKey.of_file(Path(self.key_file))
-        self._device, self._writes = around.device, around.writes
-        self._settings = f"{around.settings} {self.clip_norm}"
-        if key.path is not None and key.releases and not resumed:
+    def prepare(self, around: Surroundings, resumed: bool) -> None:
+        """Open the key; the first process alone reads its file.
+
+        Raises:
+            ConfigError: If it cannot be read, or another run has used it.
+        """
+        self._first, self._device = around.first, around.device
+        if (file := self.key_file) is None:
+            self._key = RunKey.of_seed(around.seed)
+            return
+        self._key = key = around.first(lambda: RunKey.of_file(Path(file)))
+        if key.releases and not resumed:
             raise ConfigError(
-                f"trainer.privacy.key_file {key.path} was used by a run before; name another, or go on with that run "
-                "by --ckpt_path"
+                f"trainer.privacy.key_file {file} was used by a run before; name another, or go on with that run by "
+                "--ckpt_path"
             )
+
+    def begin(self, around: Surroundings, kept: dict[str, Any]) -> None:
+        """Find the noise, and go on with the budget that is left."""
+        assert self._key is not None
+        self._check_kept(around, kept)
+        self._check_key(self._key, kept)
         participation, sampling = around.participation, sampling_of(around.participation)
-        if key.path is not None:
-            participation.reseed(key.seed("cohort"))
-        num_clients = participation.num_seen
-        self._cohort = expected_cohort(participation)
-        if self.epsilon is not None and not kept["allowed"]:
+        num_clients, self._cohort = participation.num_seen, expected_cohort(participation)
+        if self._key.path is not None:
+            participation.reseed(self._key.seed("cohort"))
+        if self.epsilon is not None and not kept["_allowed"]:
+            kept["_allowed"] = around.max_rounds
             kept["noise_multiplier"] = calibrate(
                 sampling, num_clients, self._cohort, around.max_rounds, self.epsilon, self.delta
             )
-            kept["allowed"] = around.max_rounds
-        for name in ("clip_norm", "delta", *(["noise_multiplier"] if self.epsilon is None else [])):
-            if kept[name] != getattr(self, name):
-                raise ConfigError(
-                    f"trainer.privacy.{name} is {getattr(self, name)}, and the run began with {kept[name]}; keep it"
-                )
-        kept["releases"] = max(kept["releases"], len(key.releases))
         self._mechanism = Mechanism(sampling, num_clients, self._cohort, kept["noise_multiplier"])
-        kept["relation"], kept["accountant"] = self._mechanism.relation, self._mechanism.accountant
-        kept["sampling"], kept["expected_cohort"] = type(participation).__name__, self._cohort
+        kept["relation"] = self._mechanism.relation
         self._last = around.max_rounds - 1
         self._warn(num_clients, sampling, type(participation).__name__, around.say)
+
+    def _check_kept(self, around: Surroundings, kept: Mapping[str, Any]) -> None:
+        """Refuse to go on with other settings: the accountant takes all rounds for alike."""
+        now = {
+            "clip_norm": self.clip_norm, "delta": self.delta, "epsilon": self.epsilon or 0.0,
+            **({"noise_multiplier": self.noise_multiplier} if self.epsilon is None else {}),
+        }  # fmt: skip
+        for name, value in now.items():
+            if (begun := kept["_budget" if name == "epsilon" else name]) != value:
+                raise ConfigError(
+                    f"trainer.privacy.{name} is {value or None}, and the run began with {begun or None}; keep it"
+                )
+        participation = around.participation
+        cohort = (type(participation).__name__, expected_cohort(participation), participation.num_seen)
+        if cohort != (begun := (kept["participation"], kept["expected_cohort"], kept["clients"])):
+            raise ConfigError(
+                "trainer.participation is {} with {:g} of {} clients a round, and the private run began with {} and "
+                "{:g} of {}; keep it".format(*cohort, *begun)
+            )
+
+    def _check_key(self, key: RunKey, kept: dict[str, Any]) -> None:
+        """Refuse a key other than the run's first."""
+        if (kept["noise_from"] == _KEY) != (key.path is not None):
+            raise ConfigError(
+                f"trainer.privacy.key_file is {self.key_file}, and the noise of the run so far came from "
+                f"{kept['noise_from']}; keep it"
+            )
+        if key.path is None:
+            return
+        if kept["_key"] and kept["_key"] != key.name:
+            raise ConfigError(
+                f"trainer.privacy.key_file {key.path} holds another key than the run began with; name that one"
+            )
+        kept["_key"] = key.name
 
     def _warn(self, num_clients: int, sampling: Sampling, participation: str, say: Callable[[str], None]) -> None:
         if self.delta > 1 / num_clients:
@@ -181,46 +230,93 @@ class ClientLevel(Privacy):
 
     def on_client(self, update: ClientUpdate, client: Client) -> ClientUpdate:
         """Clip it, before it leaves its client."""
-        return clip(update, client.received, self._reference, self.clip_norm)
+        if self._frame is None or self._frame.received is not client.received:
+            self._frame = Frame(layout_of(update.payload), client.received)
+        return clip(update, self._frame, self.clip_norm)
 
     def reducer(self, below: Reducer[Any], broadcast: Broadcast) -> Reducer[Any]:
         """A sum of bounded updates in place of the method's mean."""
-        received = next(iter(broadcast.payloads.values()))
-        return BoundedSum(self._reference, received, self.clip_norm, self._device)
+        self._frame = Frame(self._layout(broadcast), next(iter(broadcast.payloads.values())))
+        return BoundedSum(self._frame, self.clip_norm, self._device)
 
     def release(
         self, aggregate: Released, cohort: Cohort, kept: dict[str, Any]
     ) -> tuple[Payload, Cohort, dict[str, float]]:
         """Noise on the sum, over the expected cohort; written down before anybody sees it."""
         assert self._key is not None
-        std, total = kept["noise_multiplier"] * self.clip_norm, aggregate.total
-        name = self._key.name(cohort.round_idx, cohort.delivered, self._settings)
-        self._key.record(name, write=self._writes)
+        assert self._frame is not None
+        key, total, round_idx = self._key, aggregate.total, cohort.round_idx
+        name = key.release(round_idx, cohort.delivered, total.cpu().numpy())
+        if name not in key.releases:
+            self._record(name, round_idx, kept)
+        if key.path is not None:  # a run that resumes an older checkpoint has made more
+            kept["releases"] = len(key.releases)
+        std = kept["noise_multiplier"] * self.clip_norm
         if std:
-            total = total + torch.from_numpy(self._key.noise(name, len(total))).to(total.device) * std
-        mean = self._reference.tensors(aggregate.reference + total / self._cohort)
-        kept["releases"] = len(self._key.releases) if self._key.path else kept["releases"] + 1
-        spent = self._mechanism.rdp_epsilon(kept["releases"], self.delta)
-        last = cohort.round_idx >= self._last  # for which the tighter accountant takes a second
-        tight = self._mechanism.epsilon(kept["releases"], self.delta) if last else spent
-        kept["epsilon_rdp"], kept["epsilon"] = f"{spent:.6g}", f"{tight:.6g}"
-        metrics = {
-            "privacy/epsilon": spent,
-            "privacy/clip_norm": self.clip_norm,
-            "privacy/noise_std": std / self._cohort,
-        }
+            total = total + torch.from_numpy(key.noise(name, len(total))).to(total.device) * std
+        metrics = self._spent(round_idx, kept)
+        metrics |= {"privacy/clip_norm": self.clip_norm, "privacy/noise_std": std / self._cohort}
         if not self.withhold and aggregate.count:
             metrics["privacy/clipped"] = aggregate.clipped / aggregate.count
-        typed = {name: tensor.to(self._dtypes[name]) for name, tensor in mean.items()}
-        return typed, replace(cohort, expected=self._cohort), metrics
+        mean, _ = self._frame.payload(aggregate.origin + total / self._cohort)
+        return dict(mean), replace(cohort, expected=self._cohort), metrics
+
+    def _record(self, name: str, round_idx: int, kept: dict[str, Any]) -> None:
+        """Count a new release, and write it into the key's file.
+
+        Raises:
+            ConfigError: If the budget has none left, for a round that comes out differently.
+        """
+        key = self._key
+        assert key is not None
+        if key.path is None:
+            kept["releases"] += 1
+            return
+        if self._exceeds(round_idx, kept):
+            raise ConfigError(
+                f"round {round_idx} was released before and comes out differently now; releasing it again would exceed "
+                f"trainer.privacy.epsilon {self.epsilon}, so that the run ends here"
+            )
+        self._first(lambda: key.record(name, round_idx))
+        key.releases[name] = round_idx
+
+    def _spent(self, round_idx: int, kept: dict[str, Any]) -> dict[str, float]:
+        """Note the ε spent: by the tighter accountant, which takes a second, after the last round."""
+        releases = self._releases(kept)
+        spent = self._mechanism.rdp_epsilon(releases, self.delta)
+        tight, accountant = spent, "RDP"
+        if round_idx >= self._last or kept["releases"] == kept["_allowed"]:
+            tight, accountant = self._mechanism.epsilon(releases, self.delta)
+        kept["epsilon_rdp"], kept["epsilon"], kept["accountant"] = f"{spent:.6g}", f"{tight:.6g}", accountant
+        return {"privacy/epsilon": spent}
+
+    def _releases(self, kept: Mapping[str, Any], more: int | None = None) -> Releases:
+        """How many rounds were released how often; with one more release of a round, where one is given."""
+        assert self._key is not None
+        if self._key.path is None:
+            return {1: kept["releases"] + (more is not None)}
+        rounds = Counter(self._key.releases.values())
+        if more is not None:
+            rounds[more] += 1
+        return Counter(rounds.values())
+
+    def _exceeds(self, round_idx: int, kept: Mapping[str, Any]) -> bool:
+        """Whether a release of a round would exceed the budget."""
+        if self.epsilon is None:
+            return False
+        releases = self._releases(kept, round_idx)
+        if releases.keys() == {1}:
+            return bool(releases[1] > kept["_allowed"])
+        return bool(self._mechanism.epsilon(releases, self.delta)[0] > self.epsilon)
 
     def card(self, kept: Mapping[str, Any]) -> str:
         """The privacy card."""
         return card(kept, self.withhold)
 
-    def exhausted(self, kept: Mapping[str, Any]) -> str | None:
-        """The budget, where another release would exceed it."""
-        if self.epsilon is None or kept["releases"] < kept["allowed"]:
+    def exhausted(self, kept: Mapping[str, Any], round_idx: int) -> str | None:
+        """The budget, where a new release of the round would exceed it; one that was made before costs nothing."""
+        assert self._key is not None
+        if round_idx in self._key.releases.values() or not self._exceeds(round_idx, kept):
             return None
         return (
             f"trainer.privacy: {kept['releases']} releases have spent epsilon {self.epsilon} at delta {self.delta}; "

@@ -1,9 +1,12 @@
-"""The key of a private run: where its noise and its cohorts come from, and which releases it has made.
+"""The key of a private run, from which its noise and cohorts follow, and the releases made with it.
 
-A release's noise is a keyed function of its round, of the clients that were delivered and of the settings. A round that
-is run again after a kill then releases the very same model, which costs nothing; one that comes out differently draws
-other noise and is a release of its own. With noise of the round alone, the difference of two such releases would hold
-none.
+The noise of a run with a key file is a keyed function of the round, of the clients delivered and of their sum. A round
+that is run again after a kill, and comes to the very same sum, releases the very same model, at no cost; a round that
+comes out differently, if only in the last bit, draws other noise and is another release. With noise of the round
+alone, the difference of two such releases would hold none.
+
+A simulation protects nobody. Its noise is a function of the seed, of the round and of the clients delivered, so that
+runs can be compared which differ in rounding, or in a setting.
 """
 
 from __future__ import annotations
@@ -27,18 +30,18 @@ _DIGEST = 32  # letters of a release's name
 
 
 class RunKey:
-    """The key of one run, and the names of the releases that were made with it.
+    """The key of one run, and the releases that were made with it.
 
     Args:
         key: 32 bytes.
-        path: The file that holds them; None for a simulation, whose key follows from the seed.
-        releases: Names of the releases made so far.
+        path: The file that holds them; None for a simulation.
+        releases: The round of each release made so far, by its name.
     """
 
-    def __init__(self, key: bytes, path: Path | None = None, releases: Iterable[str] = ()) -> None:
+    def __init__(self, key: bytes, path: Path | None = None, releases: dict[str, int] | None = None) -> None:
         self._key = key
         self.path = path
-        self.releases = dict.fromkeys(releases)
+        self.releases = dict(releases or {})
 
     @classmethod
     def of_seed(cls, seed: int) -> RunKey:
@@ -50,60 +53,93 @@ class RunKey:
         """The key of a file, made where there is none, readable by its owner alone.
 
         Raises:
-            ConfigError: If others can read the file, or it holds no key.
+            ConfigError: If the file cannot be made or read, others can read it, or it holds no key.
         """
         if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            except OSError as error:
-                raise ConfigError(f"trainer.privacy.key_file {path} cannot be made: {error.strerror}") from error
-            with os.fdopen(handle, "w", encoding="ascii") as file:
-                file.write(json.dumps({"key": secrets.token_hex(_BYTES)}) + "\n")
-                file.flush()
-                os.fsync(handle)
+            _make(path)
         return cls(*_read(path))
+
+    @property
+    def name(self) -> str:
+        """A name of the key that tells nothing of it."""
+        return self._digest("name").hex()[:_DIGEST]
 
     def seed(self, *purpose: int | str) -> int:
         """A seed below 2**63 for a purpose, such as a round's cohort."""
         return int.from_bytes(self._digest("seed", *purpose)[:8], "little") >> 1
 
-    def name(self, round_idx: int, delivered: Iterable[int], settings: str) -> str:
-        """The name of a release, which tells nothing of the key: the same for the same round, clients and settings."""
-        return self._digest("release", round_idx, ",".join(map(str, delivered)), settings).hex()[:_DIGEST]
+    def release(self, round_idx: int, delivered: Iterable[int], total: NDArray[np.float64]) -> str:
+        """The name of a release, which tells nothing of the key: the same for the same round, clients and sum.
+
+        Args:
+            round_idx: The round.
+            delivered: The clients in the sum.
+            total: The sum, (d,); without influence in a simulation.
+        """
+        of = "" if self.path is None else hashlib.blake2b(total.tobytes()).hexdigest()
+        return self._digest("release", round_idx, ",".join(map(str, delivered)), of).hex()[:_DIGEST]
 
     def noise(self, release: str, count: int) -> NDArray[np.float64]:
         """Standard normal numbers of a release, (count,), the same on every process and at every repetition.
 
         Note:
-            From Philox, keyed, and in floating point: what is known of attacks on the low bits of floating-point noise
-            (Mironov 2012) is made hard here by sums on a grid, but not proven impossible.
+            From Philox, keyed, and in floating point. Attacks on the low bits of floating-point noise (Mironov 2012)
+            are made hard here by sums on a grid, but not proven impossible.
         """
         key = int.from_bytes(self._digest("noise", release)[:16], "little")
         return np.random.Generator(np.random.Philox(key=key)).standard_normal(count)
 
-    def record(self, release: str, write: bool = True) -> None:
-        """Write down a release before it is made; one that was made before is the same again.
+    def record(self, release: str, round_idx: int) -> None:
+        """Write down a new release before it is made.
 
-        Args:
-            release: Its name.
-            write: Whether this process writes the file.
+        Raises:
+            ConfigError: If the file cannot be written, or another run writes it too.
         """
-        if release in self.releases:
+        before = dict(self.releases)
+        self.releases[release] = round_idx
+        if self.path is None:
             return
-        self.releases[release] = None
-        if self.path is not None and write:
+        try:
             with open(self.path, "a", encoding="ascii") as file:
-                file.write(release + "\n")
+                file.write(f"{round_idx} {release}\n")
                 file.flush()
                 os.fsync(file.fileno())
+        except OSError as error:
+            raise ConfigError(
+                f"{_where(self.path)} cannot be written: {error.strerror}; nothing of round {round_idx} was released"
+            ) from error
+        _, _, found = _read(self.path)
+        if found != before | {release: round_idx}:
+            raise ConfigError(f"{_where(self.path)} is written by another run too; give each run another file")
 
     def _digest(self, *words: int | str) -> bytes:
         return hmac.new(self._key, json.dumps(words).encode(), hashlib.sha256).digest()
 
 
-def _read(path: Path) -> tuple[bytes, Path, list[str]]:
-    where = f"trainer.privacy.key_file {path}"
+def _where(path: Path) -> str:
+    return f"trainer.privacy.key_file {path}"
+
+
+def _make(path: Path) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with os.fdopen(handle, "w", encoding="ascii") as file:
+                file.write(json.dumps({"key": secrets.token_hex(_BYTES)}) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise ConfigError(
+            f"{_where(path)} cannot be made: {error.strerror}; name a file in a folder of yours"
+        ) from error
+
+
+def _read(path: Path) -> tuple[bytes, Path, dict[str, int]]:
+    where = _where(path)
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):
@@ -112,7 +148,7 @@ def _read(path: Path) -> tuple[bytes, Path, list[str]]:
             raise ConfigError(f"{where} can be read by others; chmod 600 it, or name a new file")
         text = path.read_text("ascii")
     except OSError as error:
-        raise ConfigError(f"{where} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{where} cannot be read: {error.strerror}; name a file of yours") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{where} holds no key; name a new file") from error
     first, *lines = text.split("\n")
@@ -120,16 +156,20 @@ def _read(path: Path) -> tuple[bytes, Path, list[str]]:
         key = bytes.fromhex(json.loads(first)["key"])
     except (ValueError, TypeError, KeyError) as error:
         raise ConfigError(f"{where} holds no key; name a new file") from error
-    if len(key) != _BYTES or text.count("\n") == 0:
+    if len(key) != _BYTES or not lines:
         raise ConfigError(f"{where} holds no key; name a new file")
-    releases = lines[:-1]  # what follows the last line break was cut off before its release
-    if any(len(line) != _DIGEST or set(line) - set("0123456789abcdef") for line in releases):
-        raise ConfigError(f"{where} holds a damaged record of releases; restore it, or begin a new run with a new file")
-    if lines[-1]:
-        _cut(path, len(text) - len(lines[-1]))
+    *whole, cut = lines  # what follows the last line break was cut off before its release
+    releases = {}
+    for line in whole:
+        round_idx, _, name = line.partition(" ")
+        if not round_idx.isdecimal() or len(name) != _DIGEST or set(name) - set("0123456789abcdef"):
+            raise ConfigError(
+                f"{where} holds a damaged record of releases; restore it, or begin a new run with a new file"
+            )
+        releases[name] = int(round_idx)
+    if cut:
+        try:
+            os.truncate(path, len(text) - len(cut))
+        except OSError as error:
+            raise ConfigError(f"{where} cannot be written: {error.strerror}") from error
     return key, path, releases
-
-
-def _cut(path: Path, length: int) -> None:
-    with open(path, "r+b") as file:
-        file.truncate(length)

@@ -151,9 +151,9 @@ class RobustRule(Aggregation, ABC):
                 f"{_KEY} cannot replace the mean of {method}: its server does not average what clients send; choose "
                 "another method"
             )
-        if not around.layout:
+        if not around.layout(around.broadcast):
             raise ConfigError(f"{_KEY} has nothing to combine: clients of {method} send nothing; leave it out")
-        if odd := sorted(name for name, (dtype, _) in around.layout.items() if dtype.is_complex):
+        if odd := sorted(name for name, (dtype, _) in around.layout(around.broadcast).items() if dtype.is_complex):
             raise ConfigError(f"{_KEY} cannot order the complex numbers of {odd[0]!r}; choose another method")
         count = around.participation.nominal_cohort_size
         if self.lacks(count):
@@ -175,7 +175,7 @@ class RobustRule(Aggregation, ABC):
         return count < self.before.least or self.before.outputs(count) < self.least
 
     @override
-    def begin(self, around: Surroundings, kept: dict[str, Any], resumed: bool) -> None:
+    def begin(self, around: Surroundings, kept: dict[str, Any]) -> None:
         self._kept = kept
         warn_of_memory(_KEY, around)
         parts = around.algorithm.reducer(around.server).parts() or []

@@ -133,7 +133,7 @@ class GaussianNoise(_OnUpdate):
 
 def check_sends(attack: Attacker, around: Surroundings) -> None:
     """Refuse an attack on updates where clients send nothing."""
-    if not around.layout:
+    if not around.layout(around.broadcast):
         raise ConfigError(
             f"trainer.attack {type(attack).__name__} changes updates, and clients of "
             f"{type(around.algorithm).__name__} send nothing; choose another attack"

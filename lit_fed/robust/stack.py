@@ -145,7 +145,7 @@ def warn_of_memory(key: str, around: Surroundings) -> None:
         key: The setting that needs single updates.
         around: The run.
     """
-    one = sum(shape.numel() * dtype.itemsize for dtype, shape in around.layout.values())
+    one = sum(shape.numel() * dtype.itemsize for dtype, shape in around.layout(around.broadcast).values())
     cohort = around.participation.nominal_cohort_size
     free = torch.cuda.mem_get_info(around.device)[0] if around.device.type == "cuda" else free_memory()
     if free is not None and one * cohort > free:

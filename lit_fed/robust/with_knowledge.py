@@ -41,7 +41,7 @@ class Informed(Attacker):
         return super().setup(around)
 
     @override
-    def begin(self, around: Surroundings, kept: dict[str, Any], resumed: bool) -> None:
+    def begin(self, around: Surroundings, kept: dict[str, Any]) -> None:
         warn_of_memory(f"trainer.attack {type(self).__name__}", around)
 
     @override

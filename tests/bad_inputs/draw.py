@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.bad_inputs import files, options, own_data, runs
+from tests.bad_inputs import files, options, own_data, private, runs
 from tests.bad_inputs.judge import Case
 
 KINDS: dict[str, Callable[[random.Random], Iterator[Case]]] = {
@@ -25,6 +25,7 @@ KINDS: dict[str, Callable[[random.Random], Iterator[Case]]] = {
     "own client": own_data.dropped_clients,
     "federation": files.broken_federations,
     "study": runs.broken_studies,
+    "privacy": private.private_runs,
 }
 
 

@@ -13,17 +13,26 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
 from lit_fed.algorithm import Client
+from lit_fed.callbacks import Callback, Run
 from lit_fed.engine.loop.checkpoint import read_checkpoint
-from lit_fed.errors import ClientFailure, ConfigError
+from lit_fed.errors import CheckpointError, ClientFailure, ConfigError
 from lit_fed.handover.facts import facts_of
 from lit_fed.methods import FedAvg, FedNova, LocalOnly, Scaffold
 from lit_fed.methods.frozen_heads import CalibratedTest
-from lit_fed.participation import FullParticipation, PoissonParticipation, Stragglers, UniformParticipation
+from lit_fed.participation import (
+    FullParticipation,
+    PoissonParticipation,
+    Stragglers,
+    UniformParticipation,
+    WeightedParticipation,
+)
 from lit_fed.privacy import ClientLevel
 from lit_fed.privacy.accounting import Mechanism
+from lit_fed.trainer import FederatedTrainer
 from tests.privacy.support import private, uniform
 from tests.support import LeastSquares, Points, Unlucky, Wanderer, fit, rows, weights
 
@@ -111,11 +120,11 @@ def test_resumed_is_uninterrupted(executor: str, tmp_path: Path) -> None:
 
 
 def test_groups_are_one_after_the_other(tmp_path: Path) -> None:
-    found = [
+    one, other = (
         weights(fit(tmp_path / name, data=Points(8), algorithm=Scaffold(), executor=name, **private(0.5, 1.0)))[W]
         for name in ("sequential", "vectorized")
-    ]
-    assert torch.allclose(*found, rtol=0, atol=1e-6)
+    )
+    assert torch.allclose(one, other, rtol=0, atol=1e-6)
 
 
 # ---------------------------------------------------------------------- the budget
@@ -134,6 +143,100 @@ def test_the_run_stops_before_the_round_that_would_exceed_the_budget(
         assert again.run.next_round == 3
         assert weights(again)[W].tolist() == weights(first)[W].tolist()
         assert "3 releases have spent epsilon 20.0 at delta 0.01; the run ends here" in capsys.readouterr().out
+
+
+def test_a_run_goes_on_with_the_settings_that_it_began_with(tmp_path: Path) -> None:
+    def run(folder: str, rounds: int, privacy: dict[str, Any], participation: Any = None, **kwargs: Any) -> Any:
+        settings = {**private(**privacy), "participation": participation or PoissonParticipation(0.5)}
+        return fit(tmp_path / folder, data=Points(8), algorithm=uniform(), max_rounds=rounds, **settings, **kwargs)
+
+    begun: dict[str, Any] = {"clip_norm": 0.5, "noise_multiplier": None, "epsilon": 20.0}
+    run("run", 1, begun)
+    changes: list[tuple[dict[str, Any], str]] = [
+        ({"epsilon": 21.0}, r"epsilon is 21\.0, and the run began with 20\.0; keep it"),
+        ({"epsilon": None, "noise_multiplier": 1.0}, r"epsilon is None, and the run began with 20\.0; keep it"),
+        ({"clip_norm": 1.0}, r"clip_norm is 1\.0, and the run began with 0\.5; keep it"),
+        ({"key_file": str(tmp_path / "new.key")}, "the noise of the run so far came from the seed: a simulation; keep"),
+    ]
+    for changed, text in changes:
+        with pytest.raises(ConfigError, match=text):
+            run("run", 2, begun | changed, ckpt_path="last")
+    with pytest.raises(ConfigError, match=r"PoissonParticipation with 2 of 8 .* began with PoissonParticipation and 4"):
+        run("run", 2, begun, PoissonParticipation(0.25), ckpt_path="last")
+
+
+def test_a_run_goes_on_with_its_own_key(tmp_path: Path) -> None:
+    def run(key: str | None, rounds: int, **kwargs: Any) -> Any:
+        file = None if key is None else str(tmp_path / key)
+        return fit(
+            tmp_path, algorithm=uniform(), max_rounds=rounds, **private(0.5, 1.0, key_file=file), **kwargs
+        )  # fmt: skip
+
+    run("run.key", 2)
+    with pytest.raises(ConfigError, match=r"other\.key holds another key than the run began with; name that one"):
+        run("other.key", 4, ckpt_path="last")
+    with pytest.raises(ConfigError, match=r"key_file is None, and the noise of the run so far came from a key file"):
+        run(None, 4, ckpt_path="last")
+
+
+def test_a_private_run_is_not_continued_without_privacy_nor_another_with_it(tmp_path: Path) -> None:
+    fit(tmp_path / "private", algorithm=uniform(), max_rounds=1, **private(0.5, 1.0))
+    fit(tmp_path / "plain", algorithm=uniform(), max_rounds=1)
+    with pytest.raises(CheckpointError, match=r"from a run with trainer\.privacy, and this one is without it; keep it"):
+        fit(tmp_path / "private", algorithm=uniform(), max_rounds=2, ckpt_path="last")
+    with pytest.raises(CheckpointError, match=r"from a run without trainer\.privacy, and this one is with it; keep it"):
+        fit(tmp_path / "plain", algorithm=uniform(), max_rounds=2, ckpt_path="last", **private(0.5, 1.0))
+
+
+@pytest.mark.parametrize("with_privacy", [True, False])
+def test_a_private_model_is_tested_with_and_without_the_setting(with_privacy: bool, tmp_path: Path) -> None:
+    made = fit(tmp_path, algorithm=uniform(), max_rounds=1, **private(0.5, 1.0))
+    settings = private(0.5, 1.0) if with_privacy else {}
+    other = FederatedTrainer(accelerator="cpu", default_root_dir=str(tmp_path), enable_progress_bar=False, **settings)
+    parts = (LeastSquares(), Points(), uniform())
+    assert other.test(*parts, ckpt_path="last")["global/loss"] == made.metrics["global/loss"]
+
+
+class KilledOnce(Callback):
+    """Stops the process, as a kill would, after a round was released and before its checkpoint is written."""
+
+    def __init__(self, round_idx: int) -> None:
+        self.round_idx = round_idx
+
+    def on_evaluation_start(self, run: Run, round_idx: int) -> None:
+        if round_idx == self.round_idx:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_round_that_was_released_and_not_kept_is_released_again_at_no_cost(at: int, tmp_path: Path) -> None:
+    def run(folder: str, *callbacks: Callback, **kwargs: Any) -> Any:
+        return fit(
+            tmp_path / folder, algorithm=uniform(), max_rounds=3, callbacks=list(callbacks),
+            **private(0.5, None, epsilon=20.0, key_file=str(tmp_path / f"{folder}.key")), **kwargs,
+        )  # fmt: skip
+
+    with pytest.raises(KeyboardInterrupt):
+        run("run", KilledOnce(at))
+    resumed = run("run", ckpt_path="last")
+    # All three rounds are released, the last one at the last of the budget, and each once.
+    assert resumed.run.next_round == 3
+    assert resumed.run.federation.server["around.privacy"]["releases"] == 3
+    assert len((tmp_path / "run.key").read_text().splitlines()) == 1 + 3
+
+
+def test_a_repeated_round_that_comes_out_differently_may_not_exceed_the_budget(tmp_path: Path) -> None:
+    def run(rate: float, *callbacks: Callback, **kwargs: Any) -> Any:
+        return fit(
+            tmp_path, LeastSquares(rate), algorithm=uniform(), max_rounds=2, callbacks=list(callbacks),
+            **private(0.5, None, epsilon=20.0, key_file=str(tmp_path / "run.key")), **kwargs,
+        )  # fmt: skip
+
+    with pytest.raises(KeyboardInterrupt):
+        run(0.5, KilledOnce(1))
+    with pytest.raises(ConfigError, match=r"round 1 was released before .*differently now; .*epsilon 20\.0"):
+        run(0.01, ckpt_path="last")
+    assert len((tmp_path / "run.key").read_text().splitlines()) == 1 + 2
 
 
 def test_noise_cannot_change_under_way(tmp_path: Path) -> None:
@@ -161,13 +264,32 @@ def test_a_key_decides_noise_and_cohorts_and_is_used_by_one_run(tmp_path: Path) 
 
 
 def test_a_key_keeps_what_is_not_private_from_being_written(tmp_path: Path) -> None:
-    made = fit(tmp_path, algorithm=uniform(), **private(0.5, 1.0, key_file=str(tmp_path / "run.key")))
+    made = fit(tmp_path, algorithm=uniform(), logger=True, **private(0.5, 1.0, key_file=str(tmp_path / "run.key")))
     assert rows(made.log_dir / "clients.csv") == []
     names = {name.partition("/")[0] for name in rows(made.log_dir / "metrics.csv")[0]}
     assert names == {"round", "global", "privacy", "time"}
+    assert "time/local_s" not in rows(made.log_dir / "metrics.csv")[0]
+    assert not (made.log_dir / "partition.json").exists()
+    tags = EventAccumulator(str(made.log_dir)).Reload().Tags()
+    assert tags["histograms"] == []
+    assert not {"pictures/partition", "pictures/participation"} & set(tags["images"])
+    assert {tag.partition("/")[0] for tag in tags["scalars"]} == names - {"round"}
+    assert tags["tensors"] == ["privacy/text_summary"]
     key = (tmp_path / "run.key").read_text().split('"')[3]
     for path in made.log_dir.rglob("*"):
         assert path.is_dir() or key.encode() not in path.read_bytes(), path
+
+
+def test_metrics_of_validation_data_are_withheld_for_they_are_the_clients(tmp_path: Path) -> None:
+    def names(folder: str, **kwargs: Any) -> set[str]:
+        made = fit(
+            tmp_path / folder, data=Points(sizes=(4, 4), val_fraction=0.5), algorithm=uniform(), evaluate_on="val",
+            max_rounds=1, **private(0.5, 1.0, **kwargs),
+        )  # fmt: skip
+        return {name.partition("/")[0] for name in made.metrics}
+
+    assert "global" in names("told")
+    assert names("kept", withhold=True) == {"privacy", "time"}
 
 
 class Sick(FedAvg):
@@ -235,6 +357,7 @@ def test_settings_that_cannot_work(settings: dict[str, float], text: str) -> Non
             {"participation": FullParticipation(stragglers=Stragglers(1.0, late="next_round"))},
             r"stragglers\.late is next_round; set it to lost",
         ),
+        ({"participation": WeightedParticipation(1)}, "WeightedParticipation, which draws clients by their data"),
         (
             {"module": Wanderer(), "data": Points(sizes=(2, 3))},
             r"buffers that are averaged, such as 'network\.1\..*'; set trainer\.buffers to local or server",
@@ -269,7 +392,8 @@ def test_the_card_says_what_is_private_for_whom_and_what_is_not(tmp_path: Path) 
     made = fit(tmp_path, algorithm=uniform(), max_rounds=2, **private(0.5, 2.0))
     told = (made.log_dir / "privacy.md").read_text()
     # Everybody takes part: Gaussian noise of multiplier 2, composed twice, is one of multiplier 2 / √2 = √2.
-    epsilon = Mechanism("poisson", 2, 2, math.sqrt(2)).epsilon(1, 0.01)
+    epsilon, accountant = Mechanism("poisson", 2, 2, math.sqrt(2)).epsilon({1: 1}, 0.01)
+    assert f"| accountant | {accountant} |" in told
     assert f"**ε = {epsilon:.6g}** at **δ = 0.01** for one client with all its data" in told
     assert "differ by one client added or removed" in told
     assert "**A simulation**" in told
@@ -282,5 +406,5 @@ def test_an_exported_models_card_has_the_budget(tmp_path: Path) -> None:
     content = read_checkpoint(made.log_dir / "checkpoints" / "last.ckpt")
     told = facts_of(content, made.log_dir / "checkpoints" / "last.ckpt").around["privacy"]
     assert told["releases"] == 1
-    assert float(told["epsilon"]) == pytest.approx(Mechanism("poisson", 2, 2, 2.0).epsilon(1, 0.01), rel=1e-5)
+    assert float(told["epsilon"]) == pytest.approx(Mechanism("poisson", 2, 2, 2.0).pld_epsilon({1: 1}, 0.01), rel=1e-5)
     assert told["noise_from"] == "the seed: a simulation"

@@ -91,7 +91,7 @@ def assemble(
     if local.wrappers.stack:
         with session.at_work():
             local.wrappers.around = surroundings(federation, settings.protocols, max_rounds)
-        local.wrappers.setup()
+            local.wrappers.setup()
     with session.at_work():
         federation.begun_infinite = frozenset(federation.not_finite(0))
         if stage == "fit":

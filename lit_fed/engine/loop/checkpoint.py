@@ -20,6 +20,7 @@ from lightning import Callback as LightningCallback
 
 from lit_fed.data.population.contents import Contents
 from lit_fed.engine.lightning.objective import task_name
+from lit_fed.engine.method.wrapper import AROUND
 from lit_fed.engine.storage.files import unreadable_named, write_atomically
 from lit_fed.engine.wire.workers import on_first_process
 from lit_fed.errors import CheckpointError
@@ -164,8 +165,14 @@ def _initial(model: Model) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in model.initial.items() if name in model.staying}
 
 
-def restore(run: Run, path: Path) -> None:
+def restore(run: Run, path: Path, trains: bool = True) -> None:
     """Restore an assembled run from a checkpoint; nothing is restored unless everything fits.
+
+    Args:
+        run: Assembled.
+        path: The file.
+        trains: Whether the run goes on; to test a model or to predict with it, what was around its method is not
+            needed.
 
     Raises:
         CheckpointError: If it is corrupt, foreign, or from a run with another model, method, seed or partition.
@@ -175,6 +182,7 @@ def restore(run: Run, path: Path) -> None:
         raise CheckpointError(
             f"{path} comes from a run with seed {content['seed']}; set --trainer.seed {content['seed']} to use it"
         )
+    _check_around(federation.server, content["server"], path, trains)
     saved = content["initial"]
     if odd_kinds := sorted(map(str, saved.keys() ^ federation.loops.keys())):
         raise CheckpointError(f"{path} comes from a run whose trainer.kinds differ from this one's in {odd_kinds[0]!r}")
@@ -203,6 +211,18 @@ def restore(run: Run, path: Path) -> None:
     run.metrics = content["metrics"]
     run.names.monitor = run.names.monitor or content["monitor"]
     run.origin = f"{shown(path)}, saved by {_made_of(content['method'], content['tasks'])}"
+
+
+def _check_around(own: dict[str, Any], saved: dict[str, Any], path: Path, trains: bool) -> None:
+    """Refuse to train on with other wrappers than those that a run began with; else take what it has."""
+    odd = sorted(key for key in own.keys() ^ saved.keys() if str(key).startswith(AROUND))
+    if odd and trains:
+        name = f"trainer.{odd[0].removeprefix(AROUND)}"
+        before, now = ("with", "without") if odd[0] in saved else ("without", "with")
+        raise CheckpointError(f"{path} comes from a run {before} {name}, and this one is {now} it; keep it as it was")
+    for key in odd:
+        saved.pop(key, None)
+        own.pop(key, None)
 
 
 def _load_callbacks(run: Run, states: Mapping[str, dict[str, Any]], path: Path) -> None:

@@ -38,7 +38,7 @@ def _load_trained(run: Run, ckpt_path: str | None) -> int:
         path = find_checkpoint(ckpt_path, run.settings.logs)
         if path is None:
             raise CheckpointError(f"no run under {run.settings.logs} has a {ckpt_path}.ckpt; name a checkpoint file")
-        restore(run, path)
+        restore(run, path, trains=False)
         check_server(run, str(path))
         folder = run_folder(path)
         if folder is not None:

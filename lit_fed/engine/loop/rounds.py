@@ -55,7 +55,7 @@ def run_rounds(run: Run) -> None:
             for round_idx in range(run.start_round, run.max_rounds):
                 if run.should_stop:
                     break
-                if (why := run.federation.wrappers.exhausted(run.federation.server)) is not None:
+                if (why := run.federation.wrappers.exhausted(run.federation.server, round_idx)) is not None:
                     run.fabric.print(why)
                     break
                 run_round(run, round_idx)
@@ -196,7 +196,7 @@ def _end(run: Run, current: Round, metrics: dict[str, float]) -> None:
     run.next_round = done
     told = [ClientRow(client_id, "train", metric, value) for client_id, metric, value in federation.wrappers.told()]
     record = RoundRecord(current.round_idx, metrics, current.ledger.rows + told + evaluation.rows, current.plan)
-    record = record.withheld() if federation.wrappers.withhold else record
+    record = record.withheld(settings.evaluate_on) if run.withholds else record
     run.metrics = record.metrics
     run.call("on_round_end", record)
     if not run.keeps_checkpoints:

@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import Logger
 
 from lit_fed.engine.clients.failures import Failures
 from lit_fed.engine.evaluation.federation import Federation
-from lit_fed.engine.evaluation.protocols import Evaluation
+from lit_fed.engine.evaluation.protocols import EvalSubset, Evaluation
 from lit_fed.engine.evaluation.rows import ClientRow
 from lit_fed.engine.lightning.metric_names import MetricNames, base_name
 from lit_fed.engine.loop.settings import RunSettings
@@ -73,6 +73,11 @@ class Run:
         return any(callback.keeps_checkpoints for callback in self.callbacks)
 
     @property
+    def withholds(self) -> bool:
+        """Whether files and loggers get nothing of single clients, of sums over them, or of who took part."""
+        return self.federation.wrappers.withhold
+
+    @property
     def max_rounds(self) -> int:
         """Total number of rounds."""
         return self.settings.max_rounds
@@ -109,7 +114,7 @@ class Run:
             self.fabric.print(line)
 
 
-_GLOBAL = ("global/", "privacy/", "time/")
+_SHARED = ("global", "privacy/", "time/eval_s")  # times of training tell how many clients took part
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +133,14 @@ class RoundRecord:
     rows: list[ClientRow]
     plan: Sequence[Participant]
 
-    def withheld(self) -> RoundRecord:
-        """The record of the global model alone, without single clients, sums over them, or the cohort."""
-        told = {name: value for name, value in self.metrics.items() if name.startswith(_GLOBAL)}
+    def withheld(self, evaluated_on: EvalSubset) -> RoundRecord:
+        """The record of the global model on the shared test set, without clients, sums over them, or the cohort.
+
+        Args:
+            evaluated_on: Validation data are the clients' own, so that no metric on them is told.
+        """
+        shared = _SHARED if evaluated_on == "test" else _SHARED[1:]
+        told = {name: value for name, value in self.metrics.items() if name.startswith(shared)}
         return RoundRecord(self.round_idx, told, [], [])
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from lit_fed.data import FederatedDataModule
 
 AROUND = "around."
-"""What the parts of the server's state begin with that wrappers keep."""
+"""Prefix of the wrappers' entries in the server's state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +35,15 @@ class Surroundings:
         server: Its state.
         data: The population.
         participation: Who takes part.
-        layout: Names, types and shapes of an update; the sole kind's.
+        broadcast: The first round's.
+        layout: Gives names, types and shapes of a round's updates, by its broadcast; of the first kind of network.
         kinds: Names of the kinds of network.
         protocols: What is measured.
         averaged: Names of the buffers that are averaged.
-        settings: The settings on which a round's updates depend, as text.
         max_rounds: Rounds of the run.
         seed: The run's seed.
         device: Where updates are summed.
-        writes: Whether this process writes files for all.
+        first: Calls a function on the first process, and gives its result to all.
         say: Prints a line on the first process.
     """
 
@@ -51,15 +51,15 @@ class Surroundings:
     server: Server
     data: FederatedDataModule
     participation: Participation
-    layout: Layout
+    broadcast: Broadcast
+    layout: Callable[[Broadcast], Layout]
     kinds: tuple[str, ...]
     protocols: tuple[Any, ...]
     averaged: frozenset[str]
-    settings: str
     max_rounds: int
     seed: int
     device: torch.device
-    writes: bool
+    first: Callable[[Callable[[], Any]], Any]
     say: Callable[[str], None]
 
 
@@ -67,33 +67,43 @@ class Wrapper:
     """Something around a method; every place does nothing by default."""
 
     name = "wrapper"
-    """What its part of the server's state and its card are called."""
+    """Name of its entry in the server's state, and of its card."""
 
     def setup(self, around: Surroundings) -> dict[str, Any]:
         """Check that the method can be wrapped, before any training.
 
         Returns:
-            What the wrapper keeps between rounds, tensors and primitives; it becomes a part of the server's state.
+            The wrapper's state between rounds, tensors and primitives; it becomes an entry of the server's state.
 
         Raises:
             ConfigError: If it cannot.
         """
         return {}
 
-    def begin(self, around: Surroundings, kept: dict[str, Any], resumed: bool) -> None:
-        """Before the first round of a call of ``fit``, on every process; nodes of a federation never begin.
+    def prepare(self, around: Surroundings, resumed: bool) -> None:
+        """Open files that a run needs, before its folder is made, on every process; not called on nodes.
 
         Args:
-            around: As in `setup`, with what a checkpoint has put back.
-            kept: What the wrapper keeps, to be changed in place.
-            resumed: Whether the run goes on with what another call began.
+            around: As in `setup`.
+            resumed: Whether the run goes on with what another call of ``fit`` began.
+
+        Raises:
+            ConfigError: If the run cannot begin.
+        """
+
+    def begin(self, around: Surroundings, kept: dict[str, Any]) -> None:
+        """Called before the first round of a call of ``fit``, on every process; not called on nodes.
+
+        Args:
+            around: As in `setup`, with the state of a checkpoint.
+            kept: The wrapper's state, to be changed in place.
 
         Raises:
             ConfigError: If the run cannot go on.
         """
 
     def loader(self, loader: Iterable[Any], client: Client) -> Iterable[Any]:
-        """What a client trains on."""
+        """The loader that a client trains on."""
         return loader
 
     def on_client(self, update: ClientUpdate, client: Client) -> ClientUpdate:
@@ -110,7 +120,7 @@ class Wrapper:
         return below
 
     def release(self, aggregate: Any, cohort: Cohort, kept: dict[str, Any]) -> tuple[Any, Cohort, dict[str, float]]:
-        """What the server steps on, of what the reducer gave: on every process, the same.
+        """The aggregate on which the server steps, from the reducer's result: the same on every process.
 
         Args:
             aggregate: The reducer's result; None where no update arrived.
@@ -127,19 +137,19 @@ class Wrapper:
         return []
 
     def card(self, kept: Mapping[str, Any]) -> str | None:
-        """What readers of the run's folder must know of it, in Markdown: written as ``<name>.md`` after every round."""
+        """A text in Markdown for readers of the run's folder, written as ``<name>.md`` after every round."""
         return None
 
-    def exhausted(self, kept: Mapping[str, Any]) -> str | None:
-        """Why there may not be another round; None where there may."""
+    def exhausted(self, kept: Mapping[str, Any], round_idx: int) -> str | None:
+        """Why a round may not be run; None where it may."""
         return None
 
     withhold: bool = False
-    """Whether what single clients or sums over them tell is kept from being written: see `RoundRecord.withheld`."""
+    """Whether values of single clients and sums over them are kept out of files: see `RoundRecord.withheld`."""
 
 
 class Privacy(Wrapper):
-    """Bounds what a released model tells of those that it was trained on: `trainer.privacy`."""
+    """Bounds the information of a released model about the data behind it: `trainer.privacy`."""
 
     name = "privacy"
 
@@ -157,7 +167,7 @@ class Attack(Wrapper):
 
 
 class Wrappers:
-    """All that is around a run's method, from the inside out; what each keeps is in the server's state.
+    """All wrappers of a run, from the inside out; the server's state holds the state of each.
 
     Args:
         stack: The wrappers. A client's update passes them in this order; on the server the last is outermost, and its
@@ -173,14 +183,19 @@ class Wrappers:
         for wrapper in self.stack:
             self._known.server[_key(wrapper)] = wrapper.setup(self._known)
 
-    def begin(self, max_rounds: int, resumed: bool) -> None:
+    def prepare(self, resumed: bool) -> None:
+        """See `Wrapper.prepare`."""
+        for wrapper in self.stack:
+            wrapper.prepare(self._known, resumed)
+
+    def begin(self, max_rounds: int) -> None:
         """See `Wrapper.begin`."""
         for wrapper in self.stack:
             around = replace(self._known, max_rounds=max_rounds)
-            wrapper.begin(around, around.server[_key(wrapper)], resumed)
+            wrapper.begin(around, around.server[_key(wrapper)])
 
     def loader_of(self, stage: Stage) -> Loaders | None:
-        """What goes around a client's loader; None where nothing does."""
+        """The function around a client's loader; None where there is none."""
         return self._loader if self.stack and stage == "train" else None
 
     def _loader(self, loader: Iterable[Any], client: Client) -> Iterable[Any]:
@@ -212,12 +227,13 @@ class Wrappers:
         """See `Wrapper.told`."""
         return [one for wrapper in self.stack for one in wrapper.told()]
 
-    def exhausted(self, server: Server) -> str | None:
+    def exhausted(self, server: Server, round_idx: int) -> str | None:
         """See `Wrapper.exhausted`."""
-        return next((why for one in self.stack if (why := one.exhausted(server[_key(one)])) is not None), None)
+        found = (one.exhausted(server[_key(one)], round_idx) for one in self.stack)
+        return next((why for why in found if why is not None), None)
 
     def cards(self, server: Server) -> dict[str, str]:
-        """What `Wrapper.card` gives, by name."""
+        """The cards by name."""
         found = {wrapper.name: wrapper.card(server[_key(wrapper)]) for wrapper in self.stack}
         return {name: card for name, card in found.items() if card is not None}
 
@@ -233,7 +249,7 @@ class Wrappers:
 
 
 def _key(wrapper: Wrapper) -> str:
-    """Where the server's state holds what a wrapper keeps."""
+    """The entry of a wrapper in the server's state."""
     return f"{AROUND}{wrapper.name}"
 
 

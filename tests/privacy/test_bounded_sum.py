@@ -1,0 +1,72 @@
+"""The bounded sum: each client's part, whatever it sends, and the same sum in any order and of any types."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lightning import Fabric
+from torch import Tensor
+
+from lit_fed.algorithm import ClientUpdate
+from lit_fed.engine.wire.payload import Flat, layout_of
+from lit_fed.engine.wire.workers import Workers
+from lit_fed.privacy.bounded_sum import BoundedSum, Frame, Released, clip
+
+WORKERS = Workers(Fabric(accelerator="cpu", devices=1))
+CPU = torch.device("cpu")
+values = st.lists(st.floats(-(2.0**99), 2.0**99, width=32), min_size=3, max_size=3)
+
+
+def update(client_id: int, *numbers: float) -> ClientUpdate:
+    payload = {"w": torch.tensor(numbers[:2]), "b": torch.tensor(numbers[2:])}
+    return ClientUpdate(client_id, payload, flat=Flat.of(payload, {}))
+
+
+def total(updates: list[ClientUpdate], norm: float, received: dict[str, Tensor]) -> Released:
+    reducer = BoundedSum(Frame(layout_of(updates[0].payload), received), norm, CPU)
+    for one in updates:
+        reducer.add(one)
+    return reducer.result(WORKERS)
+
+
+@settings(max_examples=100)
+@given(st.lists(values, min_size=1, max_size=4), st.floats(1e-3, 1e3), st.randoms())
+def test_no_client_moves_the_sum_by_more_than_the_bound(sent: list[list[float]], norm: float, random: object) -> None:
+    received = {"w": torch.tensor([1.0, -1.0]), "b": torch.tensor([0.5])}
+    updates = [update(position, *numbers) for position, numbers in enumerate(sent)]
+    without = total(updates, norm, received).total
+    added = total([*updates, update(9, 1e30, -1e30, 3.0)], norm, received).total - without
+    assert float(added.norm()) <= norm
+    random.shuffle(updates)  # type: ignore[attr-defined]
+    assert total(updates, norm, received).total.equal(without)
+
+
+def test_an_update_is_clipped_by_hand() -> None:
+    received = {"w": torch.tensor([1.0, 0.0]), "b": torch.tensor([0.0])}
+    sent = update(0, 4.0, 4.0, 0.0)  # (3, 4, 0) away, of norm 5
+    clipped = clip(sent, Frame(layout_of(sent.payload), received), 2.5)
+    assert clipped.payload["w"].tolist() == [2.5, 2.0]
+    assert clipped.flat is not None
+    assert clipped.flat.values.tolist() == [2.5, 2.0, 0.0]
+
+
+def test_clipping_keeps_the_types_of_each_tensor() -> None:
+    payload = {"w": torch.full((2,), 3.0, dtype=torch.bfloat16), "b": torch.full((1,), 3.0, dtype=torch.float64)}
+    sent = ClientUpdate(0, payload)
+    frame = Frame(layout_of(payload), {"w": torch.zeros(2, dtype=torch.bfloat16)})
+    clipped = clip(sent, frame, 0.5)
+    assert layout_of(clipped.payload) == layout_of(payload)
+    # A third of 27 = 3 · 9 is each coordinate's square: 3 / √27 · ½ = .288675.
+    assert clipped.payload["b"].item() == 3 / 27**0.5 * 0.5
+    assert clipped.flat is None
+    summed = total([clipped], 0.5, {"w": torch.zeros(2, dtype=torch.bfloat16)})
+    assert float(summed.total.norm()) <= 0.5
+    assert layout_of(frame.payload(summed.total)[0]) == layout_of(payload)
+
+
+def test_an_update_without_a_vector_is_summed_as_one_with_it() -> None:
+    received = {"w": torch.tensor([1.0, 0.0]), "b": torch.tensor([0.0])}
+    one, other = update(0, 4.0, 4.0, 0.0), update(0, 4.0, 4.0, 0.0)
+    other.flat = None
+    assert total([one], 2.5, received).total.equal(total([other], 2.5, received).total)
