@@ -100,6 +100,7 @@ def a_run(folder: Path, start_round: int = 0, rank_zero: bool = True, config: st
         "federation": a_federation(),
         "next_round": start_round,
         "max_rounds": 3,
+        "withholds": False,
         "names": MetricNames({"acc": "max", "loss": "min"}, declared=True),
     }
     return SimpleNamespace(**settings | more)
