@@ -129,7 +129,7 @@ PRIVATE = {
     SGD([torch.zeros(1)]): {"_optimizer_step_post_hooks", "_optimizer_step_pre_hooks"},
     torch.nn.Module(): {"_buffers", "_modules", "_non_persistent_buffers_set", "_parameters"},
     torch.zeros(1): {"_version"},
-    RdpAccountant(): {"_orders", "_rdp"},
+    RdpAccountant(): {"_rdp"},
     MeanMetric(): {"_computed", "_reductions", "_to_sync", "_update_count"},
     LightningModule(): {"_fabric", "_fabric_optimizers", "_trainer"},
     LightningCLI: {"_get", "_parser", "_prepare_subcommand_kwargs", "_prepare_subcommand_parser", "_run_subcommand"},
