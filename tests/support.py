@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from lit_fed import Client, FederatedTrainer, Model, Split, Update
 from lit_fed.callbacks import Callback, RoundRecord
+from lit_fed.callbacks.boards import COLUMNS_FILE
 from lit_fed.data import Arrays, Natural, TensorDataModule
 from lit_fed.engine.loop.run import Run
 from lit_fed.engine.storage.packs import PackedFiles
@@ -165,7 +166,7 @@ class SmallDisk(Callback):
 
     def on_round_start(self, run: Run, round_idx: int, plan: Any) -> None:
         if round_idx == 1:
-            (events,) = run.log_dir.glob("events*")
+            (events,) = (path for path in run.log_dir.glob("events*") if path.name != COLUMNS_FILE)
             resource.setrlimit(resource.RLIMIT_FSIZE, (events.stat().st_size + 10, resource.RLIM_INFINITY))
 
 
