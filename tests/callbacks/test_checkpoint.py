@@ -43,7 +43,7 @@ def test_an_undeclared_metric_is_said_once(tmp_path: Path, capsys: pytest.Captur
 
 def test_a_guessed_direction_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fit(tmp_path, callbacks=[Checkpoint(monitor="clients/loss_mean")])
-    assert said(capsys)[0].startswith("best.ckpt is that of the smallest clients/loss_mean; ")
+    assert said(capsys)[0].startswith("best.ckpt has the smallest clients/loss_mean; ")
 
 
 def test_what_the_task_or_the_user_said_is_not_repeated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -218,7 +218,7 @@ def test_no_update_and_no_weight() -> None:
 
 def test_clients_that_send_other_tensors_are_named() -> None:
     one = ClientUpdate(0, {"a": torch.ones(2), "b": torch.ones(2)})
-    with pytest.raises(ValueError, match=r"client 7 sends other tensors than .* they differ in \['b', 'c'\]"):
+    with pytest.raises(ValueError, match=r"client 7 sends different tensors from .* they differ in \['b', 'c'\]"):
         mean([one, ClientUpdate(7, {"a": torch.ones(2), "c": torch.ones(2)})])
     # A shape that broadcasts must not slip through either.
     with pytest.raises(ValueError, match=r"client 7 sends 'b' in shape \(1,\), the clients before it in \(2,\)"):
