@@ -103,7 +103,7 @@ def test_a_full_disk_leaves_no_half_of_a_copy(capsys: pytest.CaptureFixture[str]
         (["configs", "metod"], "there is no folder of configurations named 'metod'; choose method"),
         (
             ["configs", "zzz"],
-            "there is no folder of configurations named 'zzz'; choose aggregation, attack, data, evaluation, method, network, pa",
+            "there is no folder of configurations named 'zzz'; choose aggregation, attack, data, evaluation, method",
         ),
         (["completion", "fish"], "shell: expected 'bash', 'zsh' or 'tcsh', not fish"),
     ],
