@@ -76,6 +76,9 @@ def multi_krum(gram: Tensor, attackers: int, keep: int, definition: Definition =
         attackers: f.
         keep: Number of vectors to average.
         definition: See `krum_scores`.
+
+    Note:
+        Of equal scores rounding picks one. They are common after `nearest_neighbours`, whose vectors share members.
     """
     kept = krum_scores(gram, attackers, definition).argsort(stable=True)[:keep]
     return torch.zeros_like(gram[0]).index_fill_(0, kept, 1 / len(kept))

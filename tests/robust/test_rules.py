@@ -177,12 +177,31 @@ def drawn(seed: int, count: int = 9, size: int = 6) -> Tensor:
     return torch.from_numpy(np.random.default_rng(seed).standard_normal((count, size)))
 
 
+def answers(name: str, vectors: Tensor) -> list[Tensor]:
+    """All vectors that the rule may answer: several where Krum has equally good ones, of which rounding picks one.
+
+    After NNM that is common: two means of 7 of 9 vectors differ by (x_a - x_b) / 7 where one of their members differs,
+    so that different means have the same distances to others.
+    """
+    if name != "nnm_krum":
+        return [aggregate(EVERY[name], vectors)]
+    gram = vectors @ vectors.T
+    mix = rules.nearest_neighbours(gram, 2)
+    scores = rules.krum_scores(mix @ gram @ mix.T, 2)
+    near = scores <= scores.min() + 1e-9 * (1 + gram.diagonal().max())
+    return list((mix @ vectors)[near])
+
+
+def is_one_of(found: Tensor, expected: list[Tensor], tolerance: float) -> bool:
+    return any(torch.allclose(found, one, atol=tolerance) for one in expected)
+
+
 @every
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32), order=st.permutations(range(9)))
 def test_the_order_of_clients_does_not_matter(name: str, seed: int, order: list[int]) -> None:
     vectors = drawn(seed)
-    assert torch.allclose(aggregate(EVERY[name], vectors), aggregate(EVERY[name], vectors[order]), atol=1e-8)
+    assert is_one_of(aggregate(EVERY[name], vectors[order]), answers(name, vectors), 1e-8)
 
 
 @pytest.mark.parametrize("name", sorted(EVERY.keys() - NOT_EQUIVARIANT))
@@ -190,7 +209,8 @@ def test_the_order_of_clients_does_not_matter(name: str, seed: int, order: list[
 @given(seed=st.integers(0, 2**32), shift=st.floats(-100, 100))
 def test_a_shift_of_all_shifts_the_result(name: str, seed: int, shift: float) -> None:
     vectors = drawn(seed)
-    assert torch.allclose(aggregate(EVERY[name], vectors + shift), aggregate(EVERY[name], vectors) + shift, atol=1e-6)
+    expected = [one + shift for one in answers(name, vectors)]
+    assert is_one_of(aggregate(EVERY[name], vectors + shift), expected, 1e-6)
 
 
 @every
