@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
+
+
+def on_device(values: Sequence[float], device: torch.device) -> Tensor:
+    """Numbers as a tensor on a device, without waiting for it."""
+    found = torch.tensor(values)
+    return found if device.type == "cpu" else found.pin_memory().to(device, non_blocking=True)
 
 
 def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:

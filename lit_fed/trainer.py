@@ -21,7 +21,7 @@ from lit_fed.engine.clients.guard import Guard
 from lit_fed.engine.clients.local import TaskStage
 from lit_fed.engine.evaluation.prediction import check_output, one_client
 from lit_fed.engine.evaluation.protocols import EvalSubset, Protocol, check_protocols
-from lit_fed.engine.lightning.options import GradientOptions, NetworkOptions, ScheduleSteps
+from lit_fed.engine.lightning.options import Compile, GradientOptions, NetworkOptions, ScheduleSteps
 from lit_fed.engine.loop.assemble import assemble
 from lit_fed.engine.loop.checkpoint import save_checkpoint
 from lit_fed.engine.loop.executors import EXECUTORS, ExecutorName
@@ -83,7 +83,8 @@ class FederatedTrainer:
         on_client_failure: ``raise`` stops the run with the client's id; ``skip`` continues without the update, prints
             each cause once, and stops if no client is left.
         client_timeout: Seconds per client and round, after which the client fails; null for no limit.
-        compile: Compile the model's networks with ``torch.compile``.
+        compile: ``true`` compiles the model's networks with ``torch.compile``, ``reduce-overhead`` in this mode of it;
+            ``graph`` has clients' forward and backward passes as CUDA graphs, without compiling.
         channels_last: Store clients' batches of images (4 dimensions) in channels-last memory format.
         gradient_clip_val: Threshold for clipping the clients' gradients.
         gradient_clip_algorithm: ``norm`` or ``value``.
@@ -132,7 +133,7 @@ class FederatedTrainer:
         buffers: BufferPolicy = "average",
         on_client_failure: OnFailure = "raise",
         client_timeout: float | None = None,
-        compile: bool = False,
+        compile: Compile = False,
         channels_last: bool = False,
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: Literal["norm", "value"] = "norm",
@@ -156,6 +157,9 @@ class FederatedTrainer:
         given, watchers = lightning_watchers(callbacks or [])
         self.devices = Devices(accelerator, devices, num_nodes, strategy, precision, num_threads, deterministic)
         check_choice("trainer.executor", executor, list(EXECUTORS))
+        check_choice("trainer.compile", compile, [False, True, "reduce-overhead", "graph"])
+        if compile == "graph" and executor != "sequential":
+            raise ConfigError(f"trainer.compile is graph and trainer.executor is {executor}; set one of them to its default")
         self.local = LocalSettings(
             local_work(local_epochs, local_steps),
             GradientOptions(gradient_clip_val, gradient_clip_algorithm, accumulate_grad_batches, schedule_steps),

@@ -17,6 +17,7 @@ from lightning.fabric.plugins.precision import MixedPrecision
 from lit_fed import Classifier, FederatedTrainer
 from lit_fed.command.cli import main
 from lit_fed.data import IID, Digits
+from lit_fed.errors import ClientFailure, ConfigError
 from lit_fed.methods import FedAvg
 from lit_fed.protocols import ClientTest
 from tests.engine.stranger_support import STRANGERS, Backwards, digits
@@ -24,7 +25,7 @@ from tests.engine.test_across_channels_last import Noting, Pictures
 from tests.methods.run_methods import CONFIGS, METHODS, ON_PUPPETS, words_of
 from tests.methods.support import run_quickstart
 from tests.methods.test_across_every_method import assert_same_run
-from tests.support import Points, Wanderer, Wandering, assert_same, fit, rows, saved_weights, weights
+from tests.support import LeastSquares, Points, Wanderer, Wandering, assert_same, fit, rows, saved_weights, weights
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 EACH = pytest.mark.parametrize("method", METHODS)
@@ -137,3 +138,78 @@ def test_convolutions_in_groups_pass_the_probe_in_spite_of_tf32(tmp_path: Path) 
     data = Digits(num_clients=4, max_train_samples=160, batch_size=20, partition=IID())
     fit(tmp_path, task, data, FedAvg(), max_rounds=1, executor="vectorized", **GPU)
     assert backends.cudnn.conv.fp32_precision == before == "tf32"
+
+
+# ---------------------------------------------------------------------- graphs
+
+GRAPH = ["--trainer.compile", "graph"]
+
+
+@pytest.mark.parametrize("method", sorted(METHODS.keys() - DRAW_THERE))
+def test_graphs_give_the_weights_of_the_run_without_them(method: str, tmp_path: Path) -> None:
+    sure = ["--trainer.deterministic", "true"]
+    plain = saved_weights(run_on("gpu", method, tmp_path / "plain", 2, *sure))
+    graph = saved_weights(run_on("gpu", method, tmp_path / "graph", 2, *sure, *GRAPH))
+    for name, tensor in plain.items():
+        torch.testing.assert_close(graph[name], tensor, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", sorted(DRAW_THERE))
+def test_graphs_draw_random_numbers_of_their_own(method: str, tmp_path: Path) -> None:
+    """Dropped paths and the like come from the client's seed, at other places of its stream."""
+    plain, graph = (
+        rows(run_on("gpu", method, tmp_path / str(len(more)), 2, *more) / "metrics.csv")[-1] for more in ([], GRAPH)
+    )
+    assert plain.keys() == graph.keys()
+    assert float(graph["train/loss"]) == pytest.approx(float(plain["train/loss"]), rel=0.2)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "feddr_plus", "moon", "raf", "scaffold", "suwa"])
+def test_resumed_with_graphs_is_uninterrupted(method: str, tmp_path: Path) -> None:
+    sure = ["--trainer.deterministic", "true", *GRAPH]
+    whole = run_on("gpu", method, tmp_path / "whole", 4, *sure)
+    run_on("gpu", method, tmp_path / "half", 2, *sure)
+    assert_same_run(whole, run_on("gpu", method, tmp_path / "half", 4, *sure))
+
+
+@pytest.mark.parametrize("settings", [{"compile": "graph"}, {"executor": "vectorized"}], ids=["graph", "group"])
+def test_a_client_that_fails_is_named(settings: dict[str, Any], tmp_path: Path) -> None:
+    class Dividing(LeastSquares):
+        """Divides the loss by the first input, 0 for the second client."""
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return super().training_step(batch, batch_idx) / batch[0][:, 0].mean()
+
+    with pytest.raises(ClientFailure, match="client 1 failed in round 0"):
+        fit(tmp_path, Dividing(), max_rounds=1, **GPU, **settings)
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "64-true"])
+def test_graphs_in_other_precisions(precision: str, tmp_path: Path) -> None:
+    made = []
+    for compile in (False, "graph"):
+        torch.manual_seed(0)
+        made.append(fit(tmp_path / str(compile), Noting(), Pictures(), precision=precision, compile=compile, **GPU))
+    plain, graph = map(weights, made)
+    for name in plain:
+        torch.testing.assert_close(graph[name], plain[name], rtol=1e-2, atol=1e-2)
+
+
+def test_a_step_that_waits_for_the_gpu_is_refused(tmp_path: Path) -> None:
+    class Waiting(LeastSquares):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            return loss * float(loss > -1)
+
+    with pytest.raises(ConfigError, match="cannot be recorded"):
+        fit(tmp_path, Waiting(), max_rounds=1, compile="graph", **GPU)
+
+
+def test_transformers_train_in_groups(tmp_path: Path) -> None:
+    words = ["-c", str(CONFIGS / "network" / "vit_pocket.yaml"), "--model.init_args.network_args.qkv_bias", "false"]
+    one, other = (
+        saved_weights(run_on("gpu", "fedavg", tmp_path / executor, 1, *words, "--trainer.executor", executor))
+        for executor in ("sequential", "vectorized")
+    )
+    for name in one:
+        torch.testing.assert_close(other[name], one[name], rtol=1e-3, atol=1e-3)

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, contextmanager
 from itertools import count, islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from lightning import Callback, Fabric, LightningModule
@@ -50,6 +50,16 @@ TaskStage = Literal["fit", "validate", "test", "predict"]
 _EVALUATION_SEED = derive_seed(0, "evaluation")
 _TRANSFER = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 _REPLACEABLE = ("backward", "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping")
+
+
+class Replays(Protocol):
+    """Takes gradients in place of forward and backward passes; see `lit_fed.engine.clients.graphs`."""
+
+    def enter(self, client: Client) -> None:
+        """Begin a phase of a client."""
+
+    def take(self, batch: Any) -> Tensor:
+        """Set the gradients of a batch, log its values, and return its loss."""
 
 
 class LocalLoop:
@@ -117,6 +127,7 @@ class LocalLoop:
         self.backward: Callable[[Tensor], object] = (
             direct.backward if is_plain and type(strategy).backward is Strategy.backward else fabric.backward
         )
+        self.replays: Replays | None = None
         self.take_step: Callable[[Optimizer], object] = (
             direct.step
             if is_plain and type(strategy).optimizer_step is Strategy.optimizer_step
@@ -509,6 +520,8 @@ class _ByGradient(_Way):
     def __init__(self, loop: LocalLoop, client: Client, optimizer: Optimizer) -> None:
         super().__init__(loop, client)
         self.optimizer = optimizer
+        if loop.replays is not None:
+            loop.replays.enter(client)
         self._has_gradients = False  # `set_trainable` drops them: a client of one step need not do so again
 
     @override
@@ -521,6 +534,8 @@ class _ByGradient(_Way):
     def take_gradients(self, batch: Any, batch_idx: int, accumulate: int) -> Tensor | None:
         """Loss of a batch, whose gradients are added to those present; None where the task skips the batch."""
         loop, scale = self.loop, 1.0 / accumulate
+        if loop.replays is not None:
+            return loop.replays.take(batch)
         if loop.workers.data_parallel:
             world_size, meter = loop.fabric.world_size, loop.state.meter
             batch, fraction = slice_batch(batch, loop.fabric.global_rank, world_size)

@@ -53,14 +53,18 @@ class GradientOptions:
             gradient.mul_(factors.view(-1, *(1 for _ in gradient.shape[1:])))
 
 
+Compile = bool | Literal["reduce-overhead", "graph"]
+"""Compilation of clients' networks or steps."""
+
+
 @dataclass(frozen=True, slots=True)
 class NetworkOptions:
     """Execution of networks, which changes results by rounding only.
 
     Args:
-        compile: By ``torch.compile``.
+        compile: By ``torch.compile``, with its mode ``reduce-overhead``, or clients' steps by CUDA graphs.
         channels_last: Lay out images with a pixel's channels side by side in memory.
     """
 
-    compile: bool = False
+    compile: Compile = False
     channels_last: bool = False

@@ -9,6 +9,7 @@ import torch
 import torch.distributed
 from lightning import Fabric, LightningModule
 
+from lit_fed.engine.clients import graphs
 from lit_fed.engine.clients.local import LocalLoop
 from lit_fed.engine.clients.server_training import ServerLoop
 from lit_fed.engine.clients.session import Session
@@ -96,6 +97,8 @@ def assemble(
         federation.begun_infinite = frozenset(federation.not_finite(0))
         if stage == "fit":
             federation.executor.prepare(federation.broadcast(0))
+            if local.networks.compile == "graph":
+                graphs.try_out(session, federation.broadcast(0))
     return federation
 
 
@@ -161,10 +164,13 @@ def _prepare_kind(
         try_out(loop, parts.data, found, work, max_rounds)
         if line := told_of_schedule(loop, parts.data, found, work):
             loop.fabric.print(line)
-    if local.networks.compile:
+    compile = local.networks.compile
+    if compile == "graph":
+        loop.replays = graphs.Graphs(loop)
+    elif compile:
         for child in model.task.children():
             if any(True for _ in child.parameters()):
-                child.compile()
+                child.compile(mode=None if compile is True else compile)
 
 
 def _staying(model: Model, algorithm: Algorithm[Any], max_rounds: int) -> frozenset[str]:

@@ -82,6 +82,10 @@ class Model:
                 owner._buffers[key] = buffer
                 self._first_passing[idx] = (owner, key, buffer, buffer._version, first)
 
+    def all_buffers(self) -> list[Tensor]:
+        """All buffers, also those that are not saved."""
+        return [found for owner, key in (*self.buffers.values(), *self._passing) if (found := owner._buffers[key]) is not None]
+
     def is_of(self, task: LightningModule) -> bool:
         """Whether a task still has the parameters looked up at construction."""
         now = dict(task.named_parameters())

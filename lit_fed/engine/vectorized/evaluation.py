@@ -28,6 +28,7 @@ from lit_fed.engine.vectorized.shared_evaluation import is_only_its_step
 from lit_fed.engine.vectorized.training import GroupLoop, holdings
 from lit_fed.engine.wire.broadcast import Broadcast
 from lit_fed.engine.wire.payload import ClientUpdate
+from lit_fed.tensors import on_device
 
 _BATCH_VALUES = 2**21  # in all clients' inputs of a step
 _FEWEST = 8
@@ -128,7 +129,7 @@ class GroupEvaluation:
                     active = sum(length > batch_idx for length in lengths)
                     batch, sizes = batches.take(batch_idx, active, 0)
                     for size, own in groupby(sorted(range(active), key=sizes.__getitem__), key=sizes.__getitem__):
-                        rows = torch.tensor(list(own), device=loop.fabric.device)
+                        rows = on_device(list(own), loop.fabric.device)
                         part = loop.to_device(cut(batch, rows, size, max(sizes)), loaders[0])
                         with loop.autocast():
                             values = step({name: tensor[rows] for name, tensor in stacks.items()}, part, batch_idx)

@@ -13,13 +13,14 @@ from typing import Any, Literal, NoReturn
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 from torchmetrics import Metric
 from typing_extensions import override
 
 from lit_fed.engine.clients.local import LocalLoop
 from lit_fed.engine.lightning.meter import Meter
 from lit_fed.engine.method.client import Client, Tensors, Update
+from lit_fed.engine.method.differs import Differs
 from lit_fed.engine.method.model import ModelView
 from lit_fed.engine.method.task_run import TaskRun
 from lit_fed.errors import ConfigError
@@ -73,7 +74,7 @@ class GroupClient(Client):
 
     def differs(self, attribute: str) -> Any:
         """Placeholder of an attribute that is not one value or one stack for the group."""
-        return Differs(lambda: f"algorithm.{self.hook} uses client.{attribute}, {_DIFFERS}")
+        return Differs(lambda: NotVectorizable(f"algorithm.{self.hook} uses client.{attribute}, {_DIFFERS}"))
 
     @property
     @override
@@ -95,38 +96,9 @@ class GroupClient(Client):
         raise NotVectorizable(f"algorithm.{self.hook} uses client.gradients, and a group has no graph yet")
 
 
-class Differs:
-    """Placeholder of a value that differs between the clients of a group; refuses every use.
-
-    Args:
-        reason: Gives the refusal.
-    """
-
-    def __init__(self, reason: Callable[[], str]) -> None:
-        self._reason = reason
-
-    def _refuse(self, *_args: Any, **_kwargs: Any) -> NoReturn:
-        raise NotVectorizable(self._reason())
-
-    def __getattr__(self, name: str) -> NoReturn:
-        self._refuse()
-
-    @classmethod
-    def __torch_function__(cls, _function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
-        """Refuse an operation of torch, with the reason of the first placeholder among its arguments."""
-        for leaf in tree_flatten((args, kwargs))[0]:
-            if isinstance(leaf, Differs):
-                leaf._refuse()
-        raise NotVectorizable(f"a value is used, {_DIFFERS}")
-
-    __int__ = __index__ = __float__ = __bool__ = __hash__ = __str__ = __len__ = __iter__ = __getitem__ = _refuse
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __neg__ = __matmul__ = _refuse
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __truediv__ = __floordiv__ = _refuse
-
-
 def differing_batch_idx() -> Differs:
     """Placeholder of a batch's number, where the clients of a group are at different ones."""
-    return Differs(lambda: f"training_step or a step of evaluation uses batch_idx, {_DIFFERS}")
+    return Differs(lambda: NotVectorizable(f"training_step or a step of evaluation uses batch_idx, {_DIFFERS}"))
 
 
 class StepMeter(Meter):

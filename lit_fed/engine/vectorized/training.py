@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 
 from lit_fed.engine.clients.local import LocalLoop
@@ -20,6 +21,7 @@ from lit_fed.engine.method.steps import EffectiveSteps
 from lit_fed.engine.method.task_run import TaskRunOn
 from lit_fed.engine.vectorized.batches import Collected, Gathered, GroupBatches, can_gather, cut, total_steps
 from lit_fed.engine.vectorized.objective import GroupObjective, NotVectorizable, StackedTensors, differing_batch_idx
+from lit_fed.tensors import on_device
 
 
 class Trained(NamedTuple):
@@ -113,7 +115,13 @@ class GroupLoop:
                 client.left = client.model.copy(tensors)
                 for name, tensor in (one.begin or {}).items():
                     client.model.tensor(name).copy_(tensor)
-        _PhaseOfGroup(self, found, clients, tensors, meter).run()
+        with _attention(self.loop.fabric.device):
+            _PhaseOfGroup(self, found, clients, tensors, meter).run()
+
+
+def _attention(device: torch.device) -> AbstractContextManager[Any]:
+    """Attention as plain products on a GPU, whose fused kernels do not take the strides of a group's tensors."""
+    return sdpa_kernel(SDPBackend.MATH) if device.type == "cuda" else nullcontext()
 
 
 def _kind(phase: Phase) -> tuple[Any, ...]:
@@ -193,7 +201,7 @@ class _PhaseOfGroup:
         """Add the gradients of the first clients' batches, each weighted by its samples."""
         for name, leaf in self.leaves.items():
             if (gradient := leaf.grad) is not None:
-                weights = torch.tensor(sizes, device=self.device).view(-1, *(1 for _ in gradient.shape[1:]))
+                weights = on_device(sizes, self.device).view(-1, *(1 for _ in gradient.shape[1:]))
                 sums.add(name, gradient, weights, sizes, slice(0, len(sizes)))
 
     def _batch_idx(self, step: int, active: int) -> Any:
@@ -235,7 +243,7 @@ class _PhaseOfGroup:
             loss, values = self._losses(batch, sizes)
         total = loss.sum()
         (total / accumulate if accumulate > 1 else total).backward()
-        counts = torch.tensor(sizes, device=self.device)
+        counts = on_device(sizes, self.device)
         for (name, weight), value in zip(recorder.logged, values, strict=True):
             weights, numbers = (counts, sizes) if weight is None else (weight, weight)
             self.meter.add(name, value, weights, numbers, slice(0, active))
@@ -255,10 +263,10 @@ class _PhaseOfGroup:
             return self._losses_of(batch, slice(0, len(sizes)), sizes if padded else None)
         parts, width = [], max(*sizes, self.pad_to)
         for (size, padded), own in ways.items():
-            rows = torch.tensor(own, device=self.device)
+            rows = on_device(own, self.device)
             counts = [sizes[idx] for idx in own] if padded else None
             parts.append(self._losses_of(cut(batch, rows, size, width), rows, counts))
-        back = torch.tensor([idx for own in ways.values() for idx in own], device=self.device).argsort()
+        back = on_device([idx for own in ways.values() for idx in own], self.device).argsort()
         loss = torch.cat([part[0] for part in parts])[back]
         return loss, [torch.cat(column)[back] for column in zip(*(part[1] for part in parts), strict=True)]
 
@@ -266,7 +274,7 @@ class _PhaseOfGroup:
         own = self.leaves if isinstance(rows, slice) else {name: leaf[rows] for name, leaf in self.leaves.items()}
         parameters = {**{name: tensor[rows] for name, tensor in self.still.items()}, **own}
         buffers = {name: tensor[rows] for name, tensor in self.buffers.items()}
-        counts = None if sizes is None else torch.tensor(sizes, device=self.device)
+        counts = None if sizes is None else on_device(sizes, self.device)
         loss, values = self.objective.losses(parameters, buffers, batch, rows, counts)
         if isinstance(rows, Tensor):
             for name, tensor in buffers.items():
