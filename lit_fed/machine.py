@@ -12,6 +12,11 @@ import torch
 
 _KEPT = 31 * 2**20  # bytes; glibc adapts up to 32 MiB
 
+_CPUS = Path("/sys/devices/system/cpu")
+_CACHE = 32 * 2**20  # bytes, where the system does not tell
+_CACHE_FILES = ("type", "level", "size")
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
+
 _LIMITS = (  # of a container: its limit, and its use
     (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
     (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
@@ -44,6 +49,28 @@ def free_memory() -> int | None:
         if limit.is_file() and (text := limit.read_text(encoding="ascii").strip()).isdecimal():
             found.append(int(text) - int(used.read_text(encoding="ascii")))
     return min(found, default=None)
+
+
+def last_level_cache() -> int:
+    """Bytes of the last-level cache of the processor that runs this process; the smallest one of several.
+
+    Note:
+        Linux describes each cache of a core in ``/sys/devices/system/cpu/cpu*/cache``; 32 MiB where it does not.
+    """
+    cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    found = []
+    for core in cores:
+        levels = []
+        for cache in (_CPUS / f"cpu{core}" / "cache").glob("index*"):
+            try:
+                kind, level, size = ((cache / name).read_text(encoding="ascii").strip() for name in _CACHE_FILES)
+                if kind != "Instruction":
+                    levels.append((int(level), int(size.rstrip("KMG")) * _UNITS.get(size[-1:], 1)))
+            except (OSError, ValueError):  # a virtual machine may leave some out
+                continue
+        if levels:
+            found.append(max(levels)[1])
+    return min((size for size in found if size > 0), default=_CACHE)
 
 
 def keep_freed_memory() -> None:

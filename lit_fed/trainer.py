@@ -24,7 +24,7 @@ from lit_fed.engine.evaluation.protocols import EvalSubset, Protocol, check_prot
 from lit_fed.engine.lightning.options import Compile, GradientOptions, NetworkOptions, ScheduleSteps
 from lit_fed.engine.loop.assemble import assemble
 from lit_fed.engine.loop.checkpoint import save_checkpoint
-from lit_fed.engine.loop.executors import EXECUTORS, ExecutorName
+from lit_fed.engine.loop.executors import ExecutorName, executor_maker
 from lit_fed.engine.loop.inference import evaluate, predict
 from lit_fed.engine.loop.rounds import run_rounds
 from lit_fed.engine.loop.run import Run
@@ -72,6 +72,8 @@ class FederatedTrainer:
             In Python, pass ``fit`` a model for each name.
         executor: Trains a cohort: ``sequential``, client by client; ``vectorized``, in groups as one computation;
             ``auto``, in groups where that is faster.
+        group_size: Clients in a group; null for the number whose weights fit into the first process's cache, or into a
+            share of its GPU's free memory. A resumed run keeps the size.
         callbacks: Listeners before the default ones (progress, record, dashboard, checkpoint). Lightning's callbacks
             watch the clients' local work.
         logger: True for TensorBoard, False for none, or Lightning loggers.
@@ -124,6 +126,7 @@ class FederatedTrainer:
         participation: Participation | None = None,
         kinds: dict[str, dict] | None = None,  # type: ignore[type-arg]  # of Any, the parser would make objects of them
         executor: ExecutorName = "sequential",
+        group_size: int | None = None,
         callbacks: list[Callback | LightningCallback] | None = None,
         logger: bool | Logger | list[Logger] = True,
         default_root_dir: str | None = None,
@@ -156,7 +159,6 @@ class FederatedTrainer:
             )
         given, watchers = lightning_watchers(callbacks or [])
         self.devices = Devices(accelerator, devices, num_nodes, strategy, precision, num_threads, deterministic)
-        check_choice("trainer.executor", executor, list(EXECUTORS))
         check_choice("trainer.compile", compile, [False, True, "reduce-overhead", "graph"])
         if compile == "graph" and executor != "sequential":
             raise ConfigError(f"trainer.compile is graph and trainer.executor is {executor}; set one of them to its default")
@@ -166,7 +168,7 @@ class FederatedTrainer:
             NetworkOptions(compile, channels_last),
             buffers,
             watchers,
-            EXECUTORS[executor],
+            executor_maker(executor, group_size),
             Guard(client_timeout),
             Wrappers([wrapper for wrapper in (privacy, aggregation, attack) if wrapper is not None]),
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -87,6 +87,14 @@ class Executor(ABC):
         Training metrics are weighted by samples, answers by 1 a client.
         """
         return []
+
+    def state_dict(self) -> dict[str, int]:
+        """Numbers that checkpoints keep, so that a resumed run works as it began on another machine."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Restore the result of `state_dict`, of this executor or of another."""
+        return
 
     def check_kept(self, session: Session, broadcast: Broadcast) -> None:
         """Refuse, before a run is resumed, client states that it cannot continue from.

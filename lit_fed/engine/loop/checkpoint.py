@@ -111,6 +111,9 @@ def _malformed(content: Mapping[str, Any]) -> str | None:
         Contents(**content["data"])
     except TypeError:
         return "'data' is not a fingerprint"
+    sizes = content.get("executor", {})  # files of before groups kept their size have none
+    if not isinstance(sizes, dict) or any(type(size) is not int or size < 1 for size in sizes.values()):
+        return "'executor' is not a group's size by kind"
     for key, kind in (("initial", Mapping), ("callbacks", Mapping), ("tasks", str), ("metrics", int | float)):
         if odd := next((name for name, entry in content[key].items() if not isinstance(entry, kind)), None):
             return f"{odd!r} in {key!r} is of type {type(content[key][odd]).__name__}"
@@ -141,6 +144,7 @@ def snapshot(run: Run) -> dict[str, Any]:
         "callbacks": _plain({name: callback.state_dict() for name, callback in _named(run)}, "callbacks"),
         "metrics": _plain(run.metrics, "metrics"),
         "monitor": run.names.monitor,
+        "executor": federation.executor.state_dict(),
         "config": run.settings.config,
         "inputs": {
             "source": type(federation.data).__name__,
@@ -209,6 +213,7 @@ def restore(run: Run, path: Path, trains: bool = True) -> None:
     _load_callbacks(run, content["callbacks"], path)
     run.start_round = run.next_round = content["round_idx"]
     run.metrics = content["metrics"]
+    federation.executor.load_state_dict(content.get("executor", {}))
     run.names.monitor = run.names.monitor or content["monitor"]
     run.origin = f"{shown(path)}, saved by {_made_of(content['method'], content['tasks'])}"
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
+from lightning import Fabric
 from typing_extensions import override
 
 from lit_fed.engine.clients.executor import Executor, Question, SequentialExecutor, failure
@@ -26,12 +28,14 @@ from lit_fed.engine.vectorized.training import GroupLoop, holdings
 from lit_fed.engine.wire.broadcast import Broadcast
 from lit_fed.engine.wire.payload import ClientUpdate
 from lit_fed.errors import ClientFailure, ConfigError
+from lit_fed.machine import last_level_cache
 
-_CACHE_BYTES = 4 * 2**20
 _MOST = 512
 _MANY = 128  # with batches of any size
 _BATCH_VALUES = 2**19  # in all clients' inputs of a step
-_FEWEST = 8  # smaller groups were measured slower on a CPU than one client after the other
+_HELD = 3  # a client's weights, gradients and momentum
+_GPU_SHARE = 8  # of free memory, the rest for activations: one in so many bytes
+_MOST_VALUES = 80_000  # in a model that `auto` trains in groups on a CPU: larger ones were measured slower there
 
 
 class VectorizedExecutor(Executor):
@@ -39,12 +43,17 @@ class VectorizedExecutor(Executor):
 
     Args:
         session: Admits them.
-        group_size: Clients in a group; None for the number that fits into a processor's cache.
+        group_size: Clients in a group; None for the number whose weights fit into the first process's cache, or into a
+            share of its GPU's memory.
     """
 
     def __init__(self, session: Session, group_size: int | None = None) -> None:
         self.session = session
-        self.group_size = group_size
+        self._forced = group_size is not None
+        fabric = next(iter(session.loops.values())).fabric
+        sizes = {kind: _fitting(session, kind) if group_size is None else group_size for kind in session.loops}
+        self.sizes: dict[str, int] = fabric.broadcast(sizes)
+        """Clients in a group by kind of network; the same on every machine and after a resume."""
         self.groups = {kind: GroupLoop(loop) for kind, loop in session.loops.items()}
         self.shared = {kind: SharedEvaluation(session, kind) for kind in session.loops}
         self.own = {kind: GroupEvaluation(session, kind, group) for kind, group in self.groups.items()}
@@ -64,13 +73,22 @@ class VectorizedExecutor(Executor):
             ) from error
 
     @override
+    def state_dict(self) -> dict[str, int]:
+        return dict(self.sizes)
+
+    @override
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        if not self._forced:
+            self.sizes.update({kind: size for kind, size in state.items() if kind in self.sizes})
+
+    @override
     def run(self, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[ClientUpdate | ClientFailure]:
         """Train every client, in groups of similar size."""
         session = self.session
         ids = sorted(sorted(client_ids), key=session.data.num_samples, reverse=True)
         for kind in session.kinds.names:
             own = [client_id for client_id in ids if session.kinds[client_id] == kind]
-            size = self.group_size or self._size(kind)
+            size = self.sizes[kind]
             for start in range(0, len(own), size):
                 yield from self._run_group(kind, own[start : start + size], broadcast)
 
@@ -86,8 +104,7 @@ class VectorizedExecutor(Executor):
             for answer in self.shared[kind].answers(question, of(kind), broadcast):
                 del left[answer.client_id]
                 yield answer
-            size = self.group_size or self._size(kind)
-            for answer in self.own[kind].answers(question, of(kind), broadcast, size):
+            for answer in self.own[kind].answers(question, of(kind), broadcast, self.sizes[kind]):
                 del left[answer.client_id]
                 yield answer
         yield from super().ask(question, left, broadcast)
@@ -128,12 +145,6 @@ class VectorizedExecutor(Executor):
                 update.metrics["time_s"] = seconds
                 yield update
 
-    def _size(self, kind: str) -> int:
-        """Number of clients whose weights fit into the cache, or more where a step's batches are small."""
-        data = self.session.data
-        values = data.batch_size * math.prod(data.input_shape)
-        return max(2, min(_MOST, max(_BATCH_VALUES // values, _MANY), fitting(self.session, kind)))
-
 
 class AutoExecutor(Executor):
     """Groups where they are faster, else one client after the other; prints its choice once.
@@ -142,20 +153,22 @@ class AutoExecutor(Executor):
 
     Args:
         session: Admits and enters clients.
+        group_size: As in `VectorizedExecutor`.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, group_size: int | None = None) -> None:
         self.session = session
+        self.group_size = group_size
         self.chosen: Executor = SequentialExecutor(session)
 
     @override
     def prepare(self, broadcast: Broadcast) -> None:
         fabric = next(iter(self.session.loops.values())).fabric
-        fitting_clients = min(fitting(self.session, kind) for kind in self.session.loops)
-        if fabric.device.type == "cpu" and fitting_clients < _FEWEST:
-            why = f"only {fitting_clients} clients' weights fit the cache"
+        values = max(_values(self.session, kind) for kind in self.session.loops)
+        if fabric.device.type == "cpu" and values > _MOST_VALUES:
+            why = f"the model has {values:,} weights, and groups were measured slower from {_MOST_VALUES:,} on a CPU"
         else:
-            vectorized = VectorizedExecutor(self.session)
+            vectorized = VectorizedExecutor(self.session, self.group_size)
             try:
                 vectorized.prepare(broadcast)
             except ConfigError as error:
@@ -169,6 +182,14 @@ class AutoExecutor(Executor):
         fabric.print(f"trainer.executor=auto trains one client after the other: {why}")
 
     @override
+    def state_dict(self) -> dict[str, int]:
+        return self.chosen.state_dict()
+
+    @override
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self.chosen.load_state_dict(state)
+
+    @override
     def run(self, client_ids: Iterable[int], broadcast: Broadcast) -> Iterator[ClientUpdate | ClientFailure]:
         return self.chosen.run(client_ids, broadcast)
 
@@ -177,8 +198,22 @@ class AutoExecutor(Executor):
         return self.chosen.ask(question, client_ids, broadcast)
 
 
-def fitting(session: Session, kind: str) -> int:
-    """Clients whose weights, gradients and momentum fit into a processor's cache together."""
-    model = session.loops[kind].model
-    each = 3 * sum(tensor.numel() * tensor.element_size() for tensor in model.parameters.values())
-    return _CACHE_BYTES // max(each, 1)
+def _values(session: Session, kind: str) -> int:
+    """Parameters of a kind's model."""
+    return sum(tensor.numel() for tensor in session.loops[kind].model.parameters.values())
+
+
+def _fitting(session: Session, kind: str) -> int:
+    """Clients whose weights, gradients and momentum fit into this machine's cache, or fewer where batches are large."""
+    loop, data = session.loops[kind], session.data
+    each = _HELD * sum(tensor.numel() * tensor.element_size() for tensor in loop.model.parameters.values())
+    values = data.batch_size * math.prod(data.input_shape)
+    most = min(_MOST, max(_BATCH_VALUES // max(values, 1), _MANY))
+    return max(2, min(most, _room(loop.fabric) // max(each, 1)))
+
+
+def _room(fabric: Fabric) -> int:
+    """Bytes for the weights of a group: this process's part of the cache, or a share of its GPU's free memory."""
+    if fabric.device.type == "cuda":
+        return torch.cuda.mem_get_info(fabric.device)[0] // _GPU_SHARE
+    return last_level_cache() // (fabric.world_size // getattr(fabric.strategy, "num_nodes", 1))

@@ -10,9 +10,7 @@ from torch import Tensor
 
 from lit_fed import FederatedTrainer
 from lit_fed.data import Digits, Dirichlet
-from lit_fed.engine.loop.executors import EXECUTORS
 from lit_fed.engine.vectorized.evaluation import GroupEvaluation
-from lit_fed.engine.vectorized.executor import VectorizedExecutor
 from lit_fed.methods import FedAvg, FedPer
 from lit_fed.protocols import ClientGlobalTest, ClientTest, LocalTest, PersonalTest
 from tests.engine.vectorized.test_executor import METHODS
@@ -76,9 +74,8 @@ def test_what_a_client_gets_does_not_depend_on_who_is_in_its_group(
 ) -> None:
     found = []
     for size in (1, 2, 4, 9):
-        monkeypatch.setitem(EXECUTORS, "vectorized", lambda session, size=size: VectorizedExecutor(session, size))
         monkeypatch.setattr("lit_fed.engine.vectorized.evaluation._FEWEST", 1)
-        found.append(found_by_client(federate(tmp_path / str(size), "vectorized")))
+        found.append(found_by_client(federate(tmp_path / str(size), "vectorized", group_size=size)))
     assert found[0]
     assert all(one == found[0] for one in found)
 

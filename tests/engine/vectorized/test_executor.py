@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lit_fed import Classifier, FederatedTrainer
 from lit_fed.data import Arrays, Digits, Dirichlet, Natural, TensorDataModule
-from lit_fed.engine.loop.executors import EXECUTORS
+from lit_fed.engine.vectorized import executor as vectorized
 from lit_fed.engine.vectorized.executor import AutoExecutor, VectorizedExecutor
 from lit_fed.errors import ClientFailure, ConfigError
 from lit_fed.methods import (
@@ -74,6 +74,10 @@ def digits(**kwargs: Any) -> Digits:
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.05, momentum=0.5)
+
+
+def mlp(hidden: int) -> Classifier:
+    return Classifier("mlp", input_shape=(1, 8, 8), network_args={"hidden": [hidden]}, optimizer=sgd)
 
 
 def federate(
@@ -204,11 +208,56 @@ def test_a_loss_that_is_no_mean_is_not_padded(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 9])
-def test_other_groups_give_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setitem(EXECUTORS, "groups", lambda session: VectorizedExecutor(session, size))
+def test_other_groups_give_the_same_bits(tmp_path: Path, size: int) -> None:
     made = federate(tmp_path / "a", "vectorized", Scaffold())
-    other = federate(tmp_path / "b", "groups", Scaffold())
+    other = federate(tmp_path / "b", "vectorized", Scaffold(), group_size=size)
+    assert sizes(other) == {"model": size}
     assert_same(everything(made), everything(other))
+
+
+def sizes(made: FederatedTrainer) -> dict[str, int]:
+    return made.run.federation.executor.state_dict()
+
+
+def test_a_groups_weights_gradients_and_momentum_fit_into_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # 65·32 + 33·10 weights of 4 bytes, three times: 28,920 bytes a client, of which 36 fit into 2²⁰.
+    monkeypatch.setattr(vectorized, "last_level_cache", lambda: 2**20)
+    found = federate(tmp_path / "a", "vectorized", task=lambda: mlp(32), max_rounds=1)
+    assert sizes(found) == {"model": 36}
+    # 2¹⁹ inputs a step are 128 clients with 8 samples of 64 numbers in 2³⁰ bytes: no more are stacked.
+    monkeypatch.setattr(vectorized, "last_level_cache", lambda: 2**30)
+    assert sizes(federate(tmp_path / "b", "vectorized", task=lambda: mlp(32), max_rounds=1)) == {"model": 512}
+    large = digits(batch_size=128)  # 2¹⁹ / (128·64) = 64 clients, and 128 with batches of any size
+    assert sizes(federate(tmp_path / "c", "vectorized", task=lambda: mlp(32), data=large, max_rounds=1)) == {
+        "model": 128
+    }
+
+
+def test_a_resumed_run_keeps_the_groups_of_the_machine_on_which_it_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vectorized, "last_level_cache", lambda: 2**17)
+    begun = sizes(federate(tmp_path, "vectorized", max_rounds=1))
+    monkeypatch.setattr(vectorized, "last_level_cache", lambda: 2**25)
+    assert sizes(federate(tmp_path, "auto", max_rounds=2, ckpt_path="last")) == begun
+    assert sizes(federate(tmp_path, "vectorized", max_rounds=3, ckpt_path="last", group_size=3)) == {"model": 3}
+
+
+def test_which_executor_runs_does_not_depend_on_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for place, cache in enumerate((2**10, 2**40)):
+        monkeypatch.setattr(vectorized, "last_level_cache", lambda cache=cache: cache)
+        executor = federate(tmp_path / str(place), "auto", max_rounds=1).run.federation.executor
+        assert isinstance(executor, AutoExecutor)
+        assert isinstance(executor.chosen, VectorizedExecutor)
+
+
+def test_a_group_size_needs_groups(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"trainer\.group_size is 8, but trainer\.executor=sequential trains one"):
+        federate(tmp_path, "sequential", group_size=8)
+    with pytest.raises(ConfigError, match=r"trainer\.group_size is 0; it must be at least 1"):
+        federate(tmp_path, "auto", group_size=0)
 
 
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path) -> None:
@@ -326,9 +375,8 @@ def test_auto_takes_one_after_the_other_where_groups_cannot_be_and_says_so(
 
 
 def test_auto_leaves_large_networks_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    # 65·800 + 801·10 weights of 4 bytes, thrice: 720 kB a client, of which 5 fit into 4 MiB.
-    federate(tmp_path, "auto", task=lambda: Classifier("mlp", input_shape=(1, 8, 8), network_args={"hidden": [800]}))
-    assert "only 5 clients' weights fit the cache" in capsys.readouterr().out
+    federate(tmp_path, "auto", task=lambda: mlp(2000))  # 65·2000 + 2001·10 = 150,010 weights
+    assert "one client after the other: the model has 150,010 weights" in capsys.readouterr().out
 
 
 class Cracked(Sized):
