@@ -161,7 +161,9 @@ class FederatedTrainer:
         self.devices = Devices(accelerator, devices, num_nodes, strategy, precision, num_threads, deterministic)
         check_choice("trainer.compile", compile, [False, True, "reduce-overhead", "graph"])
         if compile == "graph" and executor != "sequential":
-            raise ConfigError(f"trainer.compile is graph and trainer.executor is {executor}; set one of them to its default")
+            raise ConfigError(
+                f"trainer.compile is graph and trainer.executor is {executor}; set one of them to its default"
+            )
         self.local = LocalSettings(
             local_work(local_epochs, local_steps),
             GradientOptions(gradient_clip_val, gradient_clip_algorithm, accumulate_grad_batches, schedule_steps),

@@ -8,6 +8,7 @@ optimizer's step follow as without graphs. Values that a graph cannot read anew,
 
 from __future__ import annotations
 
+import gc
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from typing import Any, Literal, NoReturn, cast
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from torchmetrics import Metric
 from typing_extensions import override
@@ -55,7 +57,9 @@ def refuse(loop: LocalLoop) -> None:
     if loop.scaler is not None:
         raise ConfigError(f"{_KEY}, and precision 16-mixed changes the scale of gradients; use bf16-mixed")
     if loop.gradients.accumulate > 1:
-        raise ConfigError(f"{_KEY}, and trainer.accumulate_grad_batches is {loop.gradients.accumulate}; set one of them")
+        raise ConfigError(
+            f"{_KEY}, and trainer.accumulate_grad_batches is {loop.gradients.accumulate}; set one of them"
+        )
     for hook in _HOOKS:
         if loop.listeners(hook):
             raise ConfigError(f"{_KEY}, and model {name} or a callback has {hook}, which a graph does not call")
@@ -200,8 +204,13 @@ class Graph:
         self._batch = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self._own = [leaf for leaf in self._batch if isinstance(leaf, Tensor)]
         with _surroundings(loop, client) as recorder, _undone(loop):
+            # Passes held elsewhere keep their accumulation of gradients, which belongs to the stream that they ran on.
+            loop.state.task_run.forget()
+            gc.collect()
+            _check_held(loop)
             self._replay = record(lambda: self._step(form, recorder), loop.fabric.device, client.static)
-            self._logged, self._returned = list(recorder.logged), loop.state.task_run.returned
+            _check_held(loop)
+            self._logged = list(recorder.logged)
             parameters = loop.model.parameters.values()
             self._gradients = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
         self._written = [buffer for buffer, version in self._versions if buffer._version != version]
@@ -235,6 +244,9 @@ class Graph:
             raise ConfigError(f"{_KEY}, and training_step returns None, which skips a batch; set compile to false")
         loop.backward(loss)
         self._loss = loss.detach()
+        self._returned = map_tensors(loop.state.task_run.returned, Tensor.detach)
+        loop.state.client.forget()
+        loop.state.task_run.forget()
         if any(one is not other for one, other in zip(buffers, loop.model.all_buffers(), strict=True)):
             raise ConfigError(f"{_KEY}, and training_step replaces a buffer; write it in place, by copy_")
         if any(metric.update_called for metric in loop.metrics):
@@ -335,10 +347,12 @@ def record(step: Callable[[], None], device: torch.device, static: Sequence[Stat
                     tensors.is_complete = True
         torch.cuda.set_sync_debug_mode(debug)
         torch.cuda.current_stream(device).wait_stream(stream)
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, stream=stream):
             step()
     except RuntimeError as error:
-        raise ConfigError(f"{_KEY}, and a step of the clients cannot be recorded: {reason(error)}; set it to false") from error
+        raise ConfigError(
+            f"{_KEY}, and a step of the clients cannot be recorded: {reason(error)}; set it to false"
+        ) from error
     finally:
         torch.cuda.set_sync_debug_mode(debug)
     return cast(Replay, graph.replay)
@@ -371,6 +385,18 @@ def _undone(loop: LocalLoop) -> Iterator[None]:
             with torch.no_grad():
                 for buffer, first in zip(buffers, saved, strict=True):
                     buffer.copy_(first)
+
+
+def _check_held(loop: LocalLoop) -> None:
+    """Refuse a task that holds a graph of autograd which leads to the parameters, outside of its step."""
+    trained = [parameter for parameter in loop.model.parameters.values() if parameter.requires_grad]
+    for parameter in trained:
+        get_gradient_edge(parameter).node.metadata[__name__] = True  # lives as long as a graph
+    if any(__name__ in get_gradient_edge(parameter).node.metadata for parameter in trained):
+        raise ConfigError(
+            f"{_KEY}, and model {task_name(loop.objective)} or a hook holds the result of an earlier training_step; keep "
+            "results detached"
+        )
 
 
 def _devices(loop: LocalLoop) -> list[torch.device]:
@@ -406,7 +432,9 @@ def _form(batch: Any) -> Any:
 
 
 def _refusal(what: str) -> ConfigError:
-    return ConfigError(f"{_KEY}, and the clients' objective uses {what}, which a graph would not change; set it to false")
+    return ConfigError(
+        f"{_KEY}, and the clients' objective uses {what}, which a graph would not change; set it to false"
+    )
 
 
 def _differs(what: str) -> Any:

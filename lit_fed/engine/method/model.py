@@ -84,7 +84,11 @@ class Model:
 
     def all_buffers(self) -> list[Tensor]:
         """All buffers, also those that are not saved."""
-        return [found for owner, key in (*self.buffers.values(), *self._passing) if (found := owner._buffers[key]) is not None]
+        return [
+            found
+            for owner, key in (*self.buffers.values(), *self._passing)
+            if (found := owner._buffers[key]) is not None
+        ]
 
     def is_of(self, task: LightningModule) -> bool:
         """Whether a task still has the parameters looked up at construction."""

@@ -70,6 +70,11 @@ class TaskRun:
             logits, features = put_out if logits is None else logits, saw if features is None else features
         return Outputs(_outputs(returned).loss, logits, features)
 
+    def forget(self) -> None:
+        """Drop the last results, and with them the graph that autograd keeps for them."""
+        self.returned = None
+        self._captured.clear()
+
     def run_with(self, batch: Any, tensors: Mapping[str, Tensor]) -> Outputs:
         """`run` with other parameters and buffers, by name, in place of the module's."""
         found: Outputs = functional_call(_Runner(self), _renamed(tensors), (batch,))

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_flatten
 
 from lit_fed.engine.clients.graphs import StaticTensors
 from lit_fed.errors import ConfigError, reason
+from lit_fed.tensors import map_tensors
 
 
 class Operations(TorchDispatchMode):
@@ -25,7 +26,8 @@ class Operations(TorchDispatchMode):
         if function in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default):
             raise RuntimeError("operation not permitted when stream is capturing")
         result = function(*args, **(kwargs or {}))
-        self.calls.append((function, args, kwargs or {}, result))
+        # Aliases: the tensors themselves would hold autograd's graph.
+        self.calls.append(map_tensors((function, args, kwargs or {}, result), Tensor.detach))
         return result
 
     def repeat(self) -> None:

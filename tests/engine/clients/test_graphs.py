@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 from torchmetrics.classification import BinaryAccuracy
 
 from lit_fed.algorithm import Client
@@ -95,6 +96,49 @@ def test_a_buffer_that_is_not_saved_begins_anew_for_every_client(tmp_path: Path,
         for idx, options in enumerate(({}, GRAPH))
     ]
     assert_same(*map(weights, made))
+
+
+class Marking(LeastSquares):
+    """Marks the nodes by which autograd accumulates its gradients; as long as a pass is held, so are they."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss: Tensor = super().training_step(batch, batch_idx)
+        for parameter in self.parameters():
+            get_gradient_edge(parameter).node.metadata["marked"] = True
+        return loss
+
+
+def test_no_earlier_pass_is_held_while_a_graph_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its nodes would belong to another stream, which ends a recording on a GPU."""
+    task, held = Marking(), []
+
+    def is_marked() -> bool:
+        return any("marked" in get_gradient_edge(parameter).node.metadata for parameter in task.parameters())
+
+    def record(step: Any, *args: Any) -> Any:
+        for _ in range(2):
+            held.append(is_marked())
+            step()
+        monkeypatch.setattr(graphs, "record", replaying.record)  # which holds the tensors of its pass
+        return replaying.record(step, *args)
+
+    monkeypatch.setattr(graphs, "record", record)
+    monkeypatch.setattr(graphs, "has_graphs", lambda _device: True)
+    fit(tmp_path, task, Points(), max_rounds=1, **GRAPH)
+    assert held == [False, False]
+
+
+class Hoarder(LeastSquares):
+    """Keeps its last loss, and with it the graph of autograd."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.last: Tensor = super().training_step(batch, batch_idx)
+        return self.last
+
+
+def test_a_task_that_holds_a_pass_is_refused(tmp_path: Path, recorded: list[int]) -> None:
+    with pytest.raises(ConfigError, match="holds the result of an earlier training_step"):
+        fit(tmp_path, Hoarder(), Points(), max_rounds=1, **GRAPH)
 
 
 class Odd(LeastSquares):
