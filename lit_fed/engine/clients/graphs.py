@@ -1,9 +1,9 @@
 """A client's forward and backward pass as one CUDA graph: ``trainer.compile: graph``.
 
-A graph repeats the kernels of one batch on the same addresses, without Python and with one launch. So it reads copies, at
-fixed addresses, of everything that differs between clients or batches: the batch, and those of the client's tensors that
-the objective reads. It writes the gradients, the loss and the logged values. The method's correction, clipping and the
-optimizer's step follow as without graphs. Values that a graph cannot read anew, such as ``client.id``, are refused.
+A graph repeats the kernels of one batch on the same addresses, without Python and with one launch. So it reads copies,
+at fixed addresses, of everything that differs between clients or batches: the batch, and those of the client's tensors
+that the objective reads. It writes the gradients, the loss and the logged values. The method's correction, clipping and
+the optimizer's step follow as without graphs. Values that a graph cannot read anew, such as ``client.id``, are refused.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import gc
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, NoReturn, cast
+from typing import Any, NoReturn, cast
 
 import torch
 from torch import Tensor
@@ -394,8 +394,8 @@ def _check_held(loop: LocalLoop) -> None:
         get_gradient_edge(parameter).node.metadata[__name__] = True  # lives as long as a graph
     if any(__name__ in get_gradient_edge(parameter).node.metadata for parameter in trained):
         raise ConfigError(
-            f"{_KEY}, and model {task_name(loop.objective)} or a hook holds the result of an earlier training_step; keep "
-            "results detached"
+            f"{_KEY}, and model {task_name(loop.objective)} or a hook holds the result of an earlier training_step; "
+            "keep results detached"
         )
 
 

@@ -255,5 +255,5 @@ def test_a_cpu_is_refused(tmp_path: Path) -> None:
 
 
 def test_another_word_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="trainer.compile is 'graphs'; it must be"):
+    with pytest.raises(ConfigError, match=r"trainer\.compile is 'graphs'; it must be"):
         fit(tmp_path, max_rounds=1, compile="graphs")
