@@ -78,8 +78,9 @@ class CSR:
 
     def size(self, client_id: int) -> int:
         """Number of samples of one client."""
-        start, stop = self.bounds(client_id)
-        return stop - start
+        if client_id < 0 or client_id >= len(self.offsets) - 1:
+            self.bounds(client_id)  # raises
+        return self.offsets.item(client_id + 1) - self.offsets.item(client_id)
 
     @property
     def sizes(self) -> IntArray:

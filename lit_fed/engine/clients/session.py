@@ -98,6 +98,7 @@ class Session:
         self.guard = Guard() if guard is None else guard
         self.wrappers = wrappers or Wrappers()
         self._taken: Broadcast | None = None
+        self._begun: dict[str, Tensors] = {}  # by kind: start of clients that keep nothing of the model
         self._fits: dict[str, Layout] = {}  # by kind: layout of a state that the method can continue from
         self._layout: Mapping[str, torch.Size] = {}  # of the last payload, shared by equal ones
 
@@ -151,7 +152,13 @@ class Session:
     ) -> Client:
         """A client with the tensors that it starts from, not yet loaded into the task."""
         client = self._meet(client_id, broadcast, stage, fine_tuning)
-        client.begun = self.algorithm.start(client)
+        if client.own or type(self.algorithm).start is not Algorithm.start:
+            client.begun = self.algorithm.start(client)
+        else:  # one mapping for all clients of the kind
+            kind = self.kinds[client_id]
+            if kind not in self._begun:
+                self._begun[kind] = self.algorithm.start(client)
+            client.begun = self._begun[kind]
         return client
 
     def check_kept(self, broadcast: Broadcast) -> None:
@@ -176,7 +183,7 @@ class Session:
             self.divide(broadcast.round_idx)
             for kind, frozen in broadcast.frozen.items():
                 self.loops[kind].model.load(frozen)
-            self._taken = broadcast
+            self._taken, self._begun = broadcast, {}
         kind = self.kinds[client_id]
         loop = self.loops[kind]
         model = loop.model

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lit_fed.engine.evaluation.rows import ClientRow
 from lit_fed.engine.method.kinds import ONLY
-from lit_fed.engine.wire.payload import MOST_VALUES, ClientUpdate, Flat, Payload
+from lit_fed.engine.wire.payload import MOST_VALUES, ClientUpdate, Flat, Payload, stacked
 from lit_fed.engine.wire.totals import Totals, exact_sum
 from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import ClientFailure
@@ -78,7 +78,7 @@ class DriftMeter:
     def _measure(self) -> None:
         if not self._waiting or self._origin is None:
             return
-        moves = torch.stack(self._waiting)[:, : len(self._origin)] - self._origin
+        moves = stacked(self._waiting)[:, : len(self._origin)] - self._origin
         self._waiting = []
         norms = torch.linalg.vector_norm(moves, dim=1)
         units = (moves / norms.clamp_min(torch.finfo(moves.dtype).tiny).unsqueeze(1)).sum(0)

@@ -287,9 +287,14 @@ class ModelView(Model):
     def __init__(
         self, whole: Model, find: Callable[[str], Tensor | None], parameters: Mapping[str, Tensor] | None = None
     ) -> None:
-        self.__dict__.update(whole.__dict__)
-        self._whole, self._find = whole, find
+        self._whole, self._find = whole, find  # a round makes two views a client: the rest is looked up, not copied
         self._leaves = _Leaves(whole, find) if parameters is None else parameters
+
+    def __getattr__(self, name: str) -> Any:
+        """What a view does not have itself, such as the split, is the whole model's."""
+        if name in ("_whole", "_find", "_leaves"):  # of a view under construction
+            raise AttributeError(name)
+        return getattr(self._whole, name)
 
     @property
     def parameters(self) -> Mapping[str, Tensor]:  # type: ignore[override]  # found by name, never modules' own

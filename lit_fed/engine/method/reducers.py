@@ -14,7 +14,15 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_fed.engine.wire.payload import MOST_VALUES, ClientUpdate, Flat, Payload, add_prefix, split_prefix
+from lit_fed.engine.wire.payload import (
+    MOST_VALUES,
+    ClientUpdate,
+    Flat,
+    Payload,
+    add_prefix,
+    split_prefix,
+    stacked,
+)
 from lit_fed.engine.wire.workers import Workers
 from lit_fed.errors import NothingToAverage
 
@@ -84,7 +92,7 @@ class WeightedMean(Reducer[Payload]):
             self._alike = flat.layout if flat is not None and fits else None
         if flat is None or self._alike is None:
             for name, tensor in update.payload.items():
-                self._sums[name].add_(tensor.detach(), alpha=weight)
+                _add(self._sums[name].view(-1), tensor.detach().reshape(-1), weight)
             return
         self._waiting.append(flat.values)
         self._weights.append(weight)
@@ -126,11 +134,10 @@ class WeightedMean(Reducer[Payload]):
         """Add the waiting vectors in one operation."""
         if self._sum is None:
             return
-        if len(self._waiting) == 1:  # by parts, whose float64 values stay in the processor's cache
-            for part, values in zip(self._sum.split(_PART), self._waiting[0].split(_PART), strict=True):
-                part.add_(values, alpha=self._weights[0])
+        if len(self._waiting) == 1:
+            _add(self._sum, self._waiting[0], self._weights[0])
         elif self._waiting:
-            values = torch.stack(self._waiting).double()
+            values = stacked(self._waiting).double()
             weights = torch.tensor(self._weights, dtype=torch.float64, device=values.device)
             self._sum.add_(weights @ values)
         self._waiting, self._weights = [], []
@@ -170,6 +177,12 @@ class WeightedMean(Reducer[Payload]):
         merged = workers.all_reduce(torch.cat([self._sum, total]))
         self._sum, self._total = merged[:-1], float(merged[-1].item())
         self._sums = Flat(shapes, self._sum).split(self._sum)
+
+
+def _add(total: Tensor, values: Tensor, weight: float) -> None:
+    """Add a weighted vector by parts, whose values in float64 stay in the processor's cache."""
+    for part, own in zip(total.split(_PART), values.split(_PART), strict=True):
+        part.add_(own, alpha=weight)
 
 
 def _as(dtype: torch.dtype, mean: Tensor) -> Tensor:

@@ -119,7 +119,7 @@ def total_steps(phase: Phase) -> int:
     Raises:
         NotVectorizable: If its loader has no length.
     """
-    if not isinstance(phase.loader, Sized):
+    if type(phase.loader) is not TensorLoader and not isinstance(phase.loader, Sized):
         raise NotVectorizable("a loader has no length")
     if not (each := len(phase.loader)):
         return 0

@@ -44,9 +44,8 @@ class GroupFinish:
             tensors: Their models, stacked.
         """
         found: list[Answer] = []
-        for _, equals in itertools.groupby(range(len(clients)), lambda idx: clients[idx].steps.distance):
-            places = list(equals)
-            rows = slice(places[0], places[-1] + 1)
+        for _, equals in itertools.groupby([client.steps.distance for client in clients]):
+            rows = slice(len(found), len(found) + sum(1 for _ in equals))
             try:
                 if self.together:
                     found += self._answers(clients[rows], {name: tensor[rows] for name, tensor in tensors.items()})

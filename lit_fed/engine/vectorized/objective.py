@@ -23,6 +23,7 @@ from lit_fed.engine.method.client import Client, Tensors, Update
 from lit_fed.engine.method.differs import Differs
 from lit_fed.engine.method.model import ModelView
 from lit_fed.engine.method.task_run import TaskRun
+from lit_fed.engine.vectorized.linear import GroupLinear
 from lit_fed.errors import ConfigError
 
 Rows = slice | Tensor
@@ -154,7 +155,9 @@ class GroupObjective:
         self.batch_idx: Any = 0
         self._stepper = Stepper(loop.objective, loop.objective.training_step)
         self._rebound: list[str] = []
-        self._common, begun = _common({name: [one.begun[name] for one in clients] for name in clients[0].begun})
+        self._common, begun = clients[0].begun, Tensors()
+        if any(one.begun is not self._common for one in clients):
+            self._common, begun = _common({name: [one.begun[name] for one in clients] for name in clients[0].begun})
         # Where every client starts from its own tensors, as by default, there is one stack of both.
         self._started = [n for n in clients[0].own if all(one.own[n] is one.begun.get(n) for one in clients)]
         own = [{name: one.own[name] for name in one.own if name not in self._started} for one in clients]
@@ -187,6 +190,12 @@ class GroupObjective:
             The objective, (n,), and each logged value, (n,).
         """
         own = self._of(rows)
+        with GroupLinear():
+            return self._as_a_group(parameters, buffers, batch, own, counts)
+
+    def _as_a_group(
+        self, parameters: Tensors, buffers: Tensors, batch: Any, own: dict[str, Any], counts: Tensor | None
+    ) -> tuple[Tensor, list[Tensor]]:
         if len(next(iter(parameters.values()))) == 1:  # other kernels multiply a single client than a group
             doubled = tree_map(twice, (parameters, buffers, batch, own, counts))
             loss, values = self._run(*doubled)

@@ -38,6 +38,8 @@ class Trained(NamedTuple):
 
 def holdings(client: Client) -> Any:
     """Key of a group: names and shapes of a client's tensors, and whether it is new; equal for all its clients."""
+    if not client.state and not client.results:
+        return client.is_new, tuple(client.begun)
     held = (client.state, *client.results.values())
     shapes = tuple([tuple([(name, tensor.shape) for name, tensor in one.items()]) for one in held])
     return client.is_new, tuple(client.begun), tuple(client.results), shapes
@@ -300,10 +302,12 @@ def _stack_models(model: Any, clients: Sequence[Client]) -> Tensors:
     """Stacks of the tensors that the clients start from: all parameters but the frozen, and all buffers."""
     frozen = set(model.split.frozen)
     found = {}
+    begun = clients[0].begun
+    alike = all(client.begun is begun for client in clients)
     for name in model.names:
         if name in frozen:
             continue
-        column = [client.begun.get(name) for client in clients]
+        column = [begun.get(name)] if alike else [client.begun.get(name) for client in clients]
         first = column[0]
         if all(one is first for one in column):
             whole = model.tensor(name) if first is None else first

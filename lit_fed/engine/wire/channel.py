@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from lit_fed.engine.wire.payload import ClientUpdate, Payload, num_bytes
@@ -75,6 +75,9 @@ class Channel:
     def receive(self, update: ClientUpdate) -> ClientUpdate:
         """Take an update across the uplink; its bytes are in ``uplink_bytes``."""
         if update.flat is not None and self.uplink.codec is None:
-            return replace(update, uplink_bytes=update.flat.values.nbytes)
+            update.uplink_bytes = update.flat.values.nbytes
+            return update
         arrived = self.uplink.cross(update.payload)
-        return replace(update.with_payload(arrived.payload), uplink_bytes=arrived.num_bytes)
+        update = update.with_payload(arrived.payload)
+        update.uplink_bytes = arrived.num_bytes
+        return update

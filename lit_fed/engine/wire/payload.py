@@ -7,7 +7,7 @@ generators. The round loop never looks inside.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -100,6 +100,20 @@ class Flat(NamedTuple):
         """Split another vector of this layout into tensors by name."""
         parts = torch.split(values, [shape.numel() for shape in self.layout.values()])
         return {name: part.view(shape) for (name, shape), part in zip(self.layout.items(), parts, strict=True)}
+
+
+def stacked(vectors: Sequence[Tensor]) -> Tensor:
+    """Vectors of one length as the rows of a matrix; without a copy where they are consecutive rows of one, as a group's
+    payloads are.
+    """
+    first = vectors[0]
+    step = first.numel() * first.element_size()
+    begin = first.data_ptr()
+    base = first._base
+    rows = base is not None and first.is_contiguous() and all(one._base is base for one in vectors)
+    if rows and all(one.data_ptr() == begin + idx * step for idx, one in enumerate(vectors)):
+        return first.as_strided((len(vectors), first.numel()), (first.numel(), 1))
+    return torch.stack(list(vectors))
 
 
 class FlatPayload(Mapping[str, Tensor]):

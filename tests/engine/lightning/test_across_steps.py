@@ -85,6 +85,8 @@ def test_a_schedule_may_span_the_steps_of_a_clients_work(tmp_path: Path) -> None
 class Counting(LeastSquares):
     """Momentum and a schedule by round; counts how often it is asked for an optimizer."""
 
+    options: dict[str, Any] = {}  # noqa: RUF012  # replaced, never changed
+
     def __init__(self) -> None:
         super().__init__()
         self.asked = 0
@@ -93,7 +95,7 @@ class Counting(LeastSquares):
 
     def configure_optimizers(self) -> Any:
         self.asked += 1
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.25, momentum=0.5)
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.25, momentum=0.5, **self.options)
         return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
 
 
@@ -106,9 +108,14 @@ class CountingOnce(Counting):
     configure_optimizers.same_for_all = True  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("options", [{}, {"dampening": 0.25}, {"nesterov": True}], ids=str)
 @pytest.mark.parametrize(("algorithm", "phases"), [(FedAvg, 1), (lambda: FedRep(personal=["network.1"]), 2)])
-def test_optimizers_that_are_used_again_are_as_new(tmp_path: Path, algorithm: Any, phases: int) -> None:
+def test_optimizers_that_are_used_again_are_as_new(
+    tmp_path: Path, algorithm: Any, phases: int, options: dict[str, Any]
+) -> None:
     tasks = [Counting(), CountingOnce()]
+    for task in tasks:
+        task.options = options
     made = [
         fit(tmp_path / str(idx), task, Points(3), algorithm(), max_rounds=3, local_epochs=2)
         for idx, task in enumerate(tasks)

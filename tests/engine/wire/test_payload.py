@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lit_fed.codecs import CastCodec
-from lit_fed.engine.wire.payload import ClientUpdate, Flat, FlatPayload, is_finite, num_bytes
+from lit_fed.engine.wire.payload import ClientUpdate, Flat, FlatPayload, is_finite, num_bytes, stacked
 from lit_fed.errors import ConfigError
 from tests.support import assert_same
 
@@ -167,3 +167,24 @@ def test_tensors_of_several_types_or_places_are_no_vector(other: Tensor) -> None
 def test_a_large_payload_is_not_copied_into_one_vector() -> None:
     assert Flat.of({"w": torch.empty(2**22)}, {}) is not None
     assert Flat.of({"w": torch.empty(2**22), "x": torch.empty(1)}, {}) is None
+
+
+def test_consecutive_rows_of_a_matrix_are_stacked_without_a_copy() -> None:
+    matrix = torch.arange(12.0).view(4, 3)
+    rows = matrix.unbind(0)
+    for found in (stacked(rows), stacked(rows[1:3]), stacked(rows[2:3])):
+        assert found.untyped_storage().data_ptr() == matrix.untyped_storage().data_ptr()
+    assert stacked(rows[1:3]).equal(matrix[1:3])
+
+
+@pytest.mark.parametrize("order", [[1, 0], [0, 2], [0, 0], [3, 1, 2]], ids=str)
+def test_other_vectors_are_copied(order: list[int]) -> None:
+    matrix = torch.arange(12.0).view(4, 3)
+    rows = matrix.unbind(0)
+    assert stacked([rows[idx] for idx in order]).equal(matrix[order])
+    alone = [torch.ones(3), torch.zeros(3)]
+    assert stacked(alone).equal(torch.tensor([[1.0, 1, 1], [0, 0, 0]]))
+    columns = matrix.unbind(1)
+    assert stacked(columns).equal(matrix.mT)
+    halves = [matrix.view(-1)[3 * idx : 3 * idx + 3] for idx in (1, 2)]
+    assert stacked(halves).equal(matrix[1:3])
