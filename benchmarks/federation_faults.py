@@ -1,11 +1,12 @@
-"""Kills and stops the processes of a federation on this machine in every phase of a run, and says what became of it.
+"""Kills, stops and cuts off the processes of a federation on this machine in every phase of a run.
 
-One federation of two nodes with two clients each. A process is killed (SIGKILL) or told to end (SIGTERM) at a seeded
-moment of a phase; what has ended is started again, the server with ``--ckpt_path last``; every round's weights are
-compared with the simulation's. A fault takes about a minute, most of it to start what has ended again, so what is done
-is kept in the folder, and a second call goes on::
+One federation of two nodes with two clients each. A process is killed (SIGKILL) or told to end (SIGTERM), or the link
+between a node and the server carries nothing for a while, at a seeded moment of a phase; what has ended is started
+again, the server with ``--ckpt_path last``; every round's weights are compared with the simulation's. A fault takes
+about a minute, most of it to start what has ended again, so what is done is kept in the folder, and a second call goes
+on::
 
-    python benchmarks/federation_faults.py FOLDER               # 32 faults
+    python benchmarks/federation_faults.py FOLDER               # 48 faults
     python benchmarks/federation_faults.py FOLDER --table       # only print what is done
 """
 
@@ -16,10 +17,14 @@ import hashlib
 import json
 import os
 import random
+import select
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,8 +33,9 @@ from federation import ROOT, command, free_port  # beside this file
 from lit_fed.callbacks import Callback
 from lit_fed.engine.loop.run import RoundRecord, Run
 
-PROCESSES = ("server", "node")
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGTERM}
+CUTS_S = {"cut of 10 s": 10.0, "cut of 40 s": 40.0}
+FAULTS = {"server": tuple(SIGNALS), "node": tuple(SIGNALS), "link": tuple(CUTS_S)}
 LONGEST_S = {"waiting": 15.0, "training": 0.3, "evaluating": 0.3, "checkpoint": 0.05}
 HOMES = ("[0,1]", "[2,3]")
 GIVE_UP_S = 240.0
@@ -69,6 +75,48 @@ class Phases(Callback):
             file.write(" ".join(map(str, words)) + "\n")
 
 
+class Link:
+    """A node's way to the server; while it is cut, connections stay open and nothing comes through.
+
+    Args:
+        address: The server's.
+    """
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self.to = host, int(port)
+        self._open = threading.Event()
+        self._open.set()
+        self._door = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._door.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self, seconds: float) -> threading.Timer:
+        """Carry nothing for a while; what ends with it."""
+        self._open.clear()
+        healing = threading.Timer(seconds, self._open.set)
+        healing.start()
+        return healing
+
+    def _accept(self) -> None:
+        while True:
+            near, _ = self._door.accept()
+            threading.Thread(target=self._carry, args=(near,), daemon=True).start()
+
+    def _carry(self, near: socket.socket) -> None:
+        self._open.wait()
+        with near, suppress(OSError), socket.create_connection(self.to) as far:
+            for one in (near, far):
+                one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            other = {near: far, far: near}
+            while True:
+                for one in select.select([near, far], [], [])[0]:
+                    self._open.wait()
+                    if not (data := one.recv(2**16)):
+                        return
+                    other[one].sendall(data)
+
+
 class Bench:
     """The federation, and what is done to it.
 
@@ -80,6 +128,7 @@ class Bench:
         self.folder = folder
         self.phases = folder / "phases.txt"
         self.address = f"127.0.0.1:{free_port()}"
+        self.links = [Link(self.address) for _ in HOMES]
         self.server: subprocess.Popen[bytes] | None = None
         self.nodes: list[subprocess.Popen[bytes] | None] = [None, None]
 
@@ -114,14 +163,14 @@ class Bench:
 
     def start(self) -> None:
         """Start what is not running."""
-        to = ["--superlink", self.address]
         for place, node in enumerate(self.nodes):
             if node is None or node.poll() is not None:
-                own = ["--client", HOMES[place], "--state_dir", str(self.folder / f"node_{place}")]
-                self.nodes[place] = self.run(self.words("node", *to, *own), f"node_{place}")
+                own = ["--superlink", self.links[place].address, "--client", HOMES[place]]
+                own += ["--state_dir", str(self.folder / f"node_{place}")]
+                self.nodes[place] = self.run(self.words("node", *own), f"node_{place}")
         if self.server is None or self.server.poll() is not None:
-            own = ["--ckpt_path", "last", *self.listening(self.phases)]
-            self.server = self.run(self.words("federate", *to, *own), "server")
+            own = ["--superlink", self.address, "--ckpt_path", "last", *self.listening(self.phases)]
+            self.server = self.run(self.words("federate", *own), "server")
 
     def stop(self) -> None:
         """End everything, as a service manager would."""
@@ -139,25 +188,31 @@ class Bench:
         owner = self.server if process == "server" else self.nodes[place]
         return None if owner is None or owner.poll() is not None else owner.pid
 
-    def end(self, how: str, process: str, phase: str, delay: float, place: int) -> dict[str, Any]:
-        """Kill or stop one process in a phase; what became of it."""
+    def do(self, how: str, process: str, phase: str, delay: float, place: int) -> dict[str, Any]:
+        """Kill or stop a process, or cut a link, in a phase; what became of it."""
         if phase == "waiting" and self.server is not None and self.server.poll() is None:
             self.server.send_signal(signal.SIGTERM)
             self.server.wait(60)
         self.start()
-        before = len(self.said())
+        before, end = len(self.said()), time.monotonic() + GIVE_UP_S
         while phase != "waiting" and not any(words[0] == phase for words in self.said()[before:]):
-            if self.server is None or self.server.poll() is not None:  # an earlier fault is noticed only now
-                self.start()
+            if time.monotonic() > end:
+                sys.exit(f"no phase {phase!r} within {GIVE_UP_S:g} s; see {self.folder / 'server.log'}")
+            self.start()  # what an earlier fault ends only now
             time.sleep(0.01)
         time.sleep(delay)
+        at = len(self.said())
+        round_idx = int(self.said()[-1][1]) if at else 0
+        if process == "link":
+            healing = self.links[place].cut(CUTS_S[how])
+            found = self.outcome(at, time.monotonic(), process, phase)
+            healing.join()
+            return {"round": round_idx, **found}
         end = time.monotonic() + 60
         while (pid := self.pid(process, place)) is None and time.monotonic() < end:
             time.sleep(0.1)
         if pid is None:
             return {"outcome": "was not running"}
-        at = len(self.said())
-        round_idx = int(self.said()[-1][1]) if at else 0
         os.kill(pid, SIGNALS[how])
         return {"round": round_idx, **self.outcome(at, time.monotonic(), process, phase)}
 
@@ -184,11 +239,11 @@ class Bench:
 
 
 def plan(repeats: int) -> list[tuple[str, str, str, float, int]]:
-    """How to end what, in which phase, how far into it, and on which node: the same for everybody."""
+    """How to disturb what, in which phase, how far into it, and on which node: the same for everybody."""
     draw = random.Random(17)
     kills = [
         (how, process, phase, round(draw.uniform(0, LONGEST_S[phase]), 3), draw.randrange(2))
-        for how in SIGNALS for process in PROCESSES for phase in LONGEST_S for _ in range(repeats)
+        for process, ways in FAULTS.items() for how in ways for phase in LONGEST_S for _ in range(repeats)
     ]  # fmt: skip
     draw.shuffle(kills)
     return kills
@@ -201,7 +256,7 @@ def table(folder: Path, simulated: list[str]) -> int:
     odd = [words for words in rounds if words[2] != simulated[int(words[1])]]
     print("| fault | of | phase | round | seconds to notice | what the server says | the next round's weights |")
     print("|---|---|---|---|---|---|---|")
-    for one in sorted(done, key=lambda one: (PROCESSES.index(one["process"]), list(LONGEST_S).index(one["phase"]))):
+    for one in sorted(done, key=lambda one: (list(FAULTS).index(one["process"]), list(LONGEST_S).index(one["phase"]))):
         later = [words for words in rounds[one.get("rounds_before", 0) :] if int(words[1]) >= one.get("round", 0)]
         equal = "none yet" if not later else "equal" if later[-1][2] == simulated[int(later[-1][1])] else "differ"
         noticed = "" if one.get("seconds") is None else f"{one['seconds']:.0f}"
@@ -230,7 +285,7 @@ def main() -> int:
             if options.table:
                 break
             before = sum(words[0] == "checkpoint" for words in bench.said())
-            found = bench.end(how, process, phase, delay, place)
+            found = bench.do(how, process, phase, delay, place)
             row = {"how": how, "process": process, "phase": phase, "delay": delay, "rounds_before": before, **found}
             with open(kills, "a", encoding="utf-8") as file:
                 _write(file, row)

@@ -1,10 +1,11 @@
-"""A federation of ours beside Flower's own FedAvg: seconds and bytes a round, and the server's memory over rounds.
+"""A federation of ours beside Flower's own FedAvg: seconds, CPU and bytes a round, and the server's memory over rounds.
 
 The same three nodes with the same samples each, the same network, local work and test set, over loopback, one after
 the other: ours served by the server itself, Flower's by a SuperLink. Flower's is its PyTorch quickstart: a `ClientApp`
 that trains and a `ServerApp` with its `FedAvg`, whose model is tested by the server after every round, as ours is. A
 round is what lies between two tests; the first one is left out on both sides, where everything is imported. Bytes are
-those that crossed loopback, where Flower's own cross twice, since a SuperLink lies between::
+those that crossed loopback, where Flower's own cross twice, since a SuperLink lies between. Seconds of CPU are those of
+all processes from start to end: ours import PyTorch once each, Flower's once for every message to a node::
 
     python benchmarks/federation_peer.py                  # ten rounds of each
     python benchmarks/federation_peer.py --rounds 100 --ours
@@ -29,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import flower_programs as programs  # beside this file, as the next two
-from federation import ROOT, call, command, environment, free_port
+from federation import ROOT, call, command, cpu_seconds, environment, free_port
 from flower_fedavg.marks import mark
 
 from lit_fed.callbacks import Callback
@@ -65,29 +66,31 @@ def main() -> None:
     parser.add_argument("--ours", action="store_true", help="without Flower's own")
     parser.add_argument("--limit", type=float, default=3600, help="seconds for each")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="lit_fed_peer_") as name:
         folder = Path(name)
         run = ["-c", str(ROOT / "configs" / "quickstart.yaml"), "--trainer.max_rounds", str(options.rounds), *SAME]
         call("split", *run, "--output", str(folder / "parts"), limit=options.limit)
-        print("| | s a round | kB over loopback a round | server's memory after round 2, last, MB |\n|---|---|---|---|")
+        print("| | s a round | kB over loopback a round | server's memory after round 2, last, MB | s of CPU in all |")
+        print("|---|---|---|---|---|")
         ways = {"lit_fed": ours} | ({} if options.ours else {"Flower's FedAvg": flowers})
         for way, federate in ways.items():
             path = folder / f"{way}.jsonl"
+            before = cpu_seconds()
             federate(folder, path, options.rounds, options.limit)
-            told(way, [json.loads(line) for line in path.read_text().splitlines()])
+            told(way, [json.loads(line) for line in path.read_text().splitlines()], cpu_seconds() - before)
     print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores")
 
 
-def told(way: str, marks: Sequence[Sequence[Any]]) -> None:
+def told(way: str, marks: Sequence[Sequence[Any]], cpu: float) -> None:
     """Print a line of the table."""
     pairs = list(pairwise(marks[1:]))  # the first round begins with imports
     seconds = [later[0] - earlier[0] for earlier, later in pairs]
     crossed = [(later[1] - earlier[1]) / 1e3 for earlier, later in pairs]
     middle, low, high = statistics.median(seconds), min(seconds), max(seconds)
     memory = f"{marks[1][2] / 1024:.0f}, {marks[-1][2] / 1024:.0f}"
-    print(
-        f"| {way} | {middle:.1f} ({low:.1f} to {high:.1f}) | {statistics.median(crossed):.0f} | {memory} |", flush=True
-    )
+    line = f"{middle:.1f} ({low:.1f} to {high:.1f}) | {statistics.median(crossed):.0f} | {memory} | {cpu:.0f}"
+    print(f"| {way} | {line} |", flush=True)
 
 
 def ours(folder: Path, path: Path, rounds: int, limit: float) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import sys
 import sysconfig
@@ -124,7 +126,8 @@ def place_of(stack: StackSummary) -> str:
 def outline(error: BaseException) -> str:
     """Describe an error, which may quote data, for another machine.
 
-    Our errors without data are told in full (`LitFedError.told`), others by type and place in lit_fed.
+    Our errors without data are told in full (`LitFedError.told`), others by type, place in lit_fed, and the operating
+    system's reason, such as a full disk.
     """
     if isinstance(error, LitFedError) and (told := error.told()):
         return told
@@ -132,7 +135,18 @@ def outline(error: BaseException) -> str:
     for frame in traceback.extract_tb(error.__traceback__):
         if (path := Path(frame.filename)).is_relative_to(package):
             place = f"{path.relative_to(package.parent).as_posix()}, line {frame.lineno}"
-    return f"{type(error).__name__} in {place}"
+    return f"{type(error).__name__} in {place}{_of_the_system(error)}"
+
+
+def _of_the_system(error: BaseException | None) -> str:
+    """The operating system's words for the first of its errors among the causes; they quote no path."""
+    for _ in range(10):  # causes may form a circle
+        if isinstance(error, OSError) and error.errno is not None and error.errno in errno.errorcode:
+            return f": {os.strerror(error.errno)}"
+        if error is None:
+            break
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return ""
 
 
 _OURS = (

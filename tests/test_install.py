@@ -14,9 +14,9 @@ from lit_fed import __version__
 from tests.support import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-PINNED, FLOORS = (
+PINNED, FLOORS, FLOWER = (
     dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / name).read_text(), flags=re.M))
-    for name in ("constraints.txt", "requirements/floors.txt")
+    for name in ("constraints.txt", "requirements/floors.txt", "requirements/flower.txt")
 )
 
 
@@ -51,12 +51,15 @@ def test_a_release_of_timm_that_runs_pickles_is_none_that_we_declare() -> None:
     assert Version(FLOORS["timm"]) >= Version("1.0.26")
 
 
-def test_the_tested_versions_lie_in_the_declared_ranges() -> None:
-    normal = {name.lower().replace("_", "-"): pinned for name, pinned in PINNED.items()}
-    declared = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]]
-    for requirement in map(Requirement, declared):
+@pytest.mark.parametrize(
+    ("pins", "extras"), [(PINNED, ("dev",)), (FLOWER, ("dev", "flower"))], ids=["constraints.txt", "flower.txt"]
+)
+def test_the_tested_versions_lie_in_the_declared_ranges(pins: dict[str, str], extras: tuple[str, ...]) -> None:
+    normal = {name.lower().replace("_", "-"): pinned for name, pinned in pins.items()}
+    optional = [text for extra in extras for text in PROJECT["optional-dependencies"][extra]]
+    for requirement in map(Requirement, [*PROJECT["dependencies"], *optional]):
         pinned = normal.get(requirement.name.lower().replace("_", "-"))
-        assert pinned is not None, f"constraints.txt does not pin {requirement.name}"
+        assert pinned is not None, f"{requirement.name} is not pinned"
         assert Version(pinned) in requirement.specifier, f"{requirement} excludes the tested {pinned}"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import re
 import stat
 import time
 from collections.abc import Callable
@@ -14,6 +16,7 @@ import torch
 from lit_fed.deployment.node import Node
 from lit_fed.deployment.node_log import NodeLog
 from lit_fed.deployment.wire import Message, decode, encode
+from lit_fed.engine.storage.files import cannot_write
 from lit_fed.errors import CheckpointError, ClientFailure, ClientTimeout, ConfigError, NonFiniteUpdate, outline
 from lit_fed.methods import FedAvg, Scaffold
 from lit_fed.protocols import ClientTest, GlobalTest
@@ -84,6 +87,18 @@ def test_what_holds_no_data_is_told_as_it_is() -> None:
     late = ClientTimeout("it did not finish within trainer.client_timeout of 2 s", f"/home/{SECRET}/task.py, line 3")
     assert outline(late) == "it did not finish within trainer.client_timeout of 2 s"
     assert outline(ValueError(SECRET)) == "ValueError in code outside of lit_fed"
+
+
+def test_a_full_disk_is_told_to_the_server_without_the_path(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError) as caught, cannot_write(tmp_path / SECRET):
+        raise RuntimeError(f"PyTorch cannot write {SECRET}") from OSError(errno.ENOSPC, SECRET, f"/data/{SECRET}")
+    told = outline(caught.value)
+    assert re.fullmatch(r"CheckpointError in lit_fed/engine/storage/files\.py, line \d+: No space left on device", told)
+    assert outline(OSError(SECRET)) == "OSError in code outside of lit_fed"
+    assert outline(OSError(10**6, SECRET)) == "OSError in code outside of lit_fed"  # the system has no such error
+    one, other = ValueError(SECRET), ValueError(SECRET)
+    one.__cause__, other.__cause__ = other, one
+    assert outline(one) == "ValueError in code outside of lit_fed"
 
 
 def test_data_that_cannot_be_read_are_not_quoted_to_the_server(
