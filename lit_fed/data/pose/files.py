@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,8 @@ from torch.utils.data import Dataset, default_collate
 from typing_extensions import override
 
 from lit_fed.data.loaders.image_files import read_image
+from lit_fed.data.partitions.csr import IntArray
+from lit_fed.data.population.base import Subset
 from lit_fed.data.population.dataset_module import DatasetModule, Datasets
 from lit_fed.data.pose.augmentation import PoseAugmentation
 from lit_fed.data.pose.module import PoseDataModule
@@ -25,10 +28,21 @@ from lit_fed.errors import ConfigError
 
 
 class Album(NamedTuple):
-    """Persons with the paths of their images, n."""
+    """Persons with their images.
+
+    Args:
+        people: The persons, n.
+        paths: The image of each person, n.
+        clients: The data set's own client of each person, counted from 0, −1 for a client without training data,
+            shape (n,); None without clients.
+        listed: The number of each person's image in the data's files, n, where `People.image_id` has others; None for
+            the same.
+    """
 
     people: People
     paths: list[Path]
+    clients: IntArray | None = None
+    listed: list[int] | None = None
 
 
 class PhotoPose(PoseDataModule, DatasetModule):
@@ -44,6 +58,7 @@ class PhotoPose(PoseDataModule, DatasetModule):
     def __init__(self, remember: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.remember = remember
+        self._albums = dict[str, Album]()
 
     @abstractmethod
     def read_albums(self) -> tuple[Album, Album]:
@@ -55,6 +70,9 @@ class PhotoPose(PoseDataModule, DatasetModule):
         for album in (train, test):
             _check_images(album)
         strata = self._strata_of(train.people, test.people)
+        if train.clients is not None:
+            self._learn_levels(train.people.extent, train.clients)
+        self._albums = {"train": train, "test": test}
         height, width = self.resolutions[0]
         boxes = [size[1] / size[0] for size in (*self.resolutions, *self.test_resolutions)]
         reader = _Reader(self.remember)
@@ -62,7 +80,25 @@ class PhotoPose(PoseDataModule, DatasetModule):
             _Persons(album, reader, augmentation, self.skeleton.upper, width / height, max(boxes))
             for album, augmentation in ((train, self.augmentation), (train, None), (test, None))
         )
-        return Datasets(augmented, None, tested, None, train_plain=plain, source=strata.source)
+        owners = train.clients, test.clients
+        return Datasets(augmented, None, tested, None, plain, *owners, source=strata.source)
+
+    @override
+    def stored_people(self, subset: Subset, rows: IntArray) -> People:
+        people = self._albums[subset].people
+        return People(**{name: array[rows] for name, array in people.arrays().items()}, source=people.source)
+
+    @override
+    def stored_image(self, subset: Subset, row: int) -> NDArray[np.uint8]:
+        return _Reader(remember=False)(self._albums[subset].paths[row])
+
+    @override
+    def write_image(self, subset: Subset, row: int, stem: Path) -> str:
+        """Copy the file; it may be compressed with losses already."""
+        path = self._albums[subset].paths[row]
+        target = stem.with_name(f"{stem.name}{path.suffix}")
+        shutil.copyfile(path, target)
+        return target.name
 
     @override
     def collate(self, training: bool) -> Callable[[list[Any]], Any]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from typing_extensions import override
 
 from lit_fed.checks import check_range
@@ -100,6 +102,22 @@ class Puppets(PoseDataModule):
                 self._canvases[subset] = self._canvases[subset].index_select(0, chosen.to(self._device))
                 self._people[subset] = {name: array[chosen] for name, array in self._people[subset].items()}
                 self._kept[subset] = rows
+
+    @override
+    def stored_people(self, subset: Subset, rows: IntArray) -> People:
+        chosen = self._stored(subset, rows)
+        return People(**{name: array[chosen].numpy() for name, array in self._people[subset].items()})
+
+    @override
+    def stored_image(self, subset: Subset, row: int) -> NDArray[np.uint8]:
+        canvas = self._canvases[subset][int(self._stored(subset, np.array([row]))[0])]
+        return canvas.cpu().numpy().transpose(1, 2, 0)
+
+    @override
+    def write_image(self, subset: Subset, row: int, stem: Path) -> str:
+        path = stem.with_suffix(".png")
+        Image.fromarray(np.ascontiguousarray(self.stored_image(subset, row))).save(path)
+        return path.name
 
     @override
     def move_to(self, device: torch.device) -> None:
