@@ -198,10 +198,16 @@ class KeypointEstimator(OnNetwork):
 
     @override
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
-        """Joints (B, K, 2) as (x, y) in pixels of the images, and the peak of each joint's heatmap (B, K)."""
+        """Joints (B, K, 2) as (x, y), and the peak of each joint's heatmap (B, K).
+
+        Joints are in pixels of the original images if the batch leads back to them, with ``center`` and ``scale`` as for
+        ``ap``, and come with their ``image_id`` (B,); else in pixels of the pictures.
+        """
         images = batch["image"] if isinstance(batch, Mapping) else batch if isinstance(batch, Tensor) else batch[0]
         keypoints, score = self.codec.decode(self.heatmaps(images), images.shape[2:])
-        return {"keypoints": keypoints, "score": score}
+        if not isinstance(batch, Mapping) or "scale" not in batch:
+            return {"keypoints": keypoints, "score": score}
+        return {"keypoints": _in_image(keypoints, batch), "score": score, "image_id": batch["image_id"]}
 
     def test_figures(self, batches: Mapping[str, Batch]) -> dict[str, Figure]:
         """Pictures of a test batch in several views, such as resolutions, by the view's name.

@@ -222,7 +222,7 @@ def _skeleton(category: Mapping[str, Any], path: Path) -> Skeleton:
             raise ConfigError(f"{path}: skeleton {bone} is out of range; give two of the joints 1 … {len(joints)}")
     edges = tuple((int(a) - 1, int(b) - 1) for a, b in bones)
     unscored = tuple(int(joint) for joint in category.get("unscored", ()))
-    return Skeleton(joints, pairs, edges, unscored, source=str(path))
+    return Skeleton(joints, pairs, edges, unscored, int(category["id"]), str(path))
 
 
 def _check_box(box: Sequence[float], image: Mapping[str, Any], what: str) -> None:
@@ -251,7 +251,7 @@ def _person(annotation: Mapping[str, Any], num_joints: int, padding: float, what
     if len(annotation.get("bbox", ())) != 4:
         raise ConfigError(f"{what} has no bbox [x, y, width, height]; add it")
     table = np.asarray(values, dtype=np.float32).reshape(num_joints, 3)
-    left, top, width, height = (float(value) for value in annotation["bbox"])
+    width, height = (float(value) for value in annotation["bbox"][2:])
     visible = table[:, 2] > 0
     if not visible.any() or width <= 0 or height <= 0:
         return None
@@ -263,10 +263,18 @@ def _person(annotation: Mapping[str, Any], num_joints: int, padding: float, what
         "keypoints": table[:, :2],
         "visible": visible,
         "head_size": head_size if head_size > 0 else np.nan,
-        "centre": (left + width / 2, top + height / 2),
-        "extent": max(height, width / _ASPECT) * padding,
+        **box_row(annotation["bbox"], padding),
         "area": np.nan if area is None else float(area),
         "image_id": image_id,
+    }
+
+
+def box_row(box: Sequence[float], padding: float) -> dict[str, Any]:
+    """A box [x, y, width, height] as `People` has it, widened to 3:4 and enlarged."""
+    left, top, width, height = map(float, box)
+    return {
+        "centre": (left + width / 2, top + height / 2),
+        "extent": max(height, width / _ASPECT) * padding,
     }
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,22 +15,27 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from lit_fed.checks import check_choice, check_range
+from lit_fed.data.loaders.image_files import read_photograph
 from lit_fed.data.loaders.transforms import Normalize
 from lit_fed.data.partitions.csr import IntArray
 from lit_fed.data.partitions.cut import Strata
 from lit_fed.data.partitions.partition import Natural
 from lit_fed.data.population.base import FederatedDataModule, Subset
+from lit_fed.data.population.new_inputs import NewInputs, Records
 from lit_fed.data.population.pictures import MOST_CLIENTS, even_subset, label_axis, new_figure
 from lit_fed.data.population.views import View
 from lit_fed.data.pose.augmentation import PoseAugmentation
 from lit_fed.data.pose.people import People
+from lit_fed.data.pose.records import by_image, found_records
 from lit_fed.data.pose.skeleton import Skeleton
+from lit_fed.data.pose.skeleton_picture import Posed, skeletons_picture
 from lit_fed.data.pose.warp import INTERPOLATIONS, Interpolation, Means, PoseView, Size, checked_size
 from lit_fed.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_MOST_PHOTOGRAPHS = 8  # in the picture beside predictions
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -129,6 +135,9 @@ class PoseDataModule(FederatedDataModule):
         self._extents = (0.0, 0.0)  # least and median height of a box in pixels, known after `setup`
         self._made: dict[Any, PoseView] = {}
 
+    padding: float = 1.25
+    """Factor to enlarge the boxes of persons by."""
+
     # The data set; known without `setup`.
 
     @property
@@ -143,6 +152,10 @@ class PoseDataModule(FederatedDataModule):
     @abstractmethod
     def stored_image(self, subset: Subset, row: int) -> NDArray[np.uint8]:
         """A person's image, shape (h, w, 3)."""
+
+    @abstractmethod
+    def image_of(self, number: int) -> tuple[int, str, Callable[[], NDArray[np.uint8]]]:
+        """A test image by its `People.image_id`: its number and name in the data's files, and a function to read it."""
 
     @abstractmethod
     def write_image(self, subset: Subset, row: int, stem: Path) -> str:
@@ -310,6 +323,35 @@ class PoseDataModule(FederatedDataModule):
         """Take the least and the median height of a box from all boxes (n,)."""
         self._extents = (float(heights.min()), float(np.median(heights)))
         self._made.clear()
+
+    # Predictions.
+
+    @override
+    def records(self, columns: Mapping[str, NDArray[Any]], new: NewInputs | None) -> Records | None:
+        """Joints by name, in pixels of the original images; None for a task that predicts something else."""
+        points, scores, numbers = (columns.get(name) for name in ("keypoints", "score", "image_id"))
+        if points is None or scores is None or numbers is None or points.shape[1:] != self.output_shape:
+            return None
+        if new is not None and new.files is not None:
+            files = new.files
+            images = [(int(number), Path(file).name) for number, file in zip(numbers, files, strict=True)]
+            readers = [partial(read_photograph, Path(file)) for file in files]
+        else:
+            found = [self.image_of(int(number)) for number in numbers]
+            numbered = len({number for number, _, _ in found}) == len(set(numbers.tolist()))
+            images = [
+                (number if numbered else int(unique), name)
+                for unique, (number, name, _) in zip(numbers, found, strict=True)
+            ]
+            readers = [reader for _, _, reader in found]
+        rows, results = found_records(points, scores, images, self.joint_names, self.skeleton.category)
+
+        def picture() -> Figure:
+            shown = list(by_image(images).values())[:_MOST_PHOTOGRAPHS]
+            posed = [Posed(images[places[0]][1], readers[places[0]](), points[places]) for places in shown]
+            return skeletons_picture(posed, self.skeleton)
+
+        return Records(rows, results, picture)
 
     # A run's record.
 

@@ -19,6 +19,7 @@ class Skeleton:
         flip_pairs: Joints that swap in a mirror, by number from 0, such as left and right ankle.
         edges: Joints to connect in pictures, by number.
         unscored: Joints that the data set's metric leaves out.
+        category: COCO's category of the persons.
         source: The file or data set, for errors.
 
     Raises:
@@ -29,6 +30,7 @@ class Skeleton:
     flip_pairs: tuple[tuple[int, int], ...] = ()
     edges: tuple[tuple[int, int], ...] = ()
     unscored: tuple[int, ...] = ()
+    category: int = field(default=1, compare=False)
     source: str = field(default="the skeleton", compare=False)
 
     def __post_init__(self) -> None:

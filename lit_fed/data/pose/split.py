@@ -49,7 +49,7 @@ def pose_settings_of(data: PoseDataModule) -> dict[str, Any]:
         "box_heights": list(data.box_heights),
         "mean": list(data.mean),
         "std": list(data.std),
-        "padding": 1.0,  # the boxes in the files are enlarged already
+        "padding": data.padding,
         "test_fraction": 0.0,
     } | {key: getattr(data, key) for key in same}
 
@@ -80,15 +80,15 @@ def _write(data: PoseDataModule, folder: Path, part: str, subset: Subset, rows: 
             names[number] = data.write_image(subset, row, folder / "images" / f"{subset}_{number:06}")
     content = {
         "images": [{"id": number, "file_name": name} for number, name in names.items()],
-        "annotations": [_annotation(people, place) for place in range(len(people))],
+        "annotations": [_annotation(people, place, data.padding) for place in range(len(people))],
         "categories": [_category(data.skeleton)],
     }
     (folder / f"{part}.json").write_text(json.dumps(content) + "\n", encoding="utf-8")
 
 
-def _annotation(people: People, place: int) -> dict[str, Any]:
-    """A person in COCO's format; its box has the extent and the middle of `People`."""
-    (x, y), height = people.centre[place].tolist(), float(people.extent[place])
+def _annotation(people: People, place: int, padding: float) -> dict[str, Any]:
+    """A person in COCO's format; its box has the extent and the middle of `People` once it is enlarged."""
+    (x, y), height = people.centre[place].tolist(), float(people.extent[place]) / padding
     seen = people.visible[place] > 0
     points = np.concatenate([people.keypoints[place].astype(np.float64), 2.0 * seen[:, None]], axis=1)
     known = {name: float(getattr(people, name)[place]) for name in ("area", "head_size")}
