@@ -60,6 +60,8 @@ class ClientPoses(PhotoPose):
         ConfigError: A file is missing or malformed, a client has no person, or files differ in their joints.
     """
 
+    coco_ap = True
+
     def __init__(
         self,
         root: str = "data/clients",

@@ -47,6 +47,8 @@ class CocoKeypoints(PhotoPose):
         ConfigError: A file or an image is missing, or an annotation has a wrong number of joints or names no client.
     """
 
+    coco_ap = True
+
     def __init__(
         self,
         root: str = "data/coco",

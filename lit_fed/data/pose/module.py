@@ -175,6 +175,14 @@ class PoseDataModule(FederatedDataModule):
         """Names of the joints."""
         return self.skeleton.joints
 
+    coco_ap: bool = False
+    """Whether COCO's AP is defined: the areas of persons are known."""
+
+    @property
+    def oks_sigmas(self) -> tuple[float, ...]:
+        """σ of each joint for COCO's AP."""
+        return self.skeleton.sigmas
+
     @property
     def flip_pairs(self) -> tuple[tuple[int, int], ...]:
         """Joints that swap in a mirror, by number."""

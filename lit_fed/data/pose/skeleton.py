@@ -9,6 +9,12 @@ from lit_fed.errors import ConfigError
 
 _LOWER = ("hip", "pelvis", "knee", "ankle", "heel", "foot", "toe")
 
+_SIGMAS = {
+    **{"nose": 0.026, "eye": 0.025, "ear": 0.035, "shoulder": 0.079, "elbow": 0.072},
+    **{"wrist": 0.062, "hip": 0.107, "knee": 0.087, "ankle": 0.089},
+}
+_OTHER_SIGMA = 0.079
+
 
 @dataclass(frozen=True)
 class Skeleton:
@@ -60,6 +66,15 @@ class Skeleton:
         for left, right in self.flip_pairs:
             order[left], order[right] = right, left
         return tuple(order)
+
+    @property
+    def sigmas(self) -> tuple[float, ...]:
+        """Annotators' deviation on each joint by its name, as a share of the root of the person's area.
+
+        COCO's for its joints, and CrowdPose's for head, neck and all others.
+        """
+        known = ((sigma for part, sigma in _SIGMAS.items() if part in name.lower()) for name in self.joints)
+        return tuple(next(found, _OTHER_SIGMA) for found in known)
 
     @property
     def upper(self) -> tuple[bool, ...]:
