@@ -135,10 +135,10 @@ def joints_figure(
     allowed = np.linspace(0, 1, 101)
     for place, (name, found) in enumerate(known.items()):
         panels[0].plot(allowed, [_share(found, limit) for limit in allowed], color=colors[place], label=readable(name))
-        for offset, limit in zip((0.45, 1.0), reversed(limits), strict=True) if shown else ():
+        for alpha, limit in zip((0.4, 1.0), limits, strict=True) if shown else ():
             values = [_share(found[:, joints], limit) for joints in shown.values()]
             middles = np.arange(len(shown)) + (place + 0.5) / len(known) * 0.8 - 0.4
-            panels[1].bar(middles, values, 0.8 / len(known), color=colors[place], alpha=offset, zorder=3 - offset)
+            panels[1].bar(middles, values, 0.8 / len(known), color=colors[place], alpha=alpha)
     panels[0].set(xlabel="allowed distance in lengths of PCK", ylabel="joints found in %", xlim=(0, 1), ylim=(0, 100))
     panels[0].legend(fontsize=8, frameon=False, title="shown at", title_fontsize=8)
     if shown:

@@ -54,7 +54,7 @@ def test_a_row_a_resolution_with_what_is_found_beside_what_is_true() -> None:
     assert len(second.lines) == 2, "joints that are not to be seen are connected to nothing"
     picture, heat = panels[0, 1].images
     assert heat.get_array()[4, 2] == 0.5
-    assert heat.get_extent() == (-0.5, 11.5, 15.5, -0.5) == picture.get_extent(), "as large as the picture"
+    assert tuple(heat.get_extent()) == (-0.5, 11.5, 15.5, -0.5) == tuple(picture.get_extent()), "as large as the picture"
     assert [row[1].images[1].get_clim() for row in panels] == [(0, 0.5)] * 2, "one for all that was found"
 
 
@@ -74,8 +74,8 @@ def test_the_share_of_joints_by_the_distance_and_by_their_kind() -> None:
     (line,) = curve.lines  # of the resolution with joints that count
     share = dict(zip(np.round(line.get_xdata(), 2).tolist(), line.get_ydata(), strict=True))
     # Distances .05, .1, .3 and .6.
-    assert [share[limit] for limit in (0.0, 0.05, 0.2, 0.5, 0.6)] == [0, 25, 50, 75, 100]
-    assert [bar.get_height() for bar in bars.patches] == [50, 75]  # within .1 and .5, of hands alone
+    assert [share[limit] for limit in (0.0, 0.06, 0.2, 0.5, 0.61)] == [0, 25, 50, 75, 100]
+    assert [bar.get_height() for bar in bars.patches] == [75, 50]  # within .5 and .1, of hands alone
     assert [tick.get_text() for tick in bars.get_xticklabels()] == ["hand"]
     assert len(joints_figure({"16x12": found}, {}, (0.5, 0.1)).axes) == 1  # type: ignore[union-attr]
     assert joints_figure({"16x12": found * np.nan}, {}, (0.5, 0.1)) is None
