@@ -20,6 +20,7 @@ from lit_fed.losses import UDP, HeatmapCodec
 from lit_fed.tasks.coco_metrics import STATISTICS, KeypointAP
 from lit_fed.tasks.on_network import OnNetwork
 from lit_fed.tasks.pose_metrics import PCK, joint_kinds
+from lit_fed.tasks.pose_outputs import JointOutputs
 from lit_fed.tasks.pose_pictures import Shown, features_figure, joints_figure, poses_figure
 
 if TYPE_CHECKING:
@@ -295,10 +296,14 @@ class KeypointEstimator(OnNetwork):
 
     def heatmaps(self, images: Tensor) -> Tensor:
         """Heatmaps (B, K, h, w), with the flip test if it is on."""
-        heatmaps: Tensor = self(images)
-        if not self.flip_test:
-            return heatmaps
-        return (heatmaps + self.codec.unflip(self(images.flip(3)), self.flip_pairs)) / 2
+        return self.deployed_outputs().heatmaps(self, images)
+
+    def deployed_outputs(self) -> JointOutputs:
+        """The conversion of the network's heatmaps to joints, for use without lit_fed."""
+        cell = getattr(self.network, "cell", getattr(self.network, "patch_size", self.codec.stride))
+        return JointOutputs(
+            self.codec, self.flip_pairs, self.flip_test, self.joint_names, self.skeleton_edges, int(cell)
+        )
 
     def _loss(self, heatmaps: Tensor, batch: Batch) -> Tensor:
         keypoints, visible, size = batch["keypoints"], batch["visible"], batch["image"].shape[2:]

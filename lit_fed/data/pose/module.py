@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from lit_fed.checks import check_choice, check_range
 from lit_fed.data.loaders.image_files import read_photograph
-from lit_fed.data.loaders.transforms import Normalize
+from lit_fed.data.loaders.transforms import Normalize, Step
 from lit_fed.data.partitions.csr import IntArray
 from lit_fed.data.partitions.cut import Strata
 from lit_fed.data.partitions.partition import Natural
@@ -215,6 +215,16 @@ class PoseDataModule(FederatedDataModule):
     def output_shape(self) -> tuple[int, ...]:
         """(K, 2)."""
         return (self.num_joints, 2)
+
+    @override
+    def preprocessing(self) -> list[Step]:
+        """The normalisation of pictures of any size."""
+        return self._normalize.steps
+
+    @override
+    def stored_like(self) -> tuple[tuple[int, ...], str]:
+        """Bytes at the highest level; any other size is possible, too."""
+        return self.input_shape, "uint8"
 
     # Views.
 
