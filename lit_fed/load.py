@@ -36,17 +36,27 @@ class DeployedNetwork(nn.Module):
         preprocessing: The data module's, an identity if it has none.
         network: The trained network.
         class_names: Names of its outputs, in order; None if the data lack names.
+        outputs: Makes the outputs of the network and its inputs, by the task's ``deployed_outputs``; None for the
+            network's own.
     """
 
-    def __init__(self, preprocessing: nn.Module, network: nn.Module, class_names: tuple[str, ...] | None) -> None:
+    def __init__(
+        self,
+        preprocessing: nn.Module,
+        network: nn.Module,
+        class_names: tuple[str, ...] | None,
+        outputs: nn.Module | None = None,
+    ) -> None:
         super().__init__()
         self.preprocessing = preprocessing
         self.network = network
         self.class_names = class_names
+        self.outputs = outputs
 
     def forward(self, stored: Tensor) -> Any:
         """Outputs for a batch of stored inputs, (B, …)."""
-        return self.network(self.preprocessing(stored))
+        inputs = self.preprocessing(stored)
+        return self.network(inputs) if self.outputs is None else self.outputs(self.network, inputs)
 
 
 class NotRebuilt(CheckpointError):
@@ -75,7 +85,8 @@ def load_network(
             Importing runs their code, and they receive the file paths of the configuration: name only trusted ones.
 
     Returns:
-        The preprocessing and ``network``: the given one, else the task's ``network``, else the task. If a data module
+        The preprocessing and ``network``: the given one, else the task's ``network``, else the task. A rebuilt
+        `KeypointEstimator` has joints as outputs, by name ``keypoints`` (B, K, 2) and ``score`` (B, K). If a data module
         prepares inputs by custom code, a warning says so, and inputs reach the network unchanged.
 
     Raises:
@@ -90,7 +101,8 @@ def load_network(
         task, algorithm = _rebuilt(content["config"], path, modules)
         algorithm.adapt(task)
         _load(task, content["state_dict"], path)
-        return _deployed(algorithm.release(task), content["inputs"], path)
+        made: Any = getattr(task, "deployed_outputs", None)
+        return _deployed(algorithm.release(task), content["inputs"], path, None if made is None else made())
     state = content["state_dict"]
     if not state.keys() <= network.state_dict().keys():
         state = {name.removeprefix("network."): tensor for name, tensor in state.items() if name.startswith("network.")}
@@ -107,7 +119,9 @@ def checkpoint_file(ckpt_path: str | Path) -> Path:
     return next((file for file in files if file.is_file()), files[-1])
 
 
-def _deployed(network: nn.Module, inputs: Mapping[str, Any], path: Path) -> DeployedNetwork:
+def _deployed(
+    network: nn.Module, inputs: Mapping[str, Any], path: Path, outputs: nn.Module | None = None
+) -> DeployedNetwork:
     """The network with the checkpoint's preprocessing."""
     steps, names = inputs.get("steps"), inputs.get("class_names")
     if steps is None:
@@ -120,7 +134,7 @@ def _deployed(network: nn.Module, inputs: Mapping[str, Any], path: Path) -> Depl
         preprocessing = rebuild(steps or [])
     except (TypeError, KeyError, ValueError, AttributeError, ConfigError) as error:
         raise CheckpointError(f"{path} is not a lit_fed checkpoint: its preprocessing is {steps!r}") from error
-    return DeployedNetwork(preprocessing, network, None if names is None else tuple(map(str, names))).eval()
+    return DeployedNetwork(preprocessing, network, None if names is None else tuple(map(str, names)), outputs).eval()
 
 
 def _rebuilt(config: str, path: Path, modules: Sequence[str]) -> tuple[LightningModule, Algorithm[Any]]:

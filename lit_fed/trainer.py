@@ -273,8 +273,8 @@ class FederatedTrainer:
             client_id: Predict as this client on its own test data: its name, or "0", "1", … for clients without names;
                 None for the global model.
             client_position: Predict as the client at this position, counted from 0.
-            output: Output file: ``.csv`` (a row per sample) or ``.npz`` (an array per output).
-            inputs: Predict on a table, ``.npz`` arrays, or a folder of images, as the data module reads them.
+            output: Output file: ``.csv`` (a row per sample), ``.npz`` (an array per output) or, of poses, ``.json``.
+            inputs: Predict on a table, ``.npz`` arrays, or images, as the data module reads them.
             overwrite: Replace an existing file.
         """
 

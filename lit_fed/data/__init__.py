@@ -26,7 +26,16 @@ from lit_fed.data.population.feature_skew import Brightness, FeatureSkew, NoiseL
 from lit_fed.data.population.in_memory import Arrays, ImageDataModule, TensorDataModule
 from lit_fed.data.population.targets import quantile_strata
 from lit_fed.data.population.views import View
-from lit_fed.data.pose import CocoKeypoints, Mpii, PhotoPose, PoseAugmentation, PoseDataModule, Puppets, Skeleton
+from lit_fed.data.pose import (
+    ClientPoses,
+    CocoKeypoints,
+    Mpii,
+    PhotoPose,
+    PoseAugmentation,
+    PoseDataModule,
+    Puppets,
+    Skeleton,
+)
 from lit_fed.data.sets.diabetes import Diabetes
 from lit_fed.data.sets.digits import DigitPairs, Digits
 from lit_fed.data.sets.sensors import PAMAP2, UCIHAR
@@ -50,6 +59,7 @@ __all__ = [
     "ClientArrays",
     "ClientFolders",
     "ClientIndices",
+    "ClientPoses",
     "CocoKeypoints",
     "DatasetModule",
     "Datasets",

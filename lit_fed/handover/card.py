@@ -19,11 +19,15 @@ class Inputs(NamedTuple):
         shape: Shape of one input, without the batch.
         dtype: Its type.
         free: By axis, counted from the batch, the least and the largest size that the program takes.
+        joints: Names of the joints, if the outputs are joints.
+        cell: Pixels of which height and width of pictures must be multiples.
     """
 
     shape: tuple[int, ...]
     dtype: str
     free: Mapping[int, tuple[int, int | None]]
+    joints: Sequence[str] = ()
+    cell: int = 1
 
 
 def card(facts: Facts, uses: Sequence[str], inputs: Inputs) -> str:
@@ -38,7 +42,8 @@ def card(facts: Facts, uses: Sequence[str], inputs: Inputs) -> str:
     lines += [f"# {_escaped(facts.task)} by {_escaped(facts.method)} on {_escaped(facts.data[0])}", ""]
     lines += ["A network trained by federated learning. These files need no lit_fed.", ""]
     lines += ["## Use", "", *(line for use in uses for line in ("```python", use, "```", ""))]
-    lines += ["## Inputs and outputs", "", *_inputs(facts, inputs), ""]
+    lines += ["## Inputs and outputs", "", *_inputs(facts, inputs)]
+    lines += [*(_outputs(inputs.joints, inputs.cell) if inputs.joints else ()), ""]
     lines += ["## Data", "", *_table({"data": facts.data[0], **facts.clients, **facts.data[1]})]
     lines += [f"| partition, SHA-256 | {_code(facts.partition_sha256)} |", ""]
     training = {"method": facts.method, "trained for": counted(facts.rounds, "round"), **facts.algorithm}
@@ -51,6 +56,12 @@ def card(facts: Facts, uses: Sequence[str], inputs: Inputs) -> str:
     lines += ["## To be written by whoever passes the network on", ""]
     lines += ["What it may be used for and what not, whose data these were and on what terms, and the licence.", ""]
     return "\n".join(lines)
+
+
+def _outputs(joints: Sequence[str], cell: int) -> Iterator[str]:
+    yield f"- Height and width are multiples of {cell}: a photograph of one person, of any size."
+    yield "- Outputs: `keypoints` (B, K, 2), pixels (x, y) of the input, 0 the centre of the first, and `score` (B, K)."
+    yield f"- Joints, in their order: {', '.join(map(_escaped, joints))}."
 
 
 def _inputs(facts: Facts, inputs: Inputs) -> Iterator[str]:

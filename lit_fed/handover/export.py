@@ -7,6 +7,7 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -30,6 +31,7 @@ from lit_fed.load import DeployedNetwork, checkpoint_file, load_network
 T = TypeVar("T")
 
 FACTS = "model.json"
+_APART, _MOST_APART = 0.01, 0.1  # pixels between two places of a joint; share of joints
 _LARGEST = 10**9  # numbers in an input
 _SEQUENCE_AXES = 3  # batch, length and channels; images have more, whose size is the data's
 _FILES = ("model.safetensors", FACTS, "model.pt2", "model.onnx", "model.onnx.data", "MODEL_CARD.md")
@@ -39,6 +41,22 @@ outputs = model(torch.zeros({sizes}, dtype=torch.{dtype}))"""
 _ONNX = """import numpy, onnxruntime
 model = onnxruntime.InferenceSession("model.onnx")
 outputs = model.run(None, {{"inputs": numpy.zeros(({sizes}), numpy.{dtype})}})"""
+_PT2_JOINTS = """import json, torch
+from matplotlib import pyplot
+from torchvision.io import decode_image
+told = {{"model.json": ""}}
+model = torch.export.load("model.pt2", extra_files=told).module()
+facts = json.loads(told["model.json"])
+picture = decode_image("person.jpg", mode="RGB")  # (3, H, W) of one person
+found = model(picture[None])  # "keypoints" in pixels (x, y), and "score"
+pyplot.imshow(picture.permute(1, 2, 0))
+for one, other in facts["edges"]:
+    pyplot.plot(*found["keypoints"][0, [one, other]].detach().T, label=facts["joints"][one])
+pyplot.savefig("skeleton.png")"""
+_ONNX_JOINTS = """import json, numpy, onnxruntime
+model = onnxruntime.InferenceSession("model.onnx")
+keypoints, score = model.run(None, {{"inputs": numpy.zeros(({sizes}), numpy.{dtype})}})
+joints = json.loads(model.get_modelmeta().custom_metadata_map["lit_fed"])["joints"]"""
 _WEIGHTS = """from safetensors.torch import load_file
 weights = load_file("model.safetensors")  # by the names of the network's own tensors"""
 
@@ -105,7 +123,10 @@ def export_network(
     free = {} if program is None else _free_axes(program)
     facts = facts_of(content, path)
     sizes = [None, *(None if axis in free else size for axis, size in enumerate(shape, 1))]
-    told = json.dumps(asdict(facts) | {"input": {"shape": sizes, "dtype": dtype}}, ensure_ascii=False, default=str)
+    more: dict[str, Any] = getattr(deployed.outputs, "facts", {})
+    told = json.dumps(
+        asdict(facts) | more | {"input": {"shape": sizes, "dtype": dtype}}, ensure_ascii=False, default=str
+    )
     with files_in_place(folder, _FILES) as temporary:
         (temporary / "model.safetensors").write_bytes(_weights(deployed, told))
         (temporary / FACTS).write_text(told + "\n", encoding="utf-8")
@@ -114,7 +135,7 @@ def export_network(
             del writers["model.onnx"]
             if onnx is None:
                 lacking["model.onnx"] = f"{' and '.join(absent)} not installed; pip install 'lit-fed[onnx]'"
-        batches = _other_sizes(example, free)
+        batches = _other_sizes(example, free, getattr(deployed.outputs, "cell", 1))
         for name, write in writers.items():
             if program is None:
                 break
@@ -126,8 +147,10 @@ def export_network(
         if "model.pt2" in lacking and onnx is not False:
             lacking["model.onnx"] = "it is made from model.pt2"
         words = {"sizes": ", ".join(map(str, (1, *shape))), "dtype": dtype}
-        uses = {"model.pt2": _PT2.format(**words), "model.onnx": _ONNX.format(**words), "model.safetensors": _WEIGHTS}
-        text = card(facts, [use for name, use in uses.items() if name in written], Inputs(shape, dtype, free))
+        pt2, onnx_use = (_PT2_JOINTS, _ONNX_JOINTS) if more.get("joints") else (_PT2, _ONNX)
+        uses = {"model.pt2": pt2.format(**words), "model.onnx": onnx_use.format(**words), "model.safetensors": _WEIGHTS}
+        inputs = Inputs(shape, dtype, free, more.get("joints") or (), getattr(deployed.outputs, "cell", 1))
+        text = card(facts, [use for name, use in uses.items() if name in written], inputs)
         (temporary / "MODEL_CARD.md").write_text(text, encoding="utf-8")
     return Exported(folder, (*written, "MODEL_CARD.md"), lacking)
 
@@ -152,7 +175,8 @@ def _example(shape: tuple[int, ...], dtype: str) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     if kind.is_floating_point:
         return torch.rand(3, *shape, generator=generator, dtype=torch.float32).to(kind)
-    return torch.randint(0, 2, (3, *shape), generator=generator).to(kind)
+    most = 256 if kind == torch.uint8 and len(shape) == 3 else 2  # of images, so that places differ
+    return torch.randint(0, most, (3, *shape), generator=generator).to(kind)
 
 
 def _attempt(step: Callable[[], T], name: str, lacking: dict[str, str]) -> T | None:
@@ -181,7 +205,13 @@ def _program(deployed: DeployedNetwork, example: Tensor) -> ExportedProgram:
     network = deployed.network
     if isinstance(network, LightningModule) and not overrides(network, "forward"):
         raise ConfigError(f"{type(network).__name__} has no forward(x) to export; add one")
-    sizes: dict[int, Any] = {0: torch.export.Dim("batch", min=1)}
+    batch = torch.export.Dim("batch", min=1)
+    sizes: dict[int, Any] = {0: batch}
+    if (cell := getattr(deployed.outputs, "cell", None)) is not None:  # it takes pictures of any size
+        rows, columns = torch.export.Dim("rows", min=2), torch.export.Dim("columns", min=2)
+        free = sizes | {2: cell * rows, 3: cell * columns} if cell > 1 else sizes | {2: rows, 3: columns}
+        with suppress(Exception), torch.no_grad():  # of the network's own code, which may fix the size
+            return torch.export.export(deployed, (example,), dynamic_shapes=(free,))
     if example.ndim <= _SEQUENCE_AXES:
         sizes |= dict.fromkeys(range(1, example.ndim), torch.export.Dim.AUTO)  # free where the network leaves it so
     with torch.no_grad():
@@ -200,12 +230,29 @@ def _free_axes(program: ExportedProgram) -> dict[int, tuple[int, int | None]]:
     return found
 
 
-def _other_sizes(example: Tensor, free: Mapping[int, tuple[int, int | None]]) -> list[Tensor]:
-    """Batches to compare a program with its network: of two sizes, and with every free axis shorter."""
+def _other_sizes(example: Tensor, free: Mapping[int, tuple[int, int | None]], cell: int) -> list[Tensor]:
+    """Batches to compare a program with its network: of two sizes, and with every free axis shorter, in whole cells."""
     batches = [example, example[:2]]
     for axis, (least, _) in free.items():
-        batches.append(example.narrow(axis, 0, max(least, example.shape[axis] // 2)))
+        batches.append(example.narrow(axis, 0, max(least, example.shape[axis] // 2 // cell * cell)))
     return batches
+
+
+def _check_equal(found: Any, wanted: Any, rtol: float, atol: float) -> None:
+    """Compare a program's outputs with the network's.
+
+    Joints stand at the largest value of a heatmap, and one in ten may stand elsewhere, as rounding decides between two
+    equal values.
+
+    Raises:
+        AssertionError: They differ.
+    """
+    if not isinstance(wanted, dict) or "keypoints" not in wanted:
+        torch.testing.assert_close(found, wanted, rtol=rtol, atol=atol)
+        return
+    torch.testing.assert_close(found["score"], wanted["score"], rtol=rtol, atol=atol)
+    apart = (found["keypoints"] - wanted["keypoints"]).abs().amax(-1) > _APART
+    assert apart.float().mean() <= _MOST_APART, "the joints differ"
 
 
 def _write_pt2(
@@ -217,7 +264,7 @@ def _write_pt2(
     again = torch.export.load(path).module()
     with torch.no_grad():
         for batch in batches:
-            torch.testing.assert_close(again(batch), deployed(batch), rtol=1e-4, atol=1e-5)
+            _check_equal(again(batch), deployed(batch), rtol=1e-4, atol=1e-5)
     return True
 
 
@@ -226,15 +273,19 @@ def _write_onnx(
 ) -> bool:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporter's own parts
-        made = torch.onnx.export(program, (batches[0],), input_names=["inputs"], verbose=False)
+        with torch.no_grad():
+            wanted = deployed(batches[0])
+        names = list(wanted) if isinstance(wanted, dict) else None
+        made = torch.onnx.export(program, (batches[0],), input_names=["inputs"], output_names=names, verbose=False)
     assert made is not None
+    made.model.metadata_props["lit_fed"] = told
     made.save(path)
     if find_spec("onnxruntime") is not None:
         import onnxruntime
 
         session = onnxruntime.InferenceSession(path)
         for batch in batches:
-            (found, *_) = session.run(None, {"inputs": batch.numpy()})
+            found = list(map(torch.from_numpy, session.run(None, {"inputs": batch.numpy()})))
             with torch.no_grad():
-                torch.testing.assert_close(torch.from_numpy(found), deployed(batch), rtol=1e-3, atol=1e-4)
+                _check_equal(dict(zip(names, found, strict=True)) if names else found[0], deployed(batch), 1e-3, 1e-4)
     return True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -49,7 +49,7 @@ def peaks(heatmaps: Tensor) -> tuple[Tensor, Tensor]:
         Pixels (…, 2), (x, y), int64, and values (…).
     """
     scores, places = heatmaps.flatten(-2).max(dim=-1)
-    width = heatmaps.shape[-1]
+    width = torch.full_like(places, heatmaps.shape[-1])  # a tensor, as ONNX divides by no size
     return torch.stack([places % width, places // width], dim=-1), scores
 
 
@@ -66,8 +66,8 @@ def quarter_offset(heatmaps: Tensor, pixels: Tensor) -> Tensor:
         (…, 2) floating point.
     """
     height, width = heatmaps.shape[-2:]
-    inside = (pixels > 0) & (pixels < pixels.new_tensor([width - 1, height - 1]))
-    middle = torch.minimum(pixels.clamp_min(1), pixels.new_tensor([max(width - 2, 0), max(height - 2, 0)]))
+    inside = (pixels > 0) & (pixels < _sides(pixels, width - 1, height - 1))
+    middle = torch.minimum(pixels.clamp_min(1), _sides(pixels, width - 2, height - 2).clamp_min(0))
     flat, (x, y) = heatmaps.flatten(-2), middle.unbind(-1)
 
     def at(x: Tensor, y: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ def dark(heatmaps: Tensor, pixels: Tensor, kernel: int = 11) -> Tensor:
         and the result exact. In the interior the result equals the public code's.
     """
     maps = heatmaps.float()
-    size = pixels.new_tensor([maps.shape[-1], maps.shape[-2]])
+    size = _sides(pixels, maps.shape[-1], maps.shape[-2])
     middle = torch.minimum(pixels.clamp_min(1), size - 2)
     reach = torch.minimum(middle - 1, size - 2 - middle).clamp(max=kernel // 2)
     columns, rows = (_smoothers(middle[..., a], reach[..., a], maps.shape[-1 - a], kernel) for a in (0, 1))
@@ -238,6 +238,12 @@ class HeatmapCodec(ABC):
             order[left], order[right] = right, left
         return heatmaps[:, order].flip(-1)
 
+    def flip_tested(
+        self, network: Callable[[Tensor], Tensor], images: Tensor, flip_pairs: Sequence[Sequence[int]]
+    ) -> Tensor:
+        """The mean of a network's heatmaps of images (B, C, H, W) and of their mirror images, (B, K, h, w)."""
+        return (network(images) + self.unflip(network(images.flip(3)), flip_pairs)) / 2
+
     def _sigma_of(self, size: tuple[int, int]) -> float:
         return self.sigma if self.sigma_height is None else self.sigma * size[0] / self.sigma_height
 
@@ -310,6 +316,11 @@ class MSRA(HeatmapCodec):
 
     def _steps(self, input_size: Sequence[int], size: Sequence[int]) -> tuple[float, float]:
         return input_size[1] / size[1], input_size[0] / size[0]
+
+
+def _sides(pixels: Tensor, width: int, height: int) -> Tensor:
+    """Two numbers for every point (…, 2); in contrast to a new tensor, without a transfer or a fixed size in exports."""
+    return torch.stack([torch.full_like(pixels[..., 0], width), torch.full_like(pixels[..., 1], height)], dim=-1)
 
 
 def _scaled(points: Tensor, factors: tuple[float, float]) -> Tensor:

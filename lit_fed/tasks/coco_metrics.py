@@ -1,18 +1,19 @@
-"""COCO's average precision of key points, by `faster-coco-eval`."""
+"""COCO's average precision and recall of key points."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
-from contextlib import redirect_stdout
-from importlib.util import find_spec
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torchmetrics import Metric
+from torchmetrics.utilities import dim_zero_cat
 from typing_extensions import override
 
+from lit_fed.checks import check_choice
 from lit_fed.errors import ConfigError
 
 COCO_SIGMAS = (
@@ -21,37 +22,46 @@ COCO_SIGMAS = (
 )
 """Annotators' deviation on each of COCO's 17 joints, as a share of the root of the person's area."""
 
+Statistic = Literal["ap", "ap50", "ap75", "ar"]
+STATISTICS: tuple[Statistic, ...] = ("ap", "ap50", "ap75", "ar")
+_THRESHOLDS = np.linspace(0.5, 0.95, 10)
+_OF = {"ap50": _THRESHOLDS[:1], "ap75": _THRESHOLDS[5:6]}
+_RECALLS = np.linspace(0.0, 1.0, 101)
+_MOST_PER_IMAGE = 20  # surest persons of an image; COCO leaves out the others
+
 _STATES = ("predicted", "scores", "keypoints", "visible", "area", "image_id")
 
 
 class KeypointAP(Metric):
-    r"""Average precision over object key point similarities of 0.5 to 0.95, in percent, for any number of joints.
+    r"""Average precision or recall over object key point similarities of 0.5 to 0.95, in percent, for any joints.
 
     The similarity of two poses is the mean over visible joints of :math:`\exp(-d^2 / 2 A (2\sigma)^2)`, A the person's
-    area; persons are ranked by the mean of their joints' scores. See https://cocodataset.org/#keypoints-eval. Needs the
-    extra ``pose``. Persons of unknown area (NaN) do not count.
+    area; persons are ranked by the mean of their joints' scores. See https://cocodataset.org/#keypoints-eval. Persons of
+    unknown area (NaN) do not count. The numbers are those of `pycocotools`.
 
     Args:
         num_joints: K.
         sigmas: σ of each joint; null for COCO's own 17.
+        statistic: ``ap``; ``ap50`` and ``ap75`` for a similarity of .5 and .75 alone; ``ar`` for the recall.
 
     Raises:
-        ConfigError: The number of σ differs from that of joints, or `faster-coco-eval` is not installed.
+        ConfigError: The number of σ differs from that of joints.
     """
 
     higher_is_better = True
     full_state_update = False
     area: list[Tensor]
 
-    def __init__(self, num_joints: int = 17, sigmas: Sequence[float] | None = None) -> None:
+    def __init__(
+        self, num_joints: int = 17, sigmas: Sequence[float] | None = None, statistic: Statistic = "ap"
+    ) -> None:
         super().__init__()
-        self.sigmas = list(COCO_SIGMAS if sigmas is None else sigmas)
+        check_choice("KeypointAP.statistic", statistic, STATISTICS)
+        self.sigmas, self.statistic = list(COCO_SIGMAS if sigmas is None else sigmas), statistic
         if len(self.sigmas) != num_joints or not all(sigma > 0 for sigma in self.sigmas):
             raise ConfigError(
                 f"KeypointAP has {len(self.sigmas)} oks_sigmas for {num_joints} joints; give one above 0 for each"
             )
-        if find_spec("faster_coco_eval") is None:
-            raise ConfigError("KeypointAP needs faster-coco-eval; install it with pip install 'lit-fed[pose]'")
         for name in _STATES:
             self.add_state(name, [], dist_reduce_fx="cat")
 
@@ -80,45 +90,88 @@ class KeypointAP(Metric):
 
     @override
     def compute(self) -> Tensor:
-        """AP in percent, 0-d; NaN if no person has a visible joint."""
-        from faster_coco_eval import COCO, COCOeval_faster
-
-        found = {name: torch.cat(list(getattr(self, name))) for name in _STATES}
-        persons = range(len(found["area"]))
-        images = [{"id": number} for number in sorted(set(found["image_id"].tolist()))]
-        truth = [self._truth(found, person) for person in persons]
-        answers = [_answer(found, person) for person in persons]
-        with redirect_stdout(io.StringIO()):  # it reports its progress
-            annotations = {"images": images, "annotations": truth, "categories": [{"id": 1, "name": "person"}]}
-            coco = COCO(annotations)
-            evaluation = COCOeval_faster(coco, coco.loadRes(answers), "keypoints", kpt_oks_sigmas=self.sigmas)
-            evaluation.evaluate()
-            evaluation.accumulate()
-            evaluation.summarize()
-        ap = float(evaluation.stats[0])
-        return torch.tensor(100 * ap if ap >= 0 else torch.nan)  # −1 if there is nothing to find
-
-    def _truth(self, found: dict[str, Tensor], person: int) -> dict[str, Any]:
-        points, seen = found["keypoints"][person].double(), found["visible"][person] > 0
-        flags = torch.cat((points, 2.0 * seen[:, None]), dim=1) * seen[:, None]
-        low, high = (points[seen].amin(0), points[seen].amax(0)) if seen.any() else (points.new_zeros(2),) * 2
-        return {
-            "id": person + 1,
-            "image_id": int(found["image_id"][person]),
-            "category_id": 1,
-            "iscrowd": 0,
-            "keypoints": flags.flatten().tolist(),
-            "num_keypoints": int(seen.sum()),
-            "area": float(found["area"][person]),
-            "bbox": [*low.tolist(), *(high - low).tolist()],
-        }
+        """The statistic in percent, 0-d; NaN if no person has a visible joint."""
+        found = {name: dim_zero_cat(getattr(self, name)).cpu().double().numpy() for name in _STATES}
+        if not (found["visible"] > 0).any():
+            return torch.tensor(torch.nan)
+        thresholds = _OF.get(self.statistic, _THRESHOLDS)
+        matched = [
+            _matches(_similarity(found, rows, np.asarray(self.sigmas)), found["visible"][rows], scores, thresholds)
+            for rows, scores in _by_image(found["image_id"], found["scores"].mean(axis=1))
+        ]
+        precision, recall = _curves(matched, int((found["visible"] > 0).any(axis=1).sum()))
+        return torch.tensor(100 * float((recall if self.statistic == "ar" else precision).mean()))
 
 
-def _answer(found: dict[str, Tensor], person: int) -> dict[str, Any]:
-    points = found["predicted"][person].double()
-    return {
-        "image_id": int(found["image_id"][person]),
-        "category_id": 1,
-        "keypoints": torch.cat((points, torch.ones_like(points[:, :1])), dim=1).flatten().tolist(),
-        "score": float(found["scores"][person].mean()),
-    }
+def _similarity(found: dict[str, NDArray[Any]], of_image: NDArray[np.int64], sigmas: NDArray[Any]) -> NDArray[Any]:
+    """Object key point similarity of each predicted person to each true person of an image, shape (n, n).
+
+    A person without visible joints is compared by the distance to a box without size, as COCO does.
+    """
+    predicted, true = found["predicted"][of_image][:, None], found["keypoints"][of_image][None]
+    seen, area = found["visible"][of_image] > 0, found["area"][of_image]
+    bare = ~seen.any(axis=1)
+    distance = np.where(bare[None, :, None], (predicted**2).sum(-1), ((predicted - true) ** 2).sum(-1))
+    error = distance / (2 * sigmas) ** 2 / (area[:, None] + np.spacing(1)) / 2
+    counts = seen | bare[:, None]
+    total: NDArray[Any] = (np.exp(-error) * counts).sum(-1) / counts.sum(-1)
+    return total
+
+
+class _Matched(NamedTuple):
+    """The persons found on an image, the surest first.
+
+    Args:
+        right: Whether each has a partner at each threshold, shape (thresholds, n).
+        counts: Whether it counts, shape (thresholds, n): not if its partner has no visible joint.
+        scores: Their scores, shape (n,).
+    """
+
+    right: NDArray[np.bool_]
+    counts: NDArray[np.bool_]
+    scores: NDArray[Any]
+
+
+def _by_image(image_id: NDArray[Any], scores: NDArray[Any]) -> list[tuple[NDArray[np.int64], NDArray[Any]]]:
+    """The persons of each image, and their scores."""
+    order = np.argsort(image_id, kind="stable")
+    starts = np.flatnonzero(np.diff(image_id[order])) + 1
+    return [(rows, scores[rows]) for rows in np.split(order, starts)]
+
+
+def _matches(
+    similarity: NDArray[Any], visible: NDArray[Any], scores: NDArray[Any], thresholds: NDArray[Any]
+) -> _Matched:
+    """Give each person found, the surest first, the most similar true person that is free."""
+    surest = np.argsort(-scores, kind="stable")[:_MOST_PER_IMAGE]
+    bare = ~(visible > 0).any(axis=1)
+    true = np.argsort(bare, kind="stable")  # persons that count come first
+    right = np.zeros((len(thresholds), len(surest)), dtype=np.bool_)
+    counts = np.ones_like(right)
+    for place, threshold in enumerate(thresholds):
+        free = np.ones(len(bare), dtype=np.bool_)
+        for rank, person in enumerate(surest):
+            best, partner = min(float(threshold), 1 - 1e-10), -1
+            for one in true:
+                if partner >= 0 and not bare[partner] and bare[one]:
+                    break
+                if free[one] and similarity[person, one] >= best:
+                    best, partner = similarity[person, one], one
+            if partner >= 0:
+                free[partner], right[place, rank], counts[place, rank] = False, True, not bare[partner]
+    return _Matched(right, counts, scores[surest])
+
+
+def _curves(matched: Sequence[_Matched], total: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Precision at each of 101 recalls, shape (thresholds, 101), and the recall, (thresholds,), of all images."""
+    order = np.argsort(-np.concatenate([one.scores for one in matched]), kind="stable")
+    right, counts = (np.concatenate(parts, axis=1)[:, order] for parts in zip(*(one[:2] for one in matched), strict=True))
+    precision, recall = np.zeros((len(right), len(_RECALLS))), np.zeros(len(right))
+    for place, (good, does) in enumerate(zip(right, counts, strict=True)):
+        hits, misses = np.cumsum(good & does), np.cumsum(~good & does)
+        of_all = hits / total
+        share = np.maximum.accumulate((hits / (hits + misses + np.spacing(1)))[::-1])[::-1]
+        reached = np.searchsorted(of_all, _RECALLS, side="left")
+        precision[place, reached < len(share)] = share[reached[reached < len(share)]]
+        recall[place] = of_all[-1]
+    return precision, recall

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -17,16 +17,18 @@ from typing_extensions import override
 
 from lit_fed.errors import ConfigError
 from lit_fed.losses import UDP, HeatmapCodec
-from lit_fed.tasks.coco_metrics import KeypointAP
+from lit_fed.tasks.coco_metrics import STATISTICS, KeypointAP
 from lit_fed.tasks.on_network import OnNetwork
-from lit_fed.tasks.pose_metrics import PCK
-from lit_fed.tasks.pose_pictures import Shown, features_figure, poses_figure
+from lit_fed.tasks.pose_metrics import PCK, joint_kinds
+from lit_fed.tasks.pose_outputs import JointOutputs
+from lit_fed.tasks.pose_pictures import Shown, features_figure, joints_figure, poses_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Batch = Mapping[str, Any]
-_PEOPLE_DRAWN = 3
+_PEOPLE_DRAWN = 2
+_FINE = 0.1  # of the length, for ``pck_fine``
 
 
 class KeypointEstimator(OnNetwork):
@@ -56,10 +58,14 @@ class KeypointEstimator(OnNetwork):
         flip_test: Evaluate and predict by the mean of the heatmaps of an image and its mirror image.
         threshold: Threshold of ``pck``.
         strict_threshold: Threshold of ``pck_strict``.
-        coco_ap: Also log ``ap``, see `lit_fed.tasks.coco_metrics.KeypointAP`; batches then have the person's ``area``
-            (B,) in square pixels, ``image_id`` (B,), and ``center`` (B, 2) and ``scale`` (B,), which lead back to the
-            image: a point p of a picture of W×H is its ``center + scale·(p − ((W − 1)/2, (H − 1)/2))``.
-        oks_sigmas: σ of each joint for ``ap``; null for COCO's 17.
+        joint_names: Names of the joints, for metrics per joint and exported networks; null to take them from the data.
+        per_joint: Also log ``pck_fine`` (within 0.1 of the length), and both for each kind of joint by its name without
+            the side, such as ``pck_ankle`` and ``pck_fine_ankle``.
+        coco_ap: Also log ``ap``, ``ap50``, ``ap75`` and ``ar``, see `lit_fed.tasks.coco_metrics.KeypointAP`; batches
+            then have the person's ``area`` (B,) in square pixels, ``image_id`` (B,), and ``center`` (B, 2) and ``scale``
+            (B,), which lead back to the image: a point p of a picture of W×H is its ``center + scale·(p − ((W − 1)/2,
+            (H − 1)/2))``. Null to take it from the data, which may know the areas.
+        oks_sigmas: σ of each joint for ``ap``; null to take it from the data, else COCO's 17.
         layer_decay: Each layer's learning rate as a share of the next layer's, without weight decay of vectors and
             position embeddings (ViTPose: 0.75); null for one rate.
 
@@ -70,9 +76,9 @@ class KeypointEstimator(OnNetwork):
         ``pck`` is not logged if no joint counts.
     """
 
-    metrics: ClassVar[dict[str, Literal["max", "min"]]] = {"pck": "max", "pck_strict": "max", "loss": "min"}
+    metrics: dict[str, Literal["max", "min"]] = {"pck": "max", "pck_strict": "max", "loss": "min"}  # noqa: RUF012
     """Metrics logged in evaluation, the most important first, with the better direction."""
-    ranges: ClassVar[dict[str, tuple[float, float]]] = {"pck": (0.0, 100.0), "pck_strict": (0.0, 100.0)}
+    ranges: dict[str, tuple[float, float]] = {"pck": (0.0, 100.0), "pck_strict": (0.0, 100.0)}  # noqa: RUF012
     """Least and largest value of each metric, beyond which a server rejects a node's answer."""
 
     def __init__(
@@ -91,7 +97,9 @@ class KeypointEstimator(OnNetwork):
         flip_test: bool = True,
         threshold: float = 0.5,
         strict_threshold: float = 0.25,
-        coco_ap: bool = False,
+        joint_names: Sequence[str] | None = None,
+        per_joint: bool = False,
+        coco_ap: bool | None = None,
         oks_sigmas: Sequence[float] | None = None,
         layer_decay: float | None = None,
     ) -> None:
@@ -120,7 +128,28 @@ class KeypointEstimator(OnNetwork):
             )
         self.pck = PCK(threshold, unscored_joints or ())
         self.pck_strict = PCK(strict_threshold, unscored_joints or ())
-        self.ap = KeypointAP(num_joints, oks_sigmas) if coco_ap else None
+        self.joint_names = None if joint_names is None else tuple(map(str, joint_names))
+        if self.joint_names is not None and len(self.joint_names) != num_joints:
+            raise ConfigError(f"model.joint_names has {len(self.joint_names)} names for {num_joints} joints; give each one")
+        if per_joint and self.joint_names is None:
+            raise ConfigError("model.per_joint needs model.joint_names; give them, or set model.per_joint to false")
+        self.of_joints = nn.ModuleDict(self._joint_metrics(threshold) if per_joint else {})
+        statistics = STATISTICS if coco_ap else ()
+        self.coco = nn.ModuleDict({name: KeypointAP(num_joints, oks_sigmas, name) for name in statistics})
+        found = ["pck", "pck_strict", *self.coco, *self.of_joints]
+        self.metrics = {**dict.fromkeys(found, "max"), "loss": "min"}
+        self.ranges = dict.fromkeys(found, (0.0, 100.0))
+
+    def _joint_metrics(self, threshold: float) -> dict[str, PCK]:
+        """PCK within 0.1, and of each kind of joint."""
+        excluded = set(self.pck.excluded)
+        found = {"pck_fine": PCK(_FINE, sorted(excluded))}
+        for start, limit in (("pck", threshold), ("pck_fine", _FINE)):
+            for kind, joints in joint_kinds(self.joint_names or ()).items():
+                others = set(range(self.num_joints)) - set(joints) | excluded
+                if len(others) < self.num_joints:
+                    found[f"{start}_{kind}"] = PCK(limit, sorted(others))
+        return found
 
     def _checked(self, setting: str, pairs: Sequence[Sequence[int]] | None) -> list[tuple[int, int]]:
         for pair in pairs or ():
@@ -198,21 +227,31 @@ class KeypointEstimator(OnNetwork):
 
     @override
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
-        """Joints (B, K, 2) as (x, y) in pixels of the images, and the peak of each joint's heatmap (B, K)."""
+        """Joints (B, K, 2) as (x, y), and the peak of each joint's heatmap (B, K).
+
+        Joints are in pixels of the original images if the batch leads back to them, with ``center`` and ``scale`` as for
+        ``ap``, and come with their ``image_id`` (B,); else in pixels of the pictures.
+        """
         images = batch["image"] if isinstance(batch, Mapping) else batch if isinstance(batch, Tensor) else batch[0]
         keypoints, score = self.codec.decode(self.heatmaps(images), images.shape[2:])
-        return {"keypoints": keypoints, "score": score}
+        if not isinstance(batch, Mapping) or "scale" not in batch:
+            return {"keypoints": keypoints, "score": score}
+        return {"keypoints": _in_image(keypoints, batch), "score": score, "image_id": batch["image_id"]}
 
     def test_figures(self, batches: Mapping[str, Batch]) -> dict[str, Figure]:
         """Pictures of a test batch in several views, such as resolutions, by the view's name.
 
         Returns:
-            ``poses``: some persons' joints and heatmaps beside the truth, a row per view. ``features``: the feature
-            map's means over all places, by t-SNE, if the network has a ``forward_features`` with such a map.
+            ``poses``: some persons' joints beside the truth, and heatmaps on them, a row per view. ``joints``: the share
+            of joints found by the distance, and of each kind of joint. ``features``: the feature map's means over all
+            places, by t-SNE, if the network has a ``forward_features`` with such a map.
         """
-        figures = {"poses": poses_figure(
-            [self._shown(name, batch) for name, batch in batches.items()], self.skeleton_edges, self.flip_pairs
-        )}  # fmt: skip
+        shown = [self._shown(name, batch) for name, batch in batches.items()]
+        figures = {"poses": poses_figure(shown, self.skeleton_edges, self.flip_pairs)}
+        kinds = joint_kinds(self.joint_names or ())
+        limits = self.pck.threshold, _FINE
+        if (drawn := joints_figure({one.name: one.distances for one in shown}, kinds, limits)) is not None:
+            figures["joints"] = drawn
         means = {name: self._features(batch["image"]) for name, batch in batches.items()}
         known = {name: _numbers(found) for name, found in means.items() if found is not None}
         if (drawn := features_figure(known)) is not None:
@@ -241,7 +280,7 @@ class KeypointEstimator(OnNetwork):
         # Only the first process draws, so the metric must not synchronise.
         pck = PCK(self.pck.threshold, self.pck.excluded, sync_on_compute=False).to(heatmaps.device)
         pck.update(found, batch["keypoints"], batch["visible"], batch["head_size"])
-        targets = self.codec.encode(batch["keypoints"], batch["visible"], size)
+        distances = pck.distances(found, batch["keypoints"], batch["visible"], batch["head_size"])
         first = slice(_PEOPLE_DRAWN)
         return Shown(
             name=name,
@@ -250,17 +289,21 @@ class KeypointEstimator(OnNetwork):
             visible=_numbers(batch["visible"][first]),
             found=_numbers(found[first]),
             heatmaps=_numbers(heatmaps[first]),
-            targets=_numbers(targets[first]),
+            distances=_numbers(distances),
             score=float(pck.compute()) if pck.total > 0 else math.nan,
             looked_at=len(found),
         )
 
     def heatmaps(self, images: Tensor) -> Tensor:
         """Heatmaps (B, K, h, w), with the flip test if it is on."""
-        heatmaps: Tensor = self(images)
-        if not self.flip_test:
-            return heatmaps
-        return (heatmaps + self.codec.unflip(self(images.flip(3)), self.flip_pairs)) / 2
+        return self.deployed_outputs().heatmaps(self, images)
+
+    def deployed_outputs(self) -> JointOutputs:
+        """The conversion of the network's heatmaps to joints, for use without lit_fed."""
+        cell = getattr(self.network, "cell", getattr(self.network, "patch_size", self.codec.stride))
+        return JointOutputs(
+            self.codec, self.flip_pairs, self.flip_test, self.joint_names, self.skeleton_edges, int(cell)
+        )
 
     def _loss(self, heatmaps: Tensor, batch: Batch) -> Tensor:
         keypoints, visible, size = batch["keypoints"], batch["visible"], batch["image"].shape[2:]
@@ -277,24 +320,28 @@ class KeypointEstimator(OnNetwork):
         heatmaps = self.heatmaps(batch["image"])
         self.log(f"{stage}/loss", self._loss(heatmaps, batch), batch_size=len(heatmaps))
         found, scores = self.codec.decode(heatmaps, batch["image"].shape[2:])
-        for metric in (self.pck, self.pck_strict):
+        for metric in (self.pck, self.pck_strict, *self.of_joints.values()):
             metric.update(found, batch["keypoints"], batch["visible"], batch["head_size"])
-        if self.ap is not None:
+        if self.coco:
             area = batch["area"] * batch["scale"] ** 2
             inside, truth = (_in_image(points, batch) for points in (found, batch["keypoints"]))
-            self.ap.update(inside, scores, truth, batch["visible"], area, batch["image_id"])
+            for metric in self.coco.values():
+                metric.update(inside, scores, truth, batch["visible"], area, batch["image_id"])
 
     def _reset(self) -> None:
-        for metric in (self.pck, self.pck_strict, self.ap):
-            if metric is not None:
-                metric.reset()
+        for metric in (self.pck, self.pck_strict, *self.of_joints.values(), *self.coco.values()):
+            metric.reset()
 
     def _log_found(self, stage: str) -> None:
         if self.pck.total > 0:
             self.log(f"{stage}/pck", self.pck, prog_bar=True)
             self.log(f"{stage}/pck_strict", self.pck_strict)
-        if self.ap is not None and self.ap.count:
-            self.log(f"{stage}/ap", self.ap)
+        for name, metric in self.of_joints.items():
+            if metric.total > 0:
+                self.log(f"{stage}/{name}", metric)
+        for name, metric in self.coco.items():
+            if metric.count:
+                self.log(f"{stage}/{name}", metric)
 
 
 def _numbers(tensor: Tensor) -> NDArray[np.float32]:

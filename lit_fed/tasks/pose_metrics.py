@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -50,15 +51,25 @@ class PCK(Metric):
         Raises:
             ConfigError: An excluded joint does not exist.
         """
+        counts = self._counts(visible, length)
+        distance = (predicted - keypoints).norm(dim=-1)
+        self.correct += ((distance <= self.threshold * length[:, None]) & counts).sum()
+        self.total += counts.sum()
+
+    def distances(self, predicted: Tensor, keypoints: Tensor, visible: Tensor, length: Tensor) -> Tensor:
+        """Distances in units of l, (B, K); NaN for joints that do not count."""
+        distance = (predicted - keypoints).norm(dim=-1) / length[:, None]
+        return torch.where(self._counts(visible, length), distance, torch.nan)
+
+    def _counts(self, visible: Tensor, length: Tensor) -> Tensor:
+        """Whether each joint counts, (B, K)."""
         counts = (visible > 0) & length.isfinite()[:, None]
         if self.excluded:
             if not all(0 <= joint < counts.shape[1] for joint in self.excluded):
                 name, last = type(self).__name__, counts.shape[1] - 1
                 raise ConfigError(f"{name}.excluded is {list(self.excluded)}; joints are 0 … {last}")
             counts[:, list(self.excluded)] = False
-        distance = (predicted - keypoints).norm(dim=-1)
-        self.correct += ((distance <= self.threshold * length[:, None]) & counts).sum()
-        self.total += counts.sum()
+        return counts
 
     @override
     def compute(self) -> Tensor:
@@ -84,3 +95,12 @@ class PCKh(PCK):
     def update(self, predicted: Tensor, keypoints: Tensor, visible: Tensor, boxes: Tensor) -> None:
         """Count joints by two opposite corners of each head's box, (B, 2, 2); see `PCK.update`."""
         super().update(predicted, keypoints, visible, 0.6 * (boxes[:, 1] - boxes[:, 0]).norm(dim=-1))
+
+
+def joint_kinds(names: Sequence[str]) -> dict[str, list[int]]:
+    """The joints of each kind: names without left, right, l or r, in lower case, in the order of the joints."""
+    found: dict[str, list[int]] = {}
+    for joint, name in enumerate(names):
+        words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word not in ("left", "right", "l", "r", "")]
+        found.setdefault("_".join(words) or name.lower(), []).append(joint)
+    return found

@@ -18,7 +18,9 @@ Floats = NDArray[np.float32]
 
 _SIDES = ("#33a1ff", "#ff9b21")  # of a person: the first and the second of each flip pair
 _MIDDLE = "#2fd158"
-_TALL = 1.15  # height of a panel in inches
+_TALL = 1.9  # height of a panel in inches
+_LEGEND = 0.35  # height of the legend's strip in inches
+_ONE_LINE = 4.5  # width in inches from which the legend has one line
 _FEWEST = 20  # least number of points in a map of features
 
 
@@ -33,7 +35,8 @@ class Shown:
         visible: Above 0 for known joints, shape (n, K).
         found: Predicted joints, shape (n, K, 2).
         heatmaps: Predicted heatmaps, shape (n, K, h, w).
-        targets: True heatmaps, shape (n, K, h, w).
+        distances: Distance of each joint of all `looked_at` persons to the truth, in lengths of PCK, NaN for joints
+            that do not count, shape (looked_at, K).
         score: PCK in percent of `looked_at` persons; NaN if unknown.
         looked_at: Number of persons scored, usually a batch of the test set.
     """
@@ -44,7 +47,7 @@ class Shown:
     visible: Floats
     found: Floats
     heatmaps: Floats
-    targets: Floats
+    distances: Floats
     score: float
     looked_at: int
 
@@ -52,7 +55,7 @@ class Shown:
 def poses_figure(
     rows: Sequence[Shown], edges: Sequence[tuple[int, int]], flip_pairs: Sequence[tuple[int, int]]
 ) -> Figure:
-    """A row per resolution: each person's joints, predicted heatmaps and true heatmaps.
+    """A row per resolution: each person's joints, found and true, and the predicted heatmaps on the picture.
 
     Without `edges` to connect, joints are dots; `flip_pairs` get the sides' colours.
     """
@@ -61,39 +64,96 @@ def poses_figure(
     from matplotlib.lines import Line2D
 
     people = len(rows[0].images)
-    # One scale for all predictions, so that blurred heatmaps show as such; the truth's scale is 0 to 1.
+    # One scale for all predictions, so that blurred heatmaps show as such.
     peak = max(float(shown.heatmaps.max()) for shown in rows)
     peak = peak if peak > 0 else 1.0
     height, width = rows[0].images.shape[2:]
-    wide = _TALL * width / height
-    layout = ConstrainedLayoutEngine(w_pad=0.01, h_pad=0.01, wspace=0.02, hspace=0.02)
-    figure = Figure(figsize=(3 * people * wide + 1.1, _TALL * len(rows) + 0.75), dpi=150, layout=layout)
-    panels = figure.subplots(len(rows), 3 * people, squeeze=False)
+    wide, tall = 2 * people * _TALL * width / height + 1.1, _TALL * len(rows) + _LEGEND + 0.3
+    layout = ConstrainedLayoutEngine(
+        w_pad=0.02, h_pad=0.02, wspace=0.02, hspace=0.02, rect=(0, _LEGEND / tall, 1, 1 - _LEGEND / tall)
+    )
+    figure = Figure(figsize=(wide, tall), dpi=150, layout=layout)
+    panels = figure.subplots(len(rows), 2 * people, squeeze=False)
     for row, shown in zip(panels, rows, strict=True):
         for person in range(people):
-            joints, found, true = row[3 * person : 3 * person + 3]
-            joints.imshow(_pixels(shown.images[person]), interpolation="nearest")
-            seen = shown.visible[person] > 0
-            _skeleton(joints, shown.keypoints[person], seen, edges, ["white"] * len(seen), 2.2)
-            _skeleton(joints, shown.found[person], seen, edges, _colors(len(seen), flip_pairs), 1.4)
-            for axes, maps, top in ((found, shown.heatmaps[person], peak), (true, shown.targets[person], 1.0)):
-                axes.imshow(maps.max(axis=0), cmap="magma", vmin=0, vmax=top, interpolation="nearest")
-            for axes in (joints, found, true):
+            joints, heat = row[2 * person : 2 * person + 2]
+            picture, seen = _pixels(shown.images[person]), shown.visible[person] > 0
+            joints.imshow(picture, interpolation="nearest")
+            _skeleton(joints, shown.keypoints[person], seen, edges, ["white"] * len(seen), 3.2)
+            _skeleton(joints, shown.found[person], seen, edges, _colors(len(seen), flip_pairs), 2.0)
+            heat.imshow(np.repeat(picture.mean(axis=2, keepdims=True), 3, axis=2) * 0.5, interpolation="nearest")
+            maps = shown.heatmaps[person].max(axis=0)
+            down, across = picture.shape[:2]
+            heat.imshow(
+                maps, cmap="inferno", vmin=0, vmax=peak, alpha=np.clip(maps / peak, 0, 1), interpolation="bilinear",
+                extent=(-0.5, across - 0.5, down - 0.5, -0.5),
+            )  # fmt: skip
+            for axes in (joints, heat):
                 axes.set_xticks([])
                 axes.set_yticks([])
                 axes.spines[:].set_visible(False)
         score = "" if np.isnan(shown.score) else f"\nPCK {shown.score:.0f} %\n(n = {shown.looked_at})"
-        row[0].set_ylabel(readable(shown.name) + score, fontsize=8, rotation=0, ha="right", va="center", labelpad=6)
+        row[0].set_ylabel(readable(shown.name) + score, fontsize=9, rotation=0, ha="right", va="center", labelpad=6)
     for person in range(people):
-        for place, title in enumerate(("joints", f"found, 0–{peak:.2g}", "true, 0–1")):
-            panels[0][3 * person + place].set_title(title, fontsize=7.5)
+        for place, title in enumerate(("joints", f"heatmaps, 0–{peak:.2g}")):
+            panels[0][2 * person + place].set_title(title, fontsize=9)
     kinds = (("true", "white"), ("found: one side", _SIDES[0]), ("the other", _SIDES[1]), ("middle", _MIDDLE))
     handles = [Line2D([], [], color=color, linewidth=2.2, label=label) for label, color in kinds]
+    columns = 4 if wide > _ONE_LINE else 2
     figure.legend(
-        handles=handles, loc="outside lower center", ncols=4, fontsize=8, facecolor="#8a8a8a", labelcolor="white",
-        edgecolor="#8a8a8a",
+        handles=handles, loc="lower center", ncols=columns, fontsize=8, facecolor="#8a8a8a", labelcolor="white",
+        edgecolor="#8a8a8a", borderaxespad=0.2,
     )  # fmt: skip
     return figure
+
+
+def joints_figure(
+    distances: Mapping[str, Floats], kinds: Mapping[str, Sequence[int]], limits: tuple[float, float]
+) -> Figure | None:
+    """The share of joints found by the allowed distance, a line per resolution; and bars of each kind of joint.
+
+    Args:
+        distances: Distance of each joint to the truth by resolution, in lengths of PCK, NaN for joints that do not
+            count, shape (n, K).
+        kinds: Joints of each kind; empty for no bars.
+        limits: The distances of the bars, the second within the first.
+
+    Returns:
+        None if no joint counts.
+    """
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
+
+    known = {name: found for name, found in distances.items() if not np.isnan(found).all()}
+    if not known:
+        return None
+    shown = {kind: list(joints) for kind, joints in kinds.items()
+             if not all(np.isnan(found[:, list(joints)]).all() for found in known.values())}  # fmt: skip
+    figure = Figure(figsize=(10.5 if shown else 5, 3.8), dpi=150, layout="constrained")
+    panels = figure.subplots(1, 2, squeeze=False, width_ratios=(1, 1.4))[0] if shown else [figure.subplots()]
+    colors = colormaps["viridis"](np.linspace(0, 0.88, len(known)))
+    allowed = np.linspace(0, 1, 101)
+    for place, (name, found) in enumerate(known.items()):
+        panels[0].plot(allowed, [_share(found, limit) for limit in allowed], color=colors[place], label=readable(name))
+        for alpha, limit in zip((0.4, 1.0), limits, strict=True) if shown else ():
+            values = [_share(found[:, joints], limit) for joints in shown.values()]
+            middles = np.arange(len(shown)) + (place + 0.5) / len(known) * 0.8 - 0.4
+            panels[1].bar(middles, values, 0.8 / len(known), color=colors[place], alpha=alpha)
+    panels[0].set(xlabel="allowed distance in lengths of PCK", ylabel="joints found in %", xlim=(0, 1), ylim=(0, 100))
+    panels[0].legend(fontsize=8, frameon=False, title="shown at", title_fontsize=8)
+    if shown:
+        panels[1].set_xticks(range(len(shown)), [kind.replace("_", " ") for kind in shown], rotation=30, ha="right")
+        panels[1].set(ylim=(0, 100), title=f"within {limits[0]:g}, and darker within {limits[1]:g}")
+    for axes in panels:
+        axes.grid(axis="y", alpha=0.3)
+        axes.set_axisbelow(True)
+    return figure
+
+
+def _share(distances: Floats, limit: float) -> float:
+    """The share of distances within a limit, in percent; NaN without any."""
+    known = ~np.isnan(distances)
+    return 100 * float((distances[known] <= limit).mean()) if known.any() else float("nan")
 
 
 def features_figure(features: Mapping[str, Floats]) -> Figure | None:

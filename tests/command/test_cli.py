@@ -109,7 +109,7 @@ def test_evaluation_without_a_model_says_what_to_give(args, expected, capsys):
         (["--client_id", "20"], "there is no client 20; clients are 0 to 19"),
         (["--client_id", "-1"], "there is no client -1; clients are 0 to 19"),
         (["--client_id", "bob"], "there is no client named 'bob'"),
-        (["--output", "p.txt"], "--output is 'p.txt'; it must be a .csv or .npz file"),
+        (["--output", "p.txt"], "--output is 'p.txt'; it must be a .csv, .npz or .json file"),
         (["--output", str(QUICKSTART / "p.csv")], "quickstart.yaml"),
     ],
 )

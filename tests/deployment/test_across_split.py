@@ -130,6 +130,26 @@ def test_a_federation_over_split_folders_ends_in_the_simulations_bits(tmp_path: 
         }
 
 
+def test_a_federation_over_folders_of_photographs_ends_in_the_simulations_bits(tmp_path: Path) -> None:
+    words = ["-c", str(CONFIGS / "papers" / "raf" / "runs" / "puppets.yaml"), *SMALL[2:]]
+    words += ["--data.samples_per_client", "5", "--data.test_samples", "4", "--data.val_fraction", "0.2"]
+    split([*words, "--trainer.evaluate_every", "1"], tmp_path / "split")
+    other = federated(tmp_path / "split")
+    for one in range(3):
+        shutil.copytree(tmp_path / "split" / f"client_{one}" / f"client_{one}", tmp_path / "all" / f"client_{one}")
+    shutil.copytree(tmp_path / "split" / "server" / "server", tmp_path / "all" / "server")
+    config = str(tmp_path / "all" / "server" / "config.yaml")
+    main(
+        ["fit", "-c", config, "--data.root", str(tmp_path / "all"), "--trainer.default_root_dir", str(tmp_path / "one")]
+    )
+    one = tmp_path / "one" / "lightning_logs" / "version_0"
+    assert_same(saved_weights(one), saved_weights(other))
+    simulated, deployed = (rows(at / "metrics.csv")[-1] for at in (one, other))
+    tested = [name for name in simulated if name.startswith("global/")]
+    assert tested
+    assert {name: deployed[name] for name in tested} == {name: simulated[name] for name in tested}
+
+
 def test_without_the_shared_test_set_clients_metrics_are_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

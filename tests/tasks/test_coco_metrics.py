@@ -1,10 +1,11 @@
-"""`lit_fed.tasks.KeypointAP` by hand, and without its extra."""
+"""`lit_fed.tasks.KeypointAP` by hand, and beside `pycocotools`."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -36,8 +37,11 @@ def off(similarity: float) -> float:
 
 
 def ap(**kwargs: Any) -> float:
-    pytest.importorskip("faster_coco_eval")
-    metric = KeypointAP(3, SIGMAS)
+    return statistic("ap", **kwargs)
+
+
+def statistic(name: Any, **kwargs: Any) -> float:
+    metric = KeypointAP(3, SIGMAS, name)
     metric.update(**kwargs)
     return float(metric.compute())
 
@@ -47,6 +51,59 @@ def test_by_hand() -> None:
     # A similarity of .77 is enough for .5, .55, .6, .65, .7 and .75, six thresholds of ten.
     assert ap(**persons(off(0.77))) == pytest.approx(60)
     assert ap(**persons(off(0.49))) == 0
+
+
+def test_single_similarities_and_recall_by_hand() -> None:
+    # Of two persons one is as similar as .77, the other is not found: at .5 and at .75 half of all are found, the surest
+    # first: of 101 recalls the first 51 have precision 1. Six thresholds of ten have a recall of ½.
+    given = persons(off(0.77), off(0.1))
+    assert statistic("ap50", **given) == pytest.approx(100 * 51 / 101)
+    assert statistic("ap75", **given) == pytest.approx(100 * 51 / 101)
+    assert statistic("ar", **given) == pytest.approx(30)
+    assert statistic("ap75", **persons(off(0.6))) == 0
+
+
+def test_numbers_are_those_of_pycocotools() -> None:
+    COCO = pytest.importorskip("pycocotools.coco").COCO
+    from pycocotools.cocoeval import COCOeval
+
+    rng, count, joints = np.random.default_rng(0), 300, 5
+    given = {
+        "keypoints": rng.uniform(0, 200, (count, joints, 2)),
+        "scores": rng.uniform(0, 1, (count, joints)),
+        "visible": (rng.uniform(size=(count, joints)) < 0.7).astype(float),
+        "area": rng.uniform(500, 20000, count),
+        "image_id": rng.integers(0, 60, count),
+    }
+    given["visible"][:, 0] = 1
+    spread = given["area"][:, None, None] ** 0.5 * rng.uniform(0, 0.2, (count, 1, 1))
+    given["predicted"] = given["keypoints"] + spread * rng.normal(size=(count, joints, 2))
+    tensors = {name: torch.from_numpy(array) for name, array in given.items()}
+    truth = [
+        {"id": one + 1, "image_id": int(given["image_id"][one]), "category_id": 1, "iscrowd": 0,
+         "keypoints": np.concatenate([given["keypoints"][one], 2 * given["visible"][one][:, None]], 1).ravel().tolist(),
+         "num_keypoints": int(given["visible"][one].sum()), "area": given["area"][one], "bbox": [0, 0, 1, 1]}
+        for one in range(count)
+    ]  # fmt: skip
+    answers = [
+        {"image_id": int(given["image_id"][one]), "category_id": 1, "score": float(given["scores"][one].mean()),
+         "keypoints": np.concatenate([given["predicted"][one], np.ones((joints, 1))], 1).ravel().tolist()}
+        for one in range(count)
+    ]  # fmt: skip
+    coco = COCO()
+    images = [{"id": number} for number in range(60)]
+    coco.dataset = {"images": images, "annotations": truth, "categories": [{"id": 1, "name": "person"}]}
+    coco.createIndex()
+    evaluation = COCOeval(coco, coco.loadRes(answers), "keypoints")
+    evaluation.params.kpt_oks_sigmas = np.array([0.05, 0.1, 0.05, 0.1, 0.08])
+    evaluation.evaluate()
+    evaluation.accumulate()
+    evaluation.summarize()
+    for name, place in (("ap", 0), ("ap50", 1), ("ap75", 2), ("ar", 5)):
+        metric = KeypointAP(joints, [0.05, 0.1, 0.05, 0.1, 0.08], name)  # type: ignore[arg-type]
+        metric.update(**tensors)
+        assert float(metric.compute()) == pytest.approx(100 * evaluation.stats[place], abs=1e-4), name
+        assert 5 < float(metric.compute()) < 95
 
 
 def test_the_ranking_counts() -> None:
@@ -74,8 +131,6 @@ def test_two_persons_of_an_image_are_told_apart() -> None:
 
 
 def test_the_task_measures_in_pixels_of_the_image() -> None:
-    pytest.importorskip("faster_coco_eval")
-
     class Shifted(torch.nn.Module):
         stride, head = 1, torch.nn.Identity()
 
@@ -97,17 +152,17 @@ def test_the_task_measures_in_pixels_of_the_image() -> None:
         "image_id": torch.tensor([12]),
     }
     task.test_step(batch, 0)
-    assert task.ap is not None
-    [truth], [area] = task.ap.keypoints, task.ap.area
+    metric = next(iter(task.coco.values()))
+    assert isinstance(metric, KeypointAP)
+    [truth], [area] = metric.keypoints, metric.area
     # 300 + 4·(5 − 11.5) and 200 + 4·(6 − 15.5); the area grows by 4².
     assert truth[0, 0].tolist() == [274.0, 162.0]
     assert area.tolist() == [4096.0]
-    assert float(task.ap.compute()) == pytest.approx(100)
+    assert float(metric.compute()) == pytest.approx(100)
 
 
-def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_is_said() -> None:
     with pytest.raises(ConfigError, match="17 oks_sigmas for 14 joints; give one above 0 for each"):
         KeypointAP(14)
-    monkeypatch.setattr("lit_fed.tasks.coco_metrics.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"needs faster-coco-eval; install it with pip install 'lit-fed\[pose\]'"):
-        KeypointAP(17)
+    with pytest.raises(ConfigError, match="KeypointAP.statistic is 'map'; it must be"):
+        KeypointAP(17, statistic="map")  # type: ignore[arg-type]

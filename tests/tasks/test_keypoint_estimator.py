@@ -16,6 +16,7 @@ from lit_fed import KeypointEstimator
 from lit_fed.command.cli import main
 from lit_fed.errors import ConfigError
 from lit_fed.losses import UDP
+from lit_fed.tasks.pose_metrics import joint_kinds
 from tests.support import ROOT
 
 
@@ -255,3 +256,30 @@ def test_another_number_of_joints_is_refused() -> None:
     batch["image"] = batch["image"][:, :2]
     with pytest.raises(ConfigError, match=r"gives heatmaps \(2, 2, 32, 24\), and the batch needs \(2, 3, 32, 24\)"):
         oracle().training_step(batch, 0)
+
+
+def test_joints_by_their_kind_and_within_a_tenth_by_hand() -> None:
+    # Lengths are 10, and joints are off by 6, 2 and .5: of two ankles one is within .5, of three joints one within .1.
+    assert joint_kinds(["left_ankle", "Right ankle", "head_top", "L-Wrist"]) == {
+        "ankle": [0, 1], "head_top": [2], "wrist": [3]
+    }  # fmt: skip
+    names = ["left_ankle", "right_ankle", "head_top", "pelvis"]
+    task = KeypointEstimator(nn.Identity(), num_joints=4, flip_test=False, joint_names=names, per_joint=True,
+                             unscored_joints=[3])  # fmt: skip
+    assert list(task.of_joints) == ["pck_fine", "pck_ankle", "pck_head_top", "pck_fine_ankle", "pck_fine_head_top"]
+    assert set(task.of_joints) < set(task.metrics) == {*task.ranges, "loss"}
+    truth, off = torch.zeros(1, 4, 2), torch.tensor([[[0.0, 6.0], [2.0, 0.0], [0.0, 0.5], [9.0, 9.0]]])
+    for metric in task.of_joints.values():
+        metric.update(truth + off, truth, torch.ones(1, 4), torch.tensor([10.0]))
+    found = {name: round(float(metric.compute()), 3) for name, metric in task.of_joints.items()}
+    assert found == {"pck_fine": 33.333, "pck_ankle": 50, "pck_head_top": 100, "pck_fine_ankle": 0, "pck_fine_head_top": 100}
+    with pytest.raises(ConfigError, match="model.per_joint needs model.joint_names"):
+        KeypointEstimator(nn.Identity(), num_joints=4, flip_test=False, per_joint=True)
+    with pytest.raises(ConfigError, match="model.joint_names has 1 names for 4 joints"):
+        KeypointEstimator(nn.Identity(), num_joints=4, flip_test=False, joint_names=["a"])
+
+
+def test_average_precision_is_declared_where_areas_are_known() -> None:
+    task = KeypointEstimator(nn.Identity(), num_joints=17, flip_test=False, coco_ap=True)
+    assert list(task.metrics) == ["pck", "pck_strict", "ap", "ap50", "ap75", "ar", "loss"]
+    assert "ap" not in KeypointEstimator(nn.Identity(), num_joints=17, flip_test=False).metrics

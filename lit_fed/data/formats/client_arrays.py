@@ -15,7 +15,7 @@ from typing_extensions import override
 from lit_fed.checks import check_range
 from lit_fed.data.loaders.tensor_loader import Loader
 from lit_fed.data.partitions.csr import CSR
-from lit_fed.data.partitions.cut import Cut, Strata, check_held_out
+from lit_fed.data.partitions.cut import Cut, Strata, check_held_out, cut_of_parts
 from lit_fed.data.population.archive import Archive, check_inputs
 from lit_fed.data.population.base import Batches
 from lit_fed.data.population.client_report import ClientReport
@@ -155,7 +155,9 @@ class ClientArrays(ImageDataModule):
             raise ConfigError(f"client {beyond[0]} does not exist; clients are 0 to {self.num_clients - 1}")
         if wanted is None:
             self._remark_others()
-        return self._cut_of(self.read_strata(), wanted)
+        strata = self.read_strata()
+        sizes = self._sizes | {"shared_test": [self._shared_test]}
+        return cut_of_parts(sizes, self._wanted, self.num_clients, strata, wanted)
 
     def _remark_others(self) -> None:
         """Name the clients' folders that take no part."""
@@ -220,29 +222,6 @@ class ClientArrays(ImageDataModule):
             for array in self.stored("train", rows):
                 digest.update(f"{array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).tobytes())
         return digest.hexdigest()
-
-    def _cut_of(self, strata: Strata, here: frozenset[int] | None) -> Cut:
-        """Assign the rows of `load_arrays` to the clients."""
-        rows, begin = dict[str, CSR](), 0
-        for part in ("train", "val", "calibration"):
-            rows[part], begin = self._rows(part, begin), begin + sum(self._sizes[part])
-        public = np.arange(begin, begin + sum(self._sizes["public"]), dtype=np.int64)
-        return Cut(
-            train=rows["train"],
-            val=rows["val"],
-            calibration=rows["calibration"],
-            test=self._rows("test", self._shared_test),
-            public=public,
-            shared_val=rows["val"].indices,
-            shared_test=np.arange(strata.test_size, dtype=np.int64),
-            strata=strata.train,
-            clients=here,
-        )
-
-    def _rows(self, part: str, begin: int) -> CSR:
-        sizes = np.zeros(self.num_clients, dtype=np.int64)
-        sizes[self._wanted] = self._sizes[part]
-        return CSR.from_sizes(np.arange(begin, begin + sizes.sum(), dtype=np.int64), sizes)
 
     def _hold_out(self, client_id: int, own: dict[str, _Samples]) -> dict[str, _Samples]:
         """A client's parts; those missing in its file are held out of its training samples."""

@@ -106,6 +106,16 @@ def read_image(path: str | Path, grayscale: bool, remedy: str = "remove or repla
         raise ConfigError(f"{path} cannot be decoded; {remedy}") from error
 
 
+def read_photograph(path: str | Path, remedy: str = "remove or replace it") -> NDArray[np.uint8]:
+    """An image of three channels in bytes (height, width, 3), see `read_image`.
+
+    Raises:
+        ConfigError: As `read_image`.
+    """
+    image = read_image(path, grayscale=False, remedy=remedy)
+    return image if image.dtype == np.uint8 else image.round().astype(np.uint8)
+
+
 def _opaque(file: Image.Image, path: str | Path) -> Image.Image:
     """The image without its alpha channel.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -206,6 +206,42 @@ def cut_population(strata: Strata, partition: Partition, settings: CutSettings) 
         shared_test=shared_test,
         strata=_joined(strata),
         own_val=bool(strata.val_size),
+    )
+
+
+def cut_of_parts(
+    sizes: Mapping[str, Sequence[int]], owners: Sequence[int], num_clients: int, strata: Strata, here: frozenset[int] | None
+) -> Cut:
+    """The population of clients who divided their samples themselves.
+
+    Args:
+        sizes: Number of samples of each of `owners` in the parts ``train``, ``val``, ``calibration`` and ``test``; of
+            ``public`` and ``shared_test``, one number. Samples are numbered part by part, one client after the other:
+            ``train val calibration public`` among the training samples, ``shared_test test`` among the others.
+        owners: The clients, ascending.
+        num_clients: Clients in the population; others have no samples.
+        strata: The samples' strata.
+        here: The clients here; None for all.
+    """
+
+    def rows(part: str, begin: int) -> CSR:
+        found = np.zeros(num_clients, dtype=np.int64)
+        found[list(owners)] = sizes[part]
+        return CSR.from_sizes(np.arange(begin, begin + found.sum(), dtype=np.int64), found)
+
+    begin, parts = 0, dict[str, CSR]()
+    for part in ("train", "val", "calibration"):
+        parts[part], begin = rows(part, begin), begin + sum(sizes[part])
+    return Cut(
+        train=parts["train"],
+        val=parts["val"],
+        calibration=parts["calibration"],
+        test=rows("test", sum(sizes["shared_test"])),
+        public=np.arange(begin, begin + sum(sizes["public"]), dtype=np.int64),
+        shared_val=parts["val"].indices,
+        shared_test=np.arange(strata.test_size, dtype=np.int64),
+        strata=strata.train,
+        clients=here,
     )
 
 

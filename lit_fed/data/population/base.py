@@ -29,7 +29,7 @@ from lit_fed.data.population.census import Census
 from lit_fed.data.population.client_report import ClientReport
 from lit_fed.data.population.contents import Contents, contents_of
 from lit_fed.data.population.feature_skew import FeatureSkew
-from lit_fed.data.population.new_inputs import NewInputs
+from lit_fed.data.population.new_inputs import NewInputs, Records
 from lit_fed.data.population.pictures import Names, partition_picture, render, sizes_picture, target_picture
 from lit_fed.data.population.scale import Scale
 from lit_fed.data.population.targets import quantiles
@@ -256,6 +256,16 @@ class FederatedDataModule(LightningDataModule, ABC):
             ConfigError: The file is missing or damaged, or its samples do not fit the network.
         """
         raise ConfigError(f"{type(self).__name__} reads no inputs from files; predict on {path} in Python")
+
+    def records(self, columns: Mapping[str, NDArray[Any]], new: NewInputs | None) -> Records | None:
+        """Predictions as records, for ``.json`` and ``.csv`` files; None writes a row of numbers per sample.
+
+        Args:
+            columns: Outputs of ``predict_step`` by name, (n, …).
+            new: The inputs; None for test data.
+        """
+        del columns, new
+        return None
 
     def keep(self, train: IntArray, test: IntArray) -> None:
         """Free all training samples but some (n,), ascending, and all test samples but the shared test set.

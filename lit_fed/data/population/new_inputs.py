@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,9 @@ from lit_fed.data.loaders.tensor_loader import Loader
 from lit_fed.data.population.archive import Archive, read_npy
 from lit_fed.data.remarks import is_hidden, remark_left_out
 from lit_fed.errors import ConfigError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".pbm", ".pgm", ".ppm")
 ARRAYS = (".npz", ".npy")
@@ -28,6 +31,20 @@ class NewInputs(NamedTuple):
 
     loader: Loader
     files: list[str] | None = None
+
+
+class Records(NamedTuple):
+    """Predictions in the terms of their data.
+
+    Args:
+        rows: The rows of a table, all with the same columns.
+        document: The content of a JSON file.
+        picture: Draws the predictions.
+    """
+
+    rows: list[dict[str, Any]]
+    document: Any
+    picture: Callable[[], Figure]
 
 
 def is_arrays(path: Path) -> bool:

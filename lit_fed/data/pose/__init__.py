@@ -1,6 +1,7 @@
 """Persons with key points, at a resolution per client."""
 
 from lit_fed.data.pose.augmentation import FLIP_ONLY, PoseAugmentation
+from lit_fed.data.pose.client_poses import ClientPoses
 from lit_fed.data.pose.coco import CocoKeypoints
 from lit_fed.data.pose.files import Album, PhotoPose
 from lit_fed.data.pose.module import PoseDataModule
@@ -8,6 +9,7 @@ from lit_fed.data.pose.mpii import Mpii
 from lit_fed.data.pose.people import People
 from lit_fed.data.pose.puppets import Puppets
 from lit_fed.data.pose.skeleton import LSP, MPII, Skeleton
+from lit_fed.data.pose.split import pose_settings_of, write_pose_folders
 from lit_fed.data.pose.warp import Boxes, PoseView
 
 __all__ = [
@@ -16,6 +18,7 @@ __all__ = [
     "MPII",
     "Album",
     "Boxes",
+    "ClientPoses",
     "CocoKeypoints",
     "Mpii",
     "People",
@@ -25,4 +28,6 @@ __all__ = [
     "PoseView",
     "Puppets",
     "Skeleton",
+    "pose_settings_of",
+    "write_pose_folders",
 ]

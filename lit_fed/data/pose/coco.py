@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from typing_extensions import override
 
 from lit_fed.checks import check_range
+from lit_fed.data.partitions.partition import Natural
+from lit_fed.data.population.naming import in_order, numbered
 from lit_fed.data.pose.files import Album, PhotoPose, stacked
 from lit_fed.data.pose.skeleton import Skeleton, pairs_by_name
 from lit_fed.errors import ConfigError
@@ -35,11 +39,15 @@ class CocoKeypoints(PhotoPose):
         train_images: Folder of the training images, below `root`.
         test_images: Folder of the test images, below `root`.
         padding: Factor to enlarge boxes by.
+        client_key: Key of an annotation, or else of its image, that names the client, such as ``camera``; `partition`
+            is then `Natural` by default. Null for persons without clients of their own.
         kwargs: See `PoseDataModule`, and `PhotoPose` and `DatasetModule` for `remember` and `num_workers`.
 
     Raises:
-        ConfigError: A file or an image is missing, or an annotation has a wrong number of joints.
+        ConfigError: A file or an image is missing, or an annotation has a wrong number of joints or names no client.
     """
+
+    coco_ap = True
 
     def __init__(
         self,
@@ -49,53 +57,165 @@ class CocoKeypoints(PhotoPose):
         train_images: str = "train2017",
         test_images: str = "val2017",
         padding: float = 1.25,
+        client_key: str | None = None,
         **kwargs: Any,
     ) -> None:
+        if client_key is not None and kwargs.get("partition") is None:
+            kwargs["partition"] = Natural()
         super().__init__(root=root, **kwargs)
         check_range("data.padding", padding, above=0, why=", such as 1.25")
+        if client_key is None and isinstance(self.partition, Natural):
+            raise ConfigError(
+                "data.partition is Natural, and data.client_key is null; set it to the key of an annotation or an image "
+                "that names the client, such as camera, or choose IID"
+            )
         self.train_file, self.test_file = train_file, test_file
         self.train_images, self.test_images = train_images, test_images
-        self.padding = padding
+        self.padding, self.client_key = padding, client_key
 
     @cached_property
     @override
     def skeleton(self) -> Skeleton:
         """The joints of the training file's category."""
-        return self._train[0]
+        return self._train.skeleton
+
+    @override
+    def own_clients(self) -> int | None:
+        return None if self.client_key is None else len(self._clients)
+
+    @override
+    def own_client_names(self) -> list[str] | None:
+        return None if self.client_key is None else self._clients
+
+    @override
+    def own_clients_are(self) -> tuple[str, str]:
+        return f"data.client_key {self.client_key}", "set data.client_key to null"
+
+    @cached_property
+    def _clients(self) -> list[str]:
+        """The names of the clients with persons to train on, in their order."""
+        return in_order(row["client"] for row in self._train.rows)
 
     @override
     def read_albums(self) -> tuple[Album, Album]:
-        joints = self.skeleton.joints  # the training file's, read first
-        test = _read(Path(self.root) / self.test_file, Path(self.root) / self.test_images, self.padding)
-        if test[0].joints != joints:
-            raise ConfigError(
-                f"{self.root}/{self.test_file} has other joints than {self.train_file} "
-                f"({len(test[0].joints)}, {', '.join(test[0].joints[:4])}, …); give files of one data set"
-            )
-        train = self._train[1]
+        skeleton = self.skeleton  # the training file's, read first
+        test = self._file(self.test_file, self.test_images)
+        check_skeleton(test, skeleton, self.train_file)
+        clients = None if self.client_key is None else self._clients
+        albums = tuple(album_of(file.rows, str(file.path), clients) for file in (self._train, test))
         del self._train  # the data sets have the arrays from here on
-        return train, test[1]
+        return albums[0], albums[1]
 
     @cached_property
-    def _train(self) -> tuple[Skeleton, Album]:
-        return _read(Path(self.root) / self.train_file, Path(self.root) / self.train_images, self.padding)
+    def _train(self) -> CocoFile:
+        return self._file(self.train_file, self.train_images)
+
+    def _file(self, name: str, images: str) -> CocoFile:
+        root = Path(self.root)
+        remedy = "data.root, data.train_file and data.test_file"
+        file = read_coco(root / name, root / images, self.padding, remedy, self.client_key)
+        if not file.rows:
+            raise nobody(file.path)
+        return file
 
 
-def _read(path: Path, images: Path, padding: float) -> tuple[Skeleton, Album]:
+class CocoFile(NamedTuple):
     """A file's joints and persons.
 
-    Raises:
-        ConfigError: The file is missing or malformed.
+    Args:
+        path: The file.
+        skeleton: The joints of its category.
+        rows: The arrays of each usable person by `People`'s names, with the image's ``path`` and, by a client key, the
+            name of the ``client``.
     """
-    content = read_json(path, "data.root, data.train_file and data.test_file")
+
+    path: Path
+    skeleton: Skeleton
+    rows: list[dict[str, Any]]
+
+
+def nobody(path: Path) -> ConfigError:
+    """The error of a file without persons."""
+    return ConfigError(f"{path} has no person with a visible joint; give at least one")
+
+
+def check_skeleton(file: CocoFile, skeleton: Skeleton, other: str) -> None:
+    """Refuse joints that differ from another file's, or a setting's.
+
+    Raises:
+        ConfigError: The names differ, or their order.
+    """
+    if (joints := file.skeleton.joints) != skeleton.joints:
+        raise ConfigError(
+            f"{file.path} has other joints than {other} ({len(joints)}, {', '.join(joints[:4])}, …); give files of one "
+            "data set"
+        )
+
+
+def album_of(rows: Sequence[Mapping[str, Any]], source: str, clients: Sequence[str] | None = None) -> Album:
+    """Persons of rows of `CocoFile`s, with their clients' numbers, −1 for others.
+
+    If two images have the same number, in files of several clients, all images are numbered anew.
+    """
+    owners = None if clients is None else numbered([row["client"] for row in rows], clients)
+    paths, listed = [row["path"] for row in rows], [row["image_id"] for row in rows]
+    if len(set(listed)) < len(set(paths)):
+        numbers = {path: number for number, path in enumerate(dict.fromkeys(paths))}
+        rows = [row | {"image_id": numbers[row["path"]]} for row in rows]
+    return Album(stacked(rows, source), paths, owners, listed)
+
+
+def read_coco(path: Path, images: Path, padding: float, settings: str, client_key: str | None = None) -> CocoFile:
+    """Read a file in COCO's format.
+
+    Args:
+        path: The file.
+        images: The folder of its images.
+        padding: Factor to enlarge boxes by.
+        settings: The settings of the path, for errors.
+        client_key: Key of an annotation, or else of its image, that names the client; None for none.
+
+    Raises:
+        ConfigError: The file is missing or malformed, or a box lies outside of its image.
+    """
+    content = read_json(path, settings)
     try:
         category = next(entry for entry in content["categories"] if entry.get("keypoints"))
-        names = {entry["id"]: entry["file_name"] for entry in content["images"]}
-        annotations = content["annotations"]
-    except (StopIteration, KeyError, TypeError) as error:
+        listed = {entry["id"]: (entry, str(entry["file_name"])) for entry in content["images"]}
+        annotations = list(content["annotations"])
+    except (StopIteration, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{path} is not a file of COCO key points; it needs images, annotations, and a category with keypoints"
         ) from error
+    skeleton, rows = _skeleton(category, path), []
+    for annotation in annotations:
+        if annotation.get("category_id") != category["id"] or annotation.get("iscrowd"):
+            continue
+        what = f"{path}: annotation {annotation.get('id')}"
+        try:
+            row = _person(annotation, len(skeleton.joints), padding, what)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{what} holds something else than numbers ({error}); correct or remove it") from error
+        if row is None:
+            continue
+        if row["image_id"] not in listed:
+            raise ConfigError(f"{what} names an unlisted image; list it or remove it")
+        image, name = listed[row["image_id"]]
+        _check_box(annotation["bbox"], image, what)
+        row["path"] = images / name
+        if client_key is not None:
+            row["client"] = annotation.get(client_key, image.get(client_key))
+            if row["client"] is None:
+                raise ConfigError(
+                    f"{what} and its image {name} have no key {client_key!r}; name the client there, or correct "
+                    "data.client_key"
+                )
+        rows.append(row)
+    return CocoFile(path, skeleton, rows)
+
+
+def _skeleton(category: Mapping[str, Any], path: Path) -> Skeleton:
+    """The joints of a category."""
     joints = tuple(str(name) for name in category["keypoints"])
     pairs = tuple((int(a), int(b)) for a, b in category.get("flip_pairs", pairs_by_name(joints)))
     bones = category.get("skeleton", ())
@@ -103,24 +223,22 @@ def _read(path: Path, images: Path, padding: float) -> tuple[Skeleton, Album]:
         if len(bone) != 2 or not all(1 <= joint <= len(joints) for joint in bone):
             raise ConfigError(f"{path}: skeleton {bone} is out of range; give two of the joints 1 … {len(joints)}")
     edges = tuple((int(a) - 1, int(b) - 1) for a, b in bones)
-    skeleton = Skeleton(joints, pairs, edges, source=str(path))
-    rows, paths = [], []
-    for annotation in annotations:
-        if annotation.get("category_id") == category["id"] and not annotation.get("iscrowd"):
-            row = _person(annotation, len(joints), padding, path)
-            if row is not None:
-                if row["image_id"] not in names:
-                    raise ConfigError(
-                        f"{path}: annotation {annotation.get('id')} names an unlisted image; list it or remove it"
-                    )
-                rows.append(row)
-                paths.append(images / names[row["image_id"]])
-    if not rows:
-        raise ConfigError(f"{path} has no person with a visible joint; give at least one")
-    return skeleton, Album(stacked(rows, str(path)), paths)
+    unscored = tuple(int(joint) for joint in category.get("unscored", ()))
+    return Skeleton(joints, pairs, edges, unscored, int(category["id"]), str(path))
 
 
-def _person(annotation: dict[str, Any], num_joints: int, padding: float, path: Path) -> dict[str, Any] | None:
+def _check_box(box: Sequence[float], image: Mapping[str, Any], what: str) -> None:
+    """Refuse a box [x, y, width, height] that lies wholly outside of its image, if the file states the image's size."""
+    left, top, wide, high = map(float, box)
+    width, height = (float(image.get(side) or math.inf) for side in ("width", "height"))
+    if left + wide <= 0 or top + high <= 0 or left >= width or top >= height:
+        raise ConfigError(
+            f"{what} has the box {[left, top, wide, high]} outside of its image {image['file_name']}, "
+            f"{width:g}×{height:g}; correct it in pixels [x, y, width, height], or remove it"
+        )
+
+
+def _person(annotation: Mapping[str, Any], num_joints: int, padding: float, what: str) -> dict[str, Any] | None:
     """One annotation as arrays; None without a visible joint or a box of positive size.
 
     Raises:
@@ -129,25 +247,36 @@ def _person(annotation: dict[str, Any], num_joints: int, padding: float, path: P
     values = annotation.get("keypoints", ())
     if len(values) != 3 * num_joints:
         raise ConfigError(
-            f"{path}: annotation {annotation.get('id')} has {len(values)} numbers for its joints, and {num_joints} "
+            f"{what} has {len(values)} numbers for its joints, and {num_joints} "
             f"joints take {3 * num_joints} (x, y and visibility each); correct or remove it"
         )
     if len(annotation.get("bbox", ())) != 4:
-        raise ConfigError(f"{path}: annotation {annotation.get('id')} has no bbox [x, y, width, height]; add it")
+        raise ConfigError(f"{what} has no bbox [x, y, width, height]; add it")
     table = np.asarray(values, dtype=np.float32).reshape(num_joints, 3)
-    left, top, width, height = (float(value) for value in annotation["bbox"])
+    width, height = (float(value) for value in annotation["bbox"][2:])
     visible = table[:, 2] > 0
     if not visible.any() or width <= 0 or height <= 0:
         return None
-    head_size = float(annotation.get("head_size", 0))
+    head_size, area = float(annotation.get("head_size") or 0), annotation.get("area", width * height)
+    image_id = annotation.get("image_id")
+    if type(image_id) is not int or not -(2**63) <= image_id < 2**63:
+        raise ConfigError(f"{what} has image_id {image_id!r}; it must be a whole number")
     return {
         "keypoints": table[:, :2],
         "visible": visible,
         "head_size": head_size if head_size > 0 else np.nan,
+        **box_row(annotation["bbox"], padding),
+        "area": np.nan if area is None else float(area),
+        "image_id": image_id,
+    }
+
+
+def box_row(box: Sequence[float], padding: float) -> dict[str, Any]:
+    """A box [x, y, width, height] as `People` has it, widened to 3:4 and enlarged."""
+    left, top, width, height = map(float, box)
+    return {
         "centre": (left + width / 2, top + height / 2),
         "extent": max(height, width / _ASPECT) * padding,
-        "area": float(annotation.get("area", width * height)),
-        "image_id": annotation["image_id"],
     }
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,8 +17,12 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset, default_collate
 from typing_extensions import override
 
-from lit_fed.data.loaders.image_files import read_image
+from lit_fed.data.loaders.image_files import read_photograph
+from lit_fed.data.partitions.csr import IntArray
+from lit_fed.data.loaders.worker_loader import WorkerLoader, WorkerPool
+from lit_fed.data.population.base import Subset
 from lit_fed.data.population.dataset_module import DatasetModule, Datasets
+from lit_fed.data.population.new_inputs import NewInputs
 from lit_fed.data.pose.augmentation import PoseAugmentation
 from lit_fed.data.pose.module import PoseDataModule
 from lit_fed.data.pose.people import People
@@ -25,10 +31,21 @@ from lit_fed.errors import ConfigError
 
 
 class Album(NamedTuple):
-    """Persons with the paths of their images, n."""
+    """Persons with their images.
+
+    Args:
+        people: The persons, n.
+        paths: The image of each person, n.
+        clients: The data set's own client of each person, counted from 0, −1 for a client without training data,
+            shape (n,); None without clients.
+        listed: The number of each person's image in the data's files, n, where `People.image_id` has others; None for
+            the same.
+    """
 
     people: People
     paths: list[Path]
+    clients: IntArray | None = None
+    listed: list[int] | None = None
 
 
 class PhotoPose(PoseDataModule, DatasetModule):
@@ -44,6 +61,7 @@ class PhotoPose(PoseDataModule, DatasetModule):
     def __init__(self, remember: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.remember = remember
+        self._albums = dict[str, Album]()
 
     @abstractmethod
     def read_albums(self) -> tuple[Album, Album]:
@@ -55,6 +73,9 @@ class PhotoPose(PoseDataModule, DatasetModule):
         for album in (train, test):
             _check_images(album)
         strata = self._strata_of(train.people, test.people)
+        if train.clients is not None:
+            self._learn_levels(train.people.extent, train.clients)
+        self._albums = {"train": train, "test": test}
         height, width = self.resolutions[0]
         boxes = [size[1] / size[0] for size in (*self.resolutions, *self.test_resolutions)]
         reader = _Reader(self.remember)
@@ -62,7 +83,37 @@ class PhotoPose(PoseDataModule, DatasetModule):
             _Persons(album, reader, augmentation, self.skeleton.upper, width / height, max(boxes))
             for album, augmentation in ((train, self.augmentation), (train, None), (test, None))
         )
-        return Datasets(augmented, None, tested, None, train_plain=plain, source=strata.source)
+        owners = train.clients, test.clients
+        return Datasets(augmented, None, tested, None, plain, *owners, source=strata.source)
+
+    @override
+    def stored_people(self, subset: Subset, rows: IntArray) -> People:
+        people = self._albums[subset].people
+        return People(**{name: array[rows] for name, array in people.arrays().items()}, source=people.source)
+
+    @override
+    def stored_image(self, subset: Subset, row: int) -> NDArray[np.uint8]:
+        return read_photograph(self._albums[subset].paths[row])
+
+    @override
+    def image_of(self, number: int) -> tuple[int, str, Callable[[], NDArray[np.uint8]]]:
+        album = self._albums["test"]
+        row = int(np.flatnonzero(album.people.image_id == number)[0])
+        listed = number if album.listed is None else album.listed[row]
+        return listed, album.paths[row].name, partial(self.stored_image, "test", row)
+
+    @override
+    def new_inputs(self, path: Path) -> NewInputs:
+        """Photographs, whole or with boxes; see `photographs`."""
+        return photograph_loader(self, path, self.num_workers, self._device)
+
+    @override
+    def write_image(self, subset: Subset, row: int, stem: Path) -> str:
+        """Copy the file; it may be compressed with losses already."""
+        path = self._albums[subset].paths[row]
+        target = stem.with_name(f"{stem.name}{path.suffix}")
+        shutil.copyfile(path, target)
+        return target.name
 
     @override
     def collate(self, training: bool) -> Callable[[list[Any]], Any]:
@@ -88,9 +139,7 @@ class _Reader:
         """
         if path in self._known:
             return self._known[path]
-        image = read_image(path, grayscale=False, remedy="replace it, or remove its persons")
-        if image.dtype != np.uint8:
-            image = image.round().astype(np.uint8)
+        image = read_photograph(path, "replace it, or remove its persons")
         if self._remember:
             self._known[path] = image
         return image
@@ -157,6 +206,30 @@ def _within(low: int, high: int, length: int) -> tuple[int, int]:
     """A range clipped to 0 … length, not empty."""
     low = min(max(low, 0), length - 1)
     return low, min(max(high, low + 1), length)
+
+
+def photograph_loader(data: PoseDataModule, path: Path, num_workers: int, device: torch.device) -> NewInputs:
+    """Batches of persons on new photographs, for the views of a data set.
+
+    Args:
+        data: The data set.
+        path: See `photographs`.
+        num_workers: Processes that decode the photographs; 0 decodes them in this process.
+        device: The device of the batches.
+
+    Raises:
+        ConfigError: See `photographs`.
+    """
+    from lit_fed.data.pose.new_photographs import photographs  # it builds on this module
+
+    album = photographs(path, data.num_joints, data.padding)
+    sizes = (*data.resolutions, *data.test_resolutions)
+    widest = max(size[1] / size[0] for size in sizes)
+    persons = _Persons(album, _Reader(remember=False), None, data.skeleton.upper, 1.0, widest)
+    pool = WorkerPool({"inputs": persons}, num_workers, device.type == "cuda", _collate)
+    every = np.arange(len(persons), dtype=np.int64)
+    loader = WorkerLoader(pool, "inputs", every, data.test_batch_size, None, lambda seen: seen, device)
+    return NewInputs(loader, [str(one) for one in album.paths])
 
 
 def _collate(samples: list[Any]) -> Any:

@@ -4,30 +4,38 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 from typing_extensions import override
 
 from lit_fed.checks import check_choice, check_range
-from lit_fed.data.loaders.transforms import Normalize
+from lit_fed.data.loaders.image_files import read_photograph
+from lit_fed.data.loaders.transforms import Normalize, Step
 from lit_fed.data.partitions.csr import IntArray
 from lit_fed.data.partitions.cut import Strata
 from lit_fed.data.partitions.partition import Natural
-from lit_fed.data.population.base import FederatedDataModule
+from lit_fed.data.population.base import FederatedDataModule, Subset
+from lit_fed.data.population.new_inputs import NewInputs, Records
 from lit_fed.data.population.pictures import MOST_CLIENTS, even_subset, label_axis, new_figure
 from lit_fed.data.population.views import View
 from lit_fed.data.pose.augmentation import PoseAugmentation
 from lit_fed.data.pose.people import People
+from lit_fed.data.pose.records import by_image, found_records
 from lit_fed.data.pose.skeleton import Skeleton
+from lit_fed.data.pose.skeleton_picture import Posed, skeletons_picture
 from lit_fed.data.pose.warp import INTERPOLATIONS, Interpolation, Means, PoseView, Size, checked_size
 from lit_fed.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_MOST_PHOTOGRAPHS = 8  # in the picture beside predictions
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
@@ -53,6 +61,8 @@ class PoseDataModule(FederatedDataModule):
             `num_clients` evenly over the levels.
         num_clients: Clients in the population; null for one per level, or the sum of `clients_per_level`.
         samples_per_client: Training samples per client; null for all.
+        input_sizes: Under `Natural`, [height, width] of a client's own level by its name; clients that are not listed
+            have the highest level that is not taller than their median box, else the lowest.
         test_resolutions: Resolutions of evaluations, seen in training or not; null for `resolutions`.
         interpolations: Ways to scale the lowest level's pictures to each of the larger test resolutions: ``bilinear``,
             ``area``, ``bicubic``.
@@ -74,6 +84,7 @@ class PoseDataModule(FederatedDataModule):
         clients_per_level: list[int] | None = None,
         num_clients: int | None = None,
         samples_per_client: int | None = None,
+        input_sizes: dict[str, tuple[int, int]] | None = None,
         test_resolutions: list[tuple[int, int]] | None = None,
         interpolations: list[Interpolation] | None = None,
         augmentation: PoseAugmentation | None = None,
@@ -84,29 +95,48 @@ class PoseDataModule(FederatedDataModule):
     ) -> None:
         self.resolutions = tuple(checked_size(size, "resolutions") for size in resolutions)
         _check_levels(self.resolutions)
-        counts = _clients_per_level(clients_per_level, num_clients, len(self.resolutions))
+        self._input_sizes = dict(input_sizes or {})
+        for name, size in self._input_sizes.items():
+            if tuple(size) not in self.resolutions:
+                raise ConfigError(
+                    f"data.input_sizes has {list(size)} for client {name}; it must be one of data.resolutions, "
+                    f"{list(map(list, self.resolutions))}"
+                )
+        if isinstance(kwargs.get("partition"), Natural):
+            if type(self).own_clients is FederatedDataModule.own_clients:
+                name = type(self).__name__
+                raise ConfigError(f"data.partition is Natural, and {name} does not name clients; choose IID")
+            _refuse_simulated(clients_per_level, samples_per_client)
+            counts = None
+        else:
+            if self._input_sizes:
+                raise ConfigError("data.input_sizes is for data.partition Natural; set data.clients_per_level instead")
+            counts = _clients_per_level(clients_per_level, num_clients, len(self.resolutions))
+            num_clients = sum(counts)
         if samples_per_client is not None:
             check_range("data.samples_per_client", samples_per_client, least=1)
             if kwargs.get("max_train_samples") is not None:
                 raise ConfigError("data.samples_per_client and data.max_train_samples exclude each other; give one")
-            kwargs["max_train_samples"] = samples_per_client * sum(counts)
-        super().__init__(num_clients=sum(counts), **kwargs)
-        if isinstance(self.partition, Natural):
-            raise ConfigError("data.partition is Natural, and pose data do not name clients; choose IID")
+            kwargs["max_train_samples"] = samples_per_client * (num_clients or 1)
+        super().__init__(num_clients=num_clients, **kwargs)
         self.samples_per_client, self.antialias = samples_per_client, antialias
         self.clients_per_level = counts
-        self._first_of_level = np.cumsum([0, *counts])
+        self._first_of_level = np.cumsum([0, *(counts or ())])
+        self._levels = dict[int, int]()  # of the data set's own clients, known after `setup`
         asked = self.resolutions if test_resolutions is None else test_resolutions
         self.test_resolutions = tuple(checked_size(size, "test_resolutions") for size in asked)
         self.interpolations = tuple(interpolations or ())
         for name in self.interpolations:
             check_choice("an entry of data.interpolations", name, INTERPOLATIONS)
         self.augmentation = self.default_augmentation() if augmentation is None else augmentation
-        self._normalize = Normalize(mean, std)
+        self.mean, self.std, self._normalize = tuple(mean), tuple(std), Normalize(mean, std)
         if self._normalize.num_channels not in (1, 3):
             raise ConfigError(f"data.mean has {len(mean)} values; give one, or one per colour")
         self._extents = (0.0, 0.0)  # least and median height of a box in pixels, known after `setup`
         self._made: dict[Any, PoseView] = {}
+
+    padding: float = 1.25
+    """Factor to enlarge the boxes of persons by."""
 
     # The data set; known without `setup`.
 
@@ -114,6 +144,22 @@ class PoseDataModule(FederatedDataModule):
     @abstractmethod
     def skeleton(self) -> Skeleton:
         """The joints."""
+
+    @abstractmethod
+    def stored_people(self, subset: Subset, rows: IntArray) -> People:
+        """Persons of a part of the data set by their rows (n,)."""
+
+    @abstractmethod
+    def stored_image(self, subset: Subset, row: int) -> NDArray[np.uint8]:
+        """A person's image, shape (h, w, 3)."""
+
+    @abstractmethod
+    def image_of(self, number: int) -> tuple[int, str, Callable[[], NDArray[np.uint8]]]:
+        """A test image by its `People.image_id`: its number and name in the data's files, and a function to read it."""
+
+    @abstractmethod
+    def write_image(self, subset: Subset, row: int, stem: Path) -> str:
+        """Write a person's image without losses to `stem` with an ending; return the file's name."""
 
     def default_augmentation(self) -> PoseAugmentation:
         """The augmentation if none is set."""
@@ -128,6 +174,14 @@ class PoseDataModule(FederatedDataModule):
     def joint_names(self) -> tuple[str, ...]:
         """Names of the joints."""
         return self.skeleton.joints
+
+    coco_ap: bool = False
+    """Whether COCO's AP is defined: the areas of persons are known."""
+
+    @property
+    def oks_sigmas(self) -> tuple[float, ...]:
+        """σ of each joint for COCO's AP."""
+        return self.skeleton.sigmas
 
     @property
     def flip_pairs(self) -> tuple[tuple[int, int], ...]:
@@ -162,10 +216,22 @@ class PoseDataModule(FederatedDataModule):
         """(K, 2)."""
         return (self.num_joints, 2)
 
+    @override
+    def preprocessing(self) -> list[Step]:
+        """The normalisation of pictures of any size."""
+        return self._normalize.steps
+
+    @override
+    def stored_like(self) -> tuple[tuple[int, ...], str]:
+        """Bytes at the highest level; any other size is possible, too."""
+        return self.input_shape, "uint8"
+
     # Views.
 
     def level(self, client_id: int) -> int:
-        """The client's own level, 0 for the highest."""
+        """The client's own level, 0 for the highest; under `Natural` known after `setup`."""
+        if self.clients_per_level is None:
+            return self._levels[client_id]
         return int(np.searchsorted(self._first_of_level, client_id, side="right")) - 1
 
     @override
@@ -228,6 +294,28 @@ class PoseDataModule(FederatedDataModule):
         whole = max(1, int(least * (1 - self.augmentation.scale) / size[0]))
         return Means(whole, max(1, math.ceil(usual / (whole * size[0]) - 1e-6)))
 
+    def _learn_levels(self, heights: NDArray[np.float32], owners: IntArray) -> None:
+        """Set the level of each of the data set's own clients, by `input_sizes` or by the median height of its boxes.
+
+        Args:
+            heights: Height of each training person's box, in pixels of its image, shape (n,).
+            owners: Its client, shape (n,).
+
+        Raises:
+            ConfigError: `input_sizes` names an unknown client.
+        """
+        names = self.own_client_names() or []
+        if unknown := [name for name in self._input_sizes if name not in names]:
+            raise ConfigError(
+                f"data.input_sizes names client {unknown[0]!r}, which does not exist; the clients are "
+                f"{', '.join(names[:10])}{', …' if len(names) > 10 else ''}"
+            )
+        for client in np.unique(owners[owners >= 0]).tolist():
+            if (size := self._input_sizes.get(names[client])) is None:
+                usual = float(np.median(heights[owners == client]))
+                size = next((size for size in self.resolutions if size[0] <= usual), self.resolutions[-1])
+            self._levels[client] = self.resolutions.index((size[0], size[1]))
+
     def _strata_of(self, train: People, test: People) -> Strata:
         """The number of persons, the only input of partitions.
 
@@ -241,10 +329,47 @@ class PoseDataModule(FederatedDataModule):
                 f"data.samples_per_client {self.samples_per_client} for {self.num_clients} clients takes {needed} "
                 f"persons, and {train.source} has {len(train)}; lower it, or data.num_clients"
             )
-        every = np.concatenate([train.extent, test.extent])
-        self._extents = (float(every.min()), float(np.median(every)))
-        self._made.clear()
+        self._learn_boxes(np.concatenate([train.extent, test.extent]))
         return Strata(None, None, len(train), len(test), source=train.source)
+
+    @property
+    def box_heights(self) -> tuple[float, float]:
+        """Least and median height of a box, in pixels of its image; known after `setup`."""
+        return self._extents
+
+    def _learn_boxes(self, heights: NDArray[np.float32]) -> None:
+        """Take the least and the median height of a box from all boxes (n,)."""
+        self._extents = (float(heights.min()), float(np.median(heights)))
+        self._made.clear()
+
+    # Predictions.
+
+    @override
+    def records(self, columns: Mapping[str, NDArray[Any]], new: NewInputs | None) -> Records | None:
+        """Joints by name, in pixels of the original images; None for a task that predicts something else."""
+        points, scores, numbers = (columns.get(name) for name in ("keypoints", "score", "image_id"))
+        if points is None or scores is None or numbers is None or points.shape[1:] != self.output_shape:
+            return None
+        if new is not None and new.files is not None:
+            files = new.files
+            images = [(int(number), Path(file).name) for number, file in zip(numbers, files, strict=True)]
+            readers = [partial(read_photograph, Path(file)) for file in files]
+        else:
+            found = [self.image_of(int(number)) for number in numbers]
+            numbered = len({number for number, _, _ in found}) == len(set(numbers.tolist()))
+            images = [
+                (number if numbered else int(unique), name)
+                for unique, (number, name, _) in zip(numbers, found, strict=True)
+            ]
+            readers = [reader for _, _, reader in found]
+        rows, results = found_records(points, scores, images, self.joint_names, self.skeleton.category)
+
+        def picture() -> Figure:
+            shown = list(by_image(images).values())[:_MOST_PHOTOGRAPHS]
+            posed = [Posed(images[places[0]][1], readers[places[0]](), points[places]) for places in shown]
+            return skeletons_picture(posed, self.skeleton)
+
+        return Records(rows, results, picture)
 
     # A run's record.
 
@@ -300,6 +425,19 @@ def _check_levels(sizes: Sequence[Size]) -> None:
                 f"data.resolutions has {list(lower)} after {list(higher)}; give the highest first, each smaller than "
                 "the one before"
             )
+
+
+def _refuse_simulated(counts: list[int] | None, samples: int | None) -> None:
+    """Refuse settings that simulate clients, beside clients of the data set's own."""
+    if counts is not None:
+        raise ConfigError(
+            "data.clients_per_level is for simulated clients, and data.partition is Natural; leave it out, and set "
+            "data.input_sizes by the clients' names"
+        )
+    if samples is not None:
+        raise ConfigError(
+            "data.samples_per_client is for simulated clients, and data.partition is Natural; leave it out"
+        )
 
 
 def _clients_per_level(counts: list[int] | None, num_clients: int | None, num_levels: int) -> list[int]:

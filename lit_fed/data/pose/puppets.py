@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from typing_extensions import override
 
 from lit_fed.checks import check_range
 from lit_fed.data.partitions.csr import IntArray
 from lit_fed.data.partitions.cut import Strata
 from lit_fed.data.population.base import Batches, Subset
+from lit_fed.data.population.new_inputs import NewInputs
 from lit_fed.data.pose.augmentation import FLIP_ONLY, PoseAugmentation
 from lit_fed.data.pose.figures import HEIGHT, WIDTH, figure_picture
+from lit_fed.data.pose.files import photograph_loader
 from lit_fed.data.pose.module import PoseDataModule
 from lit_fed.data.pose.people import People
 from lit_fed.data.pose.people_loader import PeopleLoader
@@ -46,6 +50,7 @@ class Puppets(PoseDataModule):
     """
 
     skeleton = LSP
+    padding = 1.0  # a figure fills its canvas
 
     def __init__(
         self,
@@ -100,6 +105,31 @@ class Puppets(PoseDataModule):
                 self._canvases[subset] = self._canvases[subset].index_select(0, chosen.to(self._device))
                 self._people[subset] = {name: array[chosen] for name, array in self._people[subset].items()}
                 self._kept[subset] = rows
+
+    @override
+    def stored_people(self, subset: Subset, rows: IntArray) -> People:
+        chosen = self._stored(subset, rows)
+        return People(**{name: array[chosen].numpy() for name, array in self._people[subset].items()})
+
+    @override
+    def stored_image(self, subset: Subset, row: int) -> NDArray[np.uint8]:
+        canvas = self._canvases[subset][int(self._stored(subset, np.array([row]))[0])]
+        return canvas.cpu().numpy().transpose(1, 2, 0)
+
+    @override
+    def image_of(self, number: int) -> tuple[int, str, Callable[[], NDArray[np.uint8]]]:
+        return number, f"figure {number}", partial(self.stored_image, "test", number)
+
+    @override
+    def new_inputs(self, path: Path) -> NewInputs:
+        """Photographs, whole or with boxes, see `photograph_loader`."""
+        return photograph_loader(self, path, 0, self._device)
+
+    @override
+    def write_image(self, subset: Subset, row: int, stem: Path) -> str:
+        path = stem.with_suffix(".png")
+        Image.fromarray(np.ascontiguousarray(self.stored_image(subset, row))).save(path)
+        return path.name
 
     @override
     def move_to(self, device: torch.device) -> None:

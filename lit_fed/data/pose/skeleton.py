@@ -9,6 +9,12 @@ from lit_fed.errors import ConfigError
 
 _LOWER = ("hip", "pelvis", "knee", "ankle", "heel", "foot", "toe")
 
+_SIGMAS = {
+    **{"nose": 0.026, "eye": 0.025, "ear": 0.035, "shoulder": 0.079, "elbow": 0.072},
+    **{"wrist": 0.062, "hip": 0.107, "knee": 0.087, "ankle": 0.089},
+}
+_OTHER_SIGMA = 0.079
+
 
 @dataclass(frozen=True)
 class Skeleton:
@@ -19,6 +25,7 @@ class Skeleton:
         flip_pairs: Joints that swap in a mirror, by number from 0, such as left and right ankle.
         edges: Joints to connect in pictures, by number.
         unscored: Joints that the data set's metric leaves out.
+        category: COCO's category of the persons.
         source: The file or data set, for errors.
 
     Raises:
@@ -29,6 +36,7 @@ class Skeleton:
     flip_pairs: tuple[tuple[int, int], ...] = ()
     edges: tuple[tuple[int, int], ...] = ()
     unscored: tuple[int, ...] = ()
+    category: int = field(default=1, compare=False)
     source: str = field(default="the skeleton", compare=False)
 
     def __post_init__(self) -> None:
@@ -58,6 +66,15 @@ class Skeleton:
         for left, right in self.flip_pairs:
             order[left], order[right] = right, left
         return tuple(order)
+
+    @property
+    def sigmas(self) -> tuple[float, ...]:
+        """Annotators' deviation on each joint by its name, as a share of the root of the person's area.
+
+        COCO's for its joints, and CrowdPose's for head, neck and all others.
+        """
+        known = ((sigma for part, sigma in _SIGMAS.items() if part in name.lower()) for name in self.joints)
+        return tuple(next(found, _OTHER_SIGMA) for found in known)
 
     @property
     def upper(self) -> tuple[bool, ...]:

@@ -3,35 +3,39 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lit_fed.data.loaders.tensor_loader import Loader
+from lit_fed.data.population.base import FederatedDataModule
 from lit_fed.data.population.naming import Keys, called, clients_of
-from lit_fed.data.population.new_inputs import NewInputs
+from lit_fed.data.population.new_inputs import NewInputs, Records
 from lit_fed.data.population.views import View, viewed
 from lit_fed.engine.evaluation.federation import Federation
 from lit_fed.engine.storage.files import in_place_of, refuse_overwriting
 from lit_fed.engine.wire.broadcast import Broadcast
 from lit_fed.errors import CheckpointError, ConfigError, LitFedError, own_traceback, reason
 
-if TYPE_CHECKING:
-    from lit_fed.data import FederatedDataModule
-
 KEYS = Keys("--client_id", "--client_position")
 
 
 def check_output(output: Path, overwrite: bool) -> None:
     """Refuse, before any prediction, another file type, or an existing file without ``overwrite``."""
-    if output.suffix not in (".csv", ".npz"):
-        raise ConfigError(f"--output is {output.name!r}; it must be a .csv or .npz file")
-    refuse_overwriting([output], overwrite)
+    if output.suffix not in (".csv", ".npz", ".json"):
+        raise ConfigError(f"--output is {output.name!r}; it must be a .csv, .npz or .json file")
+    refuse_overwriting([output, *_beside(output)], overwrite)
+
+
+def _beside(output: Path) -> list[Path]:
+    """The picture beside a file of records."""
+    return [output.with_suffix(".png")] if output.suffix == ".json" else []
 
 
 def one_client(data: FederatedDataModule, name: str | None, position: int | None) -> int | None:
@@ -62,7 +66,9 @@ def write_predictions(
         federation: With a trained state loaded.
         output: A file accepted by `check_output`, replaced when all is written: ``.csv`` (a row per sample; a tensor of
             several values takes several columns) or ``.npz``. Labels come last as ``label``; class names follow in
-            columns of their own, and name the columns of scores; the file of each sample comes first as ``file``.
+            columns of their own, and name the columns of scores; the file of each sample comes first as ``file``. Data
+            with records of their own, see `FederatedDataModule.records`, write these to ``.csv``, and to ``.json`` with
+            a picture beside it.
         client_id: Predict as the client at this position on its own test data; None for the global model on the shared
             test set.
         round_idx: The last finished round.
@@ -77,6 +83,8 @@ def write_predictions(
             be written; an existing file then survives.
     """
     data = federation.data
+    if output.suffix == ".json" and type(data).records is FederatedDataModule.records:
+        raise ConfigError(f"--output is {output.name!r}, and {type(data).__name__} writes .csv and .npz; choose one")
     new = None if inputs is None else data.new_inputs(inputs)
     batches: dict[str, list[np.ndarray]] = {}
     for batch, result in _predictions(federation, client_id, round_idx, broadcast, new):
@@ -91,6 +99,12 @@ def write_predictions(
     _check(columns)
     names = _telling(data.class_names)
     files = None if new is None else new.files
+    records = None if output.suffix == ".npz" else data.records(columns, new)
+    if output.suffix == ".json" and records is None:
+        raise ConfigError(
+            f"--output is {output.name!r}, and the model's predict_step gives {', '.join(columns)}, which are no records "
+            f"of {type(data).__name__}; choose a .csv or .npz file"
+        )
     if federation.fabric.is_global_zero:
         try:
             with in_place_of(output.resolve()) as temporary:  # the target of a link
@@ -99,8 +113,13 @@ def write_predictions(
                     columns |= {name: np.array(text) for name, text in texts.items() if text is not None}
                     with open(temporary, "wb") as file:
                         np.savez(file, **columns)  # type: ignore[arg-type]  # numpy takes the arrays for its allow_pickle
+                elif records is not None:
+                    _write_records(temporary, output.suffix, records)
                 else:
                     _write_csv(temporary, columns, names, files)
+            for picture in _beside(output.resolve()) if records is not None else ():
+                with in_place_of(picture) as temporary:
+                    records.picture().savefig(temporary, format="png")
         except CheckpointError as error:
             raise ConfigError(f"{error}; change --output") from error
         federation.fabric.print(f"wrote predictions for {len(next(iter(columns.values())))} samples to {output}")
@@ -207,6 +226,17 @@ def _write_csv(
         for index, row in enumerate(np.concatenate(flat, axis=1).astype(np.float64).tolist()):
             numbers = (int(value) if value.is_integer() else value for value in row)
             writer.writerow([*first[index], *numbers, *(text[index] for text in texts.values())])
+
+
+def _write_records(path: Path, kind: str, records: Records) -> None:
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        if kind == ".json":
+            json.dump(records.document, file)
+            file.write("\n")
+            return
+        writer = csv.DictWriter(file, list(records.rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(records.rows)
 
 
 def _are_classes(values: np.ndarray, count: int) -> bool:

@@ -139,7 +139,7 @@ class PoseViT(nn.Module):
         tokens = laid_out.flatten(2).transpose(1, 2)
         prefix = 0
         if self.cls_token is not None:
-            tokens, prefix = torch.cat((self.cls_token.expand(len(x), -1, -1), tokens), dim=1), 1
+            tokens, prefix = torch.cat((self.cls_token.expand(x.shape[0], -1, -1), tokens), dim=1), 1
         if self.pos_embed is not None:
             tokens = tokens + resample_abs_pos_embed(self.pos_embed, list(grid), list(self.grid), prefix)
         for block in self.blocks:

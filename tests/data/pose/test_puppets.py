@@ -263,7 +263,7 @@ def test_a_hundred_thousand_clients_cost_no_object_each():
         ({"test_samples": 0}, "data.test_samples is 0; it must be at least 1"),
         ({"test_resolutions": [(1, 0)]}, r"data.test_resolutions has \[1, 0\]"),
         ({"interpolations": ["cubic"]}, "data.interpolations is 'cubic'; it must be 'bilinear', 'area' or 'bicubic'"),
-        ({"partition": Natural()}, "data.partition is Natural, and pose data do not name clients"),
+        ({"partition": Natural()}, "data.partition is Natural, and Puppets does not name clients; choose IID"),
     ],
 )
 def test_settings_that_cannot_work(settings: dict[str, Any], message: str):

@@ -143,7 +143,9 @@ def test_mistakes(tmp_path: Path) -> None:
         trainer(tmp_path).predict(*parts, "best")
     made = trainer(tmp_path, max_rounds=1)
     made.fit(*parts)
-    with pytest.raises(ConfigError, match=r"output is 'p\.json'; it must be a \.csv or \.npz file"):
+    with pytest.raises(ConfigError, match=r"output is 'p\.txt'; it must be a \.csv, \.npz or \.json file"):
+        made.predict(*parts, output="p.txt")
+    with pytest.raises(ConfigError, match=r"output is .p\.json., and \w+ writes \.csv and \.npz; choose one"):
         made.predict(*parts, output="p.json")
     for client_id in (3, -1):
         with pytest.raises(ConfigError, match=rf"client_position: there is no client {client_id}; clients are 0 to 2"):

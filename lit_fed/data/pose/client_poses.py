@@ -1,0 +1,235 @@
+"""Persons on photographs in a folder per client, so that a node of a federation holds only its own clients' folders."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from lit_fed.checks import check_range
+from lit_fed.data.loaders.tensor_loader import Loader
+from lit_fed.data.partitions.csr import CSR
+from lit_fed.data.partitions.cut import Cut, Strata, check_held_out, cut_of_parts
+from lit_fed.data.partitions.partition import Natural
+from lit_fed.data.population.base import Batches
+from lit_fed.data.population.naming import in_order
+from lit_fed.data.population.views import viewed
+from lit_fed.data.pose.coco import CocoFile, album_of, check_skeleton, nobody, read_coco
+from lit_fed.data.pose.files import Album, PhotoPose
+from lit_fed.data.pose.people import People
+from lit_fed.data.pose.skeleton import Skeleton
+from lit_fed.data.remarks import is_hidden, remark
+from lit_fed.errors import ConfigError
+from lit_fed.seeding import numpy_generator
+
+_NO_CLIENTS = ("server", "public")
+_SETTINGS = "data.root and data.client_folders"
+Rows = list[dict[str, Any]]
+
+
+class ClientPoses(PhotoPose):
+    """A folder per client with its photographs and annotations; a node needs only the folders of its own clients.
+
+    ``<root>/<client>/train.json`` is a key point file in COCO's format, see `CocoKeypoints`, and its images are in
+    ``<root>/<client>/images/``. Beside it may be ``test.json``, ``val.json`` and ``calibration.json``; without them,
+    `test_fraction`, `val_fraction` and a method's calibration fraction of the client's images are held out.
+    ``<root>/server/test.json`` holds the shared test set; without it this is the test data of all clients, and on a
+    node or a server of a federation nothing. ``<root>/public/train.json`` holds a method's public set.
+
+    Clients are `Natural`; their levels follow from their boxes or from ``input_sizes``, see `PoseDataModule`.
+    ``lit-fed split`` writes such folders of other pose data.
+
+    Args:
+        root: The folder that holds the clients' folders.
+        client_folders: The clients' folders in their order, the same on all nodes; null for all folders below `root`
+            except ``server`` and ``public``.
+        skeleton: The joints, needed on a server without a file; null for the first file's.
+        test_fraction: Share of a client's images to test on, without its ``test.json``.
+        padding: Factor to enlarge boxes by.
+        box_heights: Least and median height of a box in the population, by which `antialias` shrinks images; null for
+            those of the persons here.
+        kwargs: See `PoseDataModule`, and `PhotoPose` and `DatasetModule` for `remember` and `num_workers`.
+
+    Raises:
+        ConfigError: A file is missing or malformed, a client has no person, or files differ in their joints.
+    """
+
+    coco_ap = True
+
+    def __init__(
+        self,
+        root: str = "data/clients",
+        client_folders: list[str] | None = None,
+        skeleton: Skeleton | None = None,
+        test_fraction: float = 0.2,
+        padding: float = 1.25,
+        box_heights: tuple[float, float] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        partition = kwargs.pop("partition", None) or Natural()
+        if not isinstance(partition, Natural):
+            raise ConfigError(
+                f"data.partition is {type(partition).__name__}, and ClientPoses has a folder per client; leave it out"
+            )
+        super().__init__(root=root, partition=partition, **kwargs)
+        check_range("data.test_fraction", test_fraction, least=0, below=1)
+        check_range("data.padding", padding, above=0, why=", such as 1.25")
+        if self.max_train_samples is not None or self.max_test_samples is not None:
+            raise ConfigError("ClientPoses takes no data.max_train_samples or data.max_test_samples; leave them out")
+        if client_folders is not None and len(set(client_folders)) < max(1, len(client_folders)):
+            raise ConfigError(f"data.client_folders is {client_folders}; it must name at least one folder, each once")
+        self._folders, self._skeleton, self._box_heights = client_folders, skeleton, box_heights
+        self.test_fraction, self.padding = test_fraction, padding
+        self._here: list[int] = []
+        self._sizes: dict[str, list[int]] = {}
+        self._people: dict[str, People] = {}
+
+    @override
+    def own_clients(self) -> int:
+        return len(self.own_client_names())
+
+    @override
+    def own_client_names(self) -> list[str]:
+        return self._names
+
+    @override
+    def own_clients_are(self) -> tuple[str, str]:
+        return f"data.root {self.root}, with a folder per client,", "put all persons into one client's folder"
+
+    @cached_property
+    def _names(self) -> list[str]:
+        if self._folders is not None:
+            return self._folders
+        root = Path(self.root)
+        if not root.is_dir():
+            raise ConfigError(f"{root} is not a folder; set data.root to the folder that holds one folder per client")
+        found = [path.name for path in root.iterdir() if path.is_dir() and not is_hidden(path)]
+        if not (names := in_order(set(found) - set(_NO_CLIENTS))):
+            raise ConfigError(f"{root} holds no client folders; put {root}/<client>/train.json there")
+        return names
+
+    @cached_property
+    @override
+    def skeleton(self) -> Skeleton:
+        """The joints of the setting, or of the first file."""
+        if self._skeleton is not None:
+            return self._skeleton
+        files = [Path(self.root) / name / "train.json" for name in self._names]
+        there = [path for path in (*files, Path(self.root) / "server" / "test.json") if path.is_file()]
+        return self._file(there[0] if there else files[0]).skeleton
+
+    @override
+    def make_cut(self, wanted: frozenset[int] | None) -> Cut:
+        count, names = self.num_clients, self._names
+        if count > len(names):
+            raise ConfigError(f"data.num_clients is {count}, and {self.root} has {len(names)} client folders; lower it")
+        if count < len(names):
+            remark(f"data.num_clients is {count}; {names[count]} and later folders in {self.root} take no part")
+        self._here = list(range(count)) if wanted is None else sorted(wanted)
+        if beyond := [one for one in self._here if not 0 <= one < count]:
+            raise ConfigError(f"client {beyond[0]} does not exist; clients are 0 to {count - 1}")
+        strata = self.read_strata()
+        return cut_of_parts(self._sizes, self._here, count, strata, wanted)
+
+    @override
+    def read_albums(self) -> tuple[Album, Album]:
+        parts: dict[str, list[Rows]] = {part: [] for part in ("train", "val", "calibration", "test")}
+        for client in self._here:
+            for part, rows in self._parts_of(client).items():
+                parts[part].append(rows)
+        sizes = {part: np.array([len(rows) for rows in found], dtype=np.int64) for part, found in parts.items()}
+        whole = sizes["train"] + sizes["val"] + sizes["calibration"]
+        check_held_out(whole, sizes["train"], self.val_fraction, self.calibration_fraction, self._here)
+        shared, public = Path(self.root) / "server" / "test.json", Path(self.root) / "public" / "train.json"
+        parts["public"] = [self._rows(public)] if self.has_public else []
+        if self.has_public and len(parts["public"][0]) != self.public_size:
+            raise ConfigError(
+                f"{public} holds {len(parts['public'][0])} persons and algorithm.public_size is {self.public_size}; "
+                "split the data anew, or correct the setting"
+            )
+        parts["shared_test"] = [self._rows(shared)] if shared.is_file() else []
+        self._sizes = {part: [len(rows) for rows in found] for part, found in parts.items()}
+        albums = []
+        for halves in (("train", "val", "calibration", "public"), ("shared_test", "test")):
+            rows = [row for part in halves for found in parts[part] for row in found]
+            albums.append(album_of(rows, self.root, self._names))
+        train, test = albums
+        self._people = {"train": train.people, "test": test.people}
+        return train, test
+
+    @override
+    def _strata_of(self, train: People, test: People) -> Strata:
+        """As of other data, but a node may hold no person at all."""
+        every = [people.checked(self.num_joints).extent for people in (train, test) if len(people)]
+        if self._box_heights is None and every:
+            self._learn_boxes(np.concatenate(every))
+        elif self._box_heights is not None:
+            self._extents = self._box_heights
+        return Strata(None, None, len(train), len(test), source=self.root)
+
+    def _parts_of(self, client: int) -> dict[str, Rows]:
+        """A client's persons by part; parts without a file are held out of its training persons."""
+        name = self._names[client]
+        folder = Path(self.root) / name
+        own = {"train": self._rows(folder / "train.json", name)}
+        if not own["train"]:
+            raise nobody(folder / "train.json")
+        fractions = {"test": self.test_fraction, "val": self.val_fraction, "calibration": self.calibration_fraction}
+        generator = numpy_generator(self.seed, "client-poses", "hold-out", name)
+        for part, fraction in fractions.items():
+            if (file := folder / f"{part}.json").is_file():
+                own[part] = self._rows(file, name)
+            else:
+                own[part], own["train"] = _held_out(own["train"], fraction, generator)
+        if not own["train"]:
+            raise ConfigError(f"data.test_fraction {self.test_fraction:g} leaves client {name} no person; lower it")
+        return own
+
+    def _rows(self, path: Path, client: str | None = None) -> Rows:
+        """The persons of a file, with the client's name."""
+        file = self._file(path)
+        check_skeleton(file, self.skeleton, self.skeleton.source)
+        return [row | {"client": client} for row in file.rows]
+
+    def _file(self, path: Path) -> CocoFile:
+        return read_coco(path, path.parent / "images", self.padding, _SETTINGS)
+
+    @override
+    def test_loader(self, client_id: int | None = None, view: str | None = None) -> Loader:
+        """One client's test batches, or the shared test set."""
+        if client_id is not None or self._ready.clients is None and not self._sizes["shared_test"]:
+            return super().test_loader(client_id, view)
+        indices = np.arange(sum(self._sizes["shared_test"]), dtype=np.int64)
+        return viewed(self.make_loader(Batches("test", indices, self.shared_batch_size)), self.seen(None, view))
+
+    @override
+    def read_contents(self) -> Iterator[NDArray[Any]]:
+        """All joints here."""
+        yield from (self._people[subset].keypoints for subset in ("train", "test"))
+
+    @override
+    def fingerprint(self, client_id: int) -> str:
+        """The SHA-256 of one client's annotations to train, validate and calibrate with."""
+        if client_id in self.census.reports:
+            return super().fingerprint(client_id)
+        cut, digest = self._ready.of(client_id), hashlib.sha256()
+        for rows in (cut.train[client_id], cut.val[client_id], cut.calibration[client_id]):
+            for name, array in self._people["train"].arrays().items():
+                if name != "image_id":
+                    digest.update(f"{name} {array[rows].shape}".encode() + np.ascontiguousarray(array[rows]).tobytes())
+        return digest.hexdigest()
+
+
+def _held_out(rows: Rows, fraction: float, generator: np.random.Generator) -> tuple[Rows, Rows]:
+    """Persons on a share of the images, rounded, and the other persons."""
+    images = list(dict.fromkeys(row["path"] for row in rows))
+    whole = CSR.from_sizes(np.arange(len(images), dtype=np.int64), np.array([len(images)]))
+    chosen, _ = whole.hold_out([fraction], generator)
+    held = {images[place] for place in chosen.indices.tolist()}
+    return [row for row in rows if row["path"] in held], [row for row in rows if row["path"] not in held]
