@@ -11,7 +11,7 @@ import yaml
 
 from lit_fed.engine.lightning.metric_names import MetricNames
 from lit_fed.studies.claims import OUTCOMES, Verdict
-from lit_fed.studies.claims_page import published_margin
+from lit_fed.studies.register_lines import published_margin
 from lit_fed.studies.study import Place, read_study
 from tests.support import ROOT
 
