@@ -355,7 +355,11 @@ def _networks(content: Any) -> Iterator[str]:
 
 
 def _data(config: Mapping[str, Any]) -> Iterator[str]:
-    yield str(config["data"]["class_path"]).rpartition(".")[2]
+    """Yield the data's file or folder if a user's own format reads them, else the data's class."""
+    data = config["data"]
+    settings, kind = data.get("init_args", {}), str(data["class_path"]).rpartition(".")[2]
+    folder = Path(settings.get("root") or "data").name
+    yield settings.get("name") or (kind if folder == "data" else folder)
 
 
 def _minutes(done: Sequence[Cell], key: str) -> str:
