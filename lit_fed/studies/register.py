@@ -91,7 +91,10 @@ class Register:
         Raises:
             ConfigError: If a page has no place for its table.
         """
-        entries = sorted(self._entries.values(), key=lambda one: (one.paper, one.study, one.again != "", one.profile))
+        entries = sorted(
+            self._entries.values(),
+            key=lambda one: (one.paper, one.study, one.again != "", one.profile != "pocket", one.profile),
+        )
         for entry in entries:
             if entry.again:
                 self._replace(f"{entry.study}, {entry.again}", self._claims.get(entry.setting, []))

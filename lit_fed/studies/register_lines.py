@@ -293,16 +293,23 @@ def by_statement(rows: Sequence[Row]) -> dict[Statement, list[Row]]:
 def published_by_claim(study: Study) -> dict[str, float | None]:
     """Return the margins of a study's claims in the paper's numbers; None if the paper does not print them.
 
-    A profile without a table of the paper has the margins of the same statements in the profile ``paper``.
+    A profile without a table of the paper has the margins of the same statements in the profile ``paper``; one that
+    asks another's claims again has that profile's.
     """
-    known = {claim_of(claim): published_margin(study, claim) for claim in study.claims}
-    if study.profile == "paper" or "paper" not in profiles_of(study.path):
-        return known
-    theirs = read_study(study.path, "paper")
-    margins = dict(zip(_asked(theirs), (published_margin(theirs, claim) for claim in theirs.claims), strict=True))
+    own = [published_margin(study, claim) for claim in study.claims]
+    found: list[float | None] = [None] * len(own)
+    if study.again:
+        first = read_study(study.path, study.again)
+        margins = published_by_claim(first)
+        by_sentence = {claim.sentence: margins[claim_of(claim)] for claim in first.claims}
+        found = [by_sentence.get(claim.sentence) for claim in study.claims]
+    elif study.profile != "paper" and "paper" in profiles_of(study.path):
+        theirs = read_study(study.path, "paper")
+        of_paper = dict(zip(_asked(theirs), (published_margin(theirs, claim) for claim in theirs.claims), strict=True))
+        found = [of_paper.get(statement) for statement in _asked(study)]
     return {
-        claim: margins.get(statement) if known[claim] is None else known[claim]
-        for claim, statement in zip(known, _asked(study), strict=True)
+        claim_of(claim): other if margin is None else margin
+        for claim, margin, other in zip(study.claims, own, found, strict=True)
     }
 
 

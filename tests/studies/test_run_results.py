@@ -80,7 +80,9 @@ def test_every_claim_is_a_line_with_the_papers_margin_and_ours(studied, tmp_path
     assert [line["cause"] for line in lines] == ["", "its steps are | short", "", "", ""]
     assert [line["seeds"] for line in lines] == ["2", "2", "2", "2", "0"]
     # The last two are the first two's sentences with another metric: of five sentences none is another's.
-    assert "5 statements, asked 5 times: hold throughout 2, never fail 2, mixed 0, only fail 1" in capsys.readouterr().out
+    assert (
+        "5 statements, asked 5 times: hold throughout 2, never fail 2, mixed 0, only fail 1" in capsys.readouterr().out
+    )
 
 
 def test_every_place_is_a_line_with_its_seeds_its_commit_and_no_curve(studied, tmp_path):
@@ -105,7 +107,10 @@ def test_a_papers_page_is_a_table_and_keeps_the_text_around_it(studied, tmp_path
     page = tmp_path / "page" / "tiny.md"
     text = page.read_text(encoding="utf-8")
     assert "| It \\| helps<br>`prox > fedavg at iid` | +26 | +20.5 ± 3.2 (2, small_cnn, Digits) | holds |  |\n" in text
-    assert "| `fedavg > prox + 2 at iid` | −28 | −22.5 ± 3.2 (2, small_cnn, Digits) | fails | its steps are \\| short |\n" in text
+    assert (
+        "| `fedavg > prox + 2 at iid` | −28 | −22.5 ± 3.2 (2, small_cnn, Digits) | fails | its steps are \\| short |\n"
+        in text
+    )
     page.write_text(f"# Tiny and *small*\n\nBefore.\n\n{text.partition('# tiny')[2].strip()}\n\nAfter.\n")
     results(*studied, tmp_path / "page")
     told = page.read_text(encoding="utf-8")
@@ -195,7 +200,10 @@ def test_a_study_that_is_run_again_replaces_its_lines_and_others_stand(studied, 
         assert settings(tmp_path / "page") == ["another, pocket"] + ["tiny, pocket"] * 5
     page = (tmp_path / "page" / "README.md").read_text(encoding="utf-8")
     # Of the five claims two hold, one fails, and two are equal or undecided.
-    assert "| [another](another.md) | 1 | 1 | 1 | 0 | 0 | 0 | 0 |\n| [tiny](tiny.md) | 5 | 5 | 2 | 2 | 0 | 1 | 0 |\n" in page
+    assert (
+        "| [another](another.md) | 1 | 1 | 1 | 0 | 0 | 0 | 0 |\n| [tiny](tiny.md) | 5 | 5 | 2 | 2 | 0 | 1 | 0 |\n"
+        in page
+    )
 
 
 def test_claims_of_ours_are_counted_apart(studied, tmp_path, capsys):
