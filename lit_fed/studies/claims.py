@@ -33,14 +33,16 @@ from lit_fed.studies.rounds import WANTED_REPORT, Curve, is_report
 
 WORDS = (">", "<", "+", "-", "−", "at", "rises", "falls", "by", "from", "to")
 UNDECIDED = "undecided"
-OUTCOMES = ("holds", "equal", UNDECIDED, "fails")  # from the best to the worst
+NOT_APPLICABLE = "not applicable"
+OUTCOMES = ("holds", "equal", UNDECIDED, "fails", NOT_APPLICABLE)  # the first four from the best to the worst
 HOW_DECIDED = (
     "The margin is what is left beyond the claimed one: mean over seeds ± t·s/√n, the one-sided 95 % confidence "
     "interval. A claim holds where the interval lies above zero, fails where it lies below, is equal where a margin of "
-    "equality is fixed beside it and neither end lies as far from zero, and is undecided else."
+    "equality is fixed beside it and neither end lies as far from zero, is not applicable where the study file says "
+    "why it cannot be asked at this scale, and is undecided else."
 )
 _LEVEL = 0.05  # of tests
-_TEXTS = ("claim", "says", "metric", "report", "cause")
+_TEXTS = ("claim", "says", "metric", "report", "cause", "not_applicable")
 _NUMBERS = ("equal", "published")
 
 ValueOf = Callable[[tuple[str, str], int], float | None]  # of a place and a seed
@@ -82,6 +84,7 @@ class Claim:
         equal: Sides that differ by less than this are equal, in the unit of the column; None rules this outcome out.
         published: The paper's margin beyond the limit, if it does not follow from the table.
         cause: Why the claim fails, as an experiment showed.
+        not_applicable: Why the claim cannot be asked in this setting; empty if it can.
     """
 
     text: str
@@ -92,6 +95,7 @@ class Claim:
     equal: float | None = None
     published: float | None = None
     cause: str = ""
+    not_applicable: str = ""
 
     @property
     def sentence(self) -> str:
@@ -109,7 +113,7 @@ class Verdict:
     """The verdict on a claim.
 
     Args:
-        outcome: ``holds``, ``fails``, ``equal`` or ``undecided``.
+        outcome: One of `OUTCOMES`.
         margin: Mean over seeds of the margin beyond the limit, for the worst link.
         spread: Half width of the confidence interval of `margin`; None with fewer than two seeds.
         seeds: The number of seeds with all values that the claim needs.
@@ -197,7 +201,8 @@ def check(claim: Claim, seeds: Sequence[int], value: ValueOf, curve: CurveOf) ->
         if len(claim.links) > 1:
             verdict = replace(verdict, note="; ".join(part for part in (verdict.note, f"at worst {link.text}") if part))
         verdicts.append(verdict)
-    return min(verdicts, key=lambda v: (-OUTCOMES.index(v.outcome), float("-inf") if v.margin is None else v.margin))
+    worst = min(verdicts, key=lambda v: (-OUTCOMES.index(v.outcome), float("-inf") if v.margin is None else v.margin))
+    return replace(worst, outcome=NOT_APPLICABLE) if claim.not_applicable else worst
 
 
 def _part(link: Link, place: tuple[str, str], seed: int, value: ValueOf, curve: CurveOf) -> float | None:
@@ -252,10 +257,10 @@ def parse_claim(
         raise ConfigError(f"{where}: report is {report!r}; it must be {WANTED_REPORT}")
     if not (equal := entry.get("equal", 1.0)) > 0:
         raise ConfigError(f"{where}: equal is {equal:g}; it must be above 0")
-    says, cause = (" ".join(entry.get(key, "").split()) for key in ("says", "cause"))
+    says, *why = (" ".join(entry.get(key, "").split()) for key in ("says", "cause", "not_applicable"))
     links = tuple(reader.links())
     return Claim(
-        text, says, entry.get("metric"), entry.get("report"), links, entry.get("equal"), entry.get("published"), cause
+        text, says, entry.get("metric"), entry.get("report"), links, entry.get("equal"), entry.get("published"), *why
     )
 
 

@@ -32,14 +32,20 @@ def describe() -> dict[str, str]:
 def commit(folder: Path | None = None) -> str:
     """Return the checked-out commit of a folder, by default the working directory, and whether there are changes."""
     try:
-        head = _git("rev-parse", "HEAD", folder=folder)
-        changed = _git("status", "--porcelain", "--untracked-files=no", folder=folder)
+        head = git("rev-parse", "HEAD", folder=folder)
+        changed = git("status", "--porcelain", "--untracked-files=no", folder=folder)
     except (OSError, subprocess.SubprocessError):
         return "none: the working directory is not a git repository"
     return head[:12] + (" with uncommitted changes" if changed else "")
 
 
-def _git(*words: str, folder: Path | None) -> str:
+def git(*words: str, folder: Path | None = None) -> str:
+    """Return git's answer in a folder, by default the working directory.
+
+    Raises:
+        OSError: Without git.
+        subprocess.SubprocessError: If git reports an error or hangs.
+    """
     done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True, timeout=10)
     return done.stdout.strip()
 

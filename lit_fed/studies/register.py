@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import io
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from shutil import copyfile
@@ -15,52 +14,56 @@ from typing import TypeVar
 
 from lit_fed.engine.storage.files import in_place_of, write_text
 from lit_fed.errors import ConfigError
-from lit_fed.printing import counted
-from lit_fed.studies.claims import HOW_DECIDED, OUTCOMES, UNDECIDED
-from lit_fed.studies.claims_page import GENERATED, Finished, Row, StudyRow, with_cause
-from lit_fed.studies.markdown import head, line
+from lit_fed.studies.claims import UNDECIDED
+from lit_fed.studies.paper_page import filled, overview, table, tally
+from lit_fed.studies.provenance import check_commits
+from lit_fed.studies.register_lines import Finished, Number, Row, StudyRow
 
-_MINUTES = (
-    "Minutes are those of the cells one after the other, and of a simulation from its start to its end, whatever else "
-    "ran on the machine; those of CPU are the time that cores spent on them, which others' work on these cores makes "
-    "longer."
-)
-_AGAIN = (
-    "A profile with `again` in its name asks claims that were left undecided of other seeds, more of them and fixed "
-    "before they ran. Its answer stands for those claims alone: they are undecided on the study's own page, and not "
-    "listed for it here."
-)
-
-_Line = TypeVar("_Line", Row, StudyRow)
+_Line = TypeVar("_Line", Row, StudyRow, Number)
 
 
 class Register:
-    """``claims.csv``, ``studies.csv`` and ``claims.md`` of a folder, and a page per study in ``studies/``.
+    """The results of a folder: ``claims.csv``, ``studies.csv``, and by paper a page and a table of numbers by seed.
+
+    A page and ``README.md`` keep their text; the tables between their marks are replaced.
 
     Args:
         folder: The folder; an existing register is read.
 
     Raises:
-        ConfigError: If a file does not belong to a register.
+        ConfigError: If a file does not belong to a register, or a claim has no study or a study no numbers.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._claims: dict[str, list[Row]] = {}
+        self._numbers: dict[str, list[Number]] = {}
         for row in _read(folder / "claims.csv", Row):
             self._claims.setdefault(row.setting, []).append(row)
         self._entries = {entry.setting: entry for entry in _read(folder / "studies.csv", StudyRow)}
+        for paper in dict.fromkeys(entry.paper for entry in self._entries.values()):
+            for number in _read(folder / f"{paper}.csv", Number):
+                self._numbers.setdefault(number.setting, []).append(number)
         if odd := [setting for setting in self._claims if setting not in self._entries]:
             raise ConfigError(f"{folder}/claims.csv has claims of {odd[0]}, which studies.csv beside it does not list")
+        if bare := [setting for setting in self._entries if setting not in self._numbers]:
+            paper = self._entries[bare[0]].paper
+            raise ConfigError(f"{folder}/studies.csv lists {bare[0]}, of which {paper}.csv beside it has no numbers")
 
     def enter(self, finished: Finished) -> None:
-        """Write a study's page, table and picture, and replace its claims."""
+        """Replace a study's claims and numbers, and copy its picture.
+
+        Raises:
+            ConfigError: If the study has no numbers, or did not run with a commit of this history.
+        """
         entry = finished.entry
-        self._entries[entry.setting], self._claims[entry.setting] = entry, finished.claims
-        write_text([finished.page], self._folder / f"{entry.page}.md")
-        write_text([finished.table], self._folder / f"{entry.page}.csv")
+        if not finished.numbers:
+            raise ConfigError(f"{entry.setting}: no place of its table has a number; run it again")
+        check_commits(entry.setting, entry.commit)
+        self._entries[entry.setting] = entry
+        self._claims[entry.setting], self._numbers[entry.setting] = finished.claims, finished.numbers
         if finished.picture:
-            with in_place_of(self._folder / f"{entry.page}.png") as temporary:
+            with in_place_of(self._folder / f"{entry.study}.png") as temporary:
                 copyfile(finished.picture, temporary)
 
     def profiles(self, study: str) -> list[str]:
@@ -68,7 +71,7 @@ class Register:
         return [entry.profile for entry in self._entries.values() if entry.study == study]
 
     def explain(self, setting: str, causes: Mapping[str, str]) -> int:
-        """Update the causes of a study's claims, in the register and on its page.
+        """Update the causes of a study's claims.
 
         Args:
             setting: The study and its profile.
@@ -77,27 +80,45 @@ class Register:
         Returns:
             The number of changed causes.
         """
-        rows, page = self._claims.get(setting, []), self._folder / f"{self._entries[setting].page}.md"
+        rows = self._claims.get(setting, [])
         told = [row._replace(cause=causes.get(row.claim, row.cause)) if row.verdict != "holds" else row for row in rows]
-        changed = [(old, new) for old, new in zip(rows, told, strict=True) if old != new]
-        if changed:
-            text = page.read_text(encoding="utf-8")
-            for old, new in changed:
-                text = with_cause(text, old, new.cause)
-            write_text([text], page)
-            self._claims[setting] = told
-        return len(changed)
+        self._claims[setting] = told
+        return sum(old != new for old, new in zip(rows, told, strict=True))
 
     def write(self) -> None:
-        """Write the register, sorted by study."""
-        entries = [self._entries[setting] for setting in sorted(self._entries)]
+        """Write the register, sorted by paper and study.
+
+        Raises:
+            ConfigError: If a page has no place for its table.
+        """
+        entries = sorted(
+            self._entries.values(),
+            key=lambda one: (one.paper, one.study, one.again != "", one.profile != "pocket", one.profile),
+        )
         for entry in entries:
             if entry.again:
                 self._replace(f"{entry.study}, {entry.again}", self._claims.get(entry.setting, []))
-        claims = [row for entry in entries for row in self._claims.get(entry.setting, [])]
-        write_text([_csv(Row._fields, claims)], self._folder / "claims.csv")
+        claims = {
+            paper: [row for one in entries if one.paper == paper for row in self._claims.get(one.setting, [])]
+            for paper in dict.fromkeys(entry.paper for entry in entries)
+        }
+        pages = {
+            paper: filled(self._folder / f"{paper}.md", "claims", table(rows, self._pictures(paper)))
+            for paper, rows in claims.items()
+        }
+        titles = {paper: text.partition("\n")[0].lstrip("# ") for paper, text in pages.items()}
+        pages["README"] = filled(self._folder / "README.md", "overview", overview(titles, claims))
+        for paper in claims:
+            numbers = [one for entry in entries if entry.paper == paper for one in self._numbers[entry.setting]]
+            write_text([_csv(Number._fields, numbers)], self._folder / f"{paper}.csv")
+        write_text([_csv(Row._fields, (row for rows in claims.values() for row in rows))], self._folder / "claims.csv")
         write_text([_csv(StudyRow._fields, entries)], self._folder / "studies.csv")
-        write_text(["\n".join(self._page(entries)) + "\n"], self._folder / "claims.md")
+        for name, text in pages.items():
+            write_text([text], self._folder / f"{name}.md")
+
+    def _pictures(self, paper: str) -> list[str]:
+        studies = sorted({entry.study for entry in self._entries.values() if entry.paper == paper})
+        return [study for study in studies if (self._folder / f"{study}.png").exists()]
 
     def _replace(self, setting: str, later: Sequence[Row]) -> None:
         """Drop the undecided claims that were asked again over other seeds."""
@@ -107,29 +128,8 @@ class Register:
 
     @property
     def tally(self) -> str:
-        """The number of claims by outcome, as a sentence."""
-        rows = [row for rows in self._claims.values() for row in rows]
-        of = f"{len(self._entries)} studies and profiles" if len(self._entries) != 1 else "1 study"
-        told = f"{counted(len(rows), 'claim')} of {of}: {_outcomes(rows)}"
-        theirs = [row for row in rows if not row.is_ours]
-        if len(theirs) < len(rows):
-            told += f"; without ours, which ask for causes, {len(theirs)}: {_outcomes(theirs)}"
-        return told
-
-    def _page(self, entries: Iterable[StudyRow]) -> list[str]:
-        lines = ["# Claims", "", GENERATED, "", f"{self.tally}.", ""]
-        lines += head(("study", "profile", "cells", "seeds", "minutes", "of CPU", *OUTCOMES))
-        for entry in entries:
-            counts = Counter(row.verdict for row in self._claims.get(entry.setting, []))
-            named = f"[`{entry.study}`]({entry.page}.md)"
-            lines.append(line((named, *entry[1:6], *(counts[outcome] for outcome in OUTCOMES))))
-        again = [_AGAIN, ""] if any(entry.again for entry in entries) else []
-        return [*lines, "", *again, _MINUTES, "", HOW_DECIDED]
-
-
-def _outcomes(rows: Sequence[Row]) -> str:
-    counts = Counter(row.verdict for row in rows)
-    return ", ".join(f"{outcome} {counts[outcome]}" for outcome in OUTCOMES)
+        """The number of statements by outcome, as a sentence."""
+        return tally([row for rows in self._claims.values() for row in rows])
 
 
 def _read(path: Path, kind: type[_Line]) -> list[_Line]:

@@ -1,4 +1,4 @@
-"""``python cli.py results``: the claims of finished studies as pages and a table, without running anything."""
+"""``python cli.py results``: the claims of finished studies as pages and tables, without running anything."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from lit_fed.command.reading.shipped import located
 from lit_fed.command.table import Call
 from lit_fed.errors import ConfigError
 from lit_fed.studies.cells import lay_out
-from lit_fed.studies.claims_page import Finished, claim_text, finished_study
 from lit_fed.studies.register import Register
+from lit_fed.studies.register_lines import Finished, claim_of, claim_text, finished_study
 from lit_fed.studies.results import collect
 from lit_fed.studies.study import PLAIN, read_study
 
@@ -26,7 +26,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--output",
         default="docs/results",
-        help="folder of claims.md, claims.csv and a page per study; entries of other studies are kept",
+        help="folder of claims.csv, and a page and a table of numbers per paper; entries of other studies are kept",
     )
 
 
@@ -34,7 +34,8 @@ def run(call: Call) -> int:
     """Run the command, and return the exit status 0.
 
     Raises:
-        ConfigError: If nothing has finished, or the output folder holds other files.
+        ConfigError: If nothing has finished, a study did not run with a commit of this history, or the output folder
+            holds other files.
     """
     options = call.settings
     paths, register = [Path(path) for path in options.config], Register(Path(options.output))
@@ -53,7 +54,7 @@ def run(call: Call) -> int:
         )
     register.write()
     told = f"{len(several)} entered; {explained} changed causes; {register.tally}"
-    print(f"{told}: {Path(options.output) / 'claims.md'}")
+    print(f"{told}: {Path(options.output) / 'README.md'}")
     return 0
 
 
@@ -90,7 +91,7 @@ def _causes(path: Path, profiles: Sequence[str]) -> Iterator[tuple[str, dict[str
     for profile in profiles:
         if profile in (settings.get("profiles") or (PLAIN,)):
             study = read_study(path, None if profile == PLAIN else profile)
-            yield profile, {claim_text(claim.says, claim.sentence): claim.cause for claim in study.claims}
+            yield profile, {claim_of(claim): claim.not_applicable or claim.cause for claim in study.claims}
 
 
 def _told(claim: dict[str, str]) -> tuple[str, str]:

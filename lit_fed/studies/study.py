@@ -191,6 +191,11 @@ class Study:
         )
 
 
+def profiles_of(path: str | Path) -> list[str]:
+    """Return the names of a study file's profiles; empty without profiles."""
+    return [str(name) for name in read_settings(located(path), "study file").get("profiles") or ()]
+
+
 def read_study(path: str | Path, profile: str | None = None) -> Study:
     """Read a study file and apply a profile.
 

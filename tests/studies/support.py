@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -53,3 +54,12 @@ def finish(grid: CellGrid, row: str, column: str, seed: int, metrics: str) -> No
     run.mkdir(parents=True)
     (run / "metrics.csv").write_text(metrics)
     cell.write_record(status="done", seconds=10.0)
+
+
+def commit_in(folder: Path) -> str:
+    """Commit a folder as it is, in a repository of its own, and return the commit as records have it."""
+    identity = ("-c", "user.name=Somebody", "-c", "user.email=somebody@example.org")
+    for words in (("init", "--quiet"), ("add", "."), (*identity, "commit", "--quiet", "--allow-empty", "-m", "One")):
+        subprocess.run(["git", *words], cwd=folder, check=True)
+    told = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, check=True, capture_output=True, text=True)
+    return told.stdout.strip()[:12]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,7 @@ import pytest
 import yaml
 
 from lit_fed.engine.lightning.metric_names import MetricNames
-from lit_fed.studies.claims import OUTCOMES, Verdict
-from lit_fed.studies.claims_page import published_margin
+from lit_fed.studies.register_lines import published_margins
 from lit_fed.studies.study import Place, read_study
 from tests.support import ROOT
 
@@ -28,7 +26,7 @@ def name(part: Any) -> str:
 def test_a_claim_holds_in_the_papers_own_table_or_says_that_it_does_not(path, profile):
     study = read_study(path, profile)
     for claim in study.claims:
-        margins = {link.text: published_margin(study, claim, Verdict(OUTCOMES[0], link=link)) for link in claim.links}
+        margins = published_margins(study, claim)
         # A margin that is the paper's own, as 3.15 = 45.12 − 41.97, is met exactly, but for rounding.
         against = {text: margin for text, margin in margins.items() if margin is not None and margin < -1e-9}
         assert not against or "not the table" in claim.says, (claim.text, against)
@@ -38,10 +36,8 @@ def test_there_are_numbers_to_hold_claims_against():
     study = read_study(ROOT / "configs/papers/feddr_plus/studies/feddr_plus_table2.yaml", "paper")
     (claim,) = (claim for claim in study.claims if "not the table" in claim.says)
     # FedDr+ less SphereFed in Table 2: 52.15 − 52.16 at s = 50 and 52.41 − 53.41 at s = 100.
-    margins = [published_margin(study, claim, Verdict(OUTCOMES[0], link=link)) for link in claim.links]
-    assert margins == pytest.approx([-0.01, -1.0])
-    known = [published_margin(study, claim, Verdict(OUTCOMES[0], link=claim.links[0])) for claim in study.claims]
-    assert None not in known
+    assert list(published_margins(study, claim).values()) == pytest.approx([-0.01, -1.0])
+    assert all(None not in published_margins(study, claim).values() for claim in study.claims)
 
 
 def test_a_deviation_over_clients_is_not_told_as_one_over_seeds():
@@ -65,29 +61,3 @@ def test_figure_3_of_feddr_plus_is_four_panels_with_a_title_and_a_claim_each():
     for places in (shown, claimed):
         assert gaps <= {study.measure_of(Place(*place), MetricNames()).metric for place in places}
     assert study.pictures == ("alignment",)
-
-
-def test_results_are_of_studies_and_claims_that_exist_with_their_causes_of_today():
-    results = ROOT / "docs" / "results"
-    with open(results / "claims.csv", newline="", encoding="utf-8") as file:
-        told = [(line["setting"], line["claim"], line["cause"] or None) for line in csv.DictReader(file)]
-    with open(results / "studies.csv", newline="", encoding="utf-8") as file:
-        ran = {(line["study"], line["profile"]) for line in csv.DictReader(file)}
-    assert {setting for setting, _, _ in told} <= {f"{study}, {profile}" for study, profile in ran}
-    pages = {path.stem for path in (results / "studies").glob("*.md")}
-    assert pages == {f"{study}-{profile}" for study, profile in ran}
-    files, known = {path.stem: path for path in STUDIES}, []
-    for study_name, profile in sorted(ran):
-        if profile.startswith("simulation"):  # or simulation_again, whose file is called so
-            content = yaml.safe_load(SIMULATIONS[study_name + profile.removeprefix("simulation")].read_text("utf-8"))[
-                "simulate"
-            ]["init_args"]["claims"]
-            claims = [(one["says"], one["claim"], " ".join(one.get("cause", "").split())) for one in content]
-        else:
-            claims = [
-                (claim.says, claim.sentence, claim.cause) for claim in read_study(files[study_name], profile).claims
-            ]
-        for says, text, why in claims:
-            said = f"{says} [{text}]" if says else text
-            known += [(f"{study_name}, {profile}", said, cause) for cause in {why or None, None}]
-    assert [line for line in told if line not in known] == []

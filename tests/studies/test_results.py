@@ -136,7 +136,10 @@ def test_a_page_leads_to_the_reports_and_counts_the_claims(grid):
     number = '<td class="number">'
     assert html.count(f"5 of 6</td>{number}1</td>{number}0</td>{number}2</td>{number}0</td>") == 2
     assert html.count('<td>tiny</td><td>It helps<br><code>prox &gt; fedavg at iid</code></td><td class="holds">') == 2
-    assert tally_text([summary, summary]) == "6 claims of 2 studies: holds 2, equal 0, undecided 4, fails 0"
+    assert (
+        tally_text([summary, summary])
+        == "6 claims of 2 studies: holds 2, equal 0, undecided 4, fails 0, not applicable 0"
+    )
 
 
 def test_pictures_of_nothing_finished(tmp_path):

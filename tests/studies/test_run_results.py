@@ -1,4 +1,4 @@
-"""``lit-fed results``: one page and one table of what has finished."""
+"""``lit-fed results``: a page a paper, its claims and its numbers by seed, of what has finished."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lit_fed.command.cli import main
 from lit_fed.studies.cells import lay_out
 from lit_fed.studies.study import read_study
 from tests.command.support import error_of
-from tests.studies.support import finish, grid_of, write_study
+from tests.studies.support import commit_in, finish, grid_of, write_study
 
 CLAIMS = [
     {"claim": "prox > fedavg at iid", "says": "It | helps", "cause": "of no use where it holds"},
@@ -24,8 +24,10 @@ CLAIMS = [
 
 
 @pytest.fixture
-def studied(tmp_path: Path) -> tuple[Path, Path]:
+def studied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     """FedAvg 0.50, 0.51; FedProx 0.70, 0.72, both after 0.1; the paper has 54 and 80."""
+    monkeypatch.chdir(tmp_path)
+    commits = [commit_in(tmp_path), commit_in(tmp_path)]
     settings: dict[str, Any] = {
         "scale": 100,
         "seeds": [0, 1],
@@ -41,7 +43,7 @@ def studied(tmp_path: Path) -> tuple[Path, Path]:
         cell.write_record(
             seconds=30.0,
             cpu_seconds=24.0,
-            made_with={"commit": f"c{number // 3}", "hardware": "2 cores", "versions": "1"},
+            made_with={"commit": commits[number // 3], "hardware": "2 cores", "versions": "1"},
         )
     return write_study(tmp_path, **settings), tmp_path / "out"
 
@@ -50,14 +52,22 @@ def results(path: Path, studies: Path, output: Path) -> None:
     main(["results", "-c", str(path), "--studies", str(studies), "--output", str(output)])
 
 
+def lines_of(page: Path, name: str) -> list[dict[str, str]]:
+    with open(page / f"{name}.csv", newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
 def test_every_claim_is_a_line_with_the_papers_margin_and_ours(studied, tmp_path, capsys):
     results(*studied, tmp_path / "page")
-    with open(tmp_path / "page" / "claims.csv", newline="", encoding="utf-8") as file:
-        lines = list(csv.DictReader(file))
-    assert ",".join(lines[0]) == "paper,claim,published,ours,interval,verdict,seeds,setting,commit,cause"
-    assert {(line["paper"], line["setting"], line["commit"]) for line in lines} == {
-        ("Somebody, 2026, Table 1", "tiny, pocket", "c0 c1")
+    lines = lines_of(tmp_path / "page", "claims")
+    assert ",".join(lines[0]) == (
+        "paper,source,claim,published,ours,interval,verdict,seeds,network,data,setting,commit,cause"
+    )
+    assert {(line["paper"], line["source"], line["setting"]) for line in lines} == {
+        ("tiny", "Somebody, 2026, Table 1", "tiny, pocket")
     }
+    assert {(line["network"], line["data"]) for line in lines} == {("small_cnn", "Digits")}
+    assert [len(commit) for commit in lines[0]["commit"].split(" + ")] == [12, 12]
     assert lines[-1]["claim"] == "prox > fedavg at iid, train/loss"
     assert [line["claim"] for line in lines[:2]] == ["It | helps [prox > fedavg at iid]", "fedavg > prox + 2 at iid"]
     # 70 − 50 and 72 − 51: 20 and 21, mean 20.5, s = 0.7071; t(1) = 6.314, so ± 6.314·0.7071/√2 = 3.157.
@@ -69,28 +79,112 @@ def test_every_claim_is_a_line_with_the_papers_margin_and_ours(studied, tmp_path
     assert [line["verdict"] for line in lines] == ["holds", "fails", "equal", "holds", "undecided"]
     assert [line["cause"] for line in lines] == ["", "its steps are | short", "", "", ""]
     assert [line["seeds"] for line in lines] == ["2", "2", "2", "2", "0"]
-    assert "5 claims of 1 study: holds 2, equal 1, undecided 1, fails 1" in capsys.readouterr().out
+    # The last two are the first two's sentences with another metric: of five sentences none is another's.
+    assert (
+        "5 statements, asked 5 times: hold throughout 2, never fail 2, mixed 0, only fail 1" in capsys.readouterr().out
+    )
 
 
-def test_the_page_counts_and_the_studys_own_explains(studied, tmp_path):
+def test_every_place_is_a_line_with_its_seeds_its_commit_and_no_curve(studied, tmp_path):
     results(*studied, tmp_path / "page")
-    page = (tmp_path / "page" / "claims.md").read_text(encoding="utf-8")
-    # Four cells of half a minute, 24 s of them at work; of the profile paper no cell was run, so it is not there.
-    assert "| [`tiny`](studies/tiny-pocket.md) | pocket | 4 of 4 | 2 | 2.0 | 1.6 | 2 | 1 | 1 | 1 |\n" in page
-    assert "paper |" not in page
-    page = (tmp_path / "page/studies/tiny-pocket.md").read_text(encoding="utf-8")
-    assert "- commit: c0; c1\n- hardware: 2 cores\n" in page
-    # 50 and 51: 50.5, s = 1/√2 = 0.71; 70 and 72: 71, s = 2/√2 = 1.41, 9 below the published 80.
-    assert "| fedavg | 50.50 ± 0.71 (paper 54, −3.50) |\n| prox | **71.00 ± 1.41** (paper 80, −9.00) |\n" in page
-    assert "| `fedavg > prox + 2 at iid` | fails | -28 | −22.5 ± 3.2 | 2 | its steps are \\| short |\n" in page
-    assert "| It \\| helps (`prox > fedavg at iid`) | holds | 26 | +20.5 ± 3.2 | 2 |  |\n" in page
-    with open(tmp_path / "page/studies/tiny-pocket.csv", newline="", encoding="utf-8") as file:
-        assert [line["values"] for line in csv.DictReader(file)] == ["50.0 51.0", "70.0 72.0"]
+    numbers = lines_of(tmp_path / "page", "tiny")
+    assert [(line["row"], line["seeds"], line["values"]) for line in numbers] == [
+        ("fedavg", "0 1", "50 51"),
+        ("prox", "0 1", "70 72"),
+    ]
+    # Of two numbers the median is their mean, and a quartile a number itself: place 1/4·(2 + 1/3) + 1/3 = 0.92 from 1.
+    assert [numbers[0][key] for key in ("n", "mean", "median", "lower", "upper")] == ["2", "50.5", "50.5", "50", "51"]
+    assert {line["metric"] for line in numbers} == {"global/acc × 100, last"}
+    (study,) = lines_of(tmp_path / "page", "studies")
+    assert [study[key] for key in ("paper", "study", "profile", "cells", "seeds", "minutes", "cpu", "again")] == [
+        *("tiny", "tiny", "pocket", "4 of 4", "2", "2.0", "1.6", "")
+    ]
+    assert {study["commit"]} == {line["commit"] for line in numbers}
+
+
+def test_a_papers_page_is_a_table_and_keeps_the_text_around_it(studied, tmp_path):
+    results(*studied, tmp_path / "page")
+    page = tmp_path / "page" / "tiny.md"
+    text = page.read_text(encoding="utf-8")
+    assert "| It \\| helps<br>`prox > fedavg at iid` | +26 | +20.5 ± 3.2 (2, small_cnn, Digits) | holds |  |\n" in text
+    assert (
+        "| `fedavg > prox + 2 at iid` | −28 | −22.5 ± 3.2 (2, small_cnn, Digits) | fails | its steps are \\| short |\n"
+        in text
+    )
+    page.write_text(f"# Tiny and *small*\n\nBefore.\n\n{text.partition('# tiny')[2].strip()}\n\nAfter.\n")
+    results(*studied, tmp_path / "page")
+    told = page.read_text(encoding="utf-8")
+    assert told.startswith("# Tiny and *small*\n\nBefore.\n")
+    assert told.endswith("\nAfter.\n")
+    assert told.count("It \\| helps") == 1
+    overview = (tmp_path / "page" / "README.md").read_text(encoding="utf-8")
+    assert "| [Tiny and *small*](tiny.md) | 5 | 5 | 2 | 2 | 0 | 1 | 0 |\n" in overview
+
+
+def test_a_page_without_a_place_for_the_table_stands_and_is_named(studied, tmp_path, capsys):
+    path, studies = studied
+    page = tmp_path / "page"
+    page.mkdir()
+    (page / "README.md").write_text("# Ours\n")
+    message = error_of(["results", "-c", str(path), "--studies", str(studies), "--output", str(page)], capsys)
+    assert message == (
+        f"{page}/README.md has no place for a table; add a line <!-- overview:begin --> and a line "
+        "<!-- overview:end --> below it"
+    )
+    assert [file.name for file in page.iterdir()] == ["README.md"]
+
+
+@pytest.mark.parametrize(
+    ("commit", "told"),
+    [
+        ("none: the working directory is not a git repository", "commit all changes, and run it again"),
+        ("98f24d6af6c5 with uncommitted changes", "commit all changes, and run it again"),
+        ("98f24d6af6c5", "is not in the history of this repository; merge it, or run it again"),
+    ],
+)
+def test_results_without_a_commit_of_this_history_are_refused(studied, tmp_path, capsys, commit, told):
+    path, studies = studied
+    lay_out(read_study(path, "pocket"), studies).cells[2].write_record(made_with={"commit": commit})
+    message = error_of(["results", "-c", str(path), "--studies", str(studies), "--output", str(tmp_path / "p")], capsys)
+    assert message.startswith("tiny, pocket: its commit ")
+    assert message.endswith(told)
+    assert not (tmp_path / "p").exists()
+
+
+def test_a_claim_that_cannot_be_asked_here_is_not_applicable_whatever_its_numbers(studied, tmp_path, capsys):
+    path, studies = studied
+    why = "four parameters; a byte is | a byte"
+    asked = {"says": "It is dear", "claim": "prox > fedavg at iid", "cause": "not told", "not_applicable": why}
+    write_study(tmp_path, seeds=[0, 1], scale=100, claims=[asked], profiles={"pocket": {}})
+    results(path, studies, tmp_path / "page")
+    (line,) = lines_of(tmp_path / "page", "claims")
+    assert (line["verdict"], line["cause"], line["ours"]) == ("not applicable", why, "20.5")
+    assert "| not applicable | four parameters |\n" in (tmp_path / "page" / "tiny.md").read_text(encoding="utf-8")
+    assert "only fail 0, not applicable 1" in capsys.readouterr().out
+
+
+def test_a_pockets_claim_has_the_published_margin_of_the_same_statement(studied, tmp_path):
+    path, studies = studied
+    paper = {
+        "published": {"fedavg": {"iid": 54}, "prox": {"iid": 80}},
+        "claims": [
+            {"says": "It helps", "claim": "prox > fedavg at iid"},
+            {"says": "… by a lot", "claim": "prox > fedavg + 20 at iid"},
+        ],
+    }
+    pocket = [
+        {"says": "It helps", "claim": "prox - fedavg > 1 at iid"},
+        {"says": "… by a lot", "claim": "prox - fedavg > 2 at iid"},
+        {"says": "It is new", "claim": "prox - fedavg > 3 at iid"},
+    ]
+    write_study(tmp_path, seeds=[0, 1], scale=100, profiles={"paper": paper, "pocket": {"claims": pocket}})
+    results(path, studies, tmp_path / "page")
+    # 80 − 54 = 26, and 26 − 20 = 6.
+    assert [line["published"] for line in lines_of(tmp_path / "page", "claims")] == ["26", "6", ""]
 
 
 def settings(folder: Path) -> list[str]:
-    with open(folder / "claims.csv", newline="", encoding="utf-8") as file:
-        return [line["setting"] for line in csv.DictReader(file)]
+    return [line["setting"] for line in lines_of(folder, "claims")]
 
 
 def test_a_study_that_is_run_again_replaces_its_lines_and_others_stand(studied, tmp_path):
@@ -104,20 +198,21 @@ def test_a_study_that_is_run_again_replaces_its_lines_and_others_stand(studied, 
     for _ in range(2):  # twice is once
         results(other, studies, tmp_path / "page")
         assert settings(tmp_path / "page") == ["another, pocket"] + ["tiny, pocket"] * 5
-    page = (tmp_path / "page" / "claims.md").read_text(encoding="utf-8")
-    assert "6 claims of 2 studies and profiles: holds 3, equal 1, undecided 1, fails 1." in page
+    page = (tmp_path / "page" / "README.md").read_text(encoding="utf-8")
+    # Of the five claims two hold, one fails, and two are equal or undecided.
+    assert (
+        "| [another](another.md) | 1 | 1 | 1 | 0 | 0 | 0 | 0 |\n| [tiny](tiny.md) | 5 | 5 | 2 | 2 | 0 | 1 | 0 |\n"
+        in page
+    )
 
 
-def test_claims_of_ours_are_counted_apart(studied, tmp_path):
+def test_claims_of_ours_are_counted_apart(studied, tmp_path, capsys):
     path, studies = studied
     claims = [{"says": "It helps", "claim": "prox > fedavg at iid"}, {"says": "Why (ours)", "claim": "prox < 3 at iid"}]
     write_study(tmp_path, seeds=[0, 1], scale=100, claims=claims)
     results(path, studies, tmp_path / "page")
-    page = (tmp_path / "page" / "claims.md").read_text(encoding="utf-8")
-    told = (
-        "holds 1, equal 0, undecided 0, fails 1; without ours, which ask for causes, 1: holds 1, equal 0, undecided 0"
-    )
-    assert f"2 claims of 1 study: {told}, fails 0." in page
+    assert "1 statement, asked 1 time: hold throughout 1" in (told := capsys.readouterr().out)
+    assert "; besides, 1 claim of ours" in told
 
 
 def test_of_a_study_that_claims_nothing_the_table_is_entered(studied, tmp_path, capsys):
@@ -125,11 +220,9 @@ def test_of_a_study_that_claims_nothing_the_table_is_entered(studied, tmp_path, 
     seeds = {"seeds": [0, 1], "scale": 100, "profiles": {"paper": {"set": {"trainer.max_rounds": 3}}, "pocket": {}}}
     write_study(tmp_path, claims=[], **seeds)
     results(path, studies, tmp_path / "page")
-    assert "1 entered; 0 changed causes; 0 claims of 1 study" in capsys.readouterr().out
-    page = (tmp_path / "page/studies/tiny-pocket.md").read_text(encoding="utf-8")
-    assert "| fedavg | 50.50 ± 0.71 |\n" in page
-    assert "claim" not in page.partition("hardware")[2]
-    assert page.endswith("over 2 seeds (0, 1).\n")
+    assert "1 entered; 0 changed causes; 0 statements" in capsys.readouterr().out
+    assert [line["values"] for line in lines_of(tmp_path / "page", "tiny")] == ["50 51", "70 72"]
+    assert lines_of(tmp_path / "page", "claims") == []
 
 
 def test_a_cause_found_later_is_entered_without_the_runs(studied, tmp_path, capsys):
@@ -140,12 +233,12 @@ def test_a_cause_found_later_is_entered_without_the_runs(studied, tmp_path, caps
     text = path.read_text(encoding="utf-8")
     path.write_text(text.replace("its steps are | short", "its rounds | are few"), encoding="utf-8")
     results(path, tmp_path / "elsewhere", tmp_path / "page")
-    assert "0 entered; 1 changed causes; 5 claims" in capsys.readouterr().out
-    with open(tmp_path / "page" / "claims.csv", newline="", encoding="utf-8") as file:
-        assert [line["cause"] for line in csv.DictReader(file)] == ["", "its rounds | are few", "", "", ""]
-    page = tmp_path / "page/studies/tiny-pocket.md"
+    assert "0 entered; 1 changed causes; 5 statements" in capsys.readouterr().out
+    causes = [line["cause"] for line in lines_of(tmp_path / "page", "claims")]
+    assert causes == ["", "its rounds | are few", "", "", ""]
+    page = tmp_path / "page/tiny.md"
     apart = page.read_text(encoding="utf-8")
-    assert "| fails | -28 | −22.5 ± 3.2 | 2 | its rounds \\| are few |\n" in apart
+    assert "| fails | its rounds \\| are few |\n" in apart
     results(path, studies, tmp_path / "page")  # as from the runs themselves
     assert page.read_text(encoding="utf-8") == apart
 
@@ -164,9 +257,11 @@ def test_what_was_asked_again_stands_in_place_of_what_was_undecided(studied, tmp
     write_study(tmp_path, **settings)
     results(path, studies, tmp_path / "page")
     assert told(tmp_path / "page")["pocket"] == ["holds", "fails", "equal", "holds", "undecided", "undecided"]
-    again = lay_out(read_study(path, "again"), studies)
-    for row, seed, value in (("fedavg", 2, 0.9), ("fedavg", 3, 0.91), ("prox", 2, 0.75), ("prox", 3, 0.751)):
+    again, commit = lay_out(read_study(path, "again"), studies), commit_in(tmp_path)
+    for row, seed, value in (("fedavg", 2, 0.9), ("fedavg", 3, 0.911), ("prox", 2, 0.75), ("prox", 3, 0.751)):
         finish(again, row, "iid", seed, f"round,global/acc\n1,{value}\n")
+    for cell in again.cells:
+        cell.write_record(made_with={"commit": commit})
     for _ in range(2):  # also where the first profile is entered anew
         results(path, studies, tmp_path / "page")
         # The one that was undecided is decided by the other seeds alone; one that was decided stays beside theirs.
@@ -174,16 +269,17 @@ def test_what_was_asked_again_stands_in_place_of_what_was_undecided(studied, tmp
             "pocket": ["holds", "fails", "equal", "holds", "undecided"],
             "again": ["holds", "fails"],
         }
-    page = (tmp_path / "page" / "claims.md").read_text(encoding="utf-8")
-    assert "A profile with `again` in its name asks claims that were left undecided of other seeds" in page
+    page = (tmp_path / "page" / "tiny.md").read_text(encoding="utf-8")
+    # One statement, asked of two pairs of seeds: 20 and 21, then 75 − 90 and 75.1 − 91.1.
+    told_twice = "+20.5 ± 3.2 (2, small_cnn, Digits)<br>−15.5 ± 3.2 (2, small_cnn, Digits) | holds<br>fails |"
+    assert f"| It \\| helps<br>`prox > fedavg at iid` | – | {told_twice}" in page
 
 
 def told(folder: Path) -> dict[str, list[str]]:
     """Verdicts by profile."""
     found: dict[str, list[str]] = {}
-    with open(folder / "claims.csv", newline="", encoding="utf-8") as file:
-        for line in csv.DictReader(file):
-            found.setdefault(line["setting"].removeprefix("tiny, "), []).append(line["verdict"])
+    for line in lines_of(folder, "claims"):
+        found.setdefault(line["setting"].removeprefix("tiny, "), []).append(line["verdict"])
     return found
 
 
@@ -210,6 +306,15 @@ def test_claims_of_a_study_that_is_not_listed_are_not_dropped(studied, tmp_path,
     assert message == f"{page}/claims.csv has claims of tiny, pocket, which studies.csv beside it does not list"
 
 
+def test_a_study_without_its_numbers_is_named(studied, tmp_path, capsys):
+    path, studies = studied
+    page = tmp_path / "page"
+    results(path, studies, page)
+    (page / "tiny.csv").unlink()
+    message = error_of(["results", "-c", str(path), "--studies", str(studies), "--output", str(page)], capsys)
+    assert message == f"{page}/studies.csv lists tiny, pocket, of which tiny.csv beside it has no numbers"
+
+
 def test_cells_with_other_settings_and_unfinished_ones_are_left_out(studied, tmp_path, capsys):
     path, studies = studied
     write_study(path.parent, seeds=[0, 1], scale=100, set={"trainer.max_rounds": 5}, claims=CLAIMS[:1])
@@ -218,4 +323,4 @@ def test_cells_with_other_settings_and_unfinished_ones_are_left_out(studied, tmp
         f"no cell of these studies has finished in {studies}, and no simulation in simulations; "
         "name their folders with --studies and --simulations"
     )
-    assert not (tmp_path / "claims.md").exists()
+    assert not (tmp_path / "README.md").exists()

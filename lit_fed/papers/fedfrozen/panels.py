@@ -125,6 +125,8 @@ class KernelFigure(Simulation):
         ConfigError: For an invalid setting.
     """
 
+    network = "linear attention"
+    data = "drawn tokens"
     task: TeacherTask = field(default_factory=TeacherTask)
     seeds: int = 10
     first_seed: int = 0

@@ -86,6 +86,8 @@ class Proposition42(Simulation):
         proof, and the figure shows how tight it is. F_inf is F*, which is known.
     """
 
+    network = "softmax regression"
+    data = "drawn Gaussians"
     task: GaussianTask = field(default_factory=GaussianTask)
     seeds: int = 10
     first_seed: int = 0

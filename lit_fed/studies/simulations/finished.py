@@ -1,19 +1,19 @@
-"""The page and the lines of ``claims.csv`` of a finished simulation, without simulating anything."""
+"""The lines of a finished simulation in the register of results, without simulating anything."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lit_fed.errors import ConfigError
-from lit_fed.studies.claims_page import GENERATED, Finished, StudyRow, claim_lines, row_of
-from lit_fed.studies.markdown import head, line
+from lit_fed.studies.register_lines import Finished, Number, StudyRow, number_of, paper_of, row_of
 from lit_fed.studies.simulations.record import Record
-from lit_fed.studies.simulations.run_simulation import check_again, medians, read_file, settings_of
+from lit_fed.studies.simulations.run_simulation import check_again, read_file, settings_of
 from lit_fed.studies.simulations.simulation import Point, verdicts
 
 _PROFILE = "simulation"
+_MOST_PLACES = 12  # on the axis of a line whose places are all entered; a longer line is a curve
 
 
 def finished_simulation(path: Path, simulations: Path) -> Finished | None:
@@ -42,24 +42,27 @@ def finished_simulation(path: Path, simulations: Path) -> Finished | None:
         if path.stem != f"{Path(options.again).stem}_again":  # the page's name, which must be unique
             raise ConfigError(f"{path} asks {options.again} again; rename it to {Path(options.again).stem}_again.yaml")
     points = _read(folder / "points.csv")
-    found = [(claim, verdict) for claim, verdict, _ in verdicts(simulation, points)]
     minutes, cpu = (f"{seconds / 60:.1f}" for seconds in (record.seconds, record.cpu_seconds))
     name, profile = (Path(options.again).stem, f"{_PROFILE}_again") if options.again else (path.stem, _PROFILE)
-    entry = StudyRow(name, profile, "–", str(simulation.seeds), minutes, cpu, _PROFILE if options.again else "")
-    commit = record.made_with.get("commit", "unknown")
+    commit, asked = record.made_with.get("commit", "unknown"), _PROFILE if options.again else ""
+    entry = StudyRow(paper_of(path), name, profile, "–", str(simulation.seeds), minutes, cpu, asked, commit)
     claims = [
-        row_of(claim, verdict, options.source, entry.setting, commit, claim.published) for claim, verdict in found
+        row_of(claim, verdict, entry, options.source, claim.published, simulation.network, simulation.data)
+        for claim, verdict, _ in verdicts(simulation, points)
     ]
-    lines = [f"# {path.stem}", "", GENERATED, "", f"{options.source}.", ""]
-    lines += [f"- {key}: {record.made_with.get(key, 'unknown')}" for key in ("commit", "hardware", "versions")]
-    lines += ["", f"![{options.source}]({name}-{profile}.png)", "", *_table(points), ""]
-    lines += [
-        f"Medians over {simulation.seeds} seeds, as in the picture, with quartiles; the table beside this page has "
-        "every seed's numbers. Margins are natural logarithms: 0.69 is a factor of two."
-    ]
-    page = "\n".join([*lines, *claim_lines(found, claims)]) + "\n"
-    table = (folder / "points.csv").read_text(encoding="utf-8")
-    return Finished(entry, claims, page, table, folder / f"{path.stem}.png")
+    picture = None if options.again else folder / f"{path.stem}.png"
+    return Finished(entry, claims, list(numbers_of(entry, points)), picture)
+
+
+def numbers_of(entry: StudyRow, points: Sequence[Point]) -> Iterator[Number]:
+    """Yield mean and quartiles of a figure's lines; of a line over more than 12 places the last alone."""
+    values: dict[tuple[str, str], dict[float, list[float]]] = {}
+    for point in points:
+        values.setdefault((point.panel, point.line), {}).setdefault(point.x, []).append(point.value)
+    for (panel, name), along in values.items():
+        shown = along if len(along) <= _MOST_PLACES else {(last := max(along)): along[last]}
+        for x, found in shown.items():
+            yield number_of(entry, name, f"{panel}: {x:g}", "", found)
 
 
 def _read(path: Path) -> list[Point]:
@@ -69,8 +72,3 @@ def _read(path: Path) -> list[Point]:
         return [Point(panel, name, float(x), int(seed), float(value)) for panel, name, x, seed, value in lines[1:]]
     except (OSError, ValueError, csv.Error) as error:
         raise ConfigError(f"{path} was not written by lit-fed simulate; run the simulation again") from error
-
-
-def _table(points: Sequence[Point]) -> list[str]:
-    rows = [(panel, name, ", ".join(numbers)) for (panel, name), numbers in medians(points).items()]
-    return [*head(("panel", "line", "median by place on the axis")), *(line(row) for row in rows)]

@@ -42,7 +42,12 @@ class Simulation(ABC):
         seeds: The number of seeds.
         first_seed: The first seed.
         claims: The paper's claims about the figure, in the grammar of `lit_fed.studies.claims`.
+        network: The network, for the page of results.
+        data: The data, likewise.
     """
+
+    network = ""
+    data = "drawn"
 
     seeds: int
     first_seed: int

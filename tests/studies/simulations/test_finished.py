@@ -9,8 +9,12 @@ from pathlib import Path
 import pytest
 
 from lit_fed.command.cli import main
+from lit_fed.studies.register_lines import StudyRow
+from lit_fed.studies.simulations.finished import numbers_of
 from lit_fed.studies.simulations.run_simulation import check_again, read_file, settings_of
+from lit_fed.studies.simulations.simulation import Point
 from tests.command.support import error_of
+from tests.studies.support import commit_in
 from tests.support import ROOT
 
 FIGURE = "lit_fed.papers.fedfrozen.Figure1"
@@ -37,6 +41,7 @@ POINTS = [
 def figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A simulation that has run, with points by hand in the place of its own."""
     monkeypatch.chdir(tmp_path)
+    commit_in(tmp_path)
     path = tmp_path / "somebody_figure1.yaml"
     path.write_text(SETTINGS.format(figure=FIGURE, rounds=5))
     main(["simulate", "-c", str(path), "--processes", "1"])
@@ -62,9 +67,13 @@ def test_a_simulation_is_lines_a_page_its_numbers_and_its_picture(figure: Path, 
         ("-2.5", "-5.657 to 0.6569"),
     ]
     assert [line["verdict"] for line in lines] == ["undecided", "undecided"]
-    assert {(line["paper"], line["setting"], line["seeds"], line["commit"]) for line in lines} == {
-        ("Somebody, 2026, Figure 1", "somebody_figure1, simulation", "2", record["made_with"]["commit"])
+    assert {(line["paper"], line["source"], line["setting"], line["seeds"], line["commit"]) for line in lines} == {
+        (
+            *("somebody_figure1", "Somebody, 2026, Figure 1", "somebody_figure1, simulation", "2"),
+            record["made_with"]["commit"],
+        )
     }
+    assert {(line["network"], line["data"]) for line in lines} == {("linear attention", "drawn tokens")}
     assert lines[1]["cause"] == "it was said to fall"
     with open("page/studies.csv", newline="", encoding="utf-8") as file:
         (study,) = csv.DictReader(file)
@@ -74,15 +83,27 @@ def test_a_simulation_is_lines_a_page_its_numbers_and_its_picture(figure: Path, 
         "–",
         "2",
     )
-    page = Path("page/studies/somebody_figure1-simulation.md").read_text("utf-8")
-    assert "| profile, rho 0 | h | 0: 13.74, 5: 1 |" in page, "(7.389 + 20.086)/2"
+    with open("page/somebody_figure1.csv", newline="", encoding="utf-8") as file:
+        numbers = list(csv.DictReader(file))
+    assert [(line["row"], line["column"], line["n"], line["mean"]) for line in numbers] == [
+        ("h", "profile, rho 0: 0", "2", "13.7373"),  # (7.389056 + 20.085537)/2
+        ("h", "profile, rho 0: 5", "2", "1"),
+        ("h", "profile, rho 1: 0", "2", "1"),
+    ]
+    assert {line["values"] for line in numbers} == {""}
+    page = Path("page/somebody_figure1.md").read_text("utf-8")
     assert "h \\| falls" in page
-    beside = Path("page/studies")
-    assert (beside / "somebody_figure1-simulation.csv").read_bytes() == Path(
-        "simulations/somebody_figure1/points.csv"
-    ).read_bytes()
-    assert (beside / "somebody_figure1-simulation.png").stat().st_size > 10_000
-    assert "2 claims of 1 study: holds 0, equal 0, undecided 2, fails 0" in capsys.readouterr().out
+    assert "![somebody_figure1](somebody_figure1.png)" in page
+    assert Path("page/somebody_figure1.png").stat().st_size > 10_000
+    assert "2 statements, asked 2 times: hold throughout 0, never fail 2" in capsys.readouterr().out
+
+
+def test_of_a_curve_the_end_alone_is_entered():
+    entry = StudyRow("somebody", "figure", "simulation", "–", "1", "", "", "", "c0")
+    short = [Point("loss by round", "h", x, 0, x / 2) for x in range(12)]
+    long = [Point("loss by step", "h", x, 0, x / 2) for x in range(13)]
+    columns = [one.column for one in numbers_of(entry, [*short, *long])]
+    assert columns == [*(f"loss by round: {x}" for x in range(12)), "loss by step: 12"]
 
 
 def test_a_claim_may_change_after_the_run_and_a_setting_may_not(figure: Path, capsys: pytest.CaptureFixture[str]):
@@ -102,10 +123,10 @@ def test_a_cause_found_later_is_entered_without_the_run(figure: Path, capsys: py
     Path("simulations").rename("elsewhere")
     figure.write_text(figure.read_text().replace("it was said to fall", "it falls |"))
     main(["results", "-c", str(figure), "--output", "page"])
-    assert "0 entered; 1 changed causes; 2 claims" in capsys.readouterr().out
+    assert "0 entered; 1 changed causes; 2 statements" in capsys.readouterr().out
     with open("page/claims.csv", newline="", encoding="utf-8") as file:
         assert [line["cause"] for line in csv.DictReader(file)] == ["of no use where it holds", "it falls |"]
-    assert "| it falls \\| |\n" in Path("page/studies/somebody_figure1-simulation.md").read_text("utf-8")
+    assert "| it falls \\| |\n" in Path("page/somebody_figure1.md").read_text("utf-8")
 
 
 def test_a_simulation_that_did_not_end_is_not_entered(figure: Path, capsys: pytest.CaptureFixture[str]):
@@ -157,7 +178,7 @@ def test_what_was_left_undecided_is_asked_again_of_other_seeds(figure: Path):
         ("somebody_figure1, simulation", "2", "-1.157 to 5.157", "undecided", "2"),
         ("somebody_figure1, simulation_again", "-2.333", "-3.307 to -1.36", "fails", "3"),
     ]
-    assert Path("page/studies/somebody_figure1-simulation_again.md").exists()
+    assert sorted(path.name for path in Path("page").glob("*.png")) == ["somebody_figure1.png"], "of the first"
 
 
 def test_one_file_asks_a_simulation_again_and_none_asks_that_one(figure: Path, capsys: pytest.CaptureFixture[str]):
