@@ -240,6 +240,8 @@ def yaml_blocks(studies: bool) -> list[tuple[Path, str]]:
 
 @pytest.mark.parametrize(("page", "block"), yaml_blocks(studies=False), ids=lambda part: name(part)[:40])
 def test_yaml_blocks_train(page: Path, block: str, at_root: Path) -> None:
+    if "privacy" in yaml.safe_load(block).get("trainer", {}):
+        pytest.importorskip("dp_accounting")
     (at_root / "block.yaml").write_text(block, encoding="utf-8")
     short = ["--trainer.max_rounds", "2", "--trainer.local_epochs", "1", *QUICK]
     main(["fit", "-c", QUICKSTART, "-c", "block.yaml", *short])

@@ -27,6 +27,7 @@ Releases = Mapping[int, int]
 
 _TOLERANCE = 1e-4  # of a calibrated noise multiplier, relative
 _COARSE = 1e-3  # grid of privacy losses in a calibration: its ε is above that of the fine grid, by 1e-3 or less
+_MOST_NOISE = 1e6
 _LARGE = 100.0  # above this ε a distribution takes minutes and gigabytes, and no bound means anything
 
 
@@ -132,21 +133,12 @@ def calibrate(sampling: Sampling, num_clients: int, cohort: float, rounds: int, 
     """
 
     def over(log_noise: float) -> float:
-        """By how much some noise exceeds the budget, as a logarithm."""
-        mechanism = Mechanism(sampling, num_clients, cohort, math.exp(log_noise))
-        spent = mechanism.rdp_epsilon({1: rounds}, delta)
-        if sampling != "fixed_size" and spent <= _LARGE:
-            spent = min(spent, mechanism.pld_epsilon({1: rounds}, delta, _COARSE))
-        return math.log(spent / epsilon) if spent else -math.inf
+        return _over(Mechanism(sampling, num_clients, cohort, math.exp(log_noise)), rounds, epsilon, delta)
 
+    check_budget(sampling, num_clients, cohort, rounds, epsilon, delta)
     high = 0.0
     while over(high) > 0:
         high += math.log(2)
-        if high > math.log(1e6):
-            raise ConfigError(
-                f"trainer.privacy.epsilon is {epsilon}; no noise_multiplier up to a million keeps {rounds} rounds "
-                f"within it at delta {delta}; give a larger epsilon or delta"
-            )
     low = high - math.log(1.5)
     while over(low) <= 0:
         low, high = low - math.log(1.5), low
@@ -156,6 +148,25 @@ def calibrate(sampling: Sampling, num_clients: int, cohort: float, rounds: int, 
     while over(found) > 0:  # the root may lie on either side
         found += _TOLERANCE / 4
     return math.exp(found)
+
+
+def check_budget(
+    sampling: Sampling, num_clients: int, cohort: float, rounds: int, epsilon: float, delta: float
+) -> None:
+    """Refuse a budget that the largest noise exceeds."""
+    if _over(Mechanism(sampling, num_clients, cohort, _MOST_NOISE), rounds, epsilon, delta) > 0:
+        raise ConfigError(
+            f"trainer.privacy.epsilon is {epsilon}; no noise_multiplier up to a million keeps {rounds} rounds "
+            f"within it at delta {delta}; give a larger epsilon or delta"
+        )
+
+
+def _over(mechanism: Mechanism, rounds: int, epsilon: float, delta: float) -> float:
+    """By how much some rounds exceed the budget, as a logarithm."""
+    spent = mechanism.rdp_epsilon({1: rounds}, delta)
+    if mechanism.sampling != "fixed_size" and spent <= _LARGE:
+        spent = min(spent, mechanism.pld_epsilon({1: rounds}, delta, _COARSE))
+    return math.log(spent / epsilon) if spent else -math.inf
 
 
 def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
@@ -169,6 +180,11 @@ def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
 
     half, scaled = 1 / (2 * noise_multiplier), epsilon * noise_multiplier
     return phi(half - scaled) - math.exp(epsilon) * phi(-half - scaled)
+
+
+def check_installed() -> None:
+    """Raise `ConfigError` if the accountant is not installed."""
+    _accounting()
 
 
 def _accounting() -> tuple[Any, Any]:

@@ -23,7 +23,7 @@ from lit_fed.engine.wire.broadcast import Broadcast
 from lit_fed.engine.wire.payload import ClientUpdate, Layout, Payload, layout_of
 from lit_fed.errors import ConfigError
 from lit_fed.participation import FullParticipation, Participation, PoissonParticipation, UniformParticipation
-from lit_fed.privacy.accounting import Mechanism, Releases, Sampling, calibrate
+from lit_fed.privacy.accounting import Mechanism, Releases, Sampling, calibrate, check_budget, check_installed
 from lit_fed.privacy.bounded_sum import BoundedSum, Frame, Released, clip
 from lit_fed.privacy.card import card
 from lit_fed.privacy.keys import RunKey
@@ -147,9 +147,15 @@ class ClientLevel(Privacy):
         """Open the key; the first process alone reads its file.
 
         Raises:
-            ConfigError: If it cannot be read, or another run has used it.
+            ConfigError: If it cannot be read, another run has used it, no noise keeps the budget, or the accountant is
+                not installed.
         """
+        check_installed()
         self._first, self._device = around.first, around.device
+        if self.epsilon is not None and not resumed:  # a run that goes on has its noise
+            population = (sampling_of(around.participation), around.participation.num_seen)
+            cohort = expected_cohort(around.participation)
+            check_budget(*population, cohort, around.max_rounds, self.epsilon, self.delta)
         if (file := self.key_file) is None:
             self._key = RunKey.of_seed(around.seed)
             return

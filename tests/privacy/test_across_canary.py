@@ -23,6 +23,7 @@ from lit_fed.privacy.keys import RunKey
 from tests.privacy.support import private, uniform
 from tests.support import Points, fit, weights
 
+pytest.importorskip("dp_accounting")
 RUNS, NORM = 250, 0.5
 
 

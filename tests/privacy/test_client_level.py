@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import stat
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +52,11 @@ def test_each_update_is_clipped_and_the_sum_is_divided_by_the_expected_cohort(ex
 
 
 @EXECUTORS
-def test_an_update_within_the_bound_stays_as_it_is(executor: str, tmp_path: Path) -> None:
-    made = fit(tmp_path, algorithm=uniform(), max_rounds=1, executor=executor, **private(1.5))
+@pytest.mark.parametrize("precision", ["32-true", "64-true", "bf16-mixed", "bf16-true"])
+def test_an_update_within_the_bound_stays_as_it_is(executor: str, precision: str, tmp_path: Path) -> None:
+    made = fit(
+        tmp_path, algorithm=uniform(), max_rounds=1, executor=executor, precision=precision, **private(1.5)
+    )  # fmt: skip
     # (1, 0) stays, (0, 2) becomes (0, 1.5).
     assert weights(made)[W].tolist() == [[0.5, 0.75]]
     assert made.metrics["privacy/clipped"] == 0.5
@@ -189,8 +193,11 @@ def test_a_private_run_is_not_continued_without_privacy_nor_another_with_it(tmp_
 
 
 @pytest.mark.parametrize("with_privacy", [True, False])
-def test_a_private_model_is_tested_with_and_without_the_setting(with_privacy: bool, tmp_path: Path) -> None:
+def test_a_private_model_is_tested_with_and_without_the_setting(
+    with_privacy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = fit(tmp_path, algorithm=uniform(), max_rounds=1, **private(0.5, 1.0))
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)  # a test needs no accountant
     settings = private(0.5, 1.0) if with_privacy else {}
     other = FederatedTrainer(accelerator="cpu", default_root_dir=str(tmp_path), enable_progress_bar=False, **settings)
     parts = (LeastSquares(), Points(), uniform())
@@ -378,6 +385,12 @@ def test_a_generous_delta_and_a_cohort_without_amplification_are_warned_of(
     said = capsys.readouterr().out
     assert "delta is 0.6, above 1/2: that allows one client's data to be published outright; give less" in said
     assert "counts a larger epsilon for UniformParticipation" in said
+
+
+def test_a_budget_that_no_noise_keeps_is_refused_before_there_is_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"epsilon is 1e-09; no noise_multiplier up to a million keeps 3 rounds"):
+        fit(tmp_path, algorithm=uniform(), max_rounds=3, privacy=ClientLevel(0.5, epsilon=1e-9, delta=1e-30))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_failing_client_stops_a_private_run_as_any_other(tmp_path: Path) -> None:
