@@ -53,7 +53,8 @@ def test_a_release_of_timm_that_runs_pickles_is_none_that_we_declare() -> None:
 
 def test_the_tested_versions_lie_in_the_declared_ranges() -> None:
     normal = {name.lower().replace("_", "-"): pinned for name, pinned in PINNED.items()}
-    declared = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]]
+    extras = PROJECT["optional-dependencies"]
+    declared = [*PROJECT["dependencies"], *extras["dev"], *extras["references"]]
     for requirement in map(Requirement, declared):
         pinned = normal.get(requirement.name.lower().replace("_", "-"))
         assert pinned is not None, f"constraints.txt does not pin {requirement.name}"
