@@ -1,6 +1,6 @@
 """Cost of a robust rule at the end of a round: seconds and memory by cohort, on one and on two processes.
 
-A cohort's updates are drawn, each as one vector, and spread over the processes; then the rule combines them as in a run.
+A cohort's updates are drawn, each as one vector, and spread over the processes; the rule combines them as in a run.
 Seconds are wall-clock time of the slowest process and its CPU time; memory is the growth of the largest process over
 its size before the first update, so that it includes the updates. Every measurement has its own processes.
 
@@ -92,7 +92,8 @@ def main() -> None:
                 command += ["--cohorts", str(cohort), "--processes", str(processes)]
                 told = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
                 wall, cpu, grown = json.loads(told.splitlines()[-1])
-                print(f"| `{name}` | {cohort:,} | {processes} | {wall:.1f} | {cpu:.1f} | {grown / GB:.2f} |", flush=True)
+                numbers = f"{wall:.1f} | {cpu:.1f} | {grown / GB:.2f}"
+                print(f"| `{name}` | {cohort:,} | {processes} | {numbers} |", flush=True)
     print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
 
 

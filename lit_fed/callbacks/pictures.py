@@ -133,9 +133,7 @@ def left_out_map(
 
     figure, axes = new_figure()
     extent = (-0.5, num_rounds - 0.5, -0.5, len(clients) - 0.5)
-    axes.imshow(
-        colors.transpose(1, 0, 2), aspect="auto", origin="lower", interpolation="nearest", extent=extent
-    )
+    axes.imshow(colors.transpose(1, 0, 2), aspect="auto", origin="lower", interpolation="nearest", extent=extent)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.set_xlabel("round")
     label_axis(axes.yaxis, clients, "client", names)
