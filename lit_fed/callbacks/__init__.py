@@ -6,6 +6,7 @@ from lit_fed.callbacks.cards import Cards
 from lit_fed.callbacks.checkpoint import Checkpoint
 from lit_fed.callbacks.dashboard import Dashboard
 from lit_fed.callbacks.early_stopping import EarlyStopping
+from lit_fed.callbacks.left_out import LeftOut
 from lit_fed.callbacks.lightning_callbacks import lightning_watchers
 from lit_fed.callbacks.progress import Progress
 from lit_fed.callbacks.recorder import Recorder
@@ -19,6 +20,7 @@ __all__ = [
     "Checkpoint",
     "Dashboard",
     "EarlyStopping",
+    "LeftOut",
     "LightningCallback",
     "Progress",
     "Recorder",
@@ -32,7 +34,7 @@ __all__ = [
 
 def default_callbacks(given: list[Callback], progress: bool, checkpoints: bool) -> list[Callback]:
     """Add the default listeners that were not given, and put the checkpoint last."""
-    defaults: list[Callback] = [Recorder(), Cards(), Dashboard()]
+    defaults: list[Callback] = [Recorder(), Cards(), LeftOut(), Dashboard()]
     defaults += [Progress()] if progress else []
     defaults += [Checkpoint()] if checkpoints else []
     missing = [default for default in defaults if not any(isinstance(have, type(default)) for have in given)]

@@ -39,6 +39,9 @@ _FATE_COLORS = {
     "lost before training": "#5b2a6e",
 }
 
+_LEFT_OUT = {"honest": ("#a9cfe8", "#0b4f8a"), "attacker": ("#f6b8a8", "#a50f15")}  # left out, counts in full
+_NOT_SENT = "#ffffff"
+
 
 def participation_map(
     plan: Callable[[int], Sequence[Participant]],
@@ -100,6 +103,52 @@ def participation_map(
         title += f"\n{len(rounds)} of the rounds are shown, each as wide as the rounds that it represents"
     if num_bins < len(rounds):
         title += f"\n{num_bins} bins of rounds, each in the colour of its most frequent fate"
+    axes.set_title(title)
+    return figure
+
+
+def left_out_map(
+    shares: NDArray[np.float64], attackers: NDArray[np.bool_], weighted: bool, names: Sequence[str] | None = None
+) -> Figure:
+    """A map of clients and rounds by how much an update counted, with the attackers in another colour.
+
+    Args:
+        shares: An update's weight over that of an equal share, from 0 to 1, shape (num_rounds, num_clients); NaN where
+            a client sent none.
+        attackers: The clients that attack, shape (num_clients,).
+        weighted: Whether the rule gives updates weights; otherwise, `shares` are 1.
+        names: The clients' names, in the order of their ids; None for their ids.
+    """
+    from matplotlib.colors import to_rgb
+    from matplotlib.patches import Patch
+    from matplotlib.ticker import MaxNLocator
+
+    num_rounds, num_clients = shares.shape
+    rounds, clients = even_subset(num_rounds, _MOST_BINS), even_subset(num_clients, MOST_CLIENTS)
+    shown, marked = shares[np.ix_(rounds, clients)], attackers[clients]
+    none, full = (np.array([to_rgb(_LEFT_OUT[who][end]) for who in ("honest", "attacker")]) for end in (0, 1))
+    role = marked.astype(np.int64)
+    colors = none[role] + np.nan_to_num(shown)[:, :, None] * (full - none)[role]
+    colors[np.isnan(shown)] = to_rgb(_NOT_SENT)
+
+    figure, axes = new_figure()
+    extent = (-0.5, num_rounds - 0.5, -0.5, len(clients) - 0.5)
+    axes.imshow(colors.transpose(1, 0, 2), aspect="auto", origin="lower", interpolation="nearest", extent=extent)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.set_xlabel("round")
+    label_axis(axes.yaxis, clients, "client", names)
+    handles = [
+        Patch(facecolor=color, edgecolor="#999999", label=f"{who}, {what}" if weighted else who)
+        for who, ends in _LEFT_OUT.items()
+        if who == "honest" or marked.any()
+        for what, color in zip(("left out", "counts in full"), ends, strict=True)
+        if weighted or what == "counts in full"
+    ]
+    if np.isnan(shown).any():
+        handles.append(Patch(facecolor=_NOT_SENT, edgecolor="#999999", label="no update"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize="small")
+    title = "Who was left out" if weighted else "Who attacked"
+    title += f": {counted(num_rounds, len(rounds), 'round')}, {counted(num_clients, len(clients), 'client')}"
     axes.set_title(title)
     return figure
 

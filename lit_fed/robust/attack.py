@@ -9,8 +9,9 @@ from typing_extensions import override
 
 from lit_fed.checks import check_range
 from lit_fed.data.population.naming import Keys, called, clients_of
+from lit_fed.engine.evaluation.rows import ClientRow, spread
 from lit_fed.engine.method.algorithm import Cohort
-from lit_fed.engine.method.wrapper import Attack, Surroundings
+from lit_fed.engine.method.wrapper import Attack, Surroundings, Tested
 from lit_fed.errors import ConfigError
 from lit_fed.seeding import numpy_generator
 
@@ -23,7 +24,8 @@ class Attacker(Attack):
     """Clients that attack in every round in which they take part: chosen once, by fraction, name or position.
 
     Logs ``attack/attackers``, the number of attackers among a round's updates, and marks them in ``clients.csv`` by
-    ``attack/attacker``.
+    ``attack/attacker``. Where `lit_fed.protocols.ClientTest` runs, logs its statistics over the other clients as
+    ``honest/…``; clients whose nodes withhold their results are not in them.
 
     Args:
         fraction: Share of the population that attacks, rounded and chosen by the run's seed.
@@ -63,6 +65,11 @@ class Attacker(Attack):
     def release(self, aggregate: Any, cohort: Cohort, kept: dict[str, Any]) -> tuple[Any, Cohort, dict[str, float]]:
         self._delivered = [client_id for client_id in cohort.delivered if client_id in self.attackers]
         return aggregate, cohort, {"attack/attackers": len(self._delivered)}
+
+    @override
+    def measured(self, tests: Sequence[Tested]) -> dict[str, float]:
+        honest = [ClientRow(*test) for test in tests if test[0] not in self.attackers and test[1] == "test"]
+        return spread("honest", honest)
 
     @override
     def told(self) -> list[tuple[int, str, float]]:

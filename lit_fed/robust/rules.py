@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,7 +27,7 @@ def median(vectors: Tensor) -> Tensor:
     Yin, Chen, Ramchandran, Bartlett: "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML
     2018.
     """
-    ordered, half = vectors.sort(0).values, len(vectors) // 2
+    ordered, half = _sorted(vectors), len(vectors) // 2
     if len(vectors) % 2:
         return ordered[half]
     return ordered[half - 1] / 2 + ordered[half] / 2  # halved first: a sum of the largest numbers overflows
@@ -41,7 +42,7 @@ def trimmed_mean(vectors: Tensor, attackers: int) -> Tensor:
         vectors: The vectors.
         attackers: f, with 2f < n.
     """
-    return vectors.sort(0).values[attackers : len(vectors) - attackers].mean(0)
+    return _sorted(vectors)[attackers : len(vectors) - attackers].mean(0)
 
 
 def squared_distances(gram: Tensor) -> Tensor:
@@ -182,6 +183,13 @@ def buckets(count: int, size: int, generator: torch.Generator) -> Tensor:
     for row, members in zip(mix, groups, strict=True):
         row[members] = 1 / len(members)
     return mix
+
+
+def _sorted(vectors: Tensor) -> Tensor:
+    """Every coordinate of (n, d) in ascending order; on a CPU by NumPy, whose sort takes a third of PyTorch's time."""
+    if vectors.device.type != "cpu":
+        return vectors.sort(0).values
+    return torch.from_numpy(np.sort(vectors.numpy(), axis=0))
 
 
 def _distances_to(gram: Tensor, weights: Tensor) -> Tensor:

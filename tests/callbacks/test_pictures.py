@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lit_fed.callbacks.pictures import participation_map, predictions_picture, views_picture
+from lit_fed.callbacks.pictures import left_out_map, participation_map, predictions_picture, views_picture
 from lit_fed.data.population.pictures import render
 from lit_fed.participation import Fate, Participant
 
@@ -75,3 +75,22 @@ def test_bars_of_views_are_in_the_order_in_which_they_are_named() -> None:
     assert [bar.get_width() for bar in axes.patches] == [20.0, 10.0]  # type: ignore[attr-defined]  # they are bars
     assert axes.yaxis_inverted()
     assert axes.get_xlabel() == "global/pck"
+
+
+def test_the_map_of_who_was_left_out_marks_attackers_and_weights() -> None:
+    # Client 0 is honest: it counts in full, then by half, then not. Client 1 attacks: left out, sent nothing, in full.
+    shares = np.array([[1.0, 0.0], [0.5, np.nan], [0.0, 1.0]])
+    figure = left_out_map(shares, np.array([False, True]), weighted=True)
+    colors = figure.axes[0].images[0].get_array()
+    assert colors is not None
+    honest, attacker = np.asarray(colors)
+    assert np.allclose(honest[1], (honest[0] + honest[2]) / 2)
+    assert len({tuple(color) for color in (*honest, *attacker)}) == 6
+    assert attacker[1].tolist() == [1.0, 1.0, 1.0]
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == [
+        *("honest, left out", "honest, counts in full", "attacker, left out", "attacker, counts in full", "no update")
+    ]
+    figure = left_out_map(np.ones((3, 2)), np.array([False, True]), weighted=False)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["honest", "attacker"]
+    assert figure.axes[0].get_title().startswith("Who attacked")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import yaml
 import lit_fed.methods
 from lit_fed.command.cli import main
 from tests.methods.run_methods import METHODS, words_of
-from tests.support import saved_weights
+from tests.support import ROOT, saved_weights
 
 _OTHER = "its server does not average what clients send"
 REFUSED = {
@@ -33,6 +34,17 @@ RULES = {
     "clipping": "{class_path: CentredClipping, init_args: {radius: 1.0}}",
     "bounding": "{class_path: NormBounding, init_args: {norm: 1.0}}",
 }
+
+
+def test_the_page_says_which_methods_run_under_a_rule() -> None:
+    text = (ROOT / "docs/robustness.md").read_text(encoding="utf-8")
+    table = re.search(r"\| `configs/method/` \| under every rule \|\n.*?\n((?:\|.*\n)+)", text)
+    assert table is not None
+    said = {name: cells[-1] for line in table[1].splitlines() for cells in [line.strip("| ").split(" | ")]
+            for name in re.findall(r"`(\w+)`", cells[0])}  # fmt: skip
+    reasons = {name: "its clients send nothing" if name == "local_only" else REFUSED[name] for name in REFUSED}
+    methods = [path.stem for path in (ROOT / "configs/method").glob("*.yaml")]
+    assert said == {name: f"refused: {reasons[name]}" if name in REFUSED else "runs" for name in methods}
 
 
 def run(method: str, root: Path, *more: str) -> Path:

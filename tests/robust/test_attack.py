@@ -12,9 +12,10 @@ import pytest
 from lit_fed.data import Arrays
 from lit_fed.errors import ConfigError
 from lit_fed.methods import LocalOnly
+from lit_fed.protocols import ClientTest
 from lit_fed.robust import ALIE, Backdoor, GaussianNoise, InnerProduct, LabelFlip, Scaling, SignFlip
 from tests.robust.support import Spots, moved
-from tests.support import Points, fit
+from tests.support import Points, fit, rows
 
 
 class Named(Spots):
@@ -111,3 +112,20 @@ def test_labels_need_classes(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="LabelFlip changes classes, and the data have none; choose another attack"):
         fit(tmp_path, data=Unclassed((2, 4)), attack=LabelFlip(clients=[0]))
+
+
+def test_honest_clients_accuracy_leaves_the_attackers_out(tmp_path: Path) -> None:
+    # Client k's own test loss is (w − t)² / 2 for its target t, and w is one model for all: the mean over the honest
+    # clients 0 and 1, and not over the attacker 2.
+    _, made = moved(
+        tmp_path, (2.0, 4.0, 6.0), attack=SignFlip(clients=[2]), evaluate_every=1, protocols=[ClientTest()], logger=True
+    )
+    found = {
+        int(row["client_id"]): float(row["value"])
+        for row in rows(made.log_dir / "clients.csv")
+        if (row["stage"], row["metric"]) == ("test", "loss")
+    }
+    assert sorted(found) == [0, 1, 2]
+    assert made.metrics["honest/loss_mean"] == pytest.approx((found[0] + found[1]) / 2)
+    assert made.metrics["honest/loss_min"] == min(found[0], found[1])
+    assert made.metrics["clients/loss_mean"] == pytest.approx(sum(found.values()) / 3)

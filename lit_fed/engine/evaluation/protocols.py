@@ -95,4 +95,5 @@ def run_protocols(
         evaluation.rows += found.rows
         if not found.metrics:
             evaluation.absent |= found.absent or {protocol.name: f"the model logged nothing on the {subset} data"}
+    evaluation.metrics |= federation.wrappers.measured(evaluation.rows)
     return evaluation

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 AROUND = "around."
 """Prefix of the wrappers' entries in the server's state."""
 
+Tested = tuple[int, str, str, float]
+"""Client, stage, metric and value, as a `lit_fed.engine.evaluation.rows.ClientRow`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
@@ -136,6 +139,10 @@ class Wrapper:
         """Client, metric and value for ``clients.csv``, of the round that was released last."""
         return []
 
+    def measured(self, tests: Sequence[Tested]) -> dict[str, float]:
+        """Metrics from the results of an evaluation's clients."""
+        return {}
+
     def card(self, kept: Mapping[str, Any]) -> str | None:
         """A text in Markdown for readers of the run's folder, written as ``<name>.md`` after every round."""
         return None
@@ -226,6 +233,10 @@ class Wrappers:
     def told(self) -> list[tuple[int, str, float]]:
         """See `Wrapper.told`."""
         return [one for wrapper in self.stack for one in wrapper.told()]
+
+    def measured(self, tests: Sequence[Tested]) -> dict[str, float]:
+        """See `Wrapper.measured`."""
+        return {name: value for wrapper in self.stack for name, value in wrapper.measured(tests).items()}
 
     def exhausted(self, server: Server, round_idx: int) -> str | None:
         """See `Wrapper.exhausted`."""
