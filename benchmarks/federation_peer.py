@@ -14,6 +14,7 @@ all processes from start to end: ours import PyTorch once each, Flower's once fo
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import shutil
@@ -24,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ from lit_fed.callbacks import Callback
 from lit_fed.engine.loop.run import RoundRecord, Run
 
 NODES = 3
+_SUBREAPER = 36  # of Linux's prctl: children of ended processes become those of this one
 APP = Path(__file__).parent / "flower_fedavg"
 SAME = (
     *("--trainer.participation", "FullParticipation", "--trainer.protocols", '[{"class_path": "GlobalTest"}]'),
@@ -67,6 +69,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=3600, help="seconds for each")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
     with tempfile.TemporaryDirectory(prefix="lit_fed_peer_") as name:
         folder = Path(name)
         run = ["-c", str(ROOT / "configs" / "quickstart.yaml"), "--trainer.max_rounds", str(options.rounds), *SAME]
@@ -78,8 +81,18 @@ def main() -> None:
             path = folder / f"{way}.jsonl"
             before = cpu_seconds()
             federate(folder, path, options.rounds, options.limit)
+            reap()
             told(way, [json.loads(line) for line in path.read_text().splitlines()], cpu_seconds() - before)
     print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores")
+
+
+def reap(seconds: float = 30) -> None:
+    """Wait for what programs have started and left, so that its CPU counts."""
+    end = time.monotonic() + seconds
+    with suppress(ChildProcessError):
+        while time.monotonic() < end:
+            if os.waitpid(-1, os.WNOHANG) == (0, 0):
+                time.sleep(0.1)
 
 
 def told(way: str, marks: Sequence[Sequence[Any]], cpu: float) -> None:

@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from lit_fed.methods import FedAvg
 from lit_fed.networks import build_network
 
 LR, MOMENTUM = 0.01, 0.9
+COLUMNS = ["by hand", "sequential", "a graph by hand", "graphs", "groups"]
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,16 @@ class Noise(TensorDataModule):
     def __init__(self, work: Work) -> None:
         super().__init__(num_clients=work.clients, partition=Natural(), batch_size=work.batch)
         self.work = work
-        self.num_classes, self.input_shape = work.classes, work.shape
+
+    @property
+    def num_classes(self) -> int:
+        """See `FederatedDataModule`."""
+        return self.work.classes
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """See `FederatedDataModule`."""
+        return self.work.shape
 
     def load_arrays(self) -> Arrays:
         """Drawn from seed 0."""
@@ -181,23 +192,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not torch.cuda.is_available():
         parser.error("there is no GPU here")
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {os.cpu_count()} cores; ms a round")
-    print(
-        "| | steps | by hand | one after the other | a graph by hand | graphs | groups |\n|---|---|---|---|---|---|---|"
-    )
+    print(f"| | steps | {' | '.join(COLUMNS)} |\n|---|---|{'---|' * len(COLUMNS)}")
     missed = []
     for work in (work for work in WORKS if work.name in args.only):
         small = work.name in ("mlp", "logistic")
-        ways: dict[str, Callable[[], list[float]] | None] = {
-            "by hand": lambda work=work: by_hand(work, args.rounds),
-            "sequential": lambda work=work: ours(work, args.rounds),
-            "a graph by hand": None if small else lambda work=work: by_hand(work, args.rounds, graph=True),
-            "graphs": lambda work=work: ours(work, args.rounds, compile="graph"),
-            "groups": None
-            if work.name == "mobilenet"
-            else lambda work=work: ours(work, args.rounds, executor="vectorized"),
+        rounds = args.rounds
+        ways = {
+            "by hand": partial(by_hand, work, rounds),
+            "sequential": partial(ours, work, rounds),
+            **({} if small else {"a graph by hand": partial(by_hand, work, rounds, graph=True)}),
+            "graphs": partial(ours, work, rounds, compile="graph"),
+            **({} if work.name == "mobilenet" else {"groups": partial(ours, work, rounds, executor="vectorized")}),
         }
-        found = {name: statistics.median(way()) * 1e3 for name, way in ways.items() if way is not None}
-        cells = [f"{found[name]:.0f}" if name in found else "" for name in ways]
+        found = {name: statistics.median(way()) * 1e3 for name, way in ways.items()}
+        cells = [f"{found[name]:.0f}" if name in found else "" for name in COLUMNS]
         print(f"| {work.name} | {work.steps} | {' | '.join(cells)} |", flush=True)
         bars = [("sequential", "by hand", 1.3)]
         if work.name in ("mobilenet", "vit"):

@@ -143,7 +143,7 @@ class GraphClient(Client):
         """The copies."""
         return [*self._static.values(), *self._static_results.values()]
 
-    @property  # type: ignore[override]  # read in the objective alone
+    @property
     def round_idx(self) -> int:
         """The round, from 0."""
         self.reads_round = True
@@ -227,10 +227,11 @@ class Graph:
         if loop.state.meter is not None:
             for name, value, batch_size in self._logged:
                 loop.state.meter.add(name, value, batch_size)
+        loss: Tensor = self._loss
         if not loop.wants_outputs:
-            return self._loss
+            return loss
         loop.state.task_run.returned = map_tensors(self._returned, Tensor.clone)
-        return self._loss.clone()
+        return loss.clone()
 
     def _step(self, form: TreeSpec, recorder: Recorder) -> None:
         loop = self._loop
@@ -355,7 +356,7 @@ def record(step: Callable[[], None], device: torch.device, static: Sequence[Stat
         ) from error
     finally:
         torch.cuda.set_sync_debug_mode(debug)
-    return cast(Replay, graph.replay)
+    return graph.replay
 
 
 @contextmanager
@@ -387,12 +388,19 @@ def _undone(loop: LocalLoop) -> Iterator[None]:
                     buffer.copy_(first)
 
 
+def _notes(parameter: Tensor) -> dict[str, Any]:
+    """Notes on the node by which autograd accumulates a parameter's gradient; they live as long as a graph with it."""
+    node: Any = get_gradient_edge(parameter).node  # whose metadata are typed as a method
+    found: dict[str, Any] = node.metadata
+    return found
+
+
 def _check_held(loop: LocalLoop) -> None:
     """Refuse a task that holds a graph of autograd which leads to the parameters, outside of its step."""
     trained = [parameter for parameter in loop.model.parameters.values() if parameter.requires_grad]
     for parameter in trained:
-        get_gradient_edge(parameter).node.metadata[__name__] = True  # lives as long as a graph
-    if any(__name__ in get_gradient_edge(parameter).node.metadata for parameter in trained):
+        _notes(parameter)[__name__] = True
+    if any(__name__ in _notes(parameter) for parameter in trained):
         raise ConfigError(
             f"{_KEY}, and model {task_name(loop.objective)} or a hook holds the result of an earlier training_step; "
             "keep results detached"
