@@ -1,8 +1,7 @@
 """Linear layers of a group of clients, each with its own weights, as batched products.
 
-Under ``torch.vmap`` autograd differentiates a linear layer to the transpose of its weights' gradient, and copies it into
-their layout: half to three quarters of the time of a perceptron's step on a CPU. Here the product is made in the layout
-of the weights at once.
+Under ``torch.vmap`` autograd computes the transpose of the weights' gradient and copies it into their layout, which took
+half to three quarters of a layer's time on a CPU. Here the product is computed in the layout of the weights.
 """
 
 from __future__ import annotations
@@ -104,7 +103,7 @@ class _Batched(torch.autograd.Function):
             if at is None else stack.movedim(at, 0)
             for stack, at in zip(stacks, in_dims, strict=True)
         )  # fmt: skip
-        assert x is not None and weight is not None
+        assert x is not None
         flat = [None if one is None else one.flatten(0, 1) for one in (x, weight, bias)]
         found: Tensor = _Batched.apply(*flat)  # type: ignore[no-untyped-call]
         return found.unflatten(0, x.shape[:2]), 0
