@@ -1,7 +1,7 @@
 """Linear layers of a group of clients, each with its own weights, as batched products.
 
-Under ``torch.vmap`` autograd computes the transpose of the weights' gradient and copies it into their layout, which took
-half to three quarters of a layer's time on a CPU. Here the product is computed in the layout of the weights.
+Under ``torch.vmap`` autograd computes the transpose of the weights' gradient and copies it into their layout: half to
+three quarters of a layer's time on a CPU. Here the product is computed in the layout of the weights.
 """
 
 from __future__ import annotations
