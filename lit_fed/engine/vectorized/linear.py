@@ -16,8 +16,16 @@ from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
 
-class GroupLinear(TorchFunctionMode):
-    """Makes ``F.linear`` run as batched products, within ``torch.vmap`` over clients."""
+class GroupLayers(TorchFunctionMode):
+    """Makes ``F.linear`` run as batched products, and ``F.dropout`` by clients, within ``torch.vmap`` over clients.
+
+    Args:
+        dropout: In place of ``F.dropout``; None leaves it.
+    """
+
+    def __init__(self, dropout: Callable[..., Tensor] | None = None) -> None:
+        super().__init__()
+        self._dropout = dropout
 
     @override
     def __torch_function__(
@@ -25,6 +33,8 @@ class GroupLinear(TorchFunctionMode):
     ) -> Any:
         if func is F.linear and not torch.is_autocast_enabled(args[0].device.type):
             return _linear(*args, **(kwargs or {}))
+        if func is F.dropout and self._dropout is not None:
+            return self._dropout(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 
 

@@ -198,6 +198,37 @@ class Summed(Classifier):
         return nn.functional.cross_entropy(self(batch[0]), batch[1], reduction="sum") / 8
 
 
+class Dropped(nn.Module):
+    """Dropout of the input, of the features, and of nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(64, 32), nn.Linear(32, 10)
+        self.drop, self.never = nn.Dropout(0.25), nn.Dropout(0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.drop(self.first(self.never(nn.functional.dropout(x, 0.5, self.training).flatten(1))).relu())
+        found: Tensor = self.head(hidden)
+        return found
+
+
+def dropped() -> Classifier:
+    return Classifier(network=Dropped(), optimizer=sgd)
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "Scaffold", "FedRep", "FedNTD", "Moon"])
+def test_dropout_has_each_clients_own_masks(tmp_path: Path, name: str) -> None:
+    alone, grouped = (federate(tmp_path / how, how, METHODS[name](), dropped) for how in ("sequential", "vectorized"))
+    assert 0 < pads_to(grouped) < 8
+    assert_close(alone, grouped)
+
+
+def test_dropout_does_not_depend_on_the_other_clients_of_a_group(tmp_path: Path) -> None:
+    runs = [federate(tmp_path / str(size), "vectorized", task=dropped, group_size=size) for size in (1, 4, 9)]
+    for other in runs[1:]:
+        assert_same(everything(runs[0]), everything(other))
+
+
 def test_a_loss_that_is_no_mean_is_not_padded(tmp_path: Path) -> None:
     def task() -> Classifier:
         return Summed(network="mlp", input_shape=(1, 8, 8), optimizer=sgd)
@@ -285,7 +316,16 @@ class Dropping(Classifier):
     """Draws random numbers in training."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return super().training_step((nn.functional.dropout(batch[0]), batch[1]), batch_idx)
+        return super().training_step((batch[0] + torch.rand_like(batch[0]), batch[1]), batch_idx)
+
+
+class Attentive(Classifier):
+    """Draws the masks of attention in torch's own kernel."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        rows = batch[0].squeeze(-3)
+        mixed = nn.functional.scaled_dot_product_attention(rows, rows, rows, dropout_p=0.5)
+        return super().training_step((mixed.unsqueeze(-3), batch[1]), batch_idx)
 
 
 class ByHand(LeastSquares):
@@ -355,12 +395,13 @@ def classifier(kind: type[Classifier], optimizer: Any = sgd) -> Callable[[], Cla
     [
         (classifier(Classifier, lambda p: Mixing(p, lr=0.1)), FedAvg, "mixes clients or samples"),
         (classifier(Dropping), FedAvg, "draws random numbers"),
+        (classifier(Attentive), FedAvg, "draws random numbers"),
         (ByHand, FedAvg, "model ByHand optimises by hand"),
         (classifier(Hooked), FedAvg, "on_train_batch_end"),
         (classifier(Branching), FedAvg, "control flow"),
         (classifier(Classifier), PerFedAvg, "algorithm.objective uses client.gradients"),
     ],
-    ids=["optimizer", "dropout", "by hand", "hook", "branch", "Per-FedAvg"],
+    ids=["optimizer", "noise", "attention", "by hand", "hook", "branch", "Per-FedAvg"],
 )
 def test_what_cannot_be_is_refused_before_training(tmp_path: Path, task: Any, algorithm: Any, reason: str) -> None:
     data = Points(NUM_CLIENTS) if task is ByHand else None
