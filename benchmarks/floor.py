@@ -271,7 +271,7 @@ ROWS = (
     Row("MLP 784-10000-10, two steps", FEW, partial(perceptron, 10_000), {"sequential": 1.5}),
     Row("SCAFFOLD, logistic regression 60-10", POINTS, logistic, {"vectorized": 0.25}, against=None, method=Scaffold),
 )
-BOTH = 80_000  # parameters up to which both executors are measured, and `auto` compared with the better
+BOTH = 200_000  # parameters up to which both executors are measured, and `auto` compared with the better
 
 
 def trainer_of(row: Row, executor: str, folder: str, **settings: Any) -> tuple[FederatedTrainer, Classifier]:

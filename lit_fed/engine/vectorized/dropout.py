@@ -1,7 +1,7 @@
 """Dropout of a group of clients, with each client's own masks.
 
-A client that trains alone draws its masks from the device's generator, seeded with (seed, round, client). In a group each
-client has a generator with that seed, so that it has the same masks. On a CPU only: a GPU draws masks in its own kernels.
+A client that trains alone draws its masks from the device's generator, seeded with (seed, round, client). In a group
+each client has a generator with that seed, hence the same masks. On a CPU only: a GPU draws masks in its own kernels.
 """
 
 from __future__ import annotations

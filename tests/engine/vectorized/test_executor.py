@@ -426,8 +426,16 @@ def test_auto_takes_one_after_the_other_where_groups_cannot_be_and_says_so(
 
 
 def test_auto_leaves_large_networks_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    federate(tmp_path, "auto", task=lambda: mlp(2000))  # 65·2000 + 2001·10 = 150,010 weights
-    assert "one client after the other: the model has 150,010 weights" in capsys.readouterr().out
+    federate(tmp_path / "mlp", "auto", task=lambda: mlp(3000), max_rounds=1)  # 65·3000 + 3001·10 = 225,010 weights
+    told = "one client after the other: groups pay for a model of up to 200,000 weights, and this one has 225,010"
+    assert told in capsys.readouterr().out
+    federate(tmp_path / "cnn", "auto", task=convolved, max_rounds=1)  # 10·8 + 289·200 + 201·10 = 59,890 weights
+    assert "groups pay for a model with convolutions of up to 44,000 weights, and this" in capsys.readouterr().out
+
+
+def convolved() -> Classifier:
+    layers = nn.Conv2d(1, 8, 3), nn.Flatten(), nn.Linear(288, 200), nn.ReLU(), nn.Linear(200, 10)
+    return Classifier(network=nn.Sequential(*layers), optimizer=sgd)
 
 
 class Cracked(Sized):
