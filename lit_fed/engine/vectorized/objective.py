@@ -23,7 +23,7 @@ from lit_fed.engine.method.client import Client, Tensors, Update
 from lit_fed.engine.method.model import ModelView
 from lit_fed.engine.method.task_run import TaskRun
 from lit_fed.engine.vectorized.dropout import GroupDropout, Streams
-from lit_fed.engine.vectorized.linear import GroupLayers
+from lit_fed.engine.vectorized.layers import GroupLayers
 from lit_fed.errors import ConfigError
 
 Rows = slice | Tensor
@@ -224,7 +224,7 @@ class GroupObjective:
         if self._streams is not None:
             held = range(len(next(iter(parameters.values())))) if isinstance(rows, slice) else rows.tolist()
             dropout = GroupDropout(self._streams, held, None if counts is None else counts.tolist())
-        with GroupLayers(dropout):
+        with GroupLayers(dropout, by_sample=counts is not None):
             return self._as_a_group(parameters, buffers, batch, own, counts)
 
     def _as_a_group(

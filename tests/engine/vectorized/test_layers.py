@@ -1,4 +1,4 @@
-"""Linear layers of a group: the values and gradients of ``F.linear`` alone, client by client."""
+"""Layers of a group: the values and gradients of ``F.linear`` alone, client by client."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lit_fed.engine.vectorized.linear import GroupLayers
+from lit_fed.engine.vectorized.layers import GroupLayers
 
 CLIENTS, ROWS, INPUTS, OUTPUTS = 3, 4, 6, 5
 
@@ -40,7 +40,7 @@ def test_a_group_has_every_clients_own_values_and_gradients(
         made[name] = torch.randn(full, dtype=torch.float64, requires_grad=True)
     x, weight, bias = made.values()
     dims = tuple(None if name == shared else 0 for name in made)
-    with GroupLayers():
+    with GroupLayers(by_sample=run is by_sample):
         grouped = torch.vmap(run, in_dims=dims)(x, weight, bias)
 
     def of(name: str, client: int) -> Tensor:
