@@ -74,7 +74,7 @@ federation: $(FLOWER_STAMP)  ## Train over Flower on this machine, without and w
 	$(FLOWER_VENV)/bin/python benchmarks/federation.py --tls
 
 bench: $(STAMP)  ## Measure what the loop, groups, evaluation, aggregation, data, start-up and large populations cost
-	for one in overhead evaluation scale aggregation data startup population large_model; do \
+	for one in floor overhead evaluation scale aggregation data startup population large_model; do \
 	  $(BIN)/python benchmarks/$$one.py || failed="$$failed $$one"; done; \
 	if [ -n "$$failed" ]; then echo "missed a demand:$$failed"; exit 1; fi
 

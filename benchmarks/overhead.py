@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import tempfile
 import time
@@ -23,10 +22,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import machine  # beside this file, as the next
 import numpy as np
 import torch
 import torch.nn.functional as F
-from networks import logistic, mlp, mobilenet, two_convs  # beside this file
+from networks import logistic, mlp, mobilenet, two_convs
 from torch import Tensor, nn
 
 from lit_fed import Classifier, FederatedTrainer
@@ -235,7 +235,7 @@ def main() -> None:
     for row, times in found.items():
         bare, ours = (f"{times[loop] * 1e3:.1f}" for loop in ("bare", "lit_fed"))
         print(f"| {row.name} | {bare} | {ours} | {times['ratio']:.3f} | ≤ {row.demand} |")
-    print(f"{args.rounds} rounds, weights agree; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    print(f"{args.rounds} rounds, weights agree; {machine.line()}")
     if args.output is not None:
         args.output.mkdir(parents=True, exist_ok=True)
         content = [{"name": row.name, "demand": row.demand, **times} for row, times in found.items()]

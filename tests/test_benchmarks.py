@@ -38,6 +38,12 @@ def test_bare_loop_and_ours_end_in_the_same_weights(only):
     assert "1 rounds, weights agree" in run("overhead.py", "--rounds", "1", "--only", only)
 
 
+def test_the_leanest_loops_and_ours_end_in_the_same_weights():
+    told = run("floor.py", "--seconds", "1", "--only", "logistic regression 60-10")
+    assert "| logistic regression 60-10, vectorized | " in told
+    assert "auto (vectorized) to the better" in told
+
+
 def test_a_studys_seeds_are_told_with_what_all_of_them_take():
     told = run("studies.py", "uwa_homogeneous:pocket")
     # Its 40 cells are four a seed, so one seed runs, of ten.

@@ -39,7 +39,23 @@ def _in_utf8() -> None:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**printed, **os.environ, "PYTHONUTF8": "1"})
 
 
+def _told_at_once(words: list[str]) -> bool:
+    """Answer commands that need no import of PyTorch; false for others, and for their errors."""
+    if words == ["--version"]:
+        from lit_fed import __version__
+
+        print(f"lit-fed {__version__}")
+        return True
+    if words[:1] == ["configs"] and len(words) <= 2 and not words[-1].startswith("-"):
+        from lit_fed.command.commands.list_configs import tell
+
+        return tell(words[1] if words[1:] else "")
+    return False
+
+
 def _run(args: list[str] | None) -> None:
+    if _told_at_once(sys.argv[1:] if args is None else args):
+        return
     # A handler, because an interrupted import may take the exception for a missing package and go on.
     before = signal.signal(signal.SIGINT, _leave)
     told = sys.stderr.isatty() and os.environ.get("LOCAL_RANK", "0") == "0"

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 
+from lit_fed import __version__
 from tests.support import ROOT
 
 PATIENCE_S = 5.0  # the line is there after a tenth of a second; a busy machine starts an interpreter more slowly
@@ -54,3 +55,15 @@ def test_the_package_gives_its_names_and_only_those_without_importing_them_first
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert done.stdout == "False\n", done.stderr
+
+
+def test_the_version_and_the_list_of_files_need_no_import_of_pytorch():
+    told = (
+        "import sys; from lit_fed.command.start import main; main(['--version']); main(['configs', 'method']); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    ended = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert ended.returncode == 0, ended.stderr
+    first, *files = ended.stdout.splitlines()
+    assert first == f"lit-fed {__version__}"
+    assert any(line.startswith("method/fedavg.yaml ") for line in files)

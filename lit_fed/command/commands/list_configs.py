@@ -5,7 +5,6 @@ from __future__ import annotations
 from jsonargparse import ArgumentParser
 
 from lit_fed.command.reading.shipped import first_line, name_of, shipped
-from lit_fed.command.refusals.suggest import close
 from lit_fed.command.table import Call
 from lit_fed.errors import ConfigError
 
@@ -23,16 +22,28 @@ def run(call: Call) -> int:
     Raises:
         ConfigError: If there is no such folder.
     """
-    folder = name_of(f"{call.settings.folder or '.'}/").removesuffix("configs").strip("./")
-    chosen = {name: path for name, path in shipped().items() if not folder or name.startswith(f"{folder}/")}
-    if not chosen:
+    if not tell(call.settings.folder):
+        from lit_fed.command.refusals.suggest import close  # imports PyTorch, which the list does not need
+
+        folder = _cleaned(call.settings.folder)
         folders = list(dict.fromkeys(part for name in shipped() for part in _folders(name)))
         meant = close(folder, folders) or ", ".join(part for part in folders if "/" not in part)
         raise ConfigError(f"there is no folder of configurations named {folder!r}; choose {meant}")
-    width = max(map(len, chosen))
+    return 0
+
+
+def tell(folder: str) -> bool:
+    """Print the files of a folder, or all; false, and nothing, if there is no such folder."""
+    folder = _cleaned(folder)
+    chosen = {name: path for name, path in shipped().items() if not folder or name.startswith(f"{folder}/")}
+    width = max(map(len, chosen), default=0)
     for name, path in chosen.items():
         print(f"{name:<{width}}  {first_line(path)}")
-    return 0
+    return bool(chosen)
+
+
+def _cleaned(folder: str) -> str:
+    return name_of(f"{folder or '.'}/").removesuffix("configs").strip("./")
 
 
 def _folders(name: str) -> list[str]:

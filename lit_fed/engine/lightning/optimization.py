@@ -66,7 +66,7 @@ class _Kept:
 
 
 def _begins_with_zeros(optimizer: Optimizer) -> bool:
-    """Whether an optimizer with state begins anew when its momentum is set to 0: only then it is torch's undampened SGD."""
+    """Whether zero momentum is a new optimizer's state: for torch's SGD without dampening, once it has stepped."""
     return (
         type(optimizer) is SGD
         and bool(optimizer.state)

@@ -35,7 +35,8 @@ _MANY = 128  # with batches of any size
 _BATCH_VALUES = 2**19  # in all clients' inputs of a step
 _HELD = 3  # a client's weights, gradients and momentum
 _GPU_SHARE = 8  # of free memory, the rest for activations: one in so many bytes
-_MOST_VALUES = 80_000  # in a model that `auto` trains in groups on a CPU: larger ones were measured slower there
+_MOST_VALUES = 200_000  # in a model that `auto` trains in groups on a CPU: larger ones were measured slower there,
+_MOST_CONVOLVED = 44_000  # and convolutions earlier, which a group's kernels do client by client
 
 
 class VectorizedExecutor(Executor):
@@ -164,9 +165,9 @@ class AutoExecutor(Executor):
     @override
     def prepare(self, broadcast: Broadcast) -> None:
         fabric = next(iter(self.session.loops.values())).fabric
-        values = max(_values(self.session, kind) for kind in self.session.loops)
-        if fabric.device.type == "cpu" and values > _MOST_VALUES:
-            why = f"the model has {values:,} weights, and groups were measured slower from {_MOST_VALUES:,} on a CPU"
+        reasons = (_too_large(self.session, kind) for kind in self.session.loops)
+        if fabric.device.type == "cpu" and (found := next(filter(None, reasons), None)) is not None:
+            why = found
         else:
             vectorized = VectorizedExecutor(self.session, self.group_size)
             try:
@@ -198,9 +199,12 @@ class AutoExecutor(Executor):
         return self.chosen.ask(question, client_ids, broadcast)
 
 
-def _values(session: Session, kind: str) -> int:
-    """Parameters of a kind's model."""
-    return sum(tensor.numel() for tensor in session.loops[kind].model.parameters.values())
+def _too_large(session: Session, kind: str) -> str | None:
+    """The reason for which a kind's model gains nothing in groups on a CPU; None if it gains."""
+    tensors = session.loops[kind].model.parameters.values()
+    values, convolves = sum(tensor.numel() for tensor in tensors), any(tensor.ndim > 2 for tensor in tensors)
+    most, what = (_MOST_CONVOLVED, "a model with convolutions") if convolves else (_MOST_VALUES, "a model")
+    return f"groups pay for {what} of up to {most:,} weights, and this one has {values:,}" if values > most else None
 
 
 def _fitting(session: Session, kind: str) -> int:

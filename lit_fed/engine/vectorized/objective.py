@@ -23,7 +23,8 @@ from lit_fed.engine.method.client import Client, Tensors, Update
 from lit_fed.engine.method.differs import Differs
 from lit_fed.engine.method.model import ModelView
 from lit_fed.engine.method.task_run import TaskRun
-from lit_fed.engine.vectorized.linear import GroupLinear
+from lit_fed.engine.vectorized.dropout import GroupDropout, Streams
+from lit_fed.engine.vectorized.layers import GroupLayers
 from lit_fed.errors import ConfigError
 
 Rows = slice | Tensor
@@ -146,10 +147,11 @@ class GroupObjective:
     Args:
         loop: The loop of the clients' kind.
         clients: The clients in the order of the stacks. Their tensors have the same names and shapes.
+        streams: Their random numbers, for dropout; None where nothing trains.
     """
 
-    def __init__(self, loop: LocalLoop, clients: Sequence[Client]) -> None:
-        self.loop = loop
+    def __init__(self, loop: LocalLoop, clients: Sequence[Client], streams: Streams | None = None) -> None:
+        self.loop, self._streams = loop, streams
         self.client = GroupClient(clients[0], loop.state.task_run)
         self.recorder = StepMeter()
         self.batch_idx: Any = 0
@@ -190,7 +192,11 @@ class GroupObjective:
             The objective, (n,), and each logged value, (n,).
         """
         own = self._of(rows)
-        with GroupLinear():
+        dropout = None
+        if self._streams is not None and self.loop.fabric.device.type == "cpu":
+            held = range(len(next(iter(parameters.values())))) if isinstance(rows, slice) else rows.tolist()
+            dropout = GroupDropout(self._streams, held, None if counts is None else counts.tolist())
+        with GroupLayers(dropout, by_sample=counts is not None):
             return self._as_a_group(parameters, buffers, batch, own, counts)
 
     def _as_a_group(

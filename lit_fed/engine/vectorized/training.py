@@ -20,6 +20,7 @@ from lit_fed.engine.method.model import ModelView
 from lit_fed.engine.method.steps import EffectiveSteps
 from lit_fed.engine.method.task_run import TaskRunOn
 from lit_fed.engine.vectorized.batches import Collected, Gathered, GroupBatches, can_gather, cut, total_steps
+from lit_fed.engine.vectorized.dropout import Streams
 from lit_fed.engine.vectorized.objective import GroupObjective, NotVectorizable, StackedTensors, differing_batch_idx
 from lit_fed.tensors import on_device
 
@@ -76,10 +77,10 @@ class GroupLoop:
         work = [loop.algorithm.phases(client) for client in clients]
         if len({len(phases) for phases in work}) > 1:
             raise NotVectorizable("clients of a round have different phases; a group needs equal ones")
-        meter = StackedSums(len(clients))
+        meter, streams = StackedSums(len(clients)), Streams(clients)
         with self._at_work(clients[0].round_idx):
             for phases in zip(*work, strict=True):
-                self._run(phases, clients, tensors, meter)
+                self._run(phases, clients, tensors, meter, streams)
         return Trained(tensors, meter.means())
 
     @contextmanager
@@ -95,7 +96,12 @@ class GroupLoop:
             state.meter, state.training, state.public = None, False, False
 
     def _run(
-        self, phases: Sequence[Phase | Pass], clients: Sequence[Client], tensors: Tensors, meter: StackedSums
+        self,
+        phases: Sequence[Phase | Pass],
+        clients: Sequence[Client],
+        tensors: Tensors,
+        meter: StackedSums,
+        streams: Streams,
     ) -> None:
         for one, client in zip(phases, clients, strict=True):
             client.phase = one.name
@@ -117,8 +123,11 @@ class GroupLoop:
                 client.left = client.model.copy(tensors)
                 for name, tensor in (one.begin or {}).items():
                     client.model.tensor(name).copy_(tensor)
+        for idx, one in enumerate(found):
+            if one.seed is not None:
+                streams.seed(idx, one.seed)
         with _attention(self.loop.fabric.device):
-            _PhaseOfGroup(self, found, clients, tensors, meter).run()
+            _PhaseOfGroup(self, found, clients, tensors, meter, streams).run()
 
 
 def _attention(device: torch.device) -> AbstractContextManager[Any]:
@@ -134,7 +143,13 @@ class _PhaseOfGroup:
     """One phase of a group's work."""
 
     def __init__(
-        self, group: GroupLoop, phases: Sequence[Phase], clients: Sequence[Client], tensors: Tensors, meter: StackedSums
+        self,
+        group: GroupLoop,
+        phases: Sequence[Phase],
+        clients: Sequence[Client],
+        tensors: Tensors,
+        meter: StackedSums,
+        streams: Streams,
     ) -> None:
         loop = self.loop = group.loop
         self.pad_to, self.phase, self.clients, self.meter = group.pad_to, phases[0], clients, meter
@@ -146,7 +161,7 @@ class _PhaseOfGroup:
         }
         self.buffers = {name: tensors[name] for name in tensors if name in loop.model.buffers}
         self.batches = _batches(loop, phases)
-        self.objective = GroupObjective(loop, clients)
+        self.objective = GroupObjective(loop, clients, streams)
         self.leaves: dict[str, nn.Parameter] = {}
         self.steps = EffectiveSteps()
 

@@ -103,9 +103,7 @@ class Flat(NamedTuple):
 
 
 def stacked(vectors: Sequence[Tensor]) -> Tensor:
-    """Vectors of one length as the rows of a matrix; without a copy where they are consecutive rows of one, as a group's
-    payloads are.
-    """
+    """Vectors of one length as the rows of a matrix; a view where they are its consecutive rows, as a group's are."""
     first = vectors[0]
     step = first.numel() * first.element_size()
     begin = first.data_ptr()

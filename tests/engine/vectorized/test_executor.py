@@ -198,6 +198,37 @@ class Summed(Classifier):
         return nn.functional.cross_entropy(self(batch[0]), batch[1], reduction="sum") / 8
 
 
+class Dropped(nn.Module):
+    """Dropout of the input, of the features, and of nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(64, 32), nn.Linear(32, 10)
+        self.drop, self.never = nn.Dropout(0.25), nn.Dropout(0.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.drop(self.first(self.never(nn.functional.dropout(x, 0.5, self.training).flatten(1))).relu())
+        found: Tensor = self.head(hidden)
+        return found
+
+
+def dropped() -> Classifier:
+    return Classifier(network=Dropped(), optimizer=sgd)
+
+
+@pytest.mark.parametrize("name", ["FedAvg", "Scaffold", "FedRep", "FedNTD", "Moon"])
+def test_dropout_has_each_clients_own_masks(tmp_path: Path, name: str) -> None:
+    alone, grouped = (federate(tmp_path / how, how, METHODS[name](), dropped) for how in ("sequential", "vectorized"))
+    assert 0 < pads_to(grouped) < 8
+    assert_close(alone, grouped)
+
+
+def test_dropout_does_not_depend_on_the_other_clients_of_a_group(tmp_path: Path) -> None:
+    runs = [federate(tmp_path / str(size), "vectorized", task=dropped, group_size=size) for size in (1, 4, 9)]
+    for other in runs[1:]:
+        assert_same(everything(runs[0]), everything(other))
+
+
 def test_a_loss_that_is_no_mean_is_not_padded(tmp_path: Path) -> None:
     def task() -> Classifier:
         return Summed(network="mlp", input_shape=(1, 8, 8), optimizer=sgd)
@@ -285,7 +316,16 @@ class Dropping(Classifier):
     """Draws random numbers in training."""
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return super().training_step((nn.functional.dropout(batch[0]), batch[1]), batch_idx)
+        return super().training_step((batch[0] + torch.rand_like(batch[0]), batch[1]), batch_idx)
+
+
+class Attentive(Classifier):
+    """Draws the masks of attention in torch's own kernel."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        rows = batch[0].squeeze(-3)
+        mixed = nn.functional.scaled_dot_product_attention(rows, rows, rows, dropout_p=0.5)
+        return super().training_step((mixed.unsqueeze(-3), batch[1]), batch_idx)
 
 
 class ByHand(LeastSquares):
@@ -355,12 +395,13 @@ def classifier(kind: type[Classifier], optimizer: Any = sgd) -> Callable[[], Cla
     [
         (classifier(Classifier, lambda p: Mixing(p, lr=0.1)), FedAvg, "mixes clients or samples"),
         (classifier(Dropping), FedAvg, "draws random numbers"),
+        (classifier(Attentive), FedAvg, "draws random numbers"),
         (ByHand, FedAvg, "model ByHand optimises by hand"),
         (classifier(Hooked), FedAvg, "on_train_batch_end"),
         (classifier(Branching), FedAvg, "control flow"),
         (classifier(Classifier), PerFedAvg, "algorithm.objective uses client.gradients"),
     ],
-    ids=["optimizer", "dropout", "by hand", "hook", "branch", "Per-FedAvg"],
+    ids=["optimizer", "noise", "attention", "by hand", "hook", "branch", "Per-FedAvg"],
 )
 def test_what_cannot_be_is_refused_before_training(tmp_path: Path, task: Any, algorithm: Any, reason: str) -> None:
     data = Points(NUM_CLIENTS) if task is ByHand else None
@@ -385,8 +426,16 @@ def test_auto_takes_one_after_the_other_where_groups_cannot_be_and_says_so(
 
 
 def test_auto_leaves_large_networks_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    federate(tmp_path, "auto", task=lambda: mlp(2000))  # 65·2000 + 2001·10 = 150,010 weights
-    assert "one client after the other: the model has 150,010 weights" in capsys.readouterr().out
+    federate(tmp_path / "mlp", "auto", task=lambda: mlp(3000), max_rounds=1)  # 65·3000 + 3001·10 = 225,010 weights
+    told = "one client after the other: groups pay for a model of up to 200,000 weights, and this one has 225,010"
+    assert told in capsys.readouterr().out
+    federate(tmp_path / "cnn", "auto", task=convolved, max_rounds=1)  # 10·8 + 289·200 + 201·10 = 59,890 weights
+    assert "groups pay for a model with convolutions of up to 44,000 weights, and this" in capsys.readouterr().out
+
+
+def convolved() -> Classifier:
+    layers = nn.Conv2d(1, 8, 3), nn.Flatten(), nn.Linear(288, 200), nn.ReLU(), nn.Linear(200, 10)
+    return Classifier(network=nn.Sequential(*layers), optimizer=sgd)
 
 
 class Cracked(Sized):

@@ -1,4 +1,4 @@
-"""Linear layers of a group: the values and gradients of ``F.linear`` alone, client by client."""
+"""Layers of a group: the values and gradients of ``F.linear`` alone, client by client."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lit_fed.engine.vectorized.linear import GroupLinear
+from lit_fed.engine.vectorized.layers import GroupLayers
 
 CLIENTS, ROWS, INPUTS, OUTPUTS = 3, 4, 6, 5
 
@@ -40,7 +40,7 @@ def test_a_group_has_every_clients_own_values_and_gradients(
         made[name] = torch.randn(full, dtype=torch.float64, requires_grad=True)
     x, weight, bias = made.values()
     dims = tuple(None if name == shared else 0 for name in made)
-    with GroupLinear():
+    with GroupLayers(by_sample=run is by_sample):
         grouped = torch.vmap(run, in_dims=dims)(x, weight, bias)
 
     def of(name: str, client: int) -> Tensor:
@@ -54,7 +54,7 @@ def test_a_group_has_every_clients_own_values_and_gradients(
 def test_a_layer_without_a_bias_and_one_that_does_not_train() -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(CLIENTS, ROWS, INPUTS, requires_grad=True), torch.randn(CLIENTS, OUTPUTS, INPUTS)
-    with GroupLinear():
+    with GroupLayers():
         found = torch.vmap(F.linear)(x, weight)
     expected = torch.stack([F.linear(own, of) for own, of in zip(x, weight, strict=True)])
     torch.testing.assert_close(found, expected)
@@ -64,7 +64,7 @@ def test_a_layer_without_a_bias_and_one_that_does_not_train() -> None:
 
 def test_autocast_and_a_single_vector_are_left_to_torch() -> None:
     weight, x = torch.randn(CLIENTS, OUTPUTS, INPUTS), torch.randn(CLIENTS, INPUTS)
-    with GroupLinear(), torch.autocast("cpu", dtype=torch.bfloat16):
+    with GroupLayers(), torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.vmap(F.linear)(x, weight).dtype == torch.bfloat16
-    with GroupLinear():
+    with GroupLayers():
         assert torch.vmap(F.linear)(x, weight).shape == (CLIENTS, OUTPUTS)
