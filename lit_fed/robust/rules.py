@@ -29,7 +29,7 @@ def median(vectors: Tensor) -> Tensor:
     """
     ordered, half = _sorted(vectors), len(vectors) // 2
     if len(vectors) % 2:
-        return ordered[half]
+        return ordered[half].clone()  # a view would keep all vectors
     return ordered[half - 1] / 2 + ordered[half] / 2  # halved first: a sum of the largest numbers overflows
 
 

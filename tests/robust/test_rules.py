@@ -47,6 +47,11 @@ def test_the_median_of_an_even_number_is_the_mean_of_the_middle_two() -> None:
     assert rules.median(stack([1.0], [100.0], [4.0])).tolist() == [4.0]
 
 
+def test_a_median_does_not_keep_the_vectors_in_memory() -> None:
+    for count in (3, 4):
+        assert rules.median(torch.zeros(count, 5, dtype=torch.float64)).untyped_storage().nbytes() == 5 * 8
+
+
 def test_the_trimmed_mean_drops_the_ends_of_every_coordinate() -> None:
     # Without 0 and 100: (1 + 2 + 3) / 3 = 2; without −90 and 5: (1 + 1 + 4) / 3 = 2.
     vectors = stack([0.0, 1.0], [1.0, 5.0], [2.0, -90.0], [3.0, 1.0], [100.0, 4.0])
