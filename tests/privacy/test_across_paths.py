@@ -130,7 +130,7 @@ def test_two_processes_are_one(executor: str, tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_client_on_two_processes_is_the_client_on_one(tmp_path: Path) -> None:
-    found = []
+    found: list[Path] = []
     for words in ([], ["--trainer.devices", "2", "--trainer.strategy", "ddp"]):
         folder = tmp_path / str(len(found))
         folder.mkdir()
