@@ -262,6 +262,7 @@ RUNNABLE = [
     *(CONFIGS / "network").glob("*.yaml"),
     *(CONFIGS / "aggregation").glob("*.yaml"),
     *(CONFIGS / "attack").glob("*.yaml"),
+    *(CONFIGS / "privacy").glob("*.yaml"),
     *PAPERS.glob("*/tuned/quickstart_*.yaml"),
     CONFIGS / "trainer" / "cpu.yaml",
     QUICKSTART,
@@ -286,6 +287,8 @@ NEEDS = {CONFIGS / "method" / "fedfrozen.yaml": CONFIGS / "network" / "vit_pocke
 @pytest.mark.long
 @pytest.mark.parametrize("path", sorted(RUNNABLE), ids=name)
 def test_runs_a_round_on_embedded_data(path, tmp_path, capsys):
+    if path.parent.name == "privacy":
+        pytest.importorskip("dp_accounting")
     start = PUPPETS if path in ON_PUPPETS else QUICKSTART
     files = [word for file in (start, path, NEEDS.get(path)) if file for word in ("-c", str(file))]
     # A network of millions of parameters need not be tested on every client.

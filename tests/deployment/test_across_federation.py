@@ -10,11 +10,15 @@ import pytest
 
 from tests.support import ROOT
 
+PRIVATE = ["--config", *(str(ROOT / "configs" / name) for name in ("quickstart.yaml", "privacy/client_level.yaml"))]
+
 
 @pytest.mark.long
-@pytest.mark.parametrize("options", [[], ["--tls"]])
+@pytest.mark.parametrize("options", [[], ["--tls"], PRIVATE], ids=["plain", "tls", "private"])
 def test_a_federation_is_the_simulation_and_nothing_is_left_behind(options: list[str]) -> None:
     pytest.importorskip("flwr")
+    if options is PRIVATE:
+        pytest.importorskip("dp_accounting")
     done = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / "federation.py"), "--rounds", "2", *options],
         capture_output=True, text=True, check=False,

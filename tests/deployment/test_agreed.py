@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,21 @@ def test_what_a_schedule_by_steps_spans_is_the_same_everywhere() -> None:
     node, server = agreed("trainer: {schedule_steps: run}"), agreed("trainer: {schedule_steps: round}")
     assert difference(node, server) == 'trainer.schedule_steps is "run" on the node and "round" on the server'
     assert difference(node, node) is None
+
+
+def test_privacy_is_the_same_everywhere_but_for_the_key_and_what_the_server_withholds() -> None:
+    def told(**settings: object) -> dict[str, str]:
+        return agreed(f"trainer: {{privacy: {{class_path: ClientLevel, init_args: {json.dumps(settings)}}}}}")
+
+    common: dict[str, object] = {"clip_norm": 0.5, "epsilon": 8.0, "delta": 0.001}
+    server = told(**common, key_file="run.key", withhold=True)
+    assert difference(told(**common), server) is None
+    assert "run.key" not in str(server)
+    for name in common:
+        changed = told(**common | {name: 0.25})
+        (key,) = {key for key in server if key.endswith(f".{name}")}
+        assert difference(changed, server) == f"{key} is 0.25 on the node and {common[name]} on the server"
+    assert difference({}, server) is not None, "a node without privacy is refused"
 
 
 class WarmingUp(LeastSquares):

@@ -52,7 +52,8 @@ class Killed(Callback):
             checkpoint(checkpoint_, run, made)
             self._kill("after the checkpoint", made.round_idx)
 
-        RunKey.record, Checkpoint.on_round_end = recorded, kept  # type: ignore[method-assign]
+        setattr(RunKey, "record", recorded)  # noqa: B010
+        setattr(Checkpoint, "on_round_end", kept)  # noqa: B010
 
     def _kill(self, place: str, round_idx: int) -> None:
         mark = Path(f"killed {place} {round_idx}")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
-import sys
 from pathlib import Path
 
 import pytest
@@ -72,9 +72,7 @@ def test_a_node_clips_before_it_sends_and_the_server_bounds_one_that_does_not(tm
         def watched(nodes: list[Node], sent: list[float] = sent) -> dict[int, Callable[[bytes], bytes]]:
             def handle(blob: bytes, node: Node) -> bytes:
                 answer = node.handle(blob)
-                sent.extend(
-                    float(one.norm()) for group in decode(answer).tensors.values() for one in group.values()
-                )
+                sent.extend(float(one.norm()) for group in decode(answer).tensors.values() for one in group.values())
                 return answer
 
             return {place + 1: partial(handle, node=node) for place, node in enumerate(nodes)}
@@ -132,7 +130,7 @@ def test_two_processes_are_one(executor: str, tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_client_on_two_processes_is_the_client_on_one(tmp_path: Path) -> None:
-    found = []
+    found: list[Path] = []
     for words in ([], ["--trainer.devices", "2", "--trainer.strategy", "ddp"]):
         folder = tmp_path / str(len(found))
         folder.mkdir()

@@ -84,6 +84,17 @@ def test_who_stays_away_lowers_the_sum_and_not_the_divisor(tmp_path: Path) -> No
     assert weights(made)[W].tolist() == (expected / 2).tolist()
 
 
+def test_a_method_that_scales_by_its_cohort_is_given_the_expected_one(tmp_path: Path) -> None:
+    half = {**private(100.0), "participation": PoissonParticipation(0.7)}
+    made = fit(tmp_path, data=Points(4), algorithm=Scaffold(option=2), max_rounds=1, **half)
+    cohort = made.participation.select(0)
+    assert len(cohort) != pytest.approx(2.8), "or the expected cohort would be the one that came"
+    # c becomes (qN / N) · (sum / qN), whoever comes: client 0 and 2 change by (-2, 0), 1 and 3 by (0, -4).
+    changes = [[-2.0, 0.0] if one % 2 == 0 else [0.0, -4.0] for one in cohort]
+    expected = torch.tensor(changes).sum(0, keepdim=True) / 4
+    assert torch.allclose(made.run.federation.server["control"][W], expected, rtol=0, atol=1e-6)
+
+
 def test_the_noise_of_a_round_has_its_stated_deviation(tmp_path: Path) -> None:
     class Wide(LeastSquares):
         def __init__(self) -> None:
