@@ -52,7 +52,8 @@ def photographs(path: Path, num_joints: int, padding: float) -> Album:
 
 def _whole(number: int, path: Path) -> dict[str, Any]:
     width, height = _size(path)
-    return {"image_id": number, "path": path, "box": [0.0, 0.0, float(width), float(height)]}
+    # From edge to edge: 0 is the centre of the first pixel.
+    return {"image_id": number, "path": path, "box": [-0.5, -0.5, float(width), float(height)]}
 
 
 def _size(path: Path) -> tuple[int, int]:
