@@ -91,7 +91,18 @@ def test_the_clients_train_at_the_size_of_their_persons(walked: Path) -> None:
 
 def test_metrics_are_there_as_declared(walked: Path) -> None:
     last = rows(walked / "lightning_logs" / "version_0" / "metrics.csv")[-1]
-    wanted = ("pck", "pck_strict", "ap", "ap50", "ap75", "ar", "pck_ankle", "pck_head_top", "pck_fine", "pck_fine_wrist")
+    wanted = (
+        "pck",
+        "pck_strict",
+        "ap",
+        "ap50",
+        "ap75",
+        "ar",
+        "pck_ankle",
+        "pck_head_top",
+        "pck_fine",
+        "pck_fine_wrist",
+    )
     assert {f"global/{name}" for name in wanted} <= last.keys()
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from timm.models.vision_transformer import Block
 from safetensors.torch import save_file
+from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
 from lit_fed.errors import ConfigError

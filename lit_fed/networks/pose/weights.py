@@ -43,7 +43,9 @@ _NAMES = (
 
 _QKV = re.compile(r"^(.*\.attn\.)query(\.(weight|bias))$")
 
-_OF_OTHERS = re.compile(r"^(mask_token|decoder_|data_preprocessor\.|head\.(weight|bias)$|fc_norm\.|head_dist\.|associate_keypoint_heads\.)")
+_OF_OTHERS = re.compile(
+    r"^(mask_token|decoder_|data_preprocessor\.|head\.(weight|bias)$|fc_norm\.|head_dist\.|associate_keypoint_heads\.)"
+)
 """Parts of the files besides the network: MAE's decoder, a classifier, other heads."""
 
 _NEW = re.compile(r"^(gpe\.|cls_token$)|\.lpe\.|num_batches_tracked$")
