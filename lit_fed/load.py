@@ -86,7 +86,7 @@ def load_network(
 
     Returns:
         The preprocessing and ``network``: the given one, else the task's ``network``, else the task. A rebuilt
-        `KeypointEstimator` has joints as outputs, by name ``keypoints`` (B, K, 2) and ``score`` (B, K). If a data module
+        `KeypointEstimator` outputs joints, by name ``keypoints`` (B, K, 2) and ``score`` (B, K). If a data module
         prepares inputs by custom code, a warning says so, and inputs reach the network unchanged.
 
     Raises:

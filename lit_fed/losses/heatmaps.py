@@ -319,7 +319,7 @@ class MSRA(HeatmapCodec):
 
 
 def _sides(pixels: Tensor, width: int, height: int) -> Tensor:
-    """Two numbers for every point (…, 2); in contrast to a new tensor, without a transfer or a fixed size in exports."""
+    """Two numbers for every point (…, 2); unlike a new tensor, without a transfer or a fixed size in exports."""
     return torch.stack([torch.full_like(pixels[..., 0], width), torch.full_like(pixels[..., 1], height)], dim=-1)
 
 

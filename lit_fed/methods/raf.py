@@ -32,8 +32,8 @@ class RAF(Regularizer):
     r"""Distillation from each of a batch's resolutions to the next lower one, over any method's objective.
 
     :math:`\mathcal{L}_{\mathrm{task}}(y^{(0)}) + \alpha \sum_{i \ge 1} \mathrm{mean}\bigl(\mathrm{sg}(y^{(i-1)}) -
-    U\,y^{(i)}\bigr)^2 + \tfrac{\gamma}{2}\|w\|^2`, where :math:`y^{(0)}` are the task's outputs at the client's own
-    resolution, :math:`y^{(i)}` the outputs at its lower resolutions (``levels`` of the task), and U enlarges by nearest
+    U\,y^{(i)}\bigr)^2 + \tfrac{\gamma}{2 K h w}\|w\|^2`, where :math:`y^{(0)}` are the task's K×h×w outputs at the
+    client's own resolution, :math:`y^{(i)}` the outputs at its lower resolutions (``levels`` of the task), and U enlarges by nearest
     neighbours. A client of the lowest resolution has the method's own objective. The term does not need a federation:
     under a plain ``lightning.Trainer`` it is the paper's "CL + KD".
 
@@ -41,7 +41,7 @@ class RAF(Regularizer):
 
     Args:
         weight: α.
-        gamma: γ, over all trainable parameters; above 0, the optimizer must not have weight decay.
+        gamma: γ of Eq. 4, over all trainable parameters; above 0, the optimizer must not have weight decay.
         truth: Resolutions of the objective below: ``top``, as in the paper's Eq. 4, or ``every``, with all terms
             divided by their number, as in its public code.
         objective_weight: The weight of the objective below.
@@ -51,7 +51,10 @@ class RAF(Regularizer):
 
     Note:
         The public code has an optimizer with weight decay 0.1 in place of γ. Both take the mean over the batch, joints
-        and pixels, where the paper sums. Batch norm sees each resolution as a separate batch.
+        and pixels, where the paper's Eq. 4 sums over the K·h·w numbers of :math:`y^{(0)}`: the whole objective here is
+        the paper's over K·h·w, and γ with it. Batch norm sees each resolution as a separate batch. Eqs. 13 and
+        14 do not hold as printed, and nothing here builds on them: a scalar case gives losses of 2.25 and 4.5, and
+        gradients of −6 and 6.
     """
 
     name = "raf"
@@ -85,7 +88,9 @@ class RAF(Regularizer):
             terms[self.name] = self.weight * share * self.term(client, batch)
         if self.gamma:
             own = (parameter for parameter in client.parameters.values() if parameter.requires_grad)
-            terms["l2"] = 0.5 * self.gamma * torch.stack([parameter.square().sum() for parameter in own]).sum()
+            numbers = logits(client, batch)[0].numel()  # K·h·w at the client's own resolution
+            total = torch.stack([parameter.square().sum() for parameter in own]).sum()
+            terms["l2"] = 0.5 * self.gamma / numbers * total
         return terms
 
     def term(self, client: Client, batch: Any) -> Tensor:
@@ -106,7 +111,8 @@ class FedRAF(FedAvg):
 
     Args:
         alpha: Weight α of the distillation; 0 is FedAvg.
-        gamma: Weight γ of :math:`\tfrac12\|w\|^2`; above 0, the optimizer must not have weight decay.
+        gamma: Weight γ of :math:`\tfrac12\|w\|^2` in Eq. 4, see `RAF`; above 0, the optimizer must not have weight
+            decay.
         truth: ``top`` or ``every``, see `RAF`.
         weighting: ``uniform`` as in the paper, or ``samples``.
         kwargs: The settings of `lit_fed.methods.fedavg.FedAvg`.

@@ -36,8 +36,8 @@ class KeypointAP(Metric):
     r"""Average precision or recall over object key point similarities of 0.5 to 0.95, in percent, for any joints.
 
     The similarity of two poses is the mean over visible joints of :math:`\exp(-d^2 / 2 A (2\sigma)^2)`, A the person's
-    area; persons are ranked by the mean of their joints' scores. See https://cocodataset.org/#keypoints-eval. Persons of
-    unknown area (NaN) do not count. The numbers are those of `pycocotools`.
+    area; persons are ranked by the mean of their joints' scores. See https://cocodataset.org/#keypoints-eval. Persons
+    of unknown area (NaN) do not count. The numbers are those of `pycocotools`.
 
     Args:
         num_joints: K.
@@ -165,7 +165,9 @@ def _matches(
 def _curves(matched: Sequence[_Matched], total: int) -> tuple[NDArray[Any], NDArray[Any]]:
     """Precision at each of 101 recalls, shape (thresholds, 101), and the recall, (thresholds,), of all images."""
     order = np.argsort(-np.concatenate([one.scores for one in matched]), kind="stable")
-    right, counts = (np.concatenate(parts, axis=1)[:, order] for parts in zip(*(one[:2] for one in matched), strict=True))
+    right, counts = (
+        np.concatenate(parts, axis=1)[:, order] for parts in zip(*(one[:2] for one in matched), strict=True)
+    )
     precision, recall = np.zeros((len(right), len(_RECALLS))), np.zeros(len(right))
     for place, (good, does) in enumerate(zip(right, counts, strict=True)):
         hits, misses = np.cumsum(good & does), np.cumsum(~good & does)

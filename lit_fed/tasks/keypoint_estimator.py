@@ -62,9 +62,9 @@ class KeypointEstimator(OnNetwork):
         per_joint: Also log ``pck_fine`` (within 0.1 of the length), and both for each kind of joint by its name without
             the side, such as ``pck_ankle`` and ``pck_fine_ankle``.
         coco_ap: Also log ``ap``, ``ap50``, ``ap75`` and ``ar``, see `lit_fed.tasks.coco_metrics.KeypointAP`; batches
-            then have the person's ``area`` (B,) in square pixels, ``image_id`` (B,), and ``center`` (B, 2) and ``scale``
-            (B,), which lead back to the image: a point p of a picture of W×H is its ``center + scale·(p − ((W − 1)/2,
-            (H − 1)/2))``. Null to take it from the data, which may know the areas.
+            then have the person's ``area`` (B,) in square pixels, ``image_id`` (B,), and ``center`` (B, 2) and
+            ``scale`` (B,), which lead back to the image: a point p of a picture of W×H is its ``center + scale·(p −
+            ((W − 1)/2, (H − 1)/2))``. Null to take it from the data, which may know the areas.
         oks_sigmas: σ of each joint for ``ap``; null to take it from the data, else COCO's 17.
         layer_decay: Each layer's learning rate as a share of the next layer's, without weight decay of vectors and
             position embeddings (ViTPose: 0.75); null for one rate.
@@ -130,7 +130,9 @@ class KeypointEstimator(OnNetwork):
         self.pck_strict = PCK(strict_threshold, unscored_joints or ())
         self.joint_names = None if joint_names is None else tuple(map(str, joint_names))
         if self.joint_names is not None and len(self.joint_names) != num_joints:
-            raise ConfigError(f"model.joint_names has {len(self.joint_names)} names for {num_joints} joints; give each one")
+            raise ConfigError(
+                f"model.joint_names has {len(self.joint_names)} names for {num_joints} joints; give each one"
+            )
         if per_joint and self.joint_names is None:
             raise ConfigError("model.per_joint needs model.joint_names; give them, or set model.per_joint to false")
         self.of_joints = nn.ModuleDict(self._joint_metrics(threshold) if per_joint else {})
@@ -229,8 +231,8 @@ class KeypointEstimator(OnNetwork):
     def predict_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
         """Joints (B, K, 2) as (x, y), and the peak of each joint's heatmap (B, K).
 
-        Joints are in pixels of the original images if the batch leads back to them, with ``center`` and ``scale`` as for
-        ``ap``, and come with their ``image_id`` (B,); else in pixels of the pictures.
+        Joints are in pixels of the original images if the batch leads back to these images, with ``center`` and
+        ``scale`` as for ``ap``, and come with their ``image_id`` (B,); else in pixels of the pictures.
         """
         images = batch["image"] if isinstance(batch, Mapping) else batch if isinstance(batch, Tensor) else batch[0]
         keypoints, score = self.codec.decode(self.heatmaps(images), images.shape[2:])
@@ -242,8 +244,8 @@ class KeypointEstimator(OnNetwork):
         """Pictures of a test batch in several views, such as resolutions, by the view's name.
 
         Returns:
-            ``poses``: some persons' joints beside the truth, and heatmaps on them, a row per view. ``joints``: the share
-            of joints found by the distance, and of each kind of joint. ``features``: the feature map's means over all
+            ``poses``: some persons' joints beside the truth, and heatmaps on the pictures, a row per view. ``joints``:
+            the share of joints found by the distance, and of each kind of joint. ``features``: the feature map's means over all
             places, by t-SNE, if the network has a ``forward_features`` with such a map.
         """
         shown = [self._shown(name, batch) for name, batch in batches.items()]

@@ -60,8 +60,8 @@ def test_the_distance_by_hand() -> None:
         # 1 − (21 + 25 + 16 + α·2)/3/32
         ({"alpha": 1.0, "truth": "every"}, 1 - 64 / 96),
         ({"alpha": 0.0, "truth": "every"}, 1 - 62 / 96),
-        # 1 − (21 + 2 + γ·w)/32
-        ({"alpha": 1.0, "gamma": 0.5}, 1 - 23.5 / 32),
+        # The loss is a mean over K·h·w = 1·2·2 outputs, where Eq. 4 sums: 1 − (21 + 2 + γ·w/4)/32
+        ({"alpha": 1.0, "gamma": 0.5}, 1 - 23.125 / 32),
     ],
 )
 def test_one_step_by_hand(tmp_path: Path, settings: dict[str, Any], expected: float) -> None:
@@ -74,8 +74,8 @@ def test_what_is_logged_by_hand(tmp_path: Path) -> None:
     metrics = one_round(tmp_path, FedRAF(alpha=0.5, gamma=0.25)).metrics
     assert metrics["train/task"] == 10.5
     assert metrics["train/raf"] == 0.5 * (6 + 1)
-    assert metrics["train/l2"] == 0.125
-    assert metrics["train/loss"] == 10.5 + 3.5 + 0.125
+    assert metrics["train/l2"] == 0.5 * 0.25 / 4  # of 2×2 outputs
+    assert metrics["train/loss"] == 10.5 + 3.5 + 0.03125
     # What the task logs itself is about the client's own resolution: 1 + 3 + 5 + 7.
     assert metrics["train/seen"] == 16
     assert one_round(tmp_path, FedRAF(truth="every")).metrics["train/task"] == pytest.approx((10.5 + 12.5 + 8) / 3)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
@@ -305,6 +307,85 @@ def test_maes_weights_start_a_backbone(tmp_path: Path) -> None:
     assert torch.equal(loaded.pos_embed[:, 0], held["pos_embed"][:, 0])
     assert torch.equal(loaded.cls_token, source.cls_token)
     assert torch.equal(loaded.patch_embed.weight, source.patch_embed.weight)
+
+
+OF_TRANSFORMERS = (  # of `transformers`' VitPoseForPoseEstimation with the classic decoder
+    (r"^patch_embed\.", "backbone.embeddings.patch_embeddings.projection."),
+    (r"^pos_embed$", "backbone.embeddings.position_embeddings"),
+    (r"^blocks\.(\d+)\.norm1\.", r"backbone.encoder.layer.\1.layernorm_before."),
+    (r"^blocks\.(\d+)\.norm2\.", r"backbone.encoder.layer.\1.layernorm_after."),
+    (r"^blocks\.(\d+)\.attn\.proj\.", r"backbone.encoder.layer.\1.attention.output.dense."),
+    (r"^blocks\.(\d+)\.mlp\.", r"backbone.encoder.layer.\1.mlp."),
+    (r"^norm\.", "backbone.layernorm."),
+    (r"^head\.0\.", "head.deconv1."), (r"^head\.1\.", "head.batchnorm1."),
+    (r"^head\.3\.", "head.deconv2."), (r"^head\.4\.", "head.batchnorm2."), (r"^head\.6\.", "head.conv."),
+)  # fmt: skip
+OF_MMPOSE_1 = (
+    (r"^patch_embed\.", "backbone.patch_embed.projection."), (r"^pos_embed$", "backbone.pos_embed"),
+    (r"^blocks\.(\d+)\.norm([12])\.", r"backbone.layers.\1.ln\2."),
+    (r"^blocks\.(\d+)\.attn\.", r"backbone.layers.\1.attn."),
+    (r"^blocks\.(\d+)\.mlp\.fc1\.", r"backbone.layers.\1.ffn.layers.0.0."),
+    (r"^blocks\.(\d+)\.mlp\.fc2\.", r"backbone.layers.\1.ffn.layers.1."),
+    (r"^norm\.", "backbone.ln1."), (r"^head\.6\.", "head.final_layer."), (r"^head\.", "head.deconv_layers."),
+)  # fmt: skip
+OF_RAF = (
+    (r"^patch_embed\.", "backbone.patch_embed.proj."), (r"^gpe\.conv\.", "backbone.global_pos_embed.embed_layer."),
+    (r"^blocks\.(\d+)\.attn\.lpe\.", r"backbone.blocks.\1.attn.get_v."), (r"^blocks\.", "backbone.blocks."),
+    (r"^norm\.", "backbone.last_norm."), (r"^head\.6\.", "keypoint_head.final_layer."),
+    (r"^head\.", "keypoint_head.deconv_layers."),
+)  # fmt: skip
+
+
+def theirs(network: PoseViT, names: tuple[tuple[str, str], ...]) -> dict[str, Tensor]:
+    """The weights of a network under the names of others, queries, keys and values apart where they are."""
+    found = {}
+    for ours, tensor in network.state_dict().items():
+        if "encoder.layer" in names[2][1] and ".attn.qkv." in ours:
+            number, end = ours.split(".")[1], ours.rpartition(".")[2]
+            for part, piece in zip(("query", "key", "value"), tensor.chunk(3), strict=True):
+                found[f"backbone.encoder.layer.{number}.attention.attention.{part}.{end}"] = piece.clone()
+            continue
+        name = next(re.sub(pattern, other, ours) for pattern, other in names if re.search(pattern, ours))
+        found[name] = tensor.clone()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("names", "positions", "file"),
+    [
+        pytest.param(OF_TRANSFORMERS, "absolute", "model.safetensors", id="transformers"),
+        pytest.param(OF_MMPOSE_1, "absolute", "mmpose.pth", id="mmpose 1"),
+        pytest.param(OF_RAF, "convolutional", "raf.pth", id="RAF"),
+    ],
+)
+def test_weights_of_others_are_taken_under_their_names(tmp_path: Path, names: Any, positions: str, file: str) -> None:
+    source = small(positions=positions)
+    with torch.no_grad():
+        for parameter in source.parameters():
+            parameter.normal_()
+    tensors, path = theirs(source, names), tmp_path / file
+    if "pos_embed" in source.state_dict():
+        key = next(name for name in tensors if "pos" in name)
+        tensors[key] = torch.cat((torch.zeros(1, 1, 16), tensors[key]), dim=1)  # the class token's place
+    if file.endswith(".safetensors"):
+        save_file(tensors, path)
+    else:
+        torch.save({"state_dict": tensors}, path)
+    loaded = small(positions=positions, weights=path)
+    expected = source.state_dict()
+    for name, tensor in loaded.state_dict().items():
+        assert torch.equal(tensor, expected[name]), name
+    assert not small(positions=positions).norm.weight.equal(expected["norm.weight"])
+
+
+def test_a_missing_weight_is_named_with_its_nearest(tmp_path: Path) -> None:
+    tensors = theirs(small(), OF_RAF)
+    tensors["backbone.blocks.1.mlp.fc9.weight"] = tensors.pop("backbone.blocks.1.mlp.fc1.weight")
+    torch.save({"state_dict": tensors}, tmp_path / "raf.pth")
+    with pytest.raises(
+        ConfigError, match=r"lacks the weight 'blocks.1.mlp.fc1.weight' .*; its nearest is 'blocks.1.mlp.fc9.weight'"
+    ):
+        small(weights=tmp_path / "raf.pth")
 
 
 def test_our_own_checkpoints_are_taken(tmp_path: Path) -> None:

@@ -54,8 +54,8 @@ def test_by_hand() -> None:
 
 
 def test_single_similarities_and_recall_by_hand() -> None:
-    # Of two persons one is as similar as .77, the other is not found: at .5 and at .75 half of all are found, the surest
-    # first: of 101 recalls the first 51 have precision 1. Six thresholds of ten have a recall of ½.
+    # Of two persons one is as similar as .77, the other is not found: at .5 and at .75 half of all are found, the
+    # surest first: of 101 recalls the first 51 have precision 1. Six thresholds of ten have a recall of ½.
     given = persons(off(0.77), off(0.1))
     assert statistic("ap50", **given) == pytest.approx(100 * 51 / 101)
     assert statistic("ap75", **given) == pytest.approx(100 * 51 / 101)
@@ -164,5 +164,5 @@ def test_the_task_measures_in_pixels_of_the_image() -> None:
 def test_what_is_missing_is_said() -> None:
     with pytest.raises(ConfigError, match="17 oks_sigmas for 14 joints; give one above 0 for each"):
         KeypointAP(14)
-    with pytest.raises(ConfigError, match="KeypointAP.statistic is 'map'; it must be"):
+    with pytest.raises(ConfigError, match=r"KeypointAP.statistic is 'map'; it must be"):
         KeypointAP(17, statistic="map")  # type: ignore[arg-type]

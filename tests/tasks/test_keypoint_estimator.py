@@ -272,10 +272,16 @@ def test_joints_by_their_kind_and_within_a_tenth_by_hand() -> None:
     for metric in task.of_joints.values():
         metric.update(truth + off, truth, torch.ones(1, 4), torch.tensor([10.0]))
     found = {name: round(float(metric.compute()), 3) for name, metric in task.of_joints.items()}
-    assert found == {"pck_fine": 33.333, "pck_ankle": 50, "pck_head_top": 100, "pck_fine_ankle": 0, "pck_fine_head_top": 100}
-    with pytest.raises(ConfigError, match="model.per_joint needs model.joint_names"):
+    assert found == {
+        "pck_fine": 33.333,
+        "pck_ankle": 50,
+        "pck_head_top": 100,
+        "pck_fine_ankle": 0,
+        "pck_fine_head_top": 100,
+    }
+    with pytest.raises(ConfigError, match=r"model.per_joint needs model.joint_names"):
         KeypointEstimator(nn.Identity(), num_joints=4, flip_test=False, per_joint=True)
-    with pytest.raises(ConfigError, match="model.joint_names has 1 names for 4 joints"):
+    with pytest.raises(ConfigError, match=r"model.joint_names has 1 names for 4 joints"):
         KeypointEstimator(nn.Identity(), num_joints=4, flip_test=False, joint_names=["a"])
 
 

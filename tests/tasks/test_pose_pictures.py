@@ -54,7 +54,9 @@ def test_a_row_a_resolution_with_what_is_found_beside_what_is_true() -> None:
     assert len(second.lines) == 2, "joints that are not to be seen are connected to nothing"
     picture, heat = panels[0, 1].images
     assert heat.get_array()[4, 2] == 0.5
-    assert tuple(heat.get_extent()) == (-0.5, 11.5, 15.5, -0.5) == tuple(picture.get_extent()), "as large as the picture"
+    assert tuple(heat.get_extent()) == (-0.5, 11.5, 15.5, -0.5) == tuple(picture.get_extent()), (
+        "as large as the picture"
+    )
     assert [row[1].images[1].get_clim() for row in panels] == [(0, 0.5)] * 2, "one for all that was found"
 
 

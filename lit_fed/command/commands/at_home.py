@@ -26,7 +26,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     add_run(parser)
     add_clients(parser, "clients, by default all of this node")
     parser.add_argument("--state_dir", type=str, required=True, help="folder that the node was started with")
-    parser.add_argument("--output", type=str, default="predictions.csv", help="file of predictions: .csv, .npz or, of poses, .json")
+    parser.add_argument(
+        "--output", type=str, default="predictions.csv", help="file of predictions: .csv, .npz or, of poses, .json"
+    )
     parser.add_argument(
         "--inputs", type=str | None, default=None, help="file or folder to predict on instead of the test data"
     )

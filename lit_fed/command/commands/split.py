@@ -57,9 +57,7 @@ class _Form(NamedTuple):
 
 
 _ARRAYS = _Form("ClientArrays", settings_of, write_folders, "`data.npz` holds", "{}")
-_POSES = _Form(
-    "ClientPoses", pose_settings_of, write_pose_folders, "`images` and the `.json` files hold", "client_{}"
-)
+_POSES = _Form("ClientPoses", pose_settings_of, write_pose_folders, "`images` and the `.json` files hold", "client_{}")
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -210,7 +210,11 @@ def cut_population(strata: Strata, partition: Partition, settings: CutSettings) 
 
 
 def cut_of_parts(
-    sizes: Mapping[str, Sequence[int]], owners: Sequence[int], num_clients: int, strata: Strata, here: frozenset[int] | None
+    sizes: Mapping[str, Sequence[int]],
+    owners: Sequence[int],
+    num_clients: int,
+    strata: Strata,
+    here: frozenset[int] | None,
 ) -> Cut:
     """The population of clients who divided their samples themselves.
 

@@ -20,8 +20,9 @@ from lit_fed.data.partitions.partition import Natural
 from lit_fed.data.population.base import Batches
 from lit_fed.data.population.naming import in_order
 from lit_fed.data.population.views import viewed
+from lit_fed.data.pose.album import Album
 from lit_fed.data.pose.coco import CocoFile, album_of, check_skeleton, nobody, read_coco
-from lit_fed.data.pose.files import Album, PhotoPose
+from lit_fed.data.pose.files import PhotoPose
 from lit_fed.data.pose.people import People
 from lit_fed.data.pose.skeleton import Skeleton
 from lit_fed.data.remarks import is_hidden, remark
@@ -203,7 +204,7 @@ class ClientPoses(PhotoPose):
     @override
     def test_loader(self, client_id: int | None = None, view: str | None = None) -> Loader:
         """One client's test batches, or the shared test set."""
-        if client_id is not None or self._ready.clients is None and not self._sizes["shared_test"]:
+        if client_id is not None or (self._ready.clients is None and not self._sizes["shared_test"]):
             return super().test_loader(client_id, view)
         indices = np.arange(sum(self._sizes["shared_test"]), dtype=np.int64)
         return viewed(self.make_loader(Batches("test", indices, self.shared_batch_size)), self.seen(None, view))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -15,11 +14,10 @@ from typing_extensions import override
 from lit_fed.checks import check_range
 from lit_fed.data.partitions.partition import Natural
 from lit_fed.data.population.naming import in_order, numbered
-from lit_fed.data.pose.files import Album, PhotoPose, stacked
+from lit_fed.data.pose.album import Album, box_row, read_json, stacked
+from lit_fed.data.pose.files import PhotoPose
 from lit_fed.data.pose.skeleton import Skeleton, pairs_by_name
 from lit_fed.errors import ConfigError
-
-_ASPECT = 3 / 4  # width of a box divided by its height
 
 
 class CocoKeypoints(PhotoPose):
@@ -66,8 +64,8 @@ class CocoKeypoints(PhotoPose):
         check_range("data.padding", padding, above=0, why=", such as 1.25")
         if client_key is None and isinstance(self.partition, Natural):
             raise ConfigError(
-                "data.partition is Natural, and data.client_key is null; set it to the key of an annotation or an image "
-                "that names the client, such as camera, or choose IID"
+                "data.partition is Natural, and data.client_key is null; set it to the key of an annotation or an "
+                "image that names the client, such as camera, or choose IID"
             )
         self.train_file, self.test_file = train_file, test_file
         self.train_images, self.test_images = train_images, test_images
@@ -269,26 +267,3 @@ def _person(annotation: Mapping[str, Any], num_joints: int, padding: float, what
         "area": np.nan if area is None else float(area),
         "image_id": image_id,
     }
-
-
-def box_row(box: Sequence[float], padding: float) -> dict[str, Any]:
-    """A box [x, y, width, height] as `People` has it, widened to 3:4 and enlarged."""
-    left, top, width, height = map(float, box)
-    return {
-        "centre": (left + width / 2, top + height / 2),
-        "extent": max(height, width / _ASPECT) * padding,
-    }
-
-
-def read_json(path: Path, settings: str) -> Any:
-    """The content of a JSON file; errors name the `settings` of its path.
-
-    Raises:
-        ConfigError: The file is missing or not JSON.
-    """
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ConfigError(f"{path} does not exist; put it there, or set {settings}") from error
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read as JSON ({error}); replace it") from error

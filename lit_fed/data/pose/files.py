@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shutil
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,34 +18,18 @@ from torch.utils.data import Dataset, default_collate
 from typing_extensions import override
 
 from lit_fed.data.loaders.image_files import read_photograph
-from lit_fed.data.partitions.csr import IntArray
 from lit_fed.data.loaders.worker_loader import WorkerLoader, WorkerPool
+from lit_fed.data.partitions.csr import IntArray
 from lit_fed.data.population.base import Subset
 from lit_fed.data.population.dataset_module import DatasetModule, Datasets
 from lit_fed.data.population.new_inputs import NewInputs
+from lit_fed.data.pose.album import Album
 from lit_fed.data.pose.augmentation import PoseAugmentation
 from lit_fed.data.pose.module import PoseDataModule
+from lit_fed.data.pose.new_photographs import photographs
 from lit_fed.data.pose.people import People
 from lit_fed.data.pose.warp import Boxes
 from lit_fed.errors import ConfigError
-
-
-class Album(NamedTuple):
-    """Persons with their images.
-
-    Args:
-        people: The persons, n.
-        paths: The image of each person, n.
-        clients: The data set's own client of each person, counted from 0, −1 for a client without training data,
-            shape (n,); None without clients.
-        listed: The number of each person's image in the data's files, n, where `People.image_id` has others; None for
-            the same.
-    """
-
-    people: People
-    paths: list[Path]
-    clients: IntArray | None = None
-    listed: list[int] | None = None
 
 
 class PhotoPose(PoseDataModule, DatasetModule):
@@ -220,8 +204,6 @@ def photograph_loader(data: PoseDataModule, path: Path, num_workers: int, device
     Raises:
         ConfigError: See `photographs`.
     """
-    from lit_fed.data.pose.new_photographs import photographs  # it builds on this module
-
     album = photographs(path, data.num_joints, data.padding)
     sizes = (*data.resolutions, *data.test_resolutions)
     widest = max(size[1] / size[0] for size in sizes)
@@ -255,13 +237,3 @@ def _check_images(album: Album) -> None:
             f"{missing[0]} is missing, the first of {len(missing)} of the {len(every)} images of "
             f"{album.people.source}; put them there, or set data.root and the folders of images"
         )
-
-
-def stacked(rows: Sequence[Mapping[str, Any]], source: str) -> People:
-    """Persons from one dictionary each, with the names of `People`'s arrays."""
-    float_rows = {name: np.asarray([row[name] for row in rows], dtype=np.float32) for name in _FLOATS}
-    ids = np.asarray([row["image_id"] for row in rows], dtype=np.int64)
-    return People(**float_rows, image_id=ids, source=source)
-
-
-_FLOATS = ("keypoints", "visible", "head_size", "centre", "extent", "area")

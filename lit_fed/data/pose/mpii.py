@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from lit_fed.data.pose.coco import read_json
-from lit_fed.data.pose.files import Album, PhotoPose, stacked
+from lit_fed.data.pose.album import Album, read_json, stacked
+from lit_fed.data.pose.files import PhotoPose
 from lit_fed.data.pose.skeleton import MPII
 from lit_fed.errors import ConfigError
 

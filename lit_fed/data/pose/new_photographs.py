@@ -10,8 +10,7 @@ import numpy as np
 from PIL import Image
 
 from lit_fed.data.population.new_inputs import IMAGES, image_files
-from lit_fed.data.pose.coco import box_row, read_json
-from lit_fed.data.pose.files import Album, stacked
+from lit_fed.data.pose.album import Album, box_row, read_json, stacked
 from lit_fed.data.remarks import remark
 from lit_fed.errors import ConfigError
 
@@ -26,8 +25,8 @@ def photographs(path: Path, num_joints: int, padding: float) -> Album:
         path: A file of boxes; or an image, or a folder of images, whose ``boxes.json`` or ``boxes.csv`` has the boxes.
             An image without boxes shows one person, as tall or as wide as the image. A ``.json`` file is COCO's, with
             ``images`` and ``annotations`` that have a ``bbox``; a ``.csv`` file has the columns ``file``, ``left``,
-            ``top``, ``width`` and ``height``, in pixels. Files are named relative to the folder of the file of boxes, or
-            to ``images`` in it.
+            ``top``, ``width`` and ``height``, in pixels. Files are named relative to the folder of the file of boxes,
+            or to ``images`` in it.
         num_joints: K, of the joints to find.
         padding: Factor to enlarge boxes by.
 
@@ -52,7 +51,8 @@ def photographs(path: Path, num_joints: int, padding: float) -> Album:
 
 def _whole(number: int, path: Path) -> dict[str, Any]:
     width, height = _size(path)
-    return {"image_id": number, "path": path, "box": [0.0, 0.0, float(width), float(height)]}
+    # From edge to edge: 0 is the centre of the first pixel.
+    return {"image_id": number, "path": path, "box": [-0.5, -0.5, float(width), float(height)]}
 
 
 def _size(path: Path) -> tuple[int, int]:
@@ -73,7 +73,8 @@ def _coco_boxes(path: Path) -> list[dict[str, Any]]:
         boxes = [(entry["image_id"], entry["bbox"], entry.get("id")) for entry in content["annotations"]]
     except (KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"{path} is not a file of COCO boxes; it needs images with file_name, and annotations with image_id and bbox"
+            f"{path} is not a file of COCO boxes; it needs images with file_name, and annotations with image_id and "
+            "bbox"
         ) from error
     if bare := [name for number, name in names.items() if number not in {image for image, _, _ in boxes}]:
         remark(f"{path}: {len(bare)} images without a box are left out, such as {bare[0]}")

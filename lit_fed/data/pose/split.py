@@ -20,7 +20,7 @@ _ASPECT = 3 / 4  # of boxes in files, width divided by height
 
 
 def pose_settings_of(data: PoseDataModule) -> dict[str, Any]:
-    """The settings of a `ClientPoses` with the same persons in batches of the same size; each node sets its own ``root``.
+    """The settings of a `ClientPoses` with the same persons in batches of the same size; each node sets its ``root``.
 
     Raises:
         ConfigError: The data have a skew.

@@ -102,8 +102,8 @@ def write_predictions(
     records = None if output.suffix == ".npz" else data.records(columns, new)
     if output.suffix == ".json" and records is None:
         raise ConfigError(
-            f"--output is {output.name!r}, and the model's predict_step gives {', '.join(columns)}, which are no records "
-            f"of {type(data).__name__}; choose a .csv or .npz file"
+            f"--output is {output.name!r}, and {type(data).__name__} makes no records of {', '.join(columns)}, which the "
+            "model's predict_step gives; choose a .csv or .npz file"
         )
     if federation.fabric.is_global_zero:
         try:

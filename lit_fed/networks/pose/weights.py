@@ -1,4 +1,4 @@
-"""Weights from files of MAE, ViTPose and ResFormer, and from our own checkpoints."""
+"""Weights from files of MAE, ViTPose, ResFormer and RAF, and from our own checkpoints."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import math
 import pickle
 import re
 from collections.abc import Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from timm.layers.pos_embed import resample_abs_pos_embed
 from torch import Tensor
 
@@ -18,15 +21,31 @@ from lit_fed.errors import ConfigError
 
 _NAMES = (
     (r"^(module|network|backbone|encoder)\.", ""),
-    (r"^patch_embed\.proj\.", "patch_embed."),
-    (r"^last_norm\.", "norm."),
-    (r"^pos_embed\.embed_layer\.", "gpe.conv."),
+    (r"^embeddings\.patch_embeddings\.", "patch_embed."),
+    (r"^patch_embed\.(proj|projection)\.", "patch_embed."),
+    (r"^embeddings\.position_embeddings$", "pos_embed"),
+    (r"^(encoder\.)?layers?\.(\d+)\.", r"blocks.\2."),
+    (r"^(blocks\.\d+)\.ln([12])\.", r"\1.norm\2."),
+    (r"\.layernorm_before\.", ".norm1."),
+    (r"\.layernorm_after\.", ".norm2."),
+    (r"\.attention\.output\.dense\.", ".attn.proj."),
+    (r"\.attention\.attention\.", ".attn."),
+    (r"\.ffn\.layers\.0\.0\.", ".mlp.fc1."),
+    (r"\.ffn\.layers\.1\.", ".mlp.fc2."),
+    (r"^(last_norm|ln1|layernorm)\.", "norm."),
+    (r"^(global_)?pos_embed\.embed_layer\.", "gpe.conv."),
     (r"\.attn\.get_v\.", ".attn.lpe."),
-    (r"^keypoint_head\.deconv_layers\.", "head."),
-)
-"""Names in the files, and our names."""
+    (r"^(keypoint_)?head\.deconv_layers\.", "head."),
+    *((rf"^head\.{theirs}\.", f"head.{ours}.") for theirs, ours in
+      (("deconv1", 0), ("batchnorm1", 1), ("deconv2", 3), ("batchnorm2", 4))),
+)  # fmt: skip
+"""Names in the files, and our names: of MAE, mmpose 0 and 1, `transformers`' ViTPose, ResFormer, RAF."""
 
-_OF_OTHERS = re.compile(r"^(mask_token|decoder_|head\.(weight|bias)$|fc_norm\.|head_dist\.|associate_keypoint_heads\.)")
+_QKV = re.compile(r"^(.*\.attn\.)query(\.(weight|bias))$")
+
+_OF_OTHERS = re.compile(
+    r"^(mask_token|decoder_|data_preprocessor\.|head\.(weight|bias)$|fc_norm\.|head_dist\.|associate_keypoint_heads\.)"
+)
 """Parts of the files besides the network: MAE's decoder, a classifier, other heads."""
 
 _NEW = re.compile(r"^(gpe\.|cls_token$)|\.lpe\.|num_batches_tracked$")
@@ -38,7 +57,8 @@ _TRAINED_WITH = "; choose the settings it was trained with"
 def read_weights(path: Path, wanted: Mapping[str, Tensor], grid: tuple[int, int], part: str) -> dict[str, Tensor]:
     """The weights of a file that a network can load.
 
-    Reads files of MAE (``model``), ViTPose and ResFormer (``state_dict`` or ``model``) and our own checkpoints.
+    Reads files of MAE (``model``), ViTPose, ResFormer and RAF (``state_dict`` or ``model``), of mmpose 0 and 1, of
+    `transformers`' ViTPose (``.safetensors`` too), and our own checkpoints.
     A table of position embeddings is resampled to the network's grid, and left out where it has none. Embeddings that
     the file's network does not have start as they are.
 
@@ -66,7 +86,9 @@ def read_weights(path: Path, wanted: Mapping[str, Tensor], grid: tuple[int, int]
         if name not in held:
             if _NEW.search(name):
                 continue
-            raise ConfigError(f"{path} lacks the weight {name!r} of network PoseViT{hint}")
+            near = get_close_matches(name, sorted(held.keys() - wanted.keys()), 1)
+            nearest = f"; its nearest is {near[0]!r}" if near else ""
+            raise ConfigError(f"{path} lacks the weight {name!r} of network PoseViT{nearest}{hint}")
         if held[name].shape != tensor.shape:
             shapes = f"{tuple(held[name].shape)}, and here it has {tuple(tensor.shape)}"
             raise ConfigError(f"{path}: the weight {name!r} has shape {shapes}{hint or _TRAINED_WITH}")
@@ -81,8 +103,9 @@ def _read(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise ConfigError(f"PoseViT.weights is {str(path)!r}; the file does not exist")
     try:
-        content: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        safe = path.suffix == ".safetensors"
+        content: Any = load_file(path) if safe else torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, SafetensorError) as error:
         raise ConfigError(f"{path} holds more than weights, or is damaged: {str(error).splitlines()[0]}") from error
     for key in ("state_dict", "model"):
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
@@ -100,10 +123,20 @@ def _renamed(tensors: Mapping[str, Tensor], last: str) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         for pattern, ours in _NAMES:
             name = re.sub(pattern, ours, name)
-        name = name.replace("keypoint_head.final_layer.", last)
+        name = re.sub(r"^((keypoint_)?head\.final_layer|head\.conv)\.", last, name)
         if not _OF_OTHERS.match(name):
             found[name] = tensor
-    return found
+    return _joined(found)
+
+
+def _joined(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors with queries, keys and values as one each."""
+    for name in list(tensors):
+        if parts := _QKV.match(name):
+            names = [f"{parts[1]}{part}{parts[2]}" for part in ("query", "key", "value")]
+            if all(one in tensors for one in names):
+                tensors[f"{parts[1]}qkv{parts[2]}"] = torch.cat([tensors.pop(one) for one in names])
+    return tensors
 
 
 def _last(wanted: Mapping[str, Tensor]) -> str:

@@ -101,7 +101,11 @@ def test_a_key_of_the_images_names_the_clients_too(tmp_path: Path) -> None:
         (CAMERAS, {"clients_per_level": [1, 1]}, "data.clients_per_level is for simulated clients"),
         (CAMERAS, {"samples_per_client": 1}, "data.samples_per_client is for simulated clients"),
         ([(1, {"camera": "a", "bbox": [70.0, 0.0, 5.0, 5.0]})], {}, "outside of its image train1.png, 60×70"),
-        ([(1, {"camera": "a", "bbox": [0.0, -9.0, 5.0, 9.0]})], {}, "annotation 101 has the box .* outside of its image"),
+        (
+            [(1, {"camera": "a", "bbox": [0.0, -9.0, 5.0, 9.0]})],
+            {},
+            "annotation 101 has the box .* outside of its image",
+        ),
         ([(1, {"camera": "a", "bbox": ["x", 0, 5, 5]})], {}, "annotation 101 holds something else than numbers"),
         ([(1, {"camera": "a", "image_id": 1.5})], {}, "annotation 101 has image_id 1.5; it must be a whole number"),
     ],
@@ -114,11 +118,11 @@ def test_keys_and_boxes_that_cannot_be(
 
 
 def test_natural_needs_clients(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="data.partition is Natural, and data.client_key is null; set it to the key"):
+    with pytest.raises(ConfigError, match=r"data.partition is Natural, and data.client_key is null; set it to the key"):
         CocoKeypoints(str(tmp_path), partition=Natural())
     with pytest.raises(ConfigError, match="Puppets does not name clients; choose IID"):
         Puppets(partition=Natural())
-    with pytest.raises(ConfigError, match="data.input_sizes is for data.partition Natural"):
+    with pytest.raises(ConfigError, match=r"data.input_sizes is for data.partition Natural"):
         Puppets(input_sizes={"a": (64, 48)})
 
 
@@ -148,7 +152,11 @@ def test_a_node_has_what_it_has_among_all(tmp_path: Path) -> None:
     (tmp_path / "all" / "yard").rename(tmp_path / "node" / "yard")
     here = [list(alone.train_loader(1, generator())), list(alone.val_loader(1)), list(alone.test_loader(1))]
     (tmp_path / "node" / "yard").rename(tmp_path / "all" / "yard")
-    there = [list(everybody.train_loader(1, generator())), list(everybody.val_loader(1)), list(everybody.test_loader(1))]
+    there = [
+        list(everybody.train_loader(1, generator())),
+        list(everybody.val_loader(1)),
+        list(everybody.test_loader(1)),
+    ]
     for own, among_all in zip(here, there, strict=True):
         for one, other in zip(own, among_all, strict=True):
             assert same(_known(one), _known(other))
@@ -210,13 +218,13 @@ def test_folders_that_cannot_be_used(tmp_path: Path, prepare: Any, words: str) -
 def test_settings_that_cannot_be(tmp_path: Path) -> None:
     from lit_fed.data import IID
 
-    with pytest.raises(ConfigError, match="absent is not a folder; set data.root"):
+    with pytest.raises(ConfigError, match=r"absent is not a folder; set data.root"):
         _ = ClientPoses(str(tmp_path / "absent")).num_clients
     with pytest.raises(ConfigError, match="holds no client folders"):
         _ = ClientPoses(str(tmp_path)).num_clients
-    with pytest.raises(ConfigError, match="data.partition is IID, and ClientPoses has a folder per client"):
+    with pytest.raises(ConfigError, match=r"data.partition is IID, and ClientPoses has a folder per client"):
         ClientPoses(str(tmp_path), partition=IID())
-    with pytest.raises(ConfigError, match="data.num_clients is 3, and .* has 2 client folders; lower it"):
+    with pytest.raises(ConfigError, match=r"data.num_clients is 3, and .* has 2 client folders; lower it"):
         ready(folders(tmp_path), num_clients=3)
     with pytest.raises(ConfigError, match=r"data.client_folders is \['a', 'a'\]; it must name"):
         ClientPoses(client_folders=["a", "a"])
@@ -228,7 +236,7 @@ def test_settings_that_cannot_be(tmp_path: Path) -> None:
 def _split(data: Any, to: Path) -> ClientPoses:
     data.setup()
     write_pose_folders(data, to)
-    found = ClientPoses(str(to), **{name: value for name, value in _made(pose_settings_of(data)).items()})
+    found = ClientPoses(str(to), **_made(pose_settings_of(data)))
     found.setup()
     return found
 

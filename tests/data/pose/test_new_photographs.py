@@ -91,7 +91,9 @@ def test_two_persons_by_their_boxes(tmp_path: Path) -> None:
     made, parts, output = finder(tmp_path)
     dot(tmp_path / "new" / "images" / "a.png", 20, 30, size=(100, 100))
     dot(tmp_path / "b.png", 70, 60, size=(100, 100))
-    both = sum(np.asarray(Image.open(at)).astype(int) for at in (tmp_path / "new" / "images" / "a.png", tmp_path / "b.png"))
+    both = sum(
+        np.asarray(Image.open(at)).astype(int) for at in (tmp_path / "new" / "images" / "a.png", tmp_path / "b.png")
+    )
     Image.fromarray(np.asarray(both).clip(0, 255).astype(np.uint8)).save(tmp_path / "new" / "images" / "a.png")
     boxes = [[5, 10, 30, 40], [55, 40, 30, 40]]
     (tmp_path / "new" / "boxes.csv").write_text(
@@ -148,9 +150,15 @@ def _json(content: Any) -> Any:
 @pytest.mark.parametrize(
     ("prepare", "words"),
     [
-        (_csv("file,left,top\na.png,1,2\n"), "boxes.csv lacks the column width; it must have file, left, top, width, h"),
+        (
+            _csv("file,left,top\na.png,1,2\n"),
+            "boxes.csv lacks the column width; it must have file, left, top, width, h",
+        ),
         (_csv("file,left,top,width,height\n"), "boxes.csv has no box; give one per person"),
-        (_csv("file,left,top,width,height\na.png,1,2,x,4\n"), "boxes.csv: line 2 has the box .*; it must be four numbers"),
+        (
+            _csv("file,left,top,width,height\na.png,1,2,x,4\n"),
+            "boxes.csv: line 2 has the box .*; it must be four numbers",
+        ),
         (_csv("file,left,top,width,height\na.png,90,2,3,4\n"), "which does not lie in a.png, 90×120 pixels"),
         (_csv("file,left,top,width,height\na.png,1,2,0,4\n"), "line 2 has the box .* which does not lie in a.png"),
         (_csv("file,left,top,width,height\na.png,1,2,nan,4\n"), "line 2 has the box .* which does not lie in a.png"),
