@@ -44,8 +44,10 @@ def table(rows: Sequence[Row], pictures: Sequence[str] = ()) -> list[str]:
     lines = head(("claim", "published", "ours (seeds, network, data)", "verdict", "why"))
     sources = list(dict.fromkeys(row.source for row in rows))
     for source, several in groupby(by_statement(rows).values(), key=lambda one: one[0].source):
-        lines.append(line((f"**{_short(source, sources)}**", "", "", "", "")))
-        lines += [line(_statement(one)) for one in several]
+        found = list(several)
+        studies = ", ".join(f"`{study}`" for study in dict.fromkeys(asked[0].study for asked in found))
+        lines.append(line((f"**{_short(source, sources)}** ({studies})", "", "", "", "")))
+        lines += [line(_statement(asked)) for asked in found]
     return [*lines, "", HOW_DECIDED, *(part for name in pictures for part in ("", f"![{name}]({name}.png)"))]
 
 
@@ -65,7 +67,7 @@ def _statement(rows: Sequence[Row]) -> tuple[str, ...]:
 def _ours(row: Row) -> str:
     if not row.ours:
         return _NONE
-    margin = _signed(f"{float(row.ours):.3g}")
+    margin = _signed(f"{float(row.ours):#.3g}".rstrip("."))
     if not row.interval:
         return margin
     lower, upper = (float(end) for end in row.interval.split(" to "))

@@ -14,7 +14,7 @@ import yaml
 
 from lit_fed.studies.claims import check
 from lit_fed.studies.register import Register
-from lit_fed.studies.register_lines import Number, Row, StudyRow, claim_of, claim_text, paper_of
+from lit_fed.studies.register_lines import Number, Row, StudyRow, claim_texts, paper_of, texts_of
 from lit_fed.studies.study import profiles_of, read_study
 from tests.support import ROOT
 
@@ -83,8 +83,8 @@ def decided() -> Iterator[tuple[Row, str, list[str]]]:
         }
         study = read_study(STUDIES[entry.study], entry.profile)
         rows = {row.claim: row for row in CLAIMS if row.setting == entry.setting}
-        for claim in study.claims:
-            row = rows.get(claim_of(claim))
+        for text, claim in zip(texts_of(study), study.claims, strict=True):
+            row = rows.get(text)
             if row is None or claim.metric or claim.report or any(link.change for link in claim.links):
                 continue
             known = partial(lambda values, place, seed: values.get((place, seed)), values)
@@ -107,19 +107,15 @@ def test_claims_of_profiles_in_the_tree_are_theirs_with_their_causes_of_today():
         if entry.profile.startswith("simulation"):  # or simulation_again, whose file is called so
             path = SIMULATIONS[entry.study + entry.profile.removeprefix("simulation")]
             asked = yaml.safe_load(path.read_text("utf-8"))["simulate"]["init_args"]["claims"]
-            claims = {
-                claim_text(one["says"], one["claim"]): " ".join(
-                    (one.get("not_applicable") or one.get("cause", "")).split()
-                )
-                for one in asked
-            }
+            texts = claim_texts((one["says"], one["claim"]) for one in asked)
+            causes = [" ".join((one.get("not_applicable") or one.get("cause", "")).split()) for one in asked]
         else:
             path = STUDIES[entry.study]
             if entry.profile not in profiles_of(path):
                 continue  # it left the tree; its commit has it
-            claims = {
-                claim_of(claim): claim.not_applicable or claim.cause for claim in read_study(path, entry.profile).claims
-            }
+            study = read_study(path, entry.profile)
+            texts, causes = texts_of(study), [claim.not_applicable or claim.cause for claim in study.claims]
+        claims = dict(zip(texts, causes, strict=True))
         assert paper_of(path) == entry.paper
         for row in rows:
             assert row.claim in claims, (entry.setting, row.claim)
