@@ -325,7 +325,10 @@ def published_of(study: Study) -> list[float | None]:
     elif study.profile != "paper" and "paper" in profiles_of(study.path):
         theirs = read_study(study.path, "paper")
         of_paper = dict(zip(statements_of(study.name, texts_of(theirs)), published_of(theirs), strict=True))
-        found = [of_paper.get(statement) for statement in statements_of(study.name, texts_of(study))]
+        wordings = Counter(statement.says for statement in of_paper)
+        once = {statement.says: margin for statement, margin in of_paper.items() if wordings[statement.says] == 1}
+        asked = statements_of(study.name, texts_of(study))
+        found = [of_paper.get(statement, once.get(statement.says)) for statement in asked]
     return [other if margin is None else margin for margin, other in zip(own, found, strict=True)]
 
 
