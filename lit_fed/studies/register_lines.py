@@ -184,6 +184,7 @@ def finished_study(results: Results) -> Finished:
         for text, (claim, verdict), published in zip(
             texts_of(study), results.verdicts, published_of(study), strict=True
         )
+        if verdict.seeds  # a claim without numbers is not a result
     ]
     numbers = []
     for place, found in results.entries.items():
