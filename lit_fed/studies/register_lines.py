@@ -246,7 +246,7 @@ def claim_texts(claims: Iterable[tuple[str, str]]) -> list[str]:
     found, head = [], ""
     for says, sentence in claims:
         continues = says.startswith(_CONTINUES) and bool(head)
-        whole = f"{head} {says}" if continues else says
+        whole = f"{head.removesuffix(' …')} {says}" if continues else says
         head = head if continues else says
         found.append(f"{whole} [{sentence}]" if whole else sentence)
     return found
