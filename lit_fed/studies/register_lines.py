@@ -12,8 +12,8 @@ import numpy as np
 
 from lit_fed.studies.cells import Cell, CellGrid
 from lit_fed.studies.claims import NOT_APPLICABLE, Claim, Verdict
+from lit_fed.studies.quantiles import quantile
 from lit_fed.studies.results import Results
-from lit_fed.studies.simulations.run_simulation import quantile
 from lit_fed.studies.study import Place, Study, profiles_of, read_study
 
 _JOIN = " + "  # of several commits, networks or data sets
