@@ -203,10 +203,21 @@ def number_of(
     ordered = [value if np.isfinite(value) else np.inf for value in values]
     with np.errstate(invalid="ignore"):
         mean = float(np.mean(values))
-    middle = [_brief(quantile(ordered, share)) for share in (0.5, 0.25, 0.75)]
-    told = (" ".join(map(str, seeds)), " ".join(map(_brief, values)) if seeds else "")
+    median, lower, upper = (_brief(quantile(ordered, share)) for share in (0.5, 0.25, 0.75))
     return Number(
-        entry.study, entry.profile, row, column, metric, entry.commit, str(len(values)), _brief(mean), *middle, *told
+        study=entry.study,
+        profile=entry.profile,
+        row=row,
+        column=column,
+        metric=metric,
+        commit=entry.commit,
+        n=str(len(values)),
+        mean=_brief(mean),
+        median=median,
+        lower=lower,
+        upper=upper,
+        seeds=" ".join(map(str, seeds)),
+        values=" ".join(map(_brief, values)) if seeds else "",
     )
 
 
