@@ -55,8 +55,8 @@ def test_a_studys_seeds_are_told_with_what_all_of_them_take():
 
 @pytest.mark.skipif((ROOT / "small_vit").exists(), reason="its first study has the weights that it is to lack")
 def test_a_study_that_fails_is_told_and_the_next_is_timed():
-    finished = ended("studies.py", "fedfrozen_table1:pretrained_sgd", "uwa_homogeneous:pocket")
+    finished = ended("studies.py", "fedfrozen_table1:pretrained", "uwa_homogeneous:pocket")
     assert finished.returncode == 1
     assert "| `uwa_homogeneous` | pocket | 1 of 10 |" in finished.stdout
-    assert "fedfrozen_table1.yaml --profile pretrained_sgd" in finished.stderr
+    assert "fedfrozen_table1.yaml --profile pretrained" in finished.stderr
     assert finished.stderr.splitlines()[-1] == "1 of 2 studies could not be timed"

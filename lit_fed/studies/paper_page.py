@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
@@ -40,32 +40,44 @@ def filled(path: Path, name: str, lines: Sequence[str]) -> str:
 
 
 def table(rows: Sequence[Row], pictures: Sequence[str] = ()) -> list[str]:
-    """Return a paper's claims as one table, a line per statement and a heading per source, and pictures below it."""
+    """Return a paper's claims as one table, by statement, with a heading per source, and pictures below it."""
     lines = head(("claim", "published", "ours (seeds, network, data)", "verdict", "why"))
     sources = list(dict.fromkeys(row.source for row in rows))
     for source, several in groupby(by_statement(rows).values(), key=lambda one: one[0].source):
-        lines.append(line((f"**{_short(source, sources)}**", "", "", "", "")))
-        lines += [line(_statement(one)) for one in several]
-    return [*lines, "", HOW_DECIDED, *(part for name in pictures for part in ("", f"![{name}]({name}.png)"))]
+        found = list(several)
+        studies = ", ".join(f"`{study}`" for study in dict.fromkeys(asked[0].study for asked in found))
+        lines.append(line((f"**{_short(source, sources)}** ({studies})", "", "", "", "")))
+        lines += [line(words) for asked in found for words in _statement(asked)]
+    return [
+        *_styled("claims", lines),
+        "",
+        HOW_DECIDED,
+        *(part for name in pictures for part in ("", f"![{name}]({name}.png)")),
+    ]
 
 
-def _statement(rows: Sequence[Row]) -> tuple[str, ...]:
-    says = rows[0].says
-    published = next((row.published for row in rows if row.published), _NONE)
-    why = next((row.cause.partition("; ")[0] for row in rows if row.cause), "")
-    return (
-        f"{says}<br>`{rows[0].sentence}`" if says else f"`{rows[0].sentence}`",
-        _signed(published),
-        "<br>".join(f"{_ours(row)} ({', '.join(filter(None, (row.seeds, row.network, row.data)))})" for row in rows),
-        "<br>".join(row.verdict for row in rows),
-        why,
+def _styled(name: str, lines: Sequence[str]) -> list[str]:
+    """Return a table in an element of a class, which the site's style sheet fits to the page."""
+    return [f'<div class="{name}" markdown="1">', "", *lines, "", "</div>"]
+
+
+def _statement(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
+    """Yield the lines of a statement, one for each setting that asked it; the first has its words."""
+    says, sentence = rows[0].says, f"`{rows[0].sentence}`"
+    words = (
+        f"{says}<br>{sentence}" if says else sentence,
+        _signed(next((r.published for r in rows if r.published), _NONE)),
     )
+    for row in rows:
+        ran = ", ".join(part for part in (row.seeds, row.network, row.data) if part)
+        yield (*words, f"{_ours(row)} ({ran})", row.verdict, row.cause.partition("; ")[0])
+        words = ("", "")
 
 
 def _ours(row: Row) -> str:
     if not row.ours:
         return _NONE
-    margin = _signed(f"{float(row.ours):.3g}")
+    margin = _signed(f"{float(row.ours):#.3g}".rstrip("."))
     if not row.interval:
         return margin
     lower, upper = (float(end) for end in row.interval.split(" to "))
@@ -97,7 +109,7 @@ def overview(titles: Mapping[str, str], claims: Mapping[str, Sequence[Row]]) -> 
             lines.append(
                 line((f"[{titles[paper]}]({paper}.md)", counts.total(), len(theirs), *(counts[one] for one in GROUPS)))
             )
-    return [*lines, "", _COUNTED]
+    return [*_styled("overview", lines), "", _COUNTED]
 
 
 def tally(rows: Sequence[Row]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,12 +12,13 @@ import numpy as np
 
 from lit_fed.studies.cells import Cell, CellGrid
 from lit_fed.studies.claims import NOT_APPLICABLE, Claim, Verdict
+from lit_fed.studies.quantiles import quantile
 from lit_fed.studies.results import Results
-from lit_fed.studies.simulations.run_simulation import quantile
 from lit_fed.studies.study import Place, Study, profiles_of, read_study
 
 _JOIN = " + "  # of several commits, networks or data sets
 _DIGITS = 6  # significant digits of a number by seed
+_NUMBER = re.compile(r"\d+(\.\d+)?")
 _CONTINUES = "…"  # begins the wording of a claim that continues the claims before it
 
 
@@ -26,7 +28,7 @@ class Row(NamedTuple):
     Args:
         paper: The paper's short name, which is also that of its files.
         source: The paper, and the table or figure.
-        claim: The paper's wording, and the sentence that was checked.
+        claim: The paper's wording, whole, and the sentence that was checked.
         published: The margin beyond the limit in the paper's numbers.
         ours: The margin in our numbers, mean over seeds.
         interval: The ends of its confidence interval, see `lit_fed.studies.claims.decide`.
@@ -177,10 +179,12 @@ def finished_study(results: Results) -> Finished:
     entry = StudyRow(
         paper, study.name, study.profile, finished, str(len(study.seeds)), minutes, cpu, study.again, commits
     )
-    published = published_by_claim(study)
     claims = [
-        row_of(claim, verdict, entry, study.source or study.title, published[claim_of(claim)], *_ran(grid, claim))
-        for claim, verdict in results.verdicts
+        row_of(text, claim, verdict, entry, study.source or study.title, published, *_ran(grid, claim))
+        for text, (claim, verdict), published in zip(
+            texts_of(study), results.verdicts, published_of(study), strict=True
+        )
+        if verdict.seeds  # a claim without numbers is not a result
     ]
     numbers = []
     for place, found in results.entries.items():
@@ -199,21 +203,39 @@ def number_of(
     ordered = [value if np.isfinite(value) else np.inf for value in values]
     with np.errstate(invalid="ignore"):
         mean = float(np.mean(values))
-    middle = [_brief(quantile(ordered, share)) for share in (0.5, 0.25, 0.75)]
-    told = (" ".join(map(str, seeds)), " ".join(map(_brief, values)) if seeds else "")
+    median, lower, upper = (_brief(quantile(ordered, share)) for share in (0.5, 0.25, 0.75))
     return Number(
-        entry.study, entry.profile, row, column, metric, entry.commit, str(len(values)), _brief(mean), *middle, *told
+        study=entry.study,
+        profile=entry.profile,
+        row=row,
+        column=column,
+        metric=metric,
+        commit=entry.commit,
+        n=str(len(values)),
+        mean=_brief(mean),
+        median=median,
+        lower=lower,
+        upper=upper,
+        seeds=" ".join(map(str, seeds)),
+        values=" ".join(map(_brief, values)) if seeds else "",
     )
 
 
 def row_of(
-    claim: Claim, verdict: Verdict, entry: StudyRow, source: str, published: float | None, network: str, data: str
+    text: str,
+    claim: Claim,
+    verdict: Verdict,
+    entry: StudyRow,
+    source: str,
+    published: float | None,
+    network: str,
+    data: str,
 ) -> Row:
     """Return the line of a claim and its verdict."""
     return Row(
         paper=entry.paper,
         source=source,
-        claim=claim_of(claim),
+        claim=text,
         published=_text(published),
         ours=_text(verdict.margin),
         interval=_interval(verdict),
@@ -227,14 +249,23 @@ def row_of(
     )
 
 
-def claim_of(claim: Claim) -> str:
-    """Format a claim for ``claims.csv``."""
-    return claim_text(claim.says, claim.sentence)
+def claim_texts(claims: Iterable[tuple[str, str]]) -> list[str]:
+    """Format the wordings and sentences of a profile's claims for ``claims.csv``.
+
+    A wording that begins with "…" continues the last one that does not, and is told with it.
+    """
+    found, head = [], ""
+    for says, sentence in claims:
+        continues = says.startswith(_CONTINUES) and bool(head)
+        whole = f"{head.removesuffix(' …')} {says}" if continues else says
+        head = head if continues else says
+        found.append(f"{whole} [{sentence}]" if whole else sentence)
+    return found
 
 
-def claim_text(says: str, sentence: str) -> str:
-    """Format a wording and a sentence for ``claims.csv``."""
-    return f"{says} [{sentence}]" if says else sentence
+def texts_of(study: Study) -> list[str]:
+    """Return the claims of a study in the format of ``claims.csv``."""
+    return claim_texts((claim.says, claim.sentence) for claim in study.claims)
 
 
 def cause_of(claim: Claim, verdict: str) -> str:
@@ -252,25 +283,26 @@ class Statement(NamedTuple):
 
     Args:
         study: The study.
-        head: The wording that it continues; its own if it does not.
         says: Its wording, or its sentence without one.
-        number: How many claims of the same wording precede it in a profile.
+        shape: Its sentence without numbers, and without the places of "at".
+        number: How many claims of the same wording and shape precede it in a profile.
     """
 
     study: str
-    head: str
     says: str
+    shape: str
     number: int
 
 
-def statements_of(study: str, claims: Iterable[tuple[str, str]]) -> Iterator[Statement]:
-    """Yield the statement of each claim of one profile, from its wording and its sentence."""
-    head, seen = "", Counter[tuple[str, str]]()
-    for says, sentence in claims:
-        words = says or sentence
-        head = head if words.startswith(_CONTINUES) and head else words
-        yield Statement(study, head, words, seen[head, words])
-        seen[head, words] += 1
+def statements_of(study: str, texts: Iterable[str]) -> Iterator[Statement]:
+    """Yield the statement of each claim of one profile."""
+    seen = Counter[tuple[str, str]]()
+    for text in texts:
+        says, _, sentence = text.rpartition(" [")
+        told, *measured = sentence.split(", ")
+        shape = _NUMBER.sub("#", ", ".join((told.partition(" at ")[0], *measured)))
+        yield Statement(study, says or text, shape, seen[says, shape])
+        seen[says, shape] += 1
 
 
 def by_statement(rows: Sequence[Row]) -> dict[Statement, list[Row]]:
@@ -279,7 +311,7 @@ def by_statement(rows: Sequence[Row]) -> dict[Statement, list[Row]]:
     by_sentence: dict[tuple[str, str], Statement] = {}
     for setting in dict.fromkeys(row.setting for row in rows):
         several = [row for row in rows if row.setting == setting]
-        asked = statements_of(several[0].study, [(row.says, row.sentence) for row in several])
+        asked = statements_of(several[0].study, (row.claim for row in several))
         for row, statement in zip(several, asked, strict=True):
             same = statement if statement in found else by_sentence.get((row.study, row.sentence), statement)
             found.setdefault(same, []).append(row)
@@ -290,8 +322,8 @@ def by_statement(rows: Sequence[Row]) -> dict[Statement, list[Row]]:
 # ---------------------------------------------------------------------- published numbers
 
 
-def published_by_claim(study: Study) -> dict[str, float | None]:
-    """Return the margins of a study's claims in the paper's numbers; None if the paper does not print them.
+def published_of(study: Study) -> list[float | None]:
+    """Return the margin of each claim of a study in the paper's numbers; None if the paper does not print it.
 
     A profile without a table of the paper has the margins of the same statements in the profile ``paper``; one that
     asks another's claims again has that profile's.
@@ -300,21 +332,16 @@ def published_by_claim(study: Study) -> dict[str, float | None]:
     found: list[float | None] = [None] * len(own)
     if study.again:
         first = read_study(study.path, study.again)
-        margins = published_by_claim(first)
-        by_sentence = {claim.sentence: margins[claim_of(claim)] for claim in first.claims}
+        by_sentence = dict(zip((claim.sentence for claim in first.claims), published_of(first), strict=True))
         found = [by_sentence.get(claim.sentence) for claim in study.claims]
     elif study.profile != "paper" and "paper" in profiles_of(study.path):
         theirs = read_study(study.path, "paper")
-        of_paper = dict(zip(_asked(theirs), (published_margin(theirs, claim) for claim in theirs.claims), strict=True))
-        found = [of_paper.get(statement) for statement in _asked(study)]
-    return {
-        claim_of(claim): other if margin is None else margin
-        for claim, margin, other in zip(study.claims, own, found, strict=True)
-    }
-
-
-def _asked(study: Study) -> Iterator[Statement]:
-    return statements_of(study.name, [(claim.says, claim.sentence) for claim in study.claims])
+        of_paper = dict(zip(statements_of(study.name, texts_of(theirs)), published_of(theirs), strict=True))
+        wordings = Counter(statement.says for statement in of_paper)
+        once = {statement.says: margin for statement, margin in of_paper.items() if wordings[statement.says] == 1}
+        asked = statements_of(study.name, texts_of(study))
+        found = [of_paper.get(statement, once.get(statement.says)) for statement in asked]
+    return [other if margin is None else margin for margin, other in zip(own, found, strict=True)]
 
 
 def published_margin(study: Study, claim: Claim) -> float | None:

@@ -13,7 +13,7 @@ from lit_fed.command.table import Call
 from lit_fed.errors import ConfigError
 from lit_fed.studies.cells import lay_out
 from lit_fed.studies.register import Register
-from lit_fed.studies.register_lines import Finished, claim_of, claim_text, finished_study
+from lit_fed.studies.register_lines import Finished, claim_texts, finished_study, texts_of
 from lit_fed.studies.results import collect
 from lit_fed.studies.study import PLAIN, read_study
 
@@ -84,16 +84,17 @@ def _causes(path: Path, profiles: Sequence[str]) -> Iterator[tuple[str, dict[str
     """Yield the causes in the current file, by profile."""
     settings = read_settings(located(path), "study file")
     if "simulate" in settings:
-        claims = settings["simulate"]["init_args"].get("claims", ())
-        causes = dict(_told(claim) for claim in claims if isinstance(claim, dict))
-        yield from ((profile, causes) for profile in profiles)
+        claims = [claim for claim in settings["simulate"]["init_args"].get("claims", ()) if isinstance(claim, dict)]
+        texts = claim_texts((_plain(claim, "says"), _plain(claim, "claim")) for claim in claims)
+        causes = [_plain(claim, "not_applicable") or _plain(claim, "cause") for claim in claims]
+        yield from ((profile, dict(zip(texts, causes, strict=True))) for profile in profiles)
         return
     for profile in profiles:
         if profile in (settings.get("profiles") or (PLAIN,)):
             study = read_study(path, None if profile == PLAIN else profile)
-            yield profile, {claim_of(claim): claim.not_applicable or claim.cause for claim in study.claims}
+            causes = [claim.not_applicable or claim.cause for claim in study.claims]
+            yield profile, dict(zip(texts_of(study), causes, strict=True))
 
 
-def _told(claim: dict[str, str]) -> tuple[str, str]:
-    says, sentence, cause = (" ".join(claim.get(key, "").split()) for key in ("says", "claim", "cause"))
-    return claim_text(says, sentence), cause
+def _plain(claim: dict[str, str], key: str) -> str:
+    return " ".join(claim.get(key, "").split())

@@ -14,7 +14,7 @@ import yaml
 
 from lit_fed.studies.claims import check
 from lit_fed.studies.register import Register
-from lit_fed.studies.register_lines import Number, Row, StudyRow, claim_of, claim_text, paper_of
+from lit_fed.studies.register_lines import Number, Row, StudyRow, claim_texts, paper_of, texts_of
 from lit_fed.studies.study import profiles_of, read_study
 from tests.support import ROOT
 
@@ -35,7 +35,7 @@ ENTRIES = [StudyRow(*line) for line in lines("studies")]
 NUMBERS = {paper: [Number(*line) for line in lines(paper)] for paper in dict.fromkeys(entry.paper for entry in ENTRIES)}
 
 
-def test_every_result_has_its_numbers_by_seed_and_the_commit_that_made_them():
+def test_every_result_has_its_numbers_by_seed_and_the_commit_that_made_them() -> None:
     entries = {entry.setting: entry for entry in ENTRIES}
     assert CLAIMS
     for row in CLAIMS:
@@ -48,7 +48,7 @@ def test_every_result_has_its_numbers_by_seed_and_the_commit_that_made_them():
         assert row.data, row
 
 
-def test_a_place_has_as_many_values_as_seeds_and_a_simulation_none():
+def test_a_place_has_as_many_values_as_seeds_and_a_simulation_none() -> None:
     for paper, numbers in NUMBERS.items():
         for one in numbers:
             values = len(one.values.split())
@@ -56,7 +56,7 @@ def test_a_place_has_as_many_values_as_seeds_and_a_simulation_none():
             assert len(one.seeds.split()) == values, (paper, one)
 
 
-def test_every_commit_is_in_this_history():
+def test_every_commit_is_in_this_history() -> None:
     try:
         asked = ["git", "rev-parse", "--is-shallow-repository"]
         shallow = subprocess.run(asked, cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
@@ -70,7 +70,7 @@ def test_every_commit_is_in_this_history():
     assert named - history == set()
 
 
-def decided() -> Iterator[tuple[Row, str, list[str]]]:
+def decided() -> Iterator[tuple[Row, str, list[float]]]:
     """Claims of profiles in the tree that need no curve, and the margin that their numbers give."""
     for entry in ENTRIES:
         if entry.study not in STUDIES or entry.profile not in profiles_of(STUDIES[entry.study]):
@@ -83,8 +83,8 @@ def decided() -> Iterator[tuple[Row, str, list[str]]]:
         }
         study = read_study(STUDIES[entry.study], entry.profile)
         rows = {row.claim: row for row in CLAIMS if row.setting == entry.setting}
-        for claim in study.claims:
-            row = rows.get(claim_of(claim))
+        for text, claim in zip(texts_of(study), study.claims, strict=True):
+            row = rows.get(text)
             if row is None or claim.metric or claim.report or any(link.change for link in claim.links):
                 continue
             known = partial(lambda values, place, seed: values.get((place, seed)), values)
@@ -92,7 +92,7 @@ def decided() -> Iterator[tuple[Row, str, list[str]]]:
             yield row, verdict.outcome, [] if verdict.margin is None else [verdict.margin]
 
 
-def test_the_numbers_give_the_margins_and_the_verdicts():
+def test_the_numbers_give_the_margins_and_the_verdicts() -> None:
     found = list(decided())
     assert len(found) > 100
     for row, outcome, margins in found:
@@ -101,32 +101,28 @@ def test_the_numbers_give_the_margins_and_the_verdicts():
         assert [float(row.ours)] == pytest.approx(margins, rel=1e-3, abs=1e-3), row
 
 
-def test_claims_of_profiles_in_the_tree_are_theirs_with_their_causes_of_today():
+def test_claims_of_profiles_in_the_tree_are_theirs_with_their_causes_of_today() -> None:
     for entry in ENTRIES:
         rows = [row for row in CLAIMS if row.setting == entry.setting]
         if entry.profile.startswith("simulation"):  # or simulation_again, whose file is called so
             path = SIMULATIONS[entry.study + entry.profile.removeprefix("simulation")]
             asked = yaml.safe_load(path.read_text("utf-8"))["simulate"]["init_args"]["claims"]
-            claims = {
-                claim_text(one["says"], one["claim"]): " ".join(
-                    (one.get("not_applicable") or one.get("cause", "")).split()
-                )
-                for one in asked
-            }
+            texts = claim_texts((one["says"], one["claim"]) for one in asked)
+            causes = [" ".join((one.get("not_applicable") or one.get("cause", "")).split()) for one in asked]
         else:
             path = STUDIES[entry.study]
             if entry.profile not in profiles_of(path):
                 continue  # it left the tree; its commit has it
-            claims = {
-                claim_of(claim): claim.not_applicable or claim.cause for claim in read_study(path, entry.profile).claims
-            }
+            study = read_study(path, entry.profile)
+            texts, causes = texts_of(study), [claim.not_applicable or claim.cause for claim in study.claims]
+        claims = dict(zip(texts, causes, strict=True))
         assert paper_of(path) == entry.paper
         for row in rows:
             assert row.claim in claims, (entry.setting, row.claim)
             assert row.cause in (claims[row.claim], ""), (entry.setting, row.claim)
 
 
-def test_the_pages_are_of_the_tables_beside_them(tmp_path: Path):
+def test_the_pages_are_of_the_tables_beside_them(tmp_path: Path) -> None:
     for path in (*RESULTS.glob("*.md"), *RESULTS.glob("*.csv")):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     for path in RESULTS.glob("*.png"):
@@ -136,7 +132,7 @@ def test_the_pages_are_of_the_tables_beside_them(tmp_path: Path):
         assert (tmp_path / path.name).read_bytes() == path.read_bytes(), f"{path.name}; write it with lit-fed results"
 
 
-def test_results_are_small_enough_to_read():
+def test_results_are_small_enough_to_read() -> None:
     files = [path for path in RESULTS.rglob("*") if path.is_file()]
     assert sum(path.stat().st_size for path in files if path.suffix == ".csv") <= MOST_CSV
     assert sum(path.stat().st_size for path in files) <= MOST_BYTES
@@ -149,5 +145,5 @@ def test_results_are_small_enough_to_read():
 
 
 @pytest.mark.parametrize("path", STUDIES.values(), ids=lambda path: path.stem)
-def test_a_study_file_can_be_read_in_one_sitting(path: Path):
+def test_a_study_file_can_be_read_in_one_sitting(path: Path) -> None:
     assert len(path.read_text("utf-8").splitlines()) <= MOST_LINES

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lit_fed.errors import ConfigError
-from lit_fed.studies.register_lines import Finished, Number, StudyRow, number_of, paper_of, row_of
+from lit_fed.studies.register_lines import Finished, Number, StudyRow, claim_texts, number_of, paper_of, row_of
 from lit_fed.studies.simulations.record import Record
 from lit_fed.studies.simulations.run_simulation import check_again, read_file, settings_of
 from lit_fed.studies.simulations.simulation import Point, verdicts
@@ -46,9 +46,12 @@ def finished_simulation(path: Path, simulations: Path) -> Finished | None:
     name, profile = (Path(options.again).stem, f"{_PROFILE}_again") if options.again else (path.stem, _PROFILE)
     commit, asked = record.made_with.get("commit", "unknown"), _PROFILE if options.again else ""
     entry = StudyRow(paper_of(path), name, profile, "–", str(simulation.seeds), minutes, cpu, asked, commit)
+    found = verdicts(simulation, points)
+    texts = claim_texts((claim.says, claim.sentence) for claim, _, _ in found)
+    ran = (simulation.network, simulation.data)
     claims = [
-        row_of(claim, verdict, entry, options.source, claim.published, simulation.network, simulation.data)
-        for claim, verdict, _ in verdicts(simulation, points)
+        row_of(text, claim, verdict, entry, options.source, claim.published, *ran)
+        for text, (claim, verdict, _) in zip(texts, found, strict=True)
     ]
     picture = None if options.again else folder / f"{path.stem}.png"
     return Finished(entry, claims, list(numbers_of(entry, points)), picture)

@@ -23,6 +23,7 @@ from lit_fed.engine.storage.files import files_in_place
 from lit_fed.errors import ConfigError
 from lit_fed.studies.environment import describe
 from lit_fed.studies.markdown import head, line
+from lit_fed.studies.quantiles import quantile
 from lit_fed.studies.results import verdict_text
 from lit_fed.studies.simulations.jobs import Jobs
 from lit_fed.studies.simulations.record import Record
@@ -156,15 +157,6 @@ def quartiles_of(points: Sequence[Point]) -> dict[tuple[str, str, float], tuple[
     for key, numbers in values.items():
         found[key] = (quantile(numbers, 0.25), quantile(numbers, 0.5), quantile(numbers, 0.75))
     return found
-
-
-def quantile(numbers: Sequence[float], share: float) -> float:
-    """Return NumPy's ``median_unbiased`` quantile; unlike NumPy's, it is not NaN between infinite numbers."""
-    ordered, count = sorted(numbers), len(numbers)
-    place = round(min(max(share * (count + 1 / 3) + 1 / 3, 1), count), 9)  # from 1; Hyndman and Fan, 1996, definition 8
-    below, above = ordered[int(place) - 1], ordered[min(int(place), count - 1)]
-    rest = place - int(place)
-    return below if rest == 0 or below == above else below + rest * (above - below)
 
 
 def summary(points: Sequence[Point]) -> str:
