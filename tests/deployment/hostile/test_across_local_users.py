@@ -34,7 +34,7 @@ def test_another_user_finds_nothing_on_a_node(keys: Path, tmp_path: Path) -> Non
     with served(keys, address) as grid, open(tmp_path / "log", "wb") as log:
         node = subprocess.Popen(words, stdout=log, stderr=log, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)})
         try:
-            until(grid.nodes, 120)
+            until(grid.nodes, 300)
             assert listening(node.pid) == set()
             assert Path(f"/proc/{node.pid}/task/{node.pid}/children").read_text() == ""
             for place in (state, f"/proc/{node.pid}/fd"):
@@ -44,7 +44,7 @@ def test_another_user_finds_nothing_on_a_node(keys: Path, tmp_path: Path) -> Non
                 )  # fmt: skip
                 assert "Permission denied" in seen.stderr
                 assert seen.stdout in ("", f"{place}:\n")
-            second = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120, cwd=tmp_path)
+            second = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300, cwd=tmp_path)
             assert second.returncode == 2
             assert re.fullmatch(
                 rf"lit-fed: error: --state_dir .*state is used by process {node.pid} on .* since .*; stop that "
