@@ -277,7 +277,7 @@ BOTH = 200_000  # parameters up to which both executors are measured, and `auto`
 def trainer_of(row: Row, executor: str, folder: str, **settings: Any) -> tuple[FederatedTrainer, Classifier]:
     """A row's trainer and model."""
     torch.manual_seed(0)
-    chosen = {"accelerator": "cpu", "devices": 1, "max_rounds": MOST_ROUNDS} | settings
+    chosen: dict[str, Any] = {"accelerator": "cpu", "devices": 1, "max_rounds": MOST_ROUNDS} | settings
     made = FederatedTrainer(
         local_epochs=row.epochs,
         executor=executor,  # type: ignore[arg-type]  # one of its names
