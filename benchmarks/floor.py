@@ -335,7 +335,7 @@ def several(executor: str, devices: int) -> None:
     row = ROWS[1]
     with tempfile.TemporaryDirectory() as folder:
         made, model = trainer_of(
-            row, executor, folder, devices=devices, max_rounds=8, callbacks=[Clock()], num_threads=1
+            row, executor, folder, devices=devices, max_rounds=5, callbacks=[Clock()], num_threads=1
         )
         made.fit(model, row.data(), row.method())
 
