@@ -277,7 +277,7 @@ BOTH = 200_000  # parameters up to which both executors are measured, and `auto`
 def trainer_of(row: Row, executor: str, folder: str, **settings: Any) -> tuple[FederatedTrainer, Classifier]:
     """A row's trainer and model."""
     torch.manual_seed(0)
-    chosen = {"accelerator": "cpu", "devices": 1, "max_rounds": MOST_ROUNDS} | settings
+    chosen: dict[str, Any] = {"accelerator": "cpu", "devices": 1, "max_rounds": MOST_ROUNDS} | settings
     made = FederatedTrainer(
         local_epochs=row.epochs,
         executor=executor,  # type: ignore[arg-type]  # one of its names
@@ -335,7 +335,7 @@ def several(executor: str, devices: int) -> None:
     row = ROWS[1]
     with tempfile.TemporaryDirectory() as folder:
         made, model = trainer_of(
-            row, executor, folder, devices=devices, max_rounds=8, callbacks=[Clock()], num_threads=1
+            row, executor, folder, devices=devices, max_rounds=5, callbacks=[Clock()], num_threads=1
         )
         made.fit(model, row.data(), row.method())
 

@@ -60,7 +60,7 @@ class GroupDropout:
         """Values of one client's batch or sample, named as in ``F.dropout``."""
         if not training or inplace or not 0 < p < 1 or input.device.type != "cpu":
             return F.dropout(input, p, training, inplace)
-        found: Tensor = _Dropout.apply(input, p, self, "batch" if self.counts is None else "sample")  # type: ignore[no-untyped-call]
+        found: Tensor = _Dropout.apply(input, p, self, "batch" if self.counts is None else "sample")
         return found
 
     def masks(self, shape: Sequence[int], p: float, part: Part, like: Tensor) -> Tensor:
@@ -97,10 +97,10 @@ class _Dropout(torch.autograd.Function):
             masks = group.masks(x.shape[1:], p, part, x)
             return x * masks.expand(info.batch_size, *masks.shape[1:]), 0  # one client is computed as two equal ones
         if at is None:  # the same for all samples
-            same: Tensor = _Dropout.apply(x, p, group, "batch")  # type: ignore[no-untyped-call]
+            same: Tensor = _Dropout.apply(x, p, group, "batch")
             return same, None
         x = x.movedim(at, 0)
         if x.ndim < 2 or x.shape[1] != 1:
             raise RuntimeError("dropout of values whose first dimension is not the samples needs another randomness")
-        found: Tensor = _Dropout.apply(x.squeeze(1), p, group, "padded")  # type: ignore[no-untyped-call]
+        found: Tensor = _Dropout.apply(x.squeeze(1), p, group, "padded")
         return found.unsqueeze(1), 0

@@ -34,7 +34,7 @@ _MOST = 512
 _MANY = 128  # with batches of any size
 _BATCH_VALUES = 2**19  # in all clients' inputs of a step
 _HELD = 3  # a client's weights, gradients and momentum
-_GPU_SHARE = 8  # of free memory, the rest for activations: one in so many bytes
+_GPU_SHARE = 8  # the divisor of free memory: activations take the rest
 _MOST_VALUES = 200_000  # in a model that `auto` trains in groups on a CPU: larger ones were measured slower there,
 _MOST_CONVOLVED = 44_000  # and convolutions earlier, which a group's kernels do client by client
 

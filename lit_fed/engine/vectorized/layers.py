@@ -22,7 +22,7 @@ class GroupLayers(TorchFunctionMode):
 
     def __init__(self, dropout: Callable[..., Tensor] | None = None, by_sample: bool = False) -> None:
         super().__init__()
-        self._replaced = {} if by_sample else {F.linear: linear}
+        self._replaced: dict[Callable[..., Any], Callable[..., Any]] = {} if by_sample else {F.linear: linear}
         if dropout is not None:
             self._replaced[F.dropout] = dropout
 
@@ -39,7 +39,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     Of :math:`x W^T` autograd makes the derivative by the transpose and copies it, which takes half to three quarters of
     a layer's time on a CPU.
     """
-    if input.ndim < 2 or weight.ndim != 2:
+    if input.ndim < 2 or weight.ndim != 2 or torch.is_autocast_enabled(input.device.type):
         return F.linear(input, weight, bias)
     found = torch.matmul(weight, input.reshape(-1, input.shape[-1]).mT).mT
     if bias is not None:

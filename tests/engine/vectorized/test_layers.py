@@ -64,7 +64,12 @@ def test_a_layer_without_a_bias_and_one_that_does_not_train() -> None:
 
 def test_autocast_and_a_single_vector_are_left_to_torch() -> None:
     weight, x = torch.randn(CLIENTS, OUTPUTS, INPUTS), torch.randn(CLIENTS, INPUTS)
+    bias = torch.randn(CLIENTS, OUTPUTS)
     with GroupLayers(), torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.vmap(F.linear)(x, weight).dtype == torch.bfloat16
+        found = torch.vmap(F.linear)(x.unsqueeze(1), weight, bias)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = torch.vmap(F.linear)(x.unsqueeze(1), weight, bias)
+    assert found.dtype == expected.dtype
+    assert found.equal(expected)
     with GroupLayers():
         assert torch.vmap(F.linear)(x, weight).shape == (CLIENTS, OUTPUTS)
