@@ -5,7 +5,7 @@ the other: ours served by the server itself, Flower's by a SuperLink. Flower's i
 that trains and a `ServerApp` with its `FedAvg`, whose model is tested by the server after every round, as ours is. A
 round is what lies between two tests; the first one is left out on both sides, where everything is imported. Bytes are
 those that crossed loopback, where Flower's own cross twice, since a SuperLink lies between. Seconds of CPU are those of
-all processes from start to end: ours import PyTorch once each, Flower's once for every message to a node::
+all processes that were waited for: ours import PyTorch once each, Flower's once for every message to a node::
 
     python benchmarks/federation_peer.py                  # ten rounds of each
     python benchmarks/federation_peer.py --rounds 100 --ours
@@ -74,7 +74,7 @@ def main() -> None:
         folder = Path(name)
         run = ["-c", str(ROOT / "configs" / "quickstart.yaml"), "--trainer.max_rounds", str(options.rounds), *SAME]
         call("split", *run, "--output", str(folder / "parts"), limit=options.limit)
-        print("| | s a round | kB over loopback a round | server's memory after round 2, last, MB | s of CPU in all |")
+        print("| | s a round | kB over loopback a round | server's memory after round 2, last, MB | s of CPU |")
         print("|---|---|---|---|---|")
         ways = {"lit_fed": ours} | ({} if options.ours else {"Flower's FedAvg": flowers})
         for way, federate in ways.items():
