@@ -37,7 +37,7 @@ class KeypointAP(Metric):
 
     The similarity of two poses is the mean over visible joints of :math:`\exp(-d^2 / 2 A (2\sigma)^2)`, A the person's
     area; persons are ranked by the mean of their joints' scores. See https://cocodataset.org/#keypoints-eval. Persons
-    of unknown area (NaN) do not count. The numbers are those of `pycocotools`.
+    of unknown area (NaN) do not count. `pycocotools` gives the same numbers.
 
     Args:
         num_joints: K.
