@@ -58,7 +58,7 @@ class KeypointEstimator(OnNetwork):
         flip_test: Evaluate and predict by the mean of the heatmaps of an image and its mirror image.
         threshold: Threshold of ``pck``.
         strict_threshold: Threshold of ``pck_strict``.
-        joint_names: Names of the joints, for metrics per joint and exported networks; null to take them from the data.
+        joint_names: Names of the joints, for metrics per joint and exported networks; null for the data's names.
         per_joint: Also log ``pck_fine`` (within 0.1 of the length), and both for each kind of joint by its name without
             the side, such as ``pck_ankle`` and ``pck_fine_ankle``.
         coco_ap: Also log ``ap``, ``ap50``, ``ap75`` and ``ar``, see `lit_fed.tasks.coco_metrics.KeypointAP`; batches
