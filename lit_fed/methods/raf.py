@@ -33,9 +33,9 @@ class RAF(Regularizer):
 
     :math:`\mathcal{L}_{\mathrm{task}}(y^{(0)}) + \alpha \sum_{i \ge 1} \mathrm{mean}\bigl(\mathrm{sg}(y^{(i-1)}) -
     U\,y^{(i)}\bigr)^2 + \tfrac{\gamma}{2 K h w}\|w\|^2`, where :math:`y^{(0)}` are the task's K×h×w outputs at the
-    client's own resolution, :math:`y^{(i)}` the outputs at its lower resolutions (``levels`` of the task), and U enlarges by nearest
-    neighbours. A client of the lowest resolution has the method's own objective. The term does not need a federation:
-    under a plain ``lightning.Trainer`` it is the paper's "CL + KD".
+    client's own resolution, :math:`y^{(i)}` the outputs at its lower resolutions (``levels`` of the task), and U
+    enlarges by nearest neighbours. A client of the lowest resolution has the method's own objective. The term does not
+    need a federation: under a plain ``lightning.Trainer`` it is the paper's "CL + KD".
 
     Logs ``train/raf`` and, with `gamma`, ``train/l2``, both with their weights.
 
@@ -53,8 +53,8 @@ class RAF(Regularizer):
         The public code has an optimizer with weight decay 0.1 in place of γ. Both take the mean over the batch, joints
         and pixels, where the paper's Eq. 4 sums over the K·h·w numbers of :math:`y^{(0)}`: the whole objective here is
         the paper's over K·h·w, and γ with it. Batch norm sees each resolution as a separate batch. Eqs. 13 and
-        14 do not hold as printed, and nothing here builds on them: a scalar case gives losses of 2.25 and 4.5, and
-        gradients of −6 and 6.
+        14 do not hold as printed, and nothing here builds on these equations: a scalar case gives losses of 2.25 and
+        4.5, and gradients of −6 and 6.
     """
 
     name = "raf"

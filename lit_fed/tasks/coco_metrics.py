@@ -37,7 +37,7 @@ class KeypointAP(Metric):
 
     The similarity of two poses is the mean over visible joints of :math:`\exp(-d^2 / 2 A (2\sigma)^2)`, A the person's
     area; persons are ranked by the mean of their joints' scores. See https://cocodataset.org/#keypoints-eval. Persons
-    of unknown area (NaN) do not count. The numbers are those of `pycocotools`.
+    of unknown area (NaN) do not count. `pycocotools` gives the same numbers.
 
     Args:
         num_joints: K.
@@ -109,8 +109,8 @@ def _similarity(found: dict[str, NDArray[Any]], of_image: NDArray[np.int64], sig
     A person without visible joints is compared by the distance to a box without size, as COCO does.
     """
     predicted, true = found["predicted"][of_image][:, None], found["keypoints"][of_image][None]
-    seen, area = found["visible"][of_image] > 0, found["area"][of_image]
-    bare = ~seen.any(axis=1)
+    seen, area = np.asarray(found["visible"][of_image] > 0), found["area"][of_image]
+    bare = ~np.asarray(seen.any(axis=1))
     distance = np.where(bare[None, :, None], (predicted**2).sum(-1), ((predicted - true) ** 2).sum(-1))
     error = distance / (2 * sigmas) ** 2 / (area[:, None] + np.spacing(1)) / 2
     counts = seen | bare[:, None]
@@ -144,7 +144,7 @@ def _matches(
 ) -> _Matched:
     """Give each person found, the surest first, the most similar true person that is free."""
     surest = np.argsort(-scores, kind="stable")[:_MOST_PER_IMAGE]
-    bare = ~(visible > 0).any(axis=1)
+    bare = ~np.asarray((visible > 0).any(axis=1))
     true = np.argsort(bare, kind="stable")  # persons that count come first
     right = np.zeros((len(thresholds), len(surest)), dtype=np.bool_)
     counts = np.ones_like(right)

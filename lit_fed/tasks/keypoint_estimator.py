@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import torch
@@ -58,7 +58,7 @@ class KeypointEstimator(OnNetwork):
         flip_test: Evaluate and predict by the mean of the heatmaps of an image and its mirror image.
         threshold: Threshold of ``pck``.
         strict_threshold: Threshold of ``pck_strict``.
-        joint_names: Names of the joints, for metrics per joint and exported networks; null to take them from the data.
+        joint_names: Names of the joints, for metrics per joint and exported networks; null for the data's names.
         per_joint: Also log ``pck_fine`` (within 0.1 of the length), and both for each kind of joint by its name without
             the side, such as ``pck_ankle`` and ``pck_fine_ankle``.
         coco_ap: Also log ``ap``, ``ap50``, ``ap75`` and ``ar``, see `lit_fed.tasks.coco_metrics.KeypointAP`; batches
@@ -245,8 +245,8 @@ class KeypointEstimator(OnNetwork):
 
         Returns:
             ``poses``: some persons' joints beside the truth, and heatmaps on the pictures, a row per view. ``joints``:
-            the share of joints found by the distance, and of each kind of joint. ``features``: the feature map's means over all
-            places, by t-SNE, if the network has a ``forward_features`` with such a map.
+            the share of joints found by the distance, and of each kind of joint. ``features``: the feature map's means
+            over all places, by t-SNE, if the network has a ``forward_features`` with such a map.
         """
         shown = [self._shown(name, batch) for name, batch in batches.items()]
         figures = {"poses": poses_figure(shown, self.skeleton_edges, self.flip_pairs)}
@@ -322,28 +322,34 @@ class KeypointEstimator(OnNetwork):
         heatmaps = self.heatmaps(batch["image"])
         self.log(f"{stage}/loss", self._loss(heatmaps, batch), batch_size=len(heatmaps))
         found, scores = self.codec.decode(heatmaps, batch["image"].shape[2:])
-        for metric in (self.pck, self.pck_strict, *self.of_joints.values()):
+        for metric in self._pcks().values():
             metric.update(found, batch["keypoints"], batch["visible"], batch["head_size"])
         if self.coco:
             area = batch["area"] * batch["scale"] ** 2
             inside, truth = (_in_image(points, batch) for points in (found, batch["keypoints"]))
-            for metric in self.coco.values():
-                metric.update(inside, scores, truth, batch["visible"], area, batch["image_id"])
+            for precision in self._precisions().values():
+                precision.update(inside, scores, truth, batch["visible"], area, batch["image_id"])
 
     def _reset(self) -> None:
-        for metric in (self.pck, self.pck_strict, *self.of_joints.values(), *self.coco.values()):
+        for metric in (*self._pcks().values(), *self._precisions().values()):
             metric.reset()
 
+    def _pcks(self) -> dict[str, PCK]:
+        """The metrics of joints, by name."""
+        found: Any = {"pck": self.pck, "pck_strict": self.pck_strict, **self.of_joints}
+        return cast("dict[str, PCK]", found)
+
+    def _precisions(self) -> dict[str, KeypointAP]:
+        """COCO's metrics, by name."""
+        return cast("dict[str, KeypointAP]", dict(self.coco))
+
     def _log_found(self, stage: str) -> None:
-        if self.pck.total > 0:
-            self.log(f"{stage}/pck", self.pck, prog_bar=True)
-            self.log(f"{stage}/pck_strict", self.pck_strict)
-        for name, metric in self.of_joints.items():
+        for name, metric in self._pcks().items():
             if metric.total > 0:
-                self.log(f"{stage}/{name}", metric)
-        for name, metric in self.coco.items():
-            if metric.count:
-                self.log(f"{stage}/{name}", metric)
+                self.log(f"{stage}/{name}", metric, prog_bar=name == "pck")
+        for name, precision in self._precisions().items():
+            if precision.count:
+                self.log(f"{stage}/{name}", precision)
 
 
 def _numbers(tensor: Tensor) -> NDArray[np.float32]:

@@ -54,7 +54,7 @@ class ClientPoses(PhotoPose):
         test_fraction: Share of a client's images to test on, without its ``test.json``.
         padding: Factor to enlarge boxes by.
         box_heights: Least and median height of a box in the population, by which `antialias` shrinks images; null for
-            those of the persons here.
+            the heights here.
         kwargs: See `PoseDataModule`, and `PhotoPose` and `DatasetModule` for `remember` and `num_workers`.
 
     Raises:

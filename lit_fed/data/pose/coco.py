@@ -159,7 +159,7 @@ def album_of(rows: Sequence[Mapping[str, Any]], source: str, clients: Sequence[s
     paths, listed = [row["path"] for row in rows], [row["image_id"] for row in rows]
     if len(set(listed)) < len(set(paths)):
         numbers = {path: number for number, path in enumerate(dict.fromkeys(paths))}
-        rows = [row | {"image_id": numbers[row["path"]]} for row in rows]
+        rows = [{**row, "image_id": numbers[row["path"]]} for row in rows]
     return Album(stacked(rows, source), paths, owners, listed)
 
 

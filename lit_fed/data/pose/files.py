@@ -73,7 +73,8 @@ class PhotoPose(PoseDataModule, DatasetModule):
     @override
     def stored_people(self, subset: Subset, rows: IntArray) -> People:
         people = self._albums[subset].people
-        return People(**{name: array[rows] for name, array in people.arrays().items()}, source=people.source)
+        arrays: dict[str, Any] = {name: array[rows] for name, array in people.arrays().items()}
+        return People(**arrays, source=people.source)
 
     @override
     def stored_image(self, subset: Subset, row: int) -> NDArray[np.uint8]:
@@ -198,7 +199,7 @@ def photograph_loader(data: PoseDataModule, path: Path, num_workers: int, device
     Args:
         data: The data set.
         path: See `photographs`.
-        num_workers: Processes that decode the photographs; 0 decodes them in this process.
+        num_workers: Processes that decode the photographs; 0 decodes in this process.
         device: The device of the batches.
 
     Raises:

@@ -353,7 +353,7 @@ class PoseDataModule(FederatedDataModule):
         if new is not None and new.files is not None:
             files = new.files
             images = [(int(number), Path(file).name) for number, file in zip(numbers, files, strict=True)]
-            readers = [partial(read_photograph, Path(file)) for file in files]
+            readers: list[Callable[[], NDArray[np.uint8]]] = [partial(read_photograph, Path(file)) for file in files]
         else:
             found = [self.image_of(int(number)) for number in numbers]
             numbered = len({number for number, _, _ in found}) == len(set(numbers.tolist()))

@@ -109,7 +109,8 @@ class Puppets(PoseDataModule):
     @override
     def stored_people(self, subset: Subset, rows: IntArray) -> People:
         chosen = self._stored(subset, rows)
-        return People(**{name: array[chosen].numpy() for name, array in self._people[subset].items()})
+        arrays: dict[str, Any] = {name: array[chosen].numpy() for name, array in self._people[subset].items()}
+        return People(**arrays)
 
     @override
     def stored_image(self, subset: Subset, row: int) -> NDArray[np.uint8]:

@@ -102,8 +102,8 @@ def write_predictions(
     records = None if output.suffix == ".npz" else data.records(columns, new)
     if output.suffix == ".json" and records is None:
         raise ConfigError(
-            f"--output is {output.name!r}, and {type(data).__name__} makes no records of {', '.join(columns)}, which the "
-            "model's predict_step gives; choose a .csv or .npz file"
+            f"--output is {output.name!r}, and {type(data).__name__} makes no records of the outputs of predict_step, "
+            f"{', '.join(columns)}; choose a .csv or .npz file"
         )
     if federation.fabric.is_global_zero:
         try:
@@ -117,7 +117,8 @@ def write_predictions(
                     _write_records(temporary, output.suffix, records)
                 else:
                     _write_csv(temporary, columns, names, files)
-            for picture in _beside(output.resolve()) if records is not None else ():
+            for picture in _beside(output.resolve()):
+                assert records is not None
                 with in_place_of(picture) as temporary:
                     records.picture().savefig(temporary, format="png")
         except CheckpointError as error:
