@@ -18,7 +18,7 @@ from lit_fed.engine.loop.run import RoundRecord, Run
 from lit_fed.engine.method.algorithm import Cohort
 from lit_fed.engine.method.reducers import Reducer
 from lit_fed.engine.wire.broadcast import Broadcast
-from lit_fed.engine.wire.payload import ClientUpdate, is_finite
+from lit_fed.engine.wire.payload import ClientUpdate, are_finite
 from lit_fed.errors import ClientFailure, NonFiniteServer, NothingToAverage
 from lit_fed.machine import settled
 from lit_fed.participation import Fate, Participant
@@ -166,8 +166,9 @@ def _deliver(run: Run, current: Round, update: ClientUpdate) -> None:
     federation = run.federation
     codec = federation.channel.uplink.codec
     update = federation.channel.receive(update)
+    sent = update.payload.values() if update.flat is None else [update.flat.values]
     # Only a codec or a wrapper can have changed what the session has found finite.
-    if (codec is not None or federation.wrappers.stack) and not is_finite(update.payload):
+    if (codec is not None or federation.wrappers.stack) and not are_finite(sent):
         cause = "its update is not finite, which trainer.attack makes of it"
         if codec is not None:
             cause = "its update is no longer finite after trainer.uplink_codec; choose one with a wider range"
