@@ -26,11 +26,11 @@ def check_commits(setting: str, commits: str) -> None:
     """
     for commit in commits.split(" + "):
         if not _HASH.fullmatch(commit):
-            raise ConfigError(f"{setting}: its commit is {commit!r}; commit all changes, and run it again")
+            raise ConfigError(f"the commit of {setting} is {commit!r}; commit all changes, and run it again")
         try:
             if git("rev-parse", "--is-shallow-repository") != "true":
                 git("merge-base", "--is-ancestor", commit, "HEAD")
         except (OSError, SubprocessError):
             raise ConfigError(
-                f"{setting}: its commit {commit} is not in the history of this repository; merge it, or run it again"
+                f"the commit {commit} of {setting} is not in the history of this repository; merge it, or run it again"
             ) from None

@@ -58,7 +58,7 @@ class Register:
         """
         entry = finished.entry
         if not finished.numbers:
-            raise ConfigError(f"{entry.setting}: no place of its table has a number; run it again")
+            raise ConfigError(f"{entry.setting} has no number in its table; run it again")
         check_commits(entry.setting, entry.commit)
         self._entries[entry.setting] = entry
         self._claims[entry.setting], self._numbers[entry.setting] = finished.claims, finished.numbers
