@@ -1,7 +1,7 @@
 """A client's forward and backward pass as one CUDA graph: ``trainer.compile: graph``.
 
 A graph repeats the kernels of one batch on the same addresses, without Python and with one launch. So it reads copies,
-at fixed addresses, of everything that differs between clients or batches: the batch, and those of the client's tensors
+at fixed addresses, of everything that differs between clients or batches: the batch, and every tensor of the client
 that the objective reads. It writes the gradients, the loss and the logged values. The method's correction, clipping and
 the optimizer's step follow as without graphs. Values that a graph cannot read anew, such as ``client.id``, are refused.
 """
@@ -65,7 +65,7 @@ def refuse(loop: LocalLoop) -> None:
             raise ConfigError(f"{_KEY}, and model {name} or a callback has {hook}, which a graph does not call")
     for hook in _REPLACED:
         if hook in loop.replaced:
-            raise ConfigError(f"{_KEY}, and model {name} has its own {hook}, which a graph does not call")
+            raise ConfigError(f"{_KEY}, and model {name} overrides {hook}, which a graph does not call")
 
 
 def has_graphs(device: torch.device) -> bool:
@@ -376,7 +376,7 @@ def _surroundings(loop: LocalLoop, client: GraphClient) -> Iterator[Recorder]:
 
 @contextmanager
 def _undone(loop: LocalLoop) -> Iterator[None]:
-    """Restore buffers and generators on leaving: the passes before a recording are no training."""
+    """Restore buffers and generators on leaving: passes before a recording do not train."""
     buffers = loop.model.all_buffers()
     saved = [buffer.clone() for buffer in buffers]
     with torch.random.fork_rng(_devices(loop)):
@@ -426,7 +426,7 @@ def _form(batch: Any) -> Any:
     """Structure of a batch, and shape, type and strides of its tensors; its other parts as they are.
 
     Raises:
-        ConfigError: If a part can be no key.
+        ConfigError: If a part cannot be hashed.
     """
     leaves, form = tree_flatten(batch)
     parts = tuple(

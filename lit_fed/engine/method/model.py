@@ -83,7 +83,7 @@ class Model:
                 self._first_passing[idx] = (owner, key, buffer, buffer._version, first)
 
     def all_buffers(self) -> list[Tensor]:
-        """All buffers, also those that are not saved."""
+        """All buffers, persistent or not."""
         return [
             found
             for owner, key in (*self.buffers.values(), *self._passing)
