@@ -11,11 +11,12 @@ from lit_fed.engine.storage.index import VersionIndex, read_table
 
 _NAMES = [*map(str, range(4)), "late-0", "late-1", str(2**62), f"late-{2**62}"]
 _VERSIONS = st.tuples(st.integers(0, 2**31 - 1), st.integers(0, 2**32 - 1))
-_CHANGES = st.lists(st.tuples(st.sampled_from(_NAMES), st.none() | _VERSIONS), max_size=40)
+Changes = list[tuple[str, tuple[int, int] | None]]
+_CHANGES: st.SearchStrategy[Changes] = st.lists(st.tuples(st.sampled_from(_NAMES), st.none() | _VERSIONS), max_size=40)
 
 
 @given(_CHANGES, _CHANGES)
-def test_any_changes_leave_the_table_of_a_dictionary(first: list, second: list) -> None:
+def test_any_changes_leave_the_table_of_a_dictionary(first: Changes, second: Changes) -> None:
     expected, index = dict[str, tuple[int, int]](), VersionIndex({})
     for changes in (first, second):
         for name, version in changes:
