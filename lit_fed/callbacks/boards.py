@@ -198,12 +198,15 @@ def _board(logger: Logger) -> Board:
 
 
 def takes_pictures(run: Run) -> bool:
-    """Whether a logger of this process takes pictures."""
-    return any(board.draws for board in boards(run))
+    """Whether the run draws pictures, and a logger of this process takes them."""
+    return bool(_drawing(run))
 
 
 def show_picture(run: Run, tag: str, picture: NDArray[np.uint8], round_idx: int) -> None:
     """Log a picture to all loggers that take pictures."""
-    for board in boards(run):
-        if board.draws:
-            board.picture(tag, picture, round_idx)
+    for board in _drawing(run):
+        board.picture(tag, picture, round_idx)
+
+
+def _drawing(run: Run) -> list[Board]:
+    return [board for board in boards(run) if board.draws] if run.settings.enable_pictures else []

@@ -16,6 +16,7 @@ from lit_fed.engine.lightning.metric_names import Direction
 from lit_fed.engine.loop.checkpoint import read_checkpoint, save_checkpoint
 from lit_fed.engine.loop.run import Callback, RoundRecord
 from lit_fed.engine.storage.files import Version, remove_half_written
+from lit_fed.engine.storage.index import read_table
 from lit_fed.engine.wire.workers import on_first_process
 from lit_fed.errors import CheckpointError, UnreadableFile
 
@@ -85,7 +86,7 @@ class Checkpoint(Callback):
                 _link(last, folder / "best.ckpt")
             for path in sorted(path for path in folder.glob("*.ckpt") if _OWN.fullmatch(path.name)):
                 try:
-                    self._kept[path.name] = read_checkpoint(path)["clients"]
+                    self._kept[path.name] = read_table(read_checkpoint(path)["clients"])
                 except CheckpointError as error:  # the run resumes from another checkpoint
                     self._unread |= isinstance(error, UnreadableFile)
                     left = "left as it is, and no state of a client is deleted" if self._unread else "left as it is"

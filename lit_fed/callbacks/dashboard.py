@@ -68,7 +68,7 @@ class Dashboard(Callback):
             settings = settings_of(run.settings.config)
             for board in new if settings else ():
                 board.settings(settings, _compared(run, settings))
-            drawing = [board for board in new if board.draws and not run.withholds]
+            drawing = [board for board in new if board.draws] if takes_pictures(run) and not run.withholds else []
             if drawing and (picture := run.federation.data.picture()) is not None:
                 for board in drawing:
                     board.picture("pictures/partition", picture, run.start_round)

@@ -36,6 +36,7 @@ class LeftOut(Callback):
             CheckpointError: If ``clients.csv`` cannot be read, or the picture not written.
         """
         around = any(isinstance(wrapper, Aggregation | Attack) for wrapper in run.federation.wrappers.stack)
+        around = around and run.settings.enable_pictures
         num_clients, num_rounds = run.federation.data.num_clients, run.next_round
         if not around or run.withholds or not run.fabric.is_global_zero or not 0 < num_clients * num_rounds <= _CELLS:
             return

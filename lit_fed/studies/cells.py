@@ -49,6 +49,7 @@ class Cell:
         args: Arguments of ``fit`` without folder and checkpoint, which reproduce the cell anywhere.
         config: The resolved configuration.
         folder: The folder of its runs.
+        draws: Whether its runs draw pictures, unless their settings say so.
     """
 
     row: str
@@ -57,6 +58,7 @@ class Cell:
     args: tuple[str, ...]
     config: Mapping[str, Any] = field(repr=False)
     folder: Path
+    draws: bool = False
 
     @property
     def name(self) -> str:
@@ -66,7 +68,8 @@ class Cell:
     @property
     def command(self) -> list[str]:
         """Arguments of the run in its folder; a repeated run resumes after the last finished round."""
-        return ["fit", *self.args, f"--trainer.default_root_dir={self.folder}", "--ckpt_path=last"]
+        pictures = f"--trainer.enable_pictures={json.dumps(self.draws)}"  # the first word: the study's settings win
+        return ["fit", pictures, *self.args, f"--trainer.default_root_dir={self.folder}", "--ckpt_path=last"]
 
     @property
     def shell(self) -> str:
@@ -86,13 +89,14 @@ class Cell:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A digest of all settings, independent of folders, comments and the files that the settings come from.
+        """A digest of all settings, independent of folders, pictures, comments and the settings' files.
 
         Settings that are null or false do not count, because a setting that a later release adds, and that is off,
         changes no run. Classes count by their names, so that a class may move to another module.
         """
         config = copy.deepcopy(dict(self.config))
-        config["trainer"].pop("default_root_dir", None)
+        for changes_no_result in ("default_root_dir", "enable_pictures"):
+            config["trainer"].pop(changes_no_result, None)
         text = json.dumps(_by_name(_what_is_on(config)), sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -266,7 +270,8 @@ def lay_out(study: Study, output: Path) -> CellGrid:
                 if commands[seed] in cells:
                     continue
                 where = folder / place.row / place.column / f"seed_{seed}"
-                cells[commands[seed]] = Cell(place.row, place.column, seed, commands[seed], config, where)
+                draws = bool(study.pictures)
+                cells[commands[seed]] = Cell(place.row, place.column, seed, commands[seed], config, where, draws)
         at |= {(place, seed): cells[commands[seed]] for seed in study.seeds}
     return CellGrid(study, folder, tuple(cells.values()), at)
 

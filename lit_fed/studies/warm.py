@@ -5,9 +5,13 @@ import gc
 import importlib
 import os
 
+from lit_fed.command.roots import import_named
+
+import_named()
 for _name in (
-    *("lit_fed.__main__", "lit_fed.callbacks", "lit_fed.data", "lit_fed.methods", "lit_fed.studies.cell_process"),
-    *("matplotlib.backends.backend_agg", "sklearn.datasets", "torch.utils.tensorboard"),
+    *("lit_fed.__main__", "lit_fed.api", "lit_fed.command.cli", "lit_fed.studies.cell_process"),
+    *("attrs", "matplotlib.backends.backend_agg", "sklearn.datasets", "torch.utils.tensorboard"),
+    *("tensorboard.plugins.hparams.metadata", "torch.utils.serialization.config"),
 ):
     importlib.import_module(_name)
 # The forking process needs no clean-up, and some libraries complain during it.

@@ -66,9 +66,12 @@ def test_any_logger_gets_the_settings_and_one_with_log_image_the_pictures(tmp_pa
     assert album.pictures == [(f"pictures/{name}", step, (3,)) for name, step in names]
 
 
-def test_nothing_is_drawn_for_loggers_that_take_no_pictures(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [CSVLogger, Album])
+def test_nothing_is_drawn_for_loggers_that_take_no_pictures_or_get_none(kind: type, tmp_path: Path) -> None:
     """A map of all rounds and a pass over test data, for nobody: this federation has nothing to draw, and raises."""
-    dashboard, run = Dashboard(picture_every=1), a_run(tmp_path, loggers=[CSVLogger(tmp_path)])
+    logger = kind() if kind is Album else kind(tmp_path)
+    dashboard = Dashboard(picture_every=1)
+    run = a_run(tmp_path, loggers=[logger], enable_pictures=kind is not Album)
     run.federation = type("Undrawn", (), {"data": type("Data", (), {"views": staticmethod(dict)})})
     dashboard.on_fit_start(run)
     run_rounds(dashboard, run, 0, 2)

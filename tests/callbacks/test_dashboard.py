@@ -96,7 +96,9 @@ def a_run(folder: Path, start_round: int = 0, rank_zero: bool = True, config: st
         "loggers": [TensorBoardLogger(folder, name="", version="")],
         "log_dir": folder,
         "resumed_from": folder if start_round else None,
-        "settings": SimpleNamespace(config=config, told=more.pop("told", ())),
+        "settings": SimpleNamespace(
+            config=config, told=more.pop("told", ()), enable_pictures=more.pop("enable_pictures", True)
+        ),
         "federation": a_federation(),
         "next_round": start_round,
         "max_rounds": 3,

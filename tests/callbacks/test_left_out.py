@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,8 +39,10 @@ def test_the_picture_is_drawn_again_after_a_resume(tmp_path: Path) -> None:
     assert shares.tolist() == [[1, 1, 1, 1, 0]] * 3
 
 
-@pytest.mark.parametrize("wrappers", [{}, {"aggregation": Median()}])
-def test_a_run_with_nothing_to_show_has_no_picture(wrappers: dict[str, Median], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "wrappers", [{}, {"aggregation": Median()}, {"aggregation": MultiKrum(1), "enable_pictures": False}]
+)
+def test_a_run_with_nothing_to_show_or_without_pictures_has_none(wrappers: dict[str, Any], tmp_path: Path) -> None:
     _, made = moved(tmp_path, TARGETS, logger=True, **wrappers)
     assert not (made.log_dir / "left_out.png").exists()
 

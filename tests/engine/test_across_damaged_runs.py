@@ -247,7 +247,8 @@ def test_a_state_of_another_layout_is_refused_though_its_checksum_fits(
     path.write_bytes(b"".join(blobs))
     last = folder / "checkpoints" / "last.ckpt"
     content = torch.load(last, weights_only=True)
-    content["clients"][str(client_id)] = (0, crc32(blobs[client_id]))
+    assert content["clients"][client_id].tolist()[0] == client_id
+    content["clients"][client_id, 1] = crc32(blobs[client_id])  # of round 0
     torch.save(content, last)
     name = entry.removeprefix("state/")
     message = rf"the state of client {client_id} belongs to another .* it differs in '{name}': {told}"

@@ -15,7 +15,9 @@ from torch import Tensor
 
 from lit_fed import Client, Model, Pass, Phase, Split
 from lit_fed.callbacks import Callback, Checkpoint, RoundRecord
+from lit_fed.engine.loop.checkpoint import read_checkpoint
 from lit_fed.engine.loop.run import Run
+from lit_fed.engine.storage.index import read_table
 from lit_fed.engine.storage.packs import PackedFiles
 from lit_fed.engine.wire.payload import ClientUpdate
 from lit_fed.errors import CheckpointError
@@ -27,7 +29,7 @@ from tests.support import Threes, Wanderer, Wandering, assert_same, fit, kept, r
 
 def named_files(folder: Path) -> set[str]:
     """The client states that the checkpoints of a folder name, as the packs that hold them."""
-    indices = [torch.load(path, weights_only=True)["clients"] for path in folder.glob("*.ckpt")]
+    indices = [read_table(read_checkpoint(path)["clients"]) for path in folder.glob("*.ckpt")]
     packs = PackedFiles(folder / "clients")
     named = {(name, version[0]) for index in indices for name, version in index.items()}
     assert named <= set(packs.rounds())

@@ -69,6 +69,19 @@ def test_every_cell_has_its_own_status_and_log(tmp_path):
     assert (tmp_path / "2.txt").read_text().count("\n") == 1
 
 
+def test_a_cell_finds_all_modules_of_lit_fed_imported(tmp_path):
+    ours = "{name for name in sys.modules if name.startswith('lit_fed')}"
+    code = f"""
+import sys, lit_fed.studies.warm
+from lit_fed.command.cli import main
+warm = {ours}
+main(sys.argv[1:])
+print("imported:", *sorted({ours} - warm))"""
+    short = [*LONG[:-2], "--trainer.max_rounds=1", f"--trainer.default_root_dir={tmp_path}"]
+    out = subprocess.run([sys.executable, "-c", code, *short], cwd=ROOT, check=True, capture_output=True, text=True)
+    assert out.stdout.splitlines()[-1] == "imported:"
+
+
 def test_a_cell_leads_a_group_of_its_own_which_signals_reach(tmp_path):
     process = training(tmp_path / "interrupted")
     assert os.getpgid(process.pid) == process.pid != os.getpgid(0)

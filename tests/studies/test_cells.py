@@ -11,7 +11,7 @@ import yaml
 
 from lit_fed import Classifier
 from lit_fed.errors import ConfigError
-from lit_fed.studies.cells import _ANY, Cell, chosen, lay_out
+from lit_fed.studies.cells import _ANY, Cell, _reader, chosen, lay_out
 from lit_fed.studies.jobs import share_machine
 from lit_fed.studies.metric_check import check_metrics
 from lit_fed.studies.parts import check_parts
@@ -42,6 +42,21 @@ def test_a_cell_is_an_ordinary_command(tmp_path):
     folder = tmp_path / "out/tiny/pocket/fedavg/iid/seed_4"
     assert cell.command[-2:] == [f"--trainer.default_root_dir={folder}", "--ckpt_path=last"]
     assert (cell.config["trainer"]["seed"], cell.config["data"]["init_args"]["seed"]) == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("asks", "draws"),
+    [
+        ({}, False),
+        ({"pictures": ["views"]}, True),
+        ({"set": TINY["set"] | {"trainer.enable_pictures": True}}, True),
+    ],
+)
+def test_a_cell_draws_pictures_only_for_a_study_that_asks_for_them(asks, draws, tmp_path):
+    (cell, _), (plain, _) = (grid_of(tmp_path, name, **changes).cells for name, changes in (("a", asks), ("b", {})))
+    config = _reader().read({0: cell.command[1:]}, "here")[0]
+    assert config["trainer"]["enable_pictures"] is draws
+    assert cell.fingerprint == plain.fingerprint, "pictures change no result"
 
 
 def test_the_data_keep_their_seed_unless_the_study_says_otherwise(tmp_path):

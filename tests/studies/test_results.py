@@ -227,6 +227,7 @@ def test_the_report_shows_what_the_first_seeds_runs_drew(tmp_path):
     part = report.partition("<h2>Pictures of the runs</h2>")[2].partition("<h2>")[0]
     assert part.count("<img") == 1
     assert "prox/iid/0" in part
+    assert "No run drew <code>absent</code>: runs from before" in part
     png = base64.b64decode(part.partition("base64,")[2].partition('"')[0])
     assert np.asarray(Image.open(io.BytesIO(png))).tolist() == [[[20] * 3] * 5] * 4
     assert "Pictures of the runs" not in report_html(collect(grid_of(tmp_path, seeds=[0, 1])), [])

@@ -7,7 +7,6 @@ A checkpoint holds tensors and primitives only, is written to a temporary file a
 from __future__ import annotations
 
 import pickle
-import re
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -22,6 +21,7 @@ from lit_fed.data.population.contents import Contents
 from lit_fed.engine.lightning.objective import task_name
 from lit_fed.engine.method.wrapper import AROUND
 from lit_fed.engine.storage.files import unreadable_named, write_atomically
+from lit_fed.engine.storage.index import read_table
 from lit_fed.engine.wire.workers import on_first_process
 from lit_fed.errors import CheckpointError
 from lit_fed.file_names import shown
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from lit_fed.engine.loop.run import Callback, Run
     from lit_fed.engine.method.model import Model
 
-FORMAT = 4
+FORMAT = 5
 _CONTENT: dict[str, type | tuple[type, ...]] = {
     "round_idx": int,
     "seed": int,
@@ -41,7 +41,7 @@ _CONTENT: dict[str, type | tuple[type, ...]] = {
     "state_dict": dict,
     "models": dict,
     "server": dict,
-    "clients": dict,
+    "clients": torch.Tensor,
     "initial": dict,
     "callbacks": dict,
     "metrics": dict,
@@ -50,7 +50,6 @@ _CONTENT: dict[str, type | tuple[type, ...]] = {
     "inputs": dict,
 }
 _PRIMITIVES = (str, bytes, bool, int, float, type(None))
-_KEPT = re.compile(r"(late-)?[0-9]+")  # names of clients' states, which become part of file names
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
@@ -79,7 +78,9 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     if content["lit_fed_format"] > FORMAT:
         raise CheckpointError(f"{path} was written by a newer lit_fed; upgrade the package")
     if content["lit_fed_format"] < FORMAT:
-        raise CheckpointError(f"{path} was written by an older lit_fed, in which classes had other paths; train again")
+        raise CheckpointError(
+            f"{path} was written by an older lit_fed, whose checkpoints had another form; train again"
+        )
     if odd := _malformed(content):
         raise CheckpointError(f"{path} is not a lit_fed checkpoint: {odd}")
     checked: dict[str, Any] = content
@@ -100,11 +101,10 @@ def _malformed(content: Mapping[str, Any]) -> str | None:
             return f"{key!r} is missing"
         if not isinstance(content[key], kinds):
             return f"{key!r} is of type {type(content[key]).__name__}"
-    for name, version in content["clients"].items():
-        if not isinstance(name, str) or not _KEPT.fullmatch(name):
-            return f"{name!r} in 'clients' is not a client"
-        if not isinstance(version, tuple) or [type(part) for part in version] != [int, int] or min(version) < 0:
-            return f"{name!r} in 'clients' is {version!r}, not a version"
+    try:
+        read_table(content["clients"])
+    except ValueError as error:
+        return f"'clients' has {error}"
     if content["round_idx"] < 0:
         return f"'round_idx' is {content['round_idx']}"
     try:
@@ -139,7 +139,7 @@ def snapshot(run: Run) -> dict[str, Any]:
         "state_dict": models.get(federation.kinds.names[0], {}),
         "models": models if len(federation.kinds.names) > 1 else {},
         "server": _plain(federation.server, "the server's state"),
-        "clients": federation.store.state_dict(),
+        "clients": federation.store.table(),
         "initial": {kind: _initial(loop.model) for kind, loop in federation.loops.items()},
         "callbacks": _plain({name: callback.state_dict() for name, callback in _named(run)}, "callbacks"),
         "metrics": _plain(run.metrics, "metrics"),
@@ -209,7 +209,7 @@ def restore(run: Run, path: Path, trains: bool = True) -> None:
     for kind, model in models.items():
         for name in saved[kind].keys() & model.initial.keys():  # no client begins with the other tensors
             model.initial[name].copy_(saved[kind][name])
-    federation.store.load_state_dict(content["clients"], content["round_idx"])
+    federation.store.load_state_dict(read_table(content["clients"]), content["round_idx"])
     _load_callbacks(run, content["callbacks"], path)
     run.start_round = run.next_round = content["round_idx"]
     run.metrics = content["metrics"]

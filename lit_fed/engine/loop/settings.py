@@ -99,6 +99,7 @@ class RunSettings:
     on_client_failure: OnFailure
     logs: Path
     logger: bool | Logger | list[Logger]
+    enable_pictures: bool
     config: str = ""
     told: tuple[str, ...] = ()
 

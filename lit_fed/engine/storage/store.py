@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.engine.storage.files import Packs, Version, VersionedFiles, remove_half_written
+from lit_fed.engine.storage.index import VersionIndex
 from lit_fed.engine.storage.state_bytes import State
 from lit_fed.engine.wire.payload import ClientUpdate, Payload, is_finite, layout_of
 from lit_fed.engine.wire.workers import Workers
@@ -46,7 +47,7 @@ class ClientStore:
         self.round_idx = 0
         self.restored = False
         """Whether a checkpoint was loaded, whose states may be foreign."""
-        self._index: dict[str, Version] = {}
+        self._index = VersionIndex({})
         self._cache: dict[str, tuple[Version, State]] = {}
         self._ahead: dict[str, State] = {}  # prefetched
         self._changed: dict[str, Version | None] = {}
@@ -63,7 +64,7 @@ class ClientStore:
             CheckpointError: If its file is missing, damaged, another client's, or differs from the written content.
         """
         name = str(key)
-        version = self._index.get(name)
+        version = self._index.versions.get(name)
         if version is None:
             return None
         cached = self._cache.get(name)
@@ -78,8 +79,8 @@ class ClientStore:
     def reading(self, keys: Iterable[Key]) -> Iterator[None]:
         """Prefetch states for `get`, which reports the unreadable ones."""
         if self.mode == "disk":  # in memory mode, each would keep the memory of all
-            names = [str(key) for key in keys]
-            self._ahead = self.files.read_ahead({name: self._index[name] for name in names if name in self._index})
+            current, names = self._index.versions, [str(key) for key in keys]
+            self._ahead = self.files.read_ahead({name: current[name] for name in names if name in current})
         try:
             yield
         finally:
@@ -95,7 +96,7 @@ class ClientStore:
 
     def version(self, key: Key) -> Version | None:
         """The current version, or None."""
-        return self._index.get(str(key))
+        return self._index.versions.get(str(key))
 
     def written(self, key: Key) -> Version | None:
         """The version written in this round, or None."""
@@ -161,13 +162,15 @@ class ClientStore:
             self.files.take(packs)
         changes = [change for part, *_ in parts for change in part.items()]
         for name, version in sorted(changes, key=lambda change: change[1] is not None):  # drops first
-            before = self._index.pop(name, None)
+            before = self.version(name)
             if before is not None and (version is None or before[0] != version[0]):
                 self._superseded.append((name, before[0]))
-            if version is not None:
-                self._index[name] = version
+            if version is None:
+                self._index.drop(name)
+            else:
+                self._index.set(name, version)
         for name, _ in changes:  # dropped, or now another process's
-            if name in self._cache and self._cache[name][0] != self._index.get(name):
+            if name in self._cache and self._cache[name][0] != self._index.versions.get(name):
                 del self._cache[name]
         self._changed = {}
         self.round_idx = next_round
@@ -181,15 +184,19 @@ class ClientStore:
 
     def state_dict(self) -> dict[str, Version]:
         """The index: current version by key."""
-        return dict(self._index)
+        return dict(self._index.versions)
+
+    def table(self) -> Tensor:
+        """The index as a checkpoint holds it; see `VersionIndex.table`."""
+        return self._index.table()
 
     def clients(self) -> Iterator[int]:
         """Clients with a state."""
-        return (int(name) for name in self._index if name.isdecimal())
+        return (int(name) for name in self._index.versions if name.isdecimal())
 
     def load_state_dict(self, index: Mapping[str, Version], round_idx: int) -> None:
         """Restore an index."""
-        self._index = dict(index)
+        self._index = VersionIndex(index)
         self.restored = True
         self._cache, self._changed, self._superseded = {}, {}, []
         self.round_idx = round_idx
@@ -201,7 +208,7 @@ class ClientStore:
         """
         if self.files.directory is not None:
             remove_half_written(self.files.directory)
-        current = {(name, round_idx) for name, (round_idx, _) in self._index.items()}
+        current = {(name, round_idx) for name, (round_idx, _) in self._index.versions.items()}
         self._superseded = [entry for entry in self.files.rounds() if entry not in current]
 
     def adopt(self, directory: Path) -> None:
@@ -211,7 +218,7 @@ class ClientStore:
             CheckpointError: If a state is missing, or cannot be copied.
         """
         source = self.keeper(directory)
-        for name, version in self._index.items():
+        for name, version in self._index.versions.items():
             self.files.copy(name, version, source)
         self.files.take(self.files.flush())
 

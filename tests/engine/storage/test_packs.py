@@ -232,7 +232,7 @@ def test_adopting_takes_the_current_states_only(tmp_path: Path) -> None:
     assert files(tmp_path / "two") == {"0.r1.states", "2.r0.states"}
     assert [value(two, client_id) for client_id in range(3)] == [10.0, 11.0, 2.0]
     with pytest.raises(
-        CheckpointError, match=r"the state of client 2 cannot be read from .*nowhere: no pack of round 0 is there"
+        CheckpointError, match=r"the state of client 0 cannot be read from .*nowhere: no pack of round 1 is there"
     ):
         two.adopt(tmp_path / "nowhere")
 
