@@ -146,7 +146,7 @@ def test_the_card_names_the_kind_of_each_global_model(run: Path) -> None:
     content = torch.load(run / "checkpoints/best.ckpt", weights_only=True)
     content["metrics"] = {"global_full/acc": 0.75, "clients/acc_mean": 0.5, "train/loss": 1.0}
     facts = facts_of(content, run / "checkpoints/best.ckpt")
-    text = card(facts, [], Inputs((1, 8, 8), torch.uint8))
+    text = card(facts, [], Inputs((1, 8, 8), "uint8", {}))
     assert "| `global_full/acc` | 0.75 | the global model on the shared test set, for kind 'full' |" in text
     assert "| `clients/acc_mean` | 0.5 | each client's model on its own test data, before fine-tuning |" in text
     assert "train/loss" not in text
