@@ -68,10 +68,10 @@ class LatentGenerator(Generator):
 
 
 class _Enlarge(nn.Module):
-    """Resize maps to the nearest pixel, each channel as an image of its own.
+    """Resize maps to the nearest pixel, each channel as a separate image.
 
-    On a CPU, `torch.nn.Upsample` of four channels or more copies maps to channels-last and back, which takes longer than
-    resizing. Values and gradients are the same bits.
+    On a CPU, `torch.nn.Upsample` of four channels or more copies maps to channels-last and back, which takes longer
+    than resizing. Values and gradients are the same bits.
 
     Args:
         size: Height and width of the output.

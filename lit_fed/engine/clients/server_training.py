@@ -176,8 +176,8 @@ class ServerLoop:
 def _keep_freed_memory() -> None:
     """Let this process reuse freed tensors of up to 1 GiB, of which it keeps at most 1 GiB.
 
-    By default glibc maps every block of more than 32 MiB from the system and unmaps it on release. A generator of images
-    of 64×64 makes such maps in every step, and the page faults took a third of the step's CPU time.
+    By default glibc maps every block of more than 32 MiB from the system and unmaps the block on release. A generator
+    of images of 64×64 allocates such blocks in every step, and page faults took a third of its step's CPU time.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:  # not in musl

@@ -170,9 +170,20 @@ def test_a_kinds_network_is_differentiable_in_what_it_sees_and_stays_as_it_is(tm
 class _Mallinfo2(ctypes.Structure):
     """``struct mallinfo2`` of glibc's malloc.h; ``hblks`` is the number of blocks mapped one by one."""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         (name, ctypes.c_size_t)
-        for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keep")
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keep",
+        )
     ]
 
 
