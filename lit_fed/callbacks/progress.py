@@ -6,7 +6,7 @@ import fnmatch
 import math
 import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -42,12 +42,34 @@ PROTOCOLS = {
     "unseen": "the model that clients never sampled would receive, on their own {data} data",
 }
 """Meaning of the protocols' metrics, by prefix."""
+_KIND = "global_"  # with several kinds of network, the prefix of a kind's global model is this and the kind's name
+
+
+def protocol_of(name: str) -> str | None:
+    """The key in `PROTOCOLS` of a metric's protocol, which for ``global_<kind>/acc`` is ``global``, or None."""
+    prefix = name.partition("/")[0]
+    if prefix in PROTOCOLS:
+        return prefix
+    return "global" if prefix.startswith(_KIND) else None
+
+
+def meaning_of(name: str, data: str) -> str:
+    """The meaning of a metric's protocol, with the kind of network if the metric is of one kind.
+
+    Args:
+        name: A metric's full name, or its prefix, for which `protocol_of` has a protocol.
+        data: The data's name, such as ``test``.
+    """
+    protocol, prefix = protocol_of(name), name.partition("/")[0]
+    assert protocol is not None, f"{name} has no protocol"
+    found = PROTOCOLS[protocol].format(data=data)
+    return found if prefix == protocol else f"{found}, for kind {prefix.removeprefix(_KIND)!r}"
 
 
 def is_evaluated(name: str) -> bool:
-    """Whether a metric is the global model's, a mean over clients, or the training loss."""
-    prefix = name.partition("/")[0]
-    return prefix == "global" or (prefix in PROTOCOLS and name.endswith("_mean")) or name == "train/loss"
+    """Whether a metric is a global model's, a mean over clients, or the training loss."""
+    protocol = protocol_of(name)
+    return protocol == "global" or (protocol is not None and name.endswith("_mean")) or name == "train/loss"
 
 
 def format_bytes(count: float) -> str:
@@ -277,8 +299,8 @@ def print_evaluation(
     console.print(table)
     console.print(f"{'model':<10} {origin}", soft_wrap=True, markup=False, highlight=False)
     for prefix in dict.fromkeys(name.partition("/")[0] for name in _sorted_names(metrics)):
-        if prefix in PROTOCOLS:
-            line = f"{prefix + '/':<10} {PROTOCOLS[prefix].format(data=data)}"
+        if protocol_of(prefix):
+            line = f"{prefix + '/':<10} {meaning_of(prefix, data)}"
             console.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
@@ -301,21 +323,22 @@ def _sorted_names(names: Mapping[str, Any]) -> list[str]:
     """Names by protocol, in the order of `PROTOCOLS`, others last; within one as measured."""
     order = list(PROTOCOLS)
     prefixes = list(dict.fromkeys(name.partition("/")[0] for name in names))
-    prefixes.sort(key=lambda prefix: order.index(prefix) if prefix in order else len(order))
+    prefixes.sort(key=lambda prefix: order.index(protocol) if (protocol := protocol_of(prefix)) else len(order))
     return [name for prefix in prefixes for name in names if name.partition("/")[0] == prefix]
 
 
-def _key_names(monitor: str | None) -> list[str]:
-    """The metrics of a line: the monitored one by every protocol, and the losses."""
+def _key_names(metrics: Iterable[str], monitor: str | None) -> list[str]:
+    """The metrics of a line: the monitored one by every protocol and kind of network, and the losses."""
     if monitor is None:
         return ["train/loss"]
     key = base_name(monitor)
+    kinds = [name for name in metrics if name.startswith(_KIND) and name.endswith(f"/{key}")]
     over_clients = [f"{protocol}/{key}_mean" for protocol in PROTOCOLS if protocol != "global"]
-    return list(dict.fromkeys([f"global/{key}", "global/loss", *over_clients, "train/loss"]))
+    return list(dict.fromkeys([f"global/{key}", "global/loss", *kinds, *over_clients, "train/loss"]))
 
 
 def _key_values(metrics: Mapping[str, float], monitor: str | None) -> str:
-    return " ".join(f"{name} {metrics[name]:.3g}" for name in _key_names(monitor) if name in metrics)
+    return " ".join(f"{name} {metrics[name]:.3g}" for name in _key_names(metrics, monitor) if name in metrics)
 
 
 def _round_line(round_idx: int, metrics: Mapping[str, float], monitor: str | None) -> str:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from lit_fed.callbacks.progress import PROTOCOLS
+from lit_fed.callbacks.progress import meaning_of
 from lit_fed.handover.facts import Facts
 from lit_fed.printing import counted
 
@@ -91,8 +91,7 @@ def _results(facts: Facts) -> Iterator[str]:
     yield "| metric | value | of |"
     yield "|---|---|---|"
     for name, value in facts.metrics.items():
-        of = PROTOCOLS[name.partition("/")[0]].format(data=facts.evaluated_on)
-        yield f"| {_code(name)} | {value:.6g} | {of} |"
+        yield f"| {_code(name)} | {value:.6g} | {_escaped(meaning_of(name, facts.evaluated_on))} |"
 
 
 def _table(entries: Mapping[str, Any]) -> Iterator[str]:

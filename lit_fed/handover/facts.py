@@ -14,7 +14,7 @@ import numpy as np
 import yaml
 
 import lit_fed
-from lit_fed.callbacks.progress import PROTOCOLS
+from lit_fed.callbacks.progress import protocol_of
 from lit_fed.engine.loop.checkpoint import run_folder
 from lit_fed.engine.method.wrapper import AROUND
 from lit_fed.errors import CheckpointError
@@ -71,7 +71,7 @@ def facts_of(content: Mapping[str, Any], path: Path) -> Facts:
     """
     config = _settings(content["config"], path)
     trainer, inputs = config.get("trainer") or {}, content["inputs"]
-    metrics = {name: value for name, value in content["metrics"].items() if name.partition("/")[0] in PROTOCOLS}
+    metrics = {name: value for name, value in content["metrics"].items() if protocol_of(name)}
     training = {
         key: trainer[key]
         for key in ("max_rounds", "local_epochs", "local_steps", "seed", "precision")

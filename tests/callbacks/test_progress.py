@@ -195,6 +195,23 @@ def test_closing_table_has_last_and_best_of_every_evaluated_metric(tmp_path: Pat
     assert "best.ckpt" not in shown
 
 
+def test_each_kind_s_global_model_has_its_rows_and_its_place_in_the_line() -> None:
+    progress, file = a_progress()
+    run = a_run()
+    progress.on_fit_start(run)
+    for round_idx, acc in enumerate((0.25, 0.75, 0.5)):
+        run_round(progress, run, round_idx, clients__acc_mean=0.125, global_full__acc=acc, global_half__acc=1 - acc)
+    progress.on_fit_end(run)
+    shown = file.getvalue()
+    assert shown.splitlines()[0] == "round 0 | global_full/acc 0.25 global_half/acc 0.75 clients/acc_mean 0.125"
+    table = re.findall(r"│ (\S+) +│ +(\S+) +│ +(\S+) +│ +(\S+) +│", shown)
+    assert table == [  # global models first, also where the metrics come in another order
+        ("global_full/acc", "0.5", "0.75", "1"),
+        ("global_half/acc", "0.5", "0.75", "0"),
+        ("clients/acc_mean", "0.125", "0.125", "0"),
+    ]
+
+
 def test_the_rows_of_the_closing_table_are_a_setting() -> None:
     progress, file = a_progress()
     progress.metrics = ["clients/*_min", "global/f1"]
@@ -311,6 +328,18 @@ def test_evaluation_table_never_cuts_a_number(width: int) -> None:
     assert "model      runs/a.ckpt, saved by FedAvg on Net" in shown
 
 
+def test_evaluation_table_explains_each_kind_s_global_model() -> None:
+    file = io.StringIO()
+    metrics = {"clients/acc_mean": 0.5, "global_full/acc": 0.25, "global_half/acc": 0.75, "other_full/acc": 1.0}
+    print_evaluation(metrics, "test", 12, "", Console(file=file, width=100))
+    lines = file.getvalue().splitlines()
+    assert [line for line in lines if line.startswith(("global", "clients", "other"))] == [
+        "global_full/ the global model on the shared test set, for kind 'full'",
+        "global_half/ the global model on the shared test set, for kind 'half'",
+        "clients/   each client's model on its own test data, before fine-tuning",
+    ]
+
+
 def test_evaluation_that_found_nothing_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     print_evaluation({}, "test", 3, "")
     assert "nothing was evaluated" in capsys.readouterr().out
@@ -322,8 +351,9 @@ def test_evaluation_table_without_a_terminal_is_100_wide(capsys: pytest.CaptureF
 
 
 def test_which_metrics_are_evaluated() -> None:
-    names = ["global/acc", "clients/acc_mean", "clients/acc_p10", "train/loss", "train/kd", "time/round_mean"]
-    assert [name for name in names if is_evaluated(name)] == ["global/acc", "clients/acc_mean", "train/loss"]
+    evaluated = ["global/acc", "global_full/acc", "clients/acc_mean", "train/loss"]
+    names = [*evaluated, "clients/acc_p10", "train/kd", "time/round_mean"]
+    assert [name for name in names if is_evaluated(name)] == evaluated
 
 
 @pytest.mark.parametrize(

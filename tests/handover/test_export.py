@@ -25,7 +25,7 @@ from lit_fed.data import Digits
 from lit_fed.errors import CheckpointError, ConfigError
 from lit_fed.handover import export
 from lit_fed.handover.card import Inputs, card
-from lit_fed.handover.facts import Facts
+from lit_fed.handover.facts import Facts, facts_of
 from lit_fed.networks import build_network
 from tests.command.support import command, error_of
 from tests.command.test_across_load_network import OwnCode, reported, stored
@@ -140,6 +140,16 @@ def test_the_card_says_data_rounds_method_metric_and_protocol(run: Path, exporte
         assert f"\n{line}" in text
     assert yaml.safe_load(text.split("---\n")[1])["tags"] == ["federated-learning", "lit_fed"]
     assert '"alpha": 0.3' in text
+
+
+def test_the_card_names_the_kind_of_each_global_model(run: Path) -> None:
+    content = torch.load(run / "checkpoints/best.ckpt", weights_only=True)
+    content["metrics"] = {"global_full/acc": 0.75, "clients/acc_mean": 0.5, "train/loss": 1.0}
+    facts = facts_of(content, run / "checkpoints/best.ckpt")
+    text = card(facts, [], Inputs((1, 8, 8), "uint8", {}))
+    assert "| `global_full/acc` | 0.75 | the global model on the shared test set, for kind 'full' |" in text
+    assert "| `clients/acc_mean` | 0.5 | each client's model on its own test data, before fine-tuning |" in text
+    assert "train/loss" not in text
 
 
 def test_a_command_writes_the_best_of_the_newest_run_here(

@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from torch import nn
 
 from lit_fed.errors import ConfigError
 from lit_fed.networks import ImageGenerator, LatentGenerator, SmallCNN
+from lit_fed.networks.generators import _Enlarge
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 64, 64), (2, 9, 14)])
@@ -49,3 +51,21 @@ def test_cnns_of_three_widths_have_features_of_one_length() -> None:
         assert found.forward_features(torch.zeros(2, 1, 8, 8)).shape == (2, 64)
         expected = 10 * width + 18 * width**2 + 2 * width + 8 * width * 64 + 64 + 650
         assert sum(parameter.numel() for parameter in found.parameters()) == expected
+
+
+@pytest.mark.parametrize(("before", "after"), [((2, 2), (4, 4)), ((16, 16), (64, 64)), ((4, 7), (9, 14))])
+def test_enlarging_is_torch_s_upsampling_bit_for_bit(before: tuple[int, int], after: tuple[int, int]) -> None:
+    ours, theirs = (torch.randn(5, 6, *before, generator=torch.manual_seed(0)).requires_grad_() for _ in range(2))
+    made, expected = _Enlarge(after)(ours), nn.Upsample(size=after)(theirs)
+    assert torch.equal(made, expected)
+    weights = torch.randn(made.shape)
+    ours_grad, theirs_grad = (torch.autograd.grad(y, x, weights)[0] for y, x in ((made, ours), (expected, theirs)))
+    assert torch.equal(ours_grad, theirs_grad)
+
+
+def test_enlarging_copies_no_map_to_another_memory_format() -> None:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        _Enlarge((64, 64))(torch.randn(2, 6, 32, 32))
+    ran = {event.key for event in profiler.key_averages()}
+    assert "aten::upsample_nearest2d" in ran
+    assert "aten::copy_" not in ran

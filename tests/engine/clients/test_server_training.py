@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -164,3 +165,36 @@ def test_a_kinds_network_is_differentiable_in_what_it_sees_and_stays_as_it_is(tm
         assert_same(loop.loops["model"].model.copy(), before)
     assert found.item() == 1.0
     assert torch.autograd.grad(found.sum(), x)[0].tolist() == [[3.0, -1.0]]
+
+
+class _Mallinfo2(ctypes.Structure):
+    """``struct mallinfo2`` of glibc's malloc.h; ``hblks`` is the number of blocks mapped one by one."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena",
+            "ordblks",
+            "smblks",
+            "hblks",
+            "hblkhd",
+            "usmblks",
+            "fsmblks",
+            "uordblks",
+            "fordblks",
+            "keep",
+        )
+    ]
+
+
+def test_large_tensors_are_not_mapped_anew_after_the_server_has_trained(tmp_path: Path) -> None:
+    mallinfo2 = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if mallinfo2 is None:
+        pytest.skip("needs glibc 2.33")
+    mallinfo2.restype = _Mallinfo2
+    with server(tmp_path) as loop:
+        train(loop)
+    before = mallinfo2().hblks
+    large = torch.empty(2**24)  # 64 MiB, twice the largest block that glibc reuses by default
+    assert mallinfo2().hblks == before
+    assert large.numel() == 2**24
