@@ -118,7 +118,7 @@ PRIVATE = {
     torch: {
         "_foreach_add", "_foreach_add_", "_foreach_addcmul_", "_foreach_copy_", "_foreach_div", "_foreach_lerp_",
         "_foreach_mul", "_foreach_mul_", "_foreach_norm", "_foreach_sign", "_foreach_sqrt", "_foreach_sub",
-        "_softmax_backward_data", "_C",
+        "_foreach_zero_", "_softmax_backward_data", "_C",
     },
     torch._C: {"_autograd"},
     torch._C._autograd: {"_profiler_enabled"},
@@ -127,7 +127,7 @@ PRIVATE = {
     torch_optimizer: {"_global_optimizer_post_hooks", "_global_optimizer_pre_hooks"},
     SGD([torch.zeros(1)]): {"_optimizer_step_post_hooks", "_optimizer_step_pre_hooks"},
     torch.nn.Module(): {"_buffers", "_modules", "_non_persistent_buffers_set", "_parameters"},
-    torch.zeros(1): {"_version"},
+    torch.zeros(1): {"_base", "_version"},
     MeanMetric(): {"_computed", "_reductions", "_to_sync", "_update_count"},
     LightningModule(): {"_fabric", "_fabric_optimizers", "_trainer"},
     LightningCLI: {"_get", "_parser", "_prepare_subcommand_kwargs", "_prepare_subcommand_parser", "_run_subcommand"},

@@ -17,7 +17,7 @@ from typing import Any, NoReturn, cast
 import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 from torchmetrics import Metric
 from typing_extensions import override
 
@@ -172,7 +172,7 @@ class GraphClient(Client):
         raise _refusal("client.population")
 
 
-class Recorder(Meter):
+class StepRecorder(Meter):
     """Collects the values logged in one step."""
 
     def __init__(self) -> None:
@@ -233,7 +233,7 @@ class Graph:
         loop.state.task_run.returned = map_tensors(self._returned, Tensor.clone)
         return loss.clone()
 
-    def _step(self, form: TreeSpec, recorder: Recorder) -> None:
+    def _step(self, form: Any, recorder: StepRecorder) -> None:
         loop = self._loop
         recorder.logged.clear()
         loop.model.forget_gradients()
@@ -360,11 +360,11 @@ def record(step: Callable[[], None], device: torch.device, static: Sequence[Stat
 
 
 @contextmanager
-def _surroundings(loop: LocalLoop, client: GraphClient) -> Iterator[Recorder]:
+def _surroundings(loop: LocalLoop, client: GraphClient) -> Iterator[StepRecorder]:
     """Have the objective see the copies, log into a recorder, and refuse the task's clock."""
     state, trainer = loop.state, loop.trainer
     before = state.client, state.meter, trainer.current_epoch, trainer.global_step
-    recorder = state.meter = Recorder()
+    recorder = state.meter = StepRecorder()
     state.client = client
     trainer.current_epoch, trainer.global_step = _differs("self.current_epoch"), _differs("self.global_step")
     try:

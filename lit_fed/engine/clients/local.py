@@ -13,7 +13,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, contextmanager
 from itertools import count, islice
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
+from typing import Protocol as Interface
 
 import torch
 from lightning import Callback, Fabric, LightningModule
@@ -52,7 +53,7 @@ _TRANSFER = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_b
 _REPLACEABLE = ("backward", "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping")
 
 
-class Replays(Protocol):
+class Replays(Interface):
     """Takes gradients in place of forward and backward passes; see `lit_fed.engine.clients.graphs`."""
 
     def enter(self, client: Client) -> None:
