@@ -400,7 +400,8 @@ def test_what_is_shown_in_several_ways_is_drawn_in_all_of_them(tmp_path: Path) -
     views = {"test_resolutions": [(32, 24), (64, 48)], "interpolations": ["area", "bicubic"]}
     made = fit(tmp_path, estimator(drop_path=0.0), puppets(**views, test_samples=12), FedRAF(), logger=True)
     events = read(made.log_dir)
-    drawn = ["resolutions_poses", "resolutions_features", "interpolated_poses", "interpolated_features", "views"]
+    ways = [f"{way}_{what}" for way in ("resolutions", "interpolated") for what in ("poses", "joints", "features")]
+    drawn = [*ways, "views"]
     tags = {f"pictures/{name}" for name in (*drawn, "partition", "participation")}
     assert {tag: steps(events.Images(tag)) for tag in events.Tags()["images"]} == {
         tag: [0 if tag == "pictures/partition" else 1] for tag in tags
