@@ -28,14 +28,15 @@ def test_a_round_on_windows_with_every_kind(study: str, tmp_path: Path, monkeypa
     )  # fmt: skip
     monkeypatch.chdir(ROOT)
     path = Path("configs") / "papers" / "hfedckd" / "studies" / f"{study}.yaml"
-    cells = lay_out(read_study(path, "har_npz"), tmp_path / "study").cells
-    (args,) = [cell.args for cell in cells if cell.name == "hfedckd/people/0"]
+    cells = lay_out(read_study(path, "uci_har"), tmp_path / "study").cells
+    (args,) = [cell.args for cell in cells if cell.name == "hfedckd/s10/0"]
     options = {
         "trainer.max_rounds": "1", "trainer.evaluate_every": "1", "trainer.logger": "false",
         "trainer.enable_progress_bar": "false", "trainer.default_root_dir": str(tmp_path),
         "data.init_args.root": str(tmp_path), "algorithm.init_args.public_size": "12",
     }  # fmt: skip
-    main(["fit", *args, *(word for key, value in options.items() for word in (f"--{key}", value))])
+    natural = ["-c", "configs/data/uci_har_natural.yaml"]  # the file in place of the folder that is published
+    main(["fit", *args, *natural, *(word for key, value in options.items() for word in (f"--{key}", value))])
     (row,) = rows(tmp_path / "lightning_logs" / "version_0" / "metrics.csv")
     assert 0 <= float(row["clients_global/acc_mean"]) <= 1
     assert row["participation/count"] == "10"
