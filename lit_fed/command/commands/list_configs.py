@@ -33,7 +33,7 @@ def run(call: Call) -> int:
 
 
 def tell(folder: str) -> bool:
-    """Print the files of a folder, or all; false, and nothing, if there is no such folder."""
+    """Print the files of a folder, or all files; return False without printing if the folder does not exist."""
     folder = _cleaned(folder)
     chosen = {name: path for name, path in shipped().items() if not folder or name.startswith(f"{folder}/")}
     width = max(map(len, chosen), default=0)

@@ -9,11 +9,13 @@ the optimizer's step follow as without graphs. Values that a graph cannot read a
 from __future__ import annotations
 
 import gc
+import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
@@ -193,7 +195,7 @@ class Graph:
     """One recorded forward and backward pass.
 
     Args:
-        graphs: Gives the loop.
+        loop: The clients' loop.
         client: The client whose tensors it reads.
         batch: Any batch of its form.
     """
@@ -208,12 +210,13 @@ class Graph:
             loop.state.task_run.forget()
             gc.collect()
             _check_held(loop)
-            self._replay = record(lambda: self._step(form, recorder), loop.fabric.device, client.static)
+            with _nothing_drawn(loop):
+                self._replay = record(lambda: self._step(form, recorder), loop.fabric.device, client.static)
             _check_held(loop)
+            self._written = [buffer for buffer, version in self._versions if buffer._version != version]
             self._logged = list(recorder.logged)
             parameters = loop.model.parameters.values()
             self._gradients = [(parameter, parameter.grad) for parameter in parameters if parameter.grad is not None]
-        self._written = [buffer for buffer, version in self._versions if buffer._version != version]
 
     def take(self, batch: Any) -> Tensor:
         """Replay it on another batch of the same form, add the logged values, and return the loss."""
@@ -267,7 +270,7 @@ class Graphs:
     def __init__(self, loop: LocalLoop) -> None:
         refuse(loop)
         self._loop = loop
-        self._clients: dict[Any, GraphClient] = {}
+        self._clients: OrderedDict[Any, GraphClient] = OrderedDict()
         self._graphs: OrderedDict[Any, Graph] = OrderedDict()
         self._phase: Any = None
 
@@ -276,10 +279,18 @@ class Graphs:
         self._phase = _kind(self._loop, client)
         if (held := self._clients.get(self._phase)) is None:
             self._clients[self._phase] = GraphClient(client)
+            if len(self._clients) > _MOST:
+                self._drop(self._clients.popitem(last=False)[0])
             return
+        self._clients.move_to_end(self._phase)
         if not held.is_of(client.round_idx):
-            self._graphs = OrderedDict((key, one) for key, one in self._graphs.items() if key[0] != self._phase)
+            self._drop(self._phase)
         held.become(client)
+
+    def _drop(self, phase: Any) -> None:
+        """Drop the graphs of a phase."""
+        for key in [key for key in self._graphs if key[0] == phase]:
+            del self._graphs[key]
 
     def take(self, batch: Any) -> Tensor:
         """Gradients of the client's objective on a batch, in place of those present; returns the loss.
@@ -287,7 +298,7 @@ class Graphs:
         Raises:
             ConfigError: If the step cannot be recorded.
         """
-        key = self._phase, _form(batch)
+        key = self._phase, _form(batch), self._loop.model.switches()  # hooks may have changed these since `enter`
         graph = self._graphs.get(key)
         if graph is None:
             graph = self._graphs[key] = Graph(self._loop, self._clients[self._phase], batch)
@@ -407,6 +418,32 @@ def _check_held(loop: LocalLoop) -> None:
         )
 
 
+def _numpy_state() -> list[Any]:
+    """State of NumPy's global generator, as values that compare."""
+    state: Any = np.random.get_state()  # noqa: NPY002  # the generator that a task may draw from
+    return [state[1].tolist(), *state[2:]]
+
+
+@contextmanager
+def _nothing_drawn(loop: LocalLoop) -> Iterator[None]:
+    """Refuse a step that draws random numbers beside the GPU's generator, of which a graph would repeat the first.
+
+    Raises:
+        ConfigError: Naming the generator.
+    """
+    states: dict[str, Callable[[], Any]] = {"Python's random": random.getstate, "NumPy's np.random": _numpy_state}
+    if loop.fabric.device.type != "cpu":
+        states["torch's generator of the CPU"] = lambda: torch.get_rng_state().tolist()
+    before = {name: state() for name, state in states.items()}
+    yield
+    for name, state in states.items():
+        if state() != before[name]:
+            raise ConfigError(
+                f"{_KEY}, and training_step draws from {name}, whose numbers a graph would repeat; draw on the batch's "
+                "device"
+            )
+
+
 def _devices(loop: LocalLoop) -> list[torch.device]:
     return [loop.fabric.device] if loop.fabric.device.type == "cuda" else []
 
@@ -415,10 +452,8 @@ def _kind(loop: LocalLoop, client: Client) -> Any:
     """Key of the clients and phases that share graphs."""
     held = (*(getattr(client, name) for name in _HELD), *client.results.values())
     shapes = tuple([tuple([(name, tensor.shape, tensor.dtype) for name, tensor in one.items()]) for one in held])
-    trains = tuple([parameter.requires_grad for parameter in loop.model.parameters.values()])
     return (
-        client.phase, loop.state.public, client.stage, client.fine_tuning, client.is_new, tuple(client.results),
-        shapes, trains,
+        client.phase, loop.state.public, client.stage, client.fine_tuning, client.is_new, tuple(client.results), shapes
     )  # fmt: skip
 
 
@@ -426,9 +461,11 @@ def _form(batch: Any) -> Any:
     """Structure of a batch, and shape, type and strides of its tensors; its other parts as they are.
 
     Raises:
-        ConfigError: If a part cannot be hashed.
+        ConfigError: If a part is text or cannot be hashed, so that every batch would need a graph.
     """
     leaves, form = tree_flatten(batch)
+    if any(isinstance(leaf, str | bytes) for leaf in leaves):
+        raise ConfigError(f"{_KEY}, and a batch holds text, which a graph would not change; leave it out of batches")
     parts = tuple(
         (leaf.shape, leaf.dtype, leaf.stride()) if isinstance(leaf, Tensor) else (type(leaf), leaf) for leaf in leaves
     )

@@ -171,7 +171,7 @@ def _deliver(run: Run, current: Round, update: ClientUpdate) -> None:
     if (codec is not None or federation.wrappers.stack) and not are_finite(sent):
         cause = "its update is not finite, which trainer.attack makes of it"
         if codec is not None:
-            cause = "its update is no longer finite after trainer.uplink_codec; choose one with a wider range"
+            cause = "its update is no longer finite after trainer.uplink_codec; choose a codec with a wider range"
         current.ledger.failed(ClientFailure(update.client_id, current.round_idx, cause))
         return
     if "probability" in current.needs:  # an estimate takes seconds in a large population

@@ -90,6 +90,11 @@ class Model:
             if (found := owner._buffers[key]) is not None
         ]
 
+    def switches(self) -> tuple[bool, ...]:
+        """Modes of all submodules, and which parameters train."""
+        trains = [parameter.requires_grad for parameter in self.parameters.values()]
+        return tuple([module.training for module in self._modules] + trains)
+
     def is_of(self, task: LightningModule) -> bool:
         """Whether a task still has the parameters looked up at construction."""
         now = dict(task.named_parameters())
@@ -291,7 +296,7 @@ class ModelView(Model):
         self._leaves = _Leaves(whole, find) if parameters is None else parameters
 
     def __getattr__(self, name: str) -> Any:
-        """What a view does not have itself, such as the split, is the whole model's."""
+        """Delegate attributes that the view lacks, such as the split, to the whole model."""
         if name in ("_whole", "_find", "_leaves"):  # of a view under construction
             raise AttributeError(name)
         return getattr(self._whole, name)

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -171,8 +173,10 @@ def rebind(task: Any, _batch: Any, _idx: int) -> None:
         (rebind, "replaces a buffer"),
         (lambda task, batch, idx: "skip", "returns None"),
         (lambda task, batch, idx: float(batch[0].sum()), "cannot be recorded"),
+        (lambda task, batch, idx: random.random(), "draws from Python's random"),
+        (lambda task, batch, idx: np.random.beta(1, 1), "draws from NumPy's"),  # noqa: NPY002  # as mixup does
     ],
-    ids=["batch_idx", "epoch", "step", "number", "fold", "metric", "rebound", "skip", "sync"],
+    ids=["batch_idx", "epoch", "step", "number", "fold", "metric", "rebound", "skip", "sync", "random", "numpy"],
 )
 def test_a_step_that_no_graph_repeats_is_refused(act: Any, said: str, tmp_path: Path, recorded: list[int]) -> None:
     fit(tmp_path / "plain", Odd(act), max_rounds=1)  # without graphs it trains
@@ -219,6 +223,48 @@ def test_an_objective_that_reads_the_round_is_recorded_in_every_round(tmp_path: 
     ]
     assert_same(*map(weights, made))
     assert len(recorded) == 1 + 3 * 2 - 1  # the trial has the first client's of the first round; two sizes of batches
+
+
+class Switching(LeastSquares):
+    """Its dropout is on in the second epoch only, by a hook within the phase."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = torch.nn.Dropout(0.5)
+        self.epoch = 0
+
+    def on_train_start(self) -> None:
+        self.epoch = 0
+
+    def on_train_epoch_start(self) -> None:
+        self.drop.train(self.epoch == 1)
+        self.epoch += 1
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        return (0.5 * (self.network(self.drop(x)).squeeze(1) - y) ** 2).mean()
+
+
+def test_a_mode_that_a_hook_switches_is_the_steps_own(tmp_path: Path, recorded: list[int]) -> None:
+    made = [
+        fit(tmp_path / str(idx), Switching(), Points(num_clients=4), max_rounds=2, local_epochs=3, **options)
+        for idx, options in enumerate(({}, GRAPH))
+    ]
+    assert_same(*map(weights, made))
+
+
+def test_as_many_kinds_of_clients_are_kept_as_graphs(
+    tmp_path: Path, recorded: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graphs, "_MOST", 1)
+    made = []
+    for options in ({}, GRAPH):
+        torch.manual_seed(0)
+        data = Points(num_clients=4, sizes=(2, 3))
+        made.append(fit(tmp_path / str(len(made)), Wanderer(), data, Wandering(), max_rounds=3, **options))
+    assert_same(*map(weights, made))
+    (loop,) = made[1].run.federation.session.loops.values()
+    assert len(loop.replays._clients) == len(loop.replays._graphs) == 1
 
 
 class ByHand(LeastSquares):
