@@ -1,6 +1,7 @@
 """Methods, one file or package per paper."""
 
 from lit_fed.methods.attention_freezing import FedFrozen
+from lit_fed.methods.client_momentum import ClientMomentum
 from lit_fed.methods.data_free import FedGen, HFedCKD, PseudoMap, PseudoTest
 from lit_fed.methods.distillation import UWA, FedDF, FederatedDistillation, FedMD, TeacherError
 from lit_fed.methods.ditto import Ditto
@@ -37,6 +38,7 @@ __all__ = [
     "LD",
     "NTD",
     "RAF",
+    "ClientMomentum",
     "ClusterTest",
     "Ditto",
     "FedAdagrad",

@@ -396,7 +396,7 @@ class CentredClipping(RobustRule):
 
     Note:
         The centre is the previous aggregate's movement, as vectors are movements; in the first round it is 0. The
-        paper's clients send momenta; here clients send the method's payload.
+        paper's clients send momenta, as under `lit_fed.methods.ClientMomentum`.
     """
 
     remembers = True

@@ -15,6 +15,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from lit_fed import FederatedTrainer
 from lit_fed.data import Digits
 from lit_fed.methods import (
+    ClientMomentum,
     Ditto,
     FedAdagrad,
     FedAdam,
@@ -67,6 +68,7 @@ METHODS: dict[str, Any] = {
     "scaffold": lambda: Scaffold(freeze_head=True, head="decide"),
     "scaffold_1": lambda: Scaffold(option=1),
     "fedavgm": FedAvgM,
+    "client_momentum": ClientMomentum,
     "fedadam": FedAdam,
     "fedyogi": FedYogi,
     "fedadagrad": FedAdagrad,

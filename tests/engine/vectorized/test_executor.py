@@ -17,6 +17,7 @@ from lit_fed.engine.vectorized import executor as vectorized
 from lit_fed.engine.vectorized.executor import AutoExecutor, VectorizedExecutor
 from lit_fed.errors import ClientFailure, ConfigError
 from lit_fed.methods import (
+    ClientMomentum,
     UWA,
     DotRegression,
     FedAvg,
@@ -47,6 +48,7 @@ METHODS: dict[str, Callable[[], Any]] = {
     "FedDyn": FedDyn,
     "FedNova": FedNova,
     "FedAvgM": FedAvgM,
+    "ClientMomentum": ClientMomentum,
     "Ditto": Ditto,
     "FedPer": FedPer,
     "FedRep": FedRep,
