@@ -23,8 +23,8 @@ from tests.engine.stranger_support import STRANGERS, Backwards, digits, method, 
 from tests.support import ROOT, assert_same, client_states, fit, rows, saved_weights, weights
 
 AS_THEY_ARE = [
-    "fedavg", "fedprox", "scaffold", "feddyn", "fednova", "fedexp", "fedavgm", "client_momentum", "fedadam", "fedyogi", "fedadagrad",
-    "ditto", "per_fedavg", "local_only",
+    "fedavg", "fedprox", "scaffold", "feddyn", "fednova", "fedexp", "fedavgm", "fedadam", "fedyogi", "fedadagrad",
+    "client_momentum", "ditto", "per_fedavg", "local_only",
 ]  # fmt: skip
 WITH_A_HEAD = ["fedper", "fedrep", "fedbabu", "moon", "fedntd"]
 

@@ -17,8 +17,8 @@ from lit_fed.engine.vectorized import executor as vectorized
 from lit_fed.engine.vectorized.executor import AutoExecutor, VectorizedExecutor
 from lit_fed.errors import ClientFailure, ConfigError
 from lit_fed.methods import (
-    ClientMomentum,
     UWA,
+    ClientMomentum,
     DotRegression,
     FedAvg,
     FedAvgM,
