@@ -85,6 +85,8 @@ class ClientPoses(PhotoPose):
             raise ConfigError("ClientPoses takes no data.max_train_samples or data.max_test_samples; leave them out")
         if client_folders is not None and len(set(client_folders)) < max(1, len(client_folders)):
             raise ConfigError(f"data.client_folders is {client_folders}; it must name at least one folder, each once")
+        for height in box_heights or ():
+            check_range("data.box_heights", height, above=0, why=" pixels each")
         self._folders, self._skeleton, self._box_heights = client_folders, skeleton, box_heights
         self.test_fraction, self.padding = test_fraction, padding
         self._here: list[int] = []

@@ -90,7 +90,7 @@ class HFedCKD(DataFree[list[ClientUpdate]]):
         exponent: a.
         divergence_weight: b.
         gate_slope: λ.
-        gate_threshold: θ.
+        gate_threshold: θ, a probability.
         contrast: Use the two contrasts.
         encoder_weight: Weight of the encoders' contrast.
         decoder_weight: Weight of the classifiers' contrast.
@@ -165,6 +165,7 @@ class HFedCKD(DataFree[list[ClientUpdate]]):
             ("distillation_steps", distillation_steps, 0), ("disagreement_weight", disagreement_weight, 0),
         ):  # fmt: skip
             check_range(f"algorithm.{name}", value, least=least)
+        check_range("algorithm.gate_threshold", gate_threshold, least=0, most=1)
         self.generator = generator
         self.ipwd = ipwd
         self.inclusion = inclusion

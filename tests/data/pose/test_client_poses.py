@@ -228,6 +228,9 @@ def test_settings_that_cannot_be(tmp_path: Path) -> None:
         ready(folders(tmp_path), num_clients=3)
     with pytest.raises(ConfigError, match=r"data.client_folders is \['a', 'a'\]; it must name"):
         ClientPoses(client_folders=["a", "a"])
+    for heights in ((0.0, 40.0), (20.0, float("nan"))):
+        with pytest.raises(ConfigError, match=r"data.box_heights is .*; it must be above 0 pixels each"):
+            ClientPoses(box_heights=heights)
 
 
 # ---------------------------------------------------------------------- split

@@ -186,6 +186,9 @@ def test_wrong_settings(tmp_path: Path) -> None:
             HFedCKD(**{name: -1.0})  # type: ignore[arg-type]  # one of the settings that are numbers
     with pytest.raises(ConfigError, match=r"algorithm\.temperature is 0"):
         HFedCKD(temperature=0.0)
+    for threshold in (-0.001, 1.001, math.nan):  # of a probability
+        with pytest.raises(ConfigError, match=r"algorithm\.gate_threshold is .*; it must be at least 0 and at most 1"):
+            HFedCKD(gate_threshold=threshold)
     with pytest.raises(ConfigError, match=r"algorithm\.generator is 'x'"):
         HFedCKD(generator="x")  # type: ignore[arg-type]  # the mistake
     with pytest.raises(ConfigError, match=r"algorithm\.inclusion is 'x'"):
