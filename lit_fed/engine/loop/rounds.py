@@ -168,7 +168,7 @@ def _deliver(run: Run, current: Round, update: ClientUpdate) -> None:
     update = federation.channel.receive(update)
     sent = update.payload.values() if update.flat is None else [update.flat.values]
     # Only a codec or a wrapper can have changed what the session has found finite.
-    if (codec is not None or federation.wrappers.stack) and not are_finite(sent):
+    if (codec is not None or not federation.wrappers.keep_finite) and not are_finite(sent):
         cause = "its update is not finite, which trainer.attack makes of it"
         if codec is not None:
             cause = "its update is no longer finite after trainer.uplink_codec; choose a codec with a wider range"

@@ -108,10 +108,12 @@ def stacked(vectors: Sequence[Tensor]) -> Tensor:
     Several columns of a group's matrix, the same for every row, are such parts, too.
     """
     first, base = vectors[0], vectors[0]._base
+    if len(vectors) == 1:
+        return first.unsqueeze(0)
     if base is None or not first.is_contiguous() or any(one._base is not base for one in vectors):
         return torch.stack(list(vectors))
     places = [one.data_ptr() for one in vectors]
-    step = places[1] - places[0] if len(places) > 1 else first.nbytes
+    step = places[1] - places[0]
     if step < first.nbytes or places != list(range(places[0], places[0] + len(places) * step, step or 1)):
         return torch.stack(list(vectors))
     return first.as_strided((len(vectors), first.numel()), (step // first.element_size(), 1))
