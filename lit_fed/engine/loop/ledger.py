@@ -100,9 +100,9 @@ class DriftMeter:
         self._norms.append(norms)
 
     def told(self) -> Moves:
-        """This process's part of `result`."""
+        """The process's part of `result`."""
         self._measure()
-        norms = torch.cat(self._norms).double() / self._share**0.5 if self._norms else torch.empty(0, dtype=torch.float64)
+        norms = (torch.cat(self._norms) if self._norms else torch.empty(0)).double() / self._share**0.5
         return Moves(norms.cpu().numpy(), 0 if self._units is None else self._units.numel())
 
     def result(self, parts: Sequence[Moves], workers: Workers) -> dict[str, float]:
