@@ -134,7 +134,7 @@ def _train_cohort(run: Run, current: Round) -> None:
     fates = {participant.client_id: participant.fate for participant in current.plan}
     working = [client_id for client_id, fate in fates.items() if fate is not Fate.LOST_BEFORE]
     num_samples = federation.data.num_samples
-    for client_id in run.workers.share(list(fates), num_samples):
+    for client_id in list(fates)[run.workers.rank :: run.workers.world_size]:
         ledger.sent(client_id, broadcast.num_bytes[federation.kinds[client_id]])  # also to dropouts
     for update in federation.executor.run(run.workers.share(working, num_samples), broadcast):
         if isinstance(update, ClientFailure):

@@ -135,9 +135,9 @@ class Workers:
             return list(client_ids)
         loads = [0] * self.world_size
         mine = []
-        for client_id in sorted(client_ids, key=lambda client: (-num_samples(client), client)):
+        for negative, client_id in sorted((-num_samples(client_id), client_id) for client_id in client_ids):
             rank = loads.index(min(loads))
-            loads[rank] += max(1, num_samples(client_id))
+            loads[rank] += max(1, -negative)
             if rank == self.rank:
                 mine.append(client_id)
         return mine
