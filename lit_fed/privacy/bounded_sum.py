@@ -9,14 +9,14 @@ within C, and sums of up to 8,000 of them are exact in float64.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from lit_fed.engine.method.reducers import Reducer
-from lit_fed.engine.wire.payload import ClientUpdate, Flat, FlatPayload, Layout, Payload
+from lit_fed.engine.wire.payload import ClientUpdate, Flat, FlatPayload, Layout, Payload, stacked
 from lit_fed.engine.wire.workers import Workers
 
 _BITS = 40
@@ -87,15 +87,19 @@ class Frame:
         return {name: part.to(self.dtypes[name]) for name, part in parts.items()}, None
 
 
-def clip(update: ClientUpdate, frame: Frame, norm: float) -> ClientUpdate:
-    """Scale an update, all its tensors together, to a distance of at most a norm from the broadcast."""
-    values = frame.vector(update)
+def clip(updates: Sequence[ClientUpdate], frame: Frame, norm: float) -> list[ClientUpdate]:
+    """Scale updates, all tensors of one together, to a distance of at most a norm from the broadcast."""
+    values = stacked([frame.vector(update) for update in updates])
     origin = frame.origin(values.device)
     moved = values - origin
-    length = float(torch.linalg.vector_norm(moved))
-    if not length > norm:  # also where it is not finite: others look at that
-        return update
-    return update.with_payload(*frame.payload(moved.mul_(norm / length).add_(origin)))
+    lengths = torch.linalg.vector_norm(moved, dim=1)
+    near = ~(lengths > norm)  # also where it is not finite: others look at that
+    if near.all():
+        return list(updates)
+    clipped = moved.mul_((norm / lengths).unsqueeze(1)).add_(origin).to(values.dtype)
+    clipped[near] = values[near]
+    rows = clipped.unbind(0)
+    return [update.with_payload(*frame.payload(row)) for update, row in zip(updates, rows, strict=True)]
 
 
 class BoundedSum(Reducer[Released]):
@@ -127,7 +131,7 @@ class BoundedSum(Reducer[Released]):
     def _sum_up(self) -> None:
         if not self._waiting:
             return
-        moved = torch.stack(self._waiting).double().sub_(self._origin)
+        moved = stacked(self._waiting) - self._origin  # in float64, as the origin
         norms = moved.norm(dim=1, keepdim=True)
         scale = (self.norm / norms).clamp_(max=1.0)
         moved.mul_(scale / self._grid).trunc_()

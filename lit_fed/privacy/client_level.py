@@ -6,7 +6,7 @@ McMahan, Ramage, Talwar, Zhang: "Learning Differentially Private Recurrent Langu
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,8 @@ class ClientLevel(Privacy):
         Clients are weighed alike and the sum is divided by q · N, not by the number that came, because both would
         depend on who took part. Sums are taken in float64 on a grid, see `lit_fed.privacy.bounded_sum`.
     """
+
+    keeps_finite = True
 
     def __init__(
         self,
@@ -236,9 +238,13 @@ class ClientLevel(Privacy):
 
     def on_client(self, update: ClientUpdate, client: Client) -> ClientUpdate:
         """Clip it, before it leaves its client."""
-        if self._frame is None or self._frame.received is not client.received:
-            self._frame = Frame(layout_of(update.payload), client.received)
-        return clip(update, self._frame, self.clip_norm)
+        return self.on_clients([update], [client])[0]
+
+    def on_clients(self, updates: Sequence[ClientUpdate], clients: Sequence[Client]) -> list[ClientUpdate]:
+        """Clip them."""
+        if self._frame is None or self._frame.received is not clients[0].received:
+            self._frame = Frame(layout_of(updates[0].payload), clients[0].received)
+        return clip(updates, self._frame, self.clip_norm)
 
     def reducer(self, below: Reducer[Any], broadcast: Broadcast) -> Reducer[Any]:
         """A sum of bounded updates in place of the method's mean."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -45,17 +47,40 @@ def test_no_client_moves_the_sum_by_more_than_the_bound(sent: list[list[float]],
 def test_an_update_is_clipped_by_hand() -> None:
     received = {"w": torch.tensor([1.0, 0.0]), "b": torch.tensor([0.0])}
     sent = update(0, 4.0, 4.0, 0.0)  # (3, 4, 0) away, of norm 5
-    clipped = clip(sent, Frame(layout_of(sent.payload), received), 2.5)
+    (clipped,) = clip([sent], Frame(layout_of(sent.payload), received), 2.5)
     assert clipped.payload["w"].tolist() == [2.5, 2.0]
     assert clipped.flat is not None
     assert clipped.flat.values.tolist() == [2.5, 2.0, 0.0]
+
+
+@settings(max_examples=100)
+@given(st.lists(values, min_size=1, max_size=6), st.floats(1e-3, 1e3))
+def test_clipping_many_updates_gives_the_bits_of_one_by_one(sent: list[list[float]], norm: float) -> None:
+    received = {"w": torch.tensor([1.0, -1.0]), "b": torch.tensor([0.5])}
+    near = [1.0, -1.0, 0.5 + norm / 2]  # always one that is not clipped
+    updates = [update(position, *numbers) for position, numbers in enumerate([*sent, near])]
+    matrix = torch.stack([one.flat.values for one in updates if one.flat is not None])
+    grouped = [
+        replace(one, flat=Flat(one.flat.layout, row)) for one, row in zip(updates, matrix.unbind(0), strict=True)
+        if one.flat is not None
+    ]  # fmt: skip
+    frame = Frame(layout_of(updates[0].payload), received)
+    alone = [clip([one], frame, norm)[0] for one in updates]
+    assert alone[-1] is updates[-1]
+    for many in (clip(updates, frame, norm), clip(grouped, frame, norm)):
+        for one, other in zip(alone, many, strict=True):
+            assert all(one.payload[name].equal(other.payload[name]) for name in ("w", "b"))
+            assert one.flat is not None
+            assert other.flat is not None
+            assert one.flat.values.equal(other.flat.values)
+    assert total(alone, norm, received).total.equal(total(clip(grouped, frame, norm), norm, received).total)
 
 
 def test_clipping_keeps_the_types_of_each_tensor() -> None:
     payload = {"w": torch.full((2,), 3.0, dtype=torch.bfloat16), "b": torch.full((1,), 3.0, dtype=torch.float64)}
     sent = ClientUpdate(0, payload)
     frame = Frame(layout_of(payload), {"w": torch.zeros(2, dtype=torch.bfloat16)})
-    clipped = clip(sent, frame, 0.5)
+    (clipped,) = clip([sent], frame, 0.5)
     assert layout_of(clipped.payload) == layout_of(payload)
     # A third of 27 = 3 · 9 is each coordinate's square: 3 / √27 · ½ = .288675.
     assert clipped.payload["b"].item() == 3 / 27**0.5 * 0.5

@@ -250,7 +250,9 @@ class Session:
         return Answer(made.payload, kept, made.weight, flat, are_finite([*sent, *kept.values()]))
 
     def take(self, client: Client, answer: Answer, metrics: dict[str, float]) -> ClientUpdate:
-        """Store a client's state, and make its update; the metrics gain the learning rate of the round.
+        """Store a client's state, and make its update before `Wrappers.on_clients`.
+
+        The metrics gain the learning rate of the round.
 
         Raises:
             NonFiniteUpdate: See `check_finite`.
@@ -261,8 +263,7 @@ class Session:
         if (rate := self.loop(client).optimizers.rate_of(client.round_idx)) is not None:
             metrics["lr"] = rate
         weight = client.num_samples if answer.weight is None else answer.weight
-        update = ClientUpdate(client.id, answer.payload, weight, metrics, self.kinds[client.id], flat=answer.flat)
-        return self.wrappers.on_client(update, client)
+        return ClientUpdate(client.id, answer.payload, weight, metrics, self.kinds[client.id], flat=answer.flat)
 
     def check_finite(self, client: Client, metrics: Mapping[str, float], answer: Answer) -> None:
         """Refuse a trained client's metrics and answer where they are not finite.
@@ -272,8 +273,10 @@ class Session:
         Raises:
             NonFiniteUpdate: Naming them; the client's stored state stays unchanged.
         """
+        if answer.finite and all(map(math.isfinite, metrics.values())):
+            return
         bad = [name for name, value in metrics.items() if not math.isfinite(value)]
-        if not bad and not answer.finite:
+        if not bad:
             bad = ["the update"] if not_finite(answer.payload) else self._newly_infinite(client, answer.kept)
         if bad:
             raise NonFiniteUpdate(f"{', '.join(bad)} is not finite; try a smaller learning rate")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lit_fed.engine.evaluation.rows import ClientRow
@@ -22,6 +24,18 @@ _row = partial(tuple.__new__, ClientRow)  # `ClientRow._make` without a call in 
 
 _BLOCK_VALUES = 2**18  # in movements that are measured at once
 _SAMPLED_VALUES = 2**20  # of a large model's movement
+
+
+class Moves(NamedTuple):
+    """A process's part of the drift.
+
+    Args:
+        norms: Of its clients' movements, float64.
+        size: Measured values of a movement; 0 without clients.
+    """
+
+    norms: NDArray[np.float64]
+    size: int
 
 
 class DriftMeter:
@@ -81,21 +95,30 @@ class DriftMeter:
         moves = stacked(self._waiting)[:, : len(self._origin)] - self._origin
         self._waiting = []
         norms = torch.linalg.vector_norm(moves, dim=1)
-        units = (moves / norms.clamp_min(torch.finfo(moves.dtype).tiny).unsqueeze(1)).sum(0)
+        units = moves.div_(norms.clamp_min(torch.finfo(moves.dtype).tiny).unsqueeze(1)).sum(0)
         self._units = units if self._units is None else self._units + units
         self._norms.append(norms)
 
-    def result(self, workers: Workers) -> dict[str, float]:
-        """``drift/update_norm_mean`` and, for two clients or more, ``drift/cosine_mean``, over all processes."""
+    def told(self) -> Moves:
+        """The process's part of `result`."""
         self._measure()
-        local = (torch.cat(self._norms).double() / self._share**0.5).tolist() if self._norms else []
-        norms = [norm for part in workers.gather(local) for norm in part]
-        if not norms:
+        norms = (torch.cat(self._norms) if self._norms else torch.empty(0)).double() / self._share**0.5
+        return Moves(norms.cpu().numpy(), 0 if self._units is None else self._units.numel())
+
+    def result(self, parts: Sequence[Moves], workers: Workers) -> dict[str, float]:
+        """``drift/update_norm_mean`` and, for two clients or more, ``drift/cosine_mean``, over all processes.
+
+        Args:
+            parts: Of every process.
+            workers: The processes.
+        """
+        norms = np.concatenate([part.norms for part in parts])
+        if not len(norms):
             return {}
         drift = {"drift/update_norm_mean": float(np.mean(norms))}
-        moved = sum(norm > 0 for norm in norms)
+        moved = int(np.count_nonzero(norms > 0))
         if workers.world_size > 1:
-            size = max(workers.gather(0 if self._units is None else self._units.numel()))
+            size = max(part.size for part in parts)
             units = workers.all_reduce(workers.zeros([size]) if self._units is None else self._units.double())
         else:
             assert self._units is not None
@@ -134,6 +157,7 @@ class RoundLedger:
     rates: dict[str, tuple[int, float]] = field(default_factory=dict)
     totals: list[Totals] = field(default_factory=list)
     local_s: float = 0.0
+    _moves: list[Moves] = field(default_factory=list)
 
     def sent(self, client_id: int, downlink_bytes: int) -> None:
         """Record a download of the broadcast."""
@@ -161,14 +185,18 @@ class RoundLedger:
     def merge(self, workers: Workers) -> None:
         """Combine the reports of all processes on each, in an order independent of their number."""
         failures = [(f.client_id, f.round_idx, f.cause, f.details) for f in self.failures]  # errors are not picklable
-        own = (self.downloads, self.logged, self.uploads, failures, self.local_s, self.rates, self.totals)
-        downloads, logged, uploads, every_failure, seconds, rates, totals = zip(*workers.gather(own), strict=True)
+        moves = [] if self.drift is None else [self.drift.told()]
+        own = (self.downloads, self.logged, self.uploads, failures, self.local_s, self.rates, self.totals, moves)
+        downloads, logged, uploads, every_failure, seconds, rates, totals, moved = zip(
+            *workers.gather(own), strict=True
+        )
         self.downloads = dict(sorted(item for part in downloads for item in part.items()))
         self.logged = {client_id: part[client_id] for part in logged for client_id in part}
         self.uploads = sorted(upload for part in uploads for upload in part)
         self.failures = [ClientFailure(*failure) for failure in sorted(f for part in every_failure for f in part)]
         self.local_s = max(seconds)
         self.totals = [one for part in totals for one in part]
+        self._moves = [one for part in moved for one in part]
         for kind, found in (item for part in rates for item in part.items()):
             self._begun(kind, found)
 
@@ -196,7 +224,7 @@ class RoundLedger:
         metrics |= self._training_means(num_samples)
         metrics |= {"comm/uplink_bytes": up, "comm/downlink_bytes": down, "comm/total_bytes": up + down}
         if self.drift is not None:
-            metrics |= self.drift.result(workers)
+            metrics |= self.drift.result(self._moves, workers)
         metrics["participation/count"] = len(self.uploads)
         return metrics
 

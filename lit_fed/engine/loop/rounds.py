@@ -134,7 +134,7 @@ def _train_cohort(run: Run, current: Round) -> None:
     fates = {participant.client_id: participant.fate for participant in current.plan}
     working = [client_id for client_id, fate in fates.items() if fate is not Fate.LOST_BEFORE]
     num_samples = federation.data.num_samples
-    for client_id in run.workers.share(list(fates), num_samples):
+    for client_id in list(fates)[run.workers.rank :: run.workers.world_size]:
         ledger.sent(client_id, broadcast.num_bytes[federation.kinds[client_id]])  # also to dropouts
     for update in federation.executor.run(run.workers.share(working, num_samples), broadcast):
         if isinstance(update, ClientFailure):
@@ -168,7 +168,7 @@ def _deliver(run: Run, current: Round, update: ClientUpdate) -> None:
     update = federation.channel.receive(update)
     sent = update.payload.values() if update.flat is None else [update.flat.values]
     # Only a codec or a wrapper can have changed what the session has found finite.
-    if (codec is not None or federation.wrappers.stack) and not are_finite(sent):
+    if (codec is not None or not federation.wrappers.keep_finite) and not are_finite(sent):
         cause = "its update is not finite, which trainer.attack makes of it"
         if codec is not None:
             cause = "its update is no longer finite after trainer.uplink_codec; choose a codec with a wider range"

@@ -18,6 +18,7 @@ from lit_fed.engine.wire.payload import (
     MOST_VALUES,
     ClientUpdate,
     Flat,
+    FlatPayload,
     Payload,
     add_prefix,
     split_prefix,
@@ -191,9 +192,8 @@ def _as(dtype: torch.dtype, mean: Tensor) -> Tensor:
 
 
 class _Place(NamedTuple):
-    """A part of a vector: its names beside the whole vector's names, its layout, start and length."""
+    """A part of a vector: its layout, start and length."""
 
-    names: Mapping[str, str]
     layout: Mapping[str, torch.Size]
     first: int
     length: int
@@ -225,9 +225,9 @@ class ByPrefix(Reducer[Payload]):
             self._alike, self._places = flat.layout, self._find(flat.layout)
         if flat is not None and self._places:
             for prefix, reducer in (*self.by_prefix.items(), ("", self.rest)):
-                names, layout, first, length = self._places[prefix]
-                own = {name: update.payload[whole] for name, whole in names.items()}
-                reducer.add(update.with_payload(own, Flat(layout, flat.values.narrow(0, first, length))))
+                layout, first, length = self._places[prefix]
+                own = Flat(layout, flat.values.narrow(0, first, length))
+                reducer.add(update.with_payload(FlatPayload(own), own))
             return
         for prefix, reducer in self.by_prefix.items():
             own, rest = split_prefix(prefix, rest)
@@ -241,12 +241,11 @@ class ByPrefix(Reducer[Payload]):
         found: dict[str, _Place] = {}
         for prefix in (*self.by_prefix, ""):  # every name begins with nothing
             own, rest = split_prefix(prefix, rest)
-            names = {name: prefix + name for name in own}
             at = torch.cat([numbers[:0], *(tensor.flatten() for tensor in own.values())])
             first = int(at[0]) if len(at) else 0
             if not at.equal(numbers[first : first + len(at)]):
                 return {}
-            found[prefix] = _Place(names, {name: tensor.shape for name, tensor in own.items()}, first, len(at))
+            found[prefix] = _Place({name: tensor.shape for name, tensor in own.items()}, first, len(at))
         return found
 
     @override

@@ -118,6 +118,13 @@ class Wrapper:
         """
         return update
 
+    def on_clients(self, updates: Sequence[ClientUpdate], clients: Sequence[Client]) -> list[ClientUpdate]:
+        """`on_client` of several clients at once; all of one kind of network, with one ``client.received``."""
+        return [self.on_client(update, client) for update, client in zip(updates, clients, strict=True)]
+
+    keeps_finite: bool = False
+    """Whether `on_client` leaves a finite update finite."""
+
     def reducer(self, below: Reducer[Any], broadcast: Broadcast) -> Reducer[Any]:
         """The round's reducer: the method's, another in its place, or one around it."""
         return below
@@ -210,11 +217,16 @@ class Wrappers:
             loader = wrapper.loader(loader, client)
         return loader
 
-    def on_client(self, update: ClientUpdate, client: Client) -> ClientUpdate:
-        """See `Wrapper.on_client`."""
-        for wrapper in self.stack:
-            update = wrapper.on_client(update, client)
-        return update
+    def on_clients(self, updates: Sequence[ClientUpdate], clients: Sequence[Client]) -> Sequence[ClientUpdate]:
+        """See `Wrapper.on_clients`."""
+        for wrapper in self.stack if updates else ():
+            updates = wrapper.on_clients(updates, clients)
+        return updates
+
+    @property
+    def keep_finite(self) -> bool:
+        """See `Wrapper.keeps_finite`."""
+        return all(wrapper.keeps_finite for wrapper in self.stack)
 
     def reducer(self, below: Reducer[Any], broadcast: Broadcast) -> Reducer[Any]:
         """See `Wrapper.reducer`."""

@@ -24,7 +24,7 @@ from lit_fed.engine.vectorized.finish import GroupFinish
 from lit_fed.engine.vectorized.objective import NotVectorizable
 from lit_fed.engine.vectorized.probe import probe, refuse
 from lit_fed.engine.vectorized.shared_evaluation import SharedEvaluation
-from lit_fed.engine.vectorized.training import GroupLoop, holdings
+from lit_fed.engine.vectorized.training import GroupLoop, Trained, holdings
 from lit_fed.engine.wire.broadcast import Broadcast
 from lit_fed.engine.wire.payload import ClientUpdate
 from lit_fed.errors import ClientFailure, ConfigError
@@ -134,17 +134,35 @@ class VectorizedExecutor(Executor):
                     for part in (clients[:half], clients[half:]):
                         yield from self._run_group(kind, [client.id for client in part], broadcast)
                 continue
-            answers = self.finishes[kind].of_all(clients, trained.tensors)
+            outcomes = self._outcomes(kind, clients, trained)
             seconds = (time.perf_counter() - started) / len(ids)
-            for idx, client in enumerate(clients):
+            for outcome in outcomes:
+                if isinstance(outcome, ClientUpdate):
+                    outcome.metrics["time_s"] = seconds
+                yield outcome
+
+    def _outcomes(self, kind: str, clients: Sequence[Client], trained: Trained) -> list[ClientUpdate | ClientFailure]:
+        """The trained clients' updates, stored and wrapped, and the failures among them."""
+        session, answers = self.session, self.finishes[kind].of_all(clients, trained.tensors)
+        failures: list[ClientUpdate | ClientFailure] = []
+        senders, updates = list[Client](), list[ClientUpdate]()
+        for idx, client in enumerate(clients):
+            try:
+                answer = session.answer(client) if answers is None else answers[idx]
+                updates.append(session.take(client, answer, trained.metrics[idx]))
+            except (Exception, SystemExit) as error:
+                failures.append(failure(client.id, client.round_idx, error))
+            else:
+                senders.append(client)
+        try:
+            return [*failures, *session.wrappers.on_clients(updates, senders)]
+        except (Exception, SystemExit):  # asked alone, a failing client is named
+            for client, update in zip(senders, updates, strict=True):
                 try:
-                    answer = self.session.answer(client) if answers is None else answers[idx]
-                    update = self.session.take(client, answer, trained.metrics[idx])
+                    failures += session.wrappers.on_clients([update], [client])
                 except (Exception, SystemExit) as error:
-                    yield failure(client.id, broadcast.round_idx, error)
-                    continue
-                update.metrics["time_s"] = seconds
-                yield update
+                    failures.append(failure(client.id, client.round_idx, error))
+            return failures
 
 
 class AutoExecutor(Executor):

@@ -21,6 +21,7 @@ from lit_fed.engine.clients.executor import Question
 from lit_fed.engine.clients.local import LocalLoop
 from lit_fed.engine.clients.session import Session
 from lit_fed.engine.lightning.metric_names import plain_name
+from lit_fed.engine.method.algorithm import Algorithm
 from lit_fed.engine.vectorized.objective import NotVectorizable, StepMeter, differing_batch_idx
 from lit_fed.engine.wire.broadcast import Broadcast
 from lit_fed.engine.wire.payload import ClientUpdate
@@ -88,10 +89,13 @@ class SharedEvaluation:
     def _alike(self, ids: Sequence[int], broadcast: Broadcast) -> list[int]:
         """Clients that start from the first one's tensors and do no work before a test; the first is entered."""
         found: list[int] = []
-        session, begun = self.session, None
+        session, begun, method = self.session, None, type(self.session.algorithm)
+        plain = method.start is Algorithm.start and method.phases is Algorithm.phases
         for client_id in ids:
             become = session.admit if found else session.enter
             client = become(client_id, broadcast, "test")
+            if plain and not client.own:  # then no client of the kind has tensors of its own
+                return list(ids)
             if session.phases(client):
                 continue
             begun = client.begun if begun is None else begun

@@ -103,15 +103,20 @@ class Flat(NamedTuple):
 
 
 def stacked(vectors: Sequence[Tensor]) -> Tensor:
-    """Vectors of one length as the rows of a matrix; a view where they are its consecutive rows, as a group's are."""
-    first = vectors[0]
-    step = first.numel() * first.element_size()
-    begin = first.data_ptr()
-    base = first._base
-    rows = base is not None and first.is_contiguous() and all(one._base is base for one in vectors)
-    if rows and all(one.data_ptr() == begin + idx * step for idx, one in enumerate(vectors)):
-        return first.as_strided((len(vectors), first.numel()), (first.numel(), 1))
-    return torch.stack(list(vectors))
+    """Vectors of one length as the rows of a matrix; a view where they are parts of its consecutive rows, as a group's.
+
+    Several columns of a group's matrix, the same for every row, are such parts, too.
+    """
+    first, base = vectors[0], vectors[0]._base
+    if len(vectors) == 1:
+        return first.unsqueeze(0)
+    if base is None or not first.is_contiguous() or any(one._base is not base for one in vectors):
+        return torch.stack(list(vectors))
+    places = [one.data_ptr() for one in vectors]
+    step = places[1] - places[0]
+    if step < first.nbytes or places != list(range(places[0], places[0] + len(places) * step, step or 1)):
+        return torch.stack(list(vectors))
+    return first.as_strided((len(vectors), first.numel()), (step // first.element_size(), 1))
 
 
 class FlatPayload(Mapping[str, Tensor]):

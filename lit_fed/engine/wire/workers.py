@@ -6,6 +6,7 @@ data-parallel on all of them (``ddp``). The loop and the reducers talk to `Worke
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar, cast
 
@@ -123,6 +124,7 @@ class Workers:
         self.data_parallel = replicated and not everyone
         self.world_size = 1 if self.data_parallel else fabric.world_size
         self.rank = 0 if self.data_parallel else fabric.global_rank
+        self._room = 2**12  # bytes that cross in one exchange: as many as the longest object so far
 
     def share(self, client_ids: Sequence[int], num_samples: Callable[[int], int]) -> list[int]:
         """Clients of the current process: longest first, each to the least loaded process.
@@ -133,26 +135,45 @@ class Workers:
             return list(client_ids)
         loads = [0] * self.world_size
         mine = []
-        for client_id in sorted(client_ids, key=lambda client: (-num_samples(client), client)):
+        for negative, client_id in sorted((-num_samples(client_id), client_id) for client_id in client_ids):
             rank = loads.index(min(loads))
-            loads[rank] += max(1, num_samples(client_id))
+            loads[rank] += max(1, -negative)
             if rank == self.rank:
                 mine.append(client_id)
         return mine
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """The sum of a tensor over the processes."""
-        if self.world_size == 1:
-            return tensor
-        return self.fabric.all_reduce(tensor, reduce_op="sum")  # type: ignore[return-value]  # a tensor in, a tensor out
+        """The sum of a tensor over the processes, in place; without the barrier of Fabric's own."""
+        if self.world_size > 1:
+            torch.distributed.all_reduce(tensor)
+        return tensor
 
     def gather(self, value: T) -> list[T]:
-        """A small object of every process, in rank order, on every process."""
+        """A small object of every process, in rank order, on every process.
+
+        Note:
+            As ``torch.distributed.all_gather_object``, which first exchanges the lengths: twice the time.
+        """
         if self.world_size == 1:
             return [value]
-        values: list[Any] = [None] * self.world_size
-        torch.distributed.all_gather_object(values, value)
-        return values
+        own = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+        count = torch.tensor([len(own)]).view(torch.uint8)
+        parts = self._exchange(torch.cat([count, own[: self._room]]), self._room)
+        lengths = [int(part[:8].view(torch.int64)) for part in parts]
+        if (longest := max(lengths)) > self._room:
+            self._room = longest
+            parts = self._exchange(torch.cat([count, own]), longest)
+        told = [part[8 : 8 + length].numpy() for part, length in zip(parts, lengths, strict=True)]
+        return [pickle.loads(one) for one in told]  # noqa: S301  # from this run's own processes
+
+    def _exchange(self, own: Tensor, room: int) -> list[Tensor]:
+        """Every process's bytes, padded to a room of so many after the first eight."""
+        device = self.fabric.device if torch.distributed.get_backend() == "nccl" else torch.device("cpu")
+        sent = torch.zeros(8 + room, dtype=torch.uint8)
+        sent[: len(own)] = own
+        parts = [torch.empty(8 + room, dtype=torch.uint8, device=device) for _ in range(self.world_size)]
+        torch.distributed.all_gather(parts, sent.to(device))
+        return [part.cpu() for part in parts]
 
     def zeros(self, shape: Sequence[int]) -> Tensor:
         """A float64 tensor of zeros on this process's device."""

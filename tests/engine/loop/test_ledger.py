@@ -35,7 +35,7 @@ def drift(moves: list[list[float]], origin: list[float] | None = None) -> dict[s
     base = torch.tensor(origin or [0.0] * len(moves[0]))
     for move in moves:
         meter.add(ClientUpdate(0, {"w": base + torch.tensor(move)}), {"w": base})
-    return meter.result(ALONE)
+    return meter.result([meter.told()], ALONE)
 
 
 # ---------------------------------------------------------------------- drift
@@ -89,20 +89,20 @@ def test_of_a_large_model_every_eighth_value_stands_for_those_between() -> None:
         assert sum(tensor.numel() for tensor in [meter._origin, meter._units] if tensor is not None) == 2 * half // 4
     # 2^22 values that move by 3 and as many by 5: √(2^22·(9 + 25)); by 0 and 2: √(2^22·4). Cosine: 5·2/(√34·2).
     at_once = {"drift/update_norm_mean": 2048 * (34**0.5 + 2) / 2, "drift/cosine_mean": 5 / 34**0.5}
-    assert meter.result(ALONE) == pytest.approx(at_once, rel=1e-5)
+    assert meter.result([meter.told()], ALONE) == pytest.approx(at_once, rel=1e-5)
 
 
 def test_drift_takes_what_both_hold_and_no_integers() -> None:
     meter = DriftMeter()
     sent = {"w": torch.tensor([1.0]), "steps": torch.tensor(3), "down": torch.ones(9)}
     meter.add(ClientUpdate(0, {"w": torch.tensor([4.0]), "steps": torch.tensor(9), "up": torch.ones(5)}), sent)
-    assert meter.result(ALONE) == {"drift/update_norm_mean": 3.0}
+    assert meter.result([meter.told()], ALONE) == {"drift/update_norm_mean": 3.0}
 
 
 def test_no_drift_without_common_tensors() -> None:
     meter = DriftMeter()
     meter.add(ClientUpdate(0, {"predictions": torch.ones(3)}), {"w": torch.ones(3)})
-    assert meter.result(ALONE) == {}
+    assert meter.result([meter.told()], ALONE) == {}
 
 
 # ---------------------------------------------------------------------- over clients

@@ -139,8 +139,8 @@ def test_neighbours_in_a_vector_are_summed_as_vectors() -> None:
     payload = {"a": torch.ones(2), "b": torch.ones(1), "c.a": torch.ones(3)}
     shapes = {name: tensor.shape for name, tensor in payload.items()}
     assert parts._find(shapes) == {
-        "": ({"a": "a", "b": "b"}, {"a": torch.Size([2]), "b": torch.Size([1])}, 0, 3),
-        "c.": ({"a": "c.a"}, {"a": torch.Size([3])}, 3, 3),
+        "": ({"a": torch.Size([2]), "b": torch.Size([1])}, 0, 3),
+        "c.": ({"a": torch.Size([3])}, 3, 3),
     }
     scattered = {name: shapes[name] for name in ("a", "c.a", "b")}
     assert parts._find(scattered) == {}

@@ -11,6 +11,7 @@ import pytest
 from lit_fed.algorithm import Client, ClientUpdate, Cohort, Reducer
 from lit_fed.engine.method.wrapper import Privacy
 from lit_fed.engine.wire.broadcast import Broadcast
+from lit_fed.errors import ClientFailure
 from lit_fed.participation import FullParticipation
 from tests.privacy.support import uniform
 from tests.support import fit, weights
@@ -82,3 +83,22 @@ def test_what_a_wrapper_keeps_is_resumed(tmp_path: Path) -> None:
     for rounds in (1, 3):
         made = fit(tmp_path, algorithm=uniform(), max_rounds=rounds, privacy=Everywhere(), ckpt_path="last")
     assert made.metrics["wrapper/rounds"] == 3
+
+
+class Refusing(Privacy):
+    """Fails for one client."""
+
+    def on_client(self, update: ClientUpdate, client: Client) -> ClientUpdate:
+        if client.id == 1:
+            raise ValueError("not this one")
+        return update
+
+
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
+def test_a_client_whose_update_a_wrapper_refuses_is_named(executor: str, tmp_path: Path) -> None:
+    settings = {"algorithm": uniform(), "max_rounds": 1, "executor": executor, "privacy": Refusing()}
+    with pytest.raises(ClientFailure, match="client 1 failed in round 0: ValueError: not this one"):
+        fit(tmp_path / "raise", participation=FullParticipation(), **settings)
+    made = fit(tmp_path / "skip", participation=FullParticipation(), on_client_failure="skip", **settings)
+    assert made.metrics["participation/failed"] == 1
+    assert made.metrics["participation/count"] == 1

@@ -175,9 +175,15 @@ def test_consecutive_rows_of_a_matrix_are_stacked_without_a_copy() -> None:
     for found in (stacked(rows), stacked(rows[1:3]), stacked(rows[2:3])):
         assert found.untyped_storage().data_ptr() == matrix.untyped_storage().data_ptr()
     assert stacked(rows[1:3]).equal(matrix[1:3])
+    for first, length in ((0, 2), (1, 2), (2, 1)):
+        parts = [row.narrow(0, first, length) for row in rows]
+        for some in (parts, parts[1:], parts[2:3], parts[::2], parts[1::2]):
+            found = stacked(some)
+            assert found.untyped_storage().data_ptr() == matrix.untyped_storage().data_ptr()
+            assert found.equal(torch.stack(some))
 
 
-@pytest.mark.parametrize("order", [[1, 0], [0, 2], [0, 0], [3, 1, 2]], ids=str)
+@pytest.mark.parametrize("order", [[1, 0], [0, 1, 3], [0, 0], [3, 1, 2]], ids=str)
 def test_other_vectors_are_copied(order: list[int]) -> None:
     matrix = torch.arange(12.0).view(4, 3)
     rows = matrix.unbind(0)
