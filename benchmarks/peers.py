@@ -131,7 +131,7 @@ def _cores(count: int) -> set[int]:
     return set(sorted(os.sched_getaffinity(0))[:count])
 
 
-def time(duel: Duel, loops: Sequence[str], repeats: int) -> dict[str, list[Found]]:
+def measure(duel: Duel, loops: Sequence[str], repeats: int) -> dict[str, list[Found]]:
     """All runs of a duel, by loop."""
     found: dict[str, list[Found]] = {loop: [] for loop in loops}
     rng = random.Random(0)
@@ -210,7 +210,7 @@ def main() -> int:
         if options.check:
             check(duel, loops)
             continue
-        found = time(duel, loops, options.repeats)
+        found = measure(duel, loops, options.repeats)
         print("\n".join([*table(name, duel, found), ""]), flush=True)
         failed += missed(duel, found)
         kept[name] = {
