@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import machine  # beside this file
 import torch
 from lightning import Fabric
 from torch import Tensor
@@ -83,6 +84,7 @@ def main() -> None:
     for row in rows:
         numbers = " | ".join(f"{row[key]:.2f}" for key in ("axpy_gb_s", "lit_fed_gb_s", "share"))
         print(f"| {row['cohort']:,} | {numbers} | ≥ {DEMAND} |")
+    print(machine.line())
     if args.output is not None:
         args.output.mkdir(parents=True, exist_ok=True)
         (args.output / "aggregation.json").write_text(json.dumps(rows, indent=1))

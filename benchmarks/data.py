@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import machine  # beside this file
 import numpy as np
 import torch
 from PIL import Image
@@ -86,6 +87,7 @@ def main() -> None:
     ratio = statistics.median(first / second for first, second in pairs)
     print("| PIL and DataLoader, images/s | batched, images/s | ratio | demand |\n|---|---|---|---|")
     print(f"| {rates[0]:,.0f} | {rates[1]:,.0f} | {ratio:.1f} | ≥ {DEMAND:g} |")
+    print(machine.line())
     if args.output is not None:
         args.output.mkdir(parents=True, exist_ok=True)
         found = {"pil_images_s": rates[0], "batched_images_s": rates[1], "ratio": ratio}

@@ -10,16 +10,16 @@ Below it, what testing models of the clients' own takes one after the other and 
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import machine  # beside this file, as the next two
 import numpy as np
 import torch
-from networks import logistic, mlp, two_convs  # beside this file, as the next
+from networks import logistic, mlp, two_convs
 from overhead import LR
 from torch import nn
 
@@ -129,7 +129,7 @@ def main() -> None:
             )
             called = f"{name}, {method.__name__}, {protocol.__name__}"
             print(f"| {called} | {alone:.0f} | {groups:.0f} | {groups / alone:.2f} |", flush=True)
-    print(f"one thread; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    print(machine.line())
     if missed:
         raise SystemExit(f"above {DEMAND}: {'; '.join(missed)}")
 

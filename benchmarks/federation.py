@@ -26,6 +26,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+import machine  # beside this file
 import torch
 
 ROOT = Path(__file__).parents[1]
@@ -60,7 +61,7 @@ def main() -> int:
     for name, found in hashes.items():
         print(f"{name:15}{found}")
     seconds = f"federation {federated - begun:.0f} s from nothing running, {working:.0f} s of CPU"
-    print(f"simulation {simulated - started:.0f} s, {seconds}, load {os.getloadavg()[0]:.1f}")
+    print(f"simulation {simulated - started:.0f} s, {seconds}; {machine.line()}")
     for process in left:
         print(f"left behind: {process}")
     return int(len(set(hashes.values())) > 1 or bool(left))

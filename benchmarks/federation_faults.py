@@ -28,7 +28,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from federation import ROOT, command, free_port  # beside this file
+import machine  # beside this file, as the next
+from federation import ROOT, command, free_port
 
 from lit_fed.callbacks import Callback
 from lit_fed.engine.loop.run import RoundRecord, Run
@@ -263,6 +264,7 @@ def table(folder: Path, simulated: list[str]) -> int:
         begun = [one["how"], one["process"], one["phase"], str(one.get("round", ""))]
         print("| " + " | ".join([*begun, noticed, one["outcome"], equal]) + " |")
     print(f"\n{len(done)} faults, {len(rounds)} rounds finished, {len(odd)} with other weights than the simulation's")
+    print(machine.line())
     return len(odd)
 
 

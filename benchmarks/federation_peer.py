@@ -30,7 +30,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import flower_programs as programs  # beside this file, as the next two
+import flower_programs as programs  # beside this file, as the next three
+import machine
 from federation import ROOT, call, command, cpu_seconds, environment, free_port
 from flower_fedavg.marks import mark
 
@@ -83,7 +84,7 @@ def main() -> None:
             federate(folder, path, options.rounds, options.limit)
             reap()
             told(way, [json.loads(line) for line in path.read_text().splitlines()], cpu_seconds() - before)
-    print(f"load {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores")
+    print(machine.line())
 
 
 def reap(seconds: float = 30) -> None:

@@ -57,14 +57,18 @@ class Lean:
         network: Trains.
         state: The first global model.
         epochs: Passes over a client's data.
+        lr: Learning rate.
+        momentum: Of SGD.
     """
 
-    def __init__(self, network: nn.Module, state: State, epochs: int) -> None:
+    def __init__(
+        self, network: nn.Module, state: State, epochs: int, lr: float = LR, momentum: float = MOMENTUM
+    ) -> None:
         self.network, self.epochs = network.train(), epochs
         self.tensors = [parameter.detach() for parameter in network.parameters()]
         self.state = [state[name].clone() for name, _ in network.named_parameters()]
         self.sums = [torch.zeros_like(tensor) for tensor in self.state]
-        self.optimizer = torch.optim.SGD(network.parameters(), lr=LR, momentum=MOMENTUM)
+        self.optimizer = torch.optim.SGD(network.parameters(), lr=lr, momentum=momentum)
         self.generator = torch.Generator()
 
     def round(self, clients: Sequence[ClientData], batch: int) -> None:

@@ -10,14 +10,14 @@ network the ratio is to the first row of FedDr+.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import machine  # beside this file, as the next
 import torch
-from round_times import METHODS, SIZES, AtOnce, seconds  # beside this file
+from round_times import METHODS, SIZES, AtOnce, seconds
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     if not torch.cuda.is_available():
         parser.error("there is no GPU here")
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {os.cpu_count()} cores")
+    print(f"{torch.cuda.get_device_name()}, {machine.line()}")
     print("| | a round, ms | a step, ms | of FedDr+'s round | MiB at most |\n|---|---|---|---|---|")
     base: dict[str, float] = {}
     for way in (way for way in WAYS if any(word in str(way) for word in args.only)):

@@ -11,7 +11,6 @@ for MobileNet and the transformer, groups .02 of one after the other for the MLP
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import sys
 import tempfile
@@ -21,9 +20,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import machine  # beside this file, as the next but two
 import numpy as np
 import torch
-from round_times import Seconds  # beside this file
+from round_times import Seconds
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -191,7 +191,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if not torch.cuda.is_available():
         parser.error("there is no GPU here")
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {os.cpu_count()} cores; ms a round")
+    print(f"{torch.cuda.get_device_name()}, {machine.line()}; ms a round")
     print(f"| | steps | {' | '.join(COLUMNS)} |\n|---|---|{'---|' * len(COLUMNS)}")
     missed = []
     for work in (work for work in WORKS if work.name in args.only):

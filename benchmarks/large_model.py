@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 
+import machine  # beside this file
 import numpy as np
 import timm
 import torch
@@ -100,6 +101,7 @@ def main() -> None:
         f"{model_bytes / 2**20:.0f} MiB a model: one client by hand {one / 2**20:.0f} MiB, a round of {args.cohort} "
         f"{all_of_them / 2**20:.0f} MiB, so {models:.2f} models more (at most {BAR})"
     )
+    print(machine.line())
     if models > BAR:
         raise SystemExit(f"missed: {models:.2f} models beside one client's training")
 

@@ -1,11 +1,16 @@
-"""Seconds a round of this library beside Flower's simulation, pfl and a Trainer for every client, on one core.
+"""Seconds a round of this library beside pfl, BlazeFL, Flower's simulation, a Trainer per client and a bare loop.
 
-Every library runs the same federation in a process of its own that is bound to one core, as `peer_loops.py` has them,
-several times, in shuffled order within each repeat, whose runs are compared. A round lies between two ends of rounds,
-so start-up is left out. The ratios are of CPU times, as in the other benchmarks. Needs an environment with all three::
+A duel is one federation, which every library trains in a process of its own, as `peer_loops.py` has it, several times,
+in shuffled order within each repeat, whose runs are compared. A round lies between two ends of rounds, so start-up is
+left out. Libraries that work in one process have one core, and their CPU times are compared; two processes or threads
+have two cores, and the clock counts. Slow loops run once. Where a duel has a demand, the exit status is 1 if it is
+missed. With ``--check`` nothing is timed: each client's samples are alike and the network has no dropout, so that
+shuffling changes nothing, and all loops must reach the same weights after two rounds: the same steps, rates, averages.
 
-    python -m venv .venv-peers
-    .venv-peers/bin/python -m pip install -c requirements/flower.txt -r requirements/peers.txt -e .
+Needs an environment with all libraries and Python 3.12, the only one that both pfl and BlazeFL take::
+
+    python3.12 -m venv .venv-peers
+    .venv-peers/bin/python -m pip install -r requirements/peers.txt -e .
     .venv-peers/bin/python benchmarks/peers.py
 """
 
@@ -19,98 +24,207 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple
 
-from peer_loops import LOOPS, TASKS  # beside this file
+import machine  # beside this file, as the next
+import numpy as np
+from numpy.typing import NDArray
+from peer_loops import LOOPS, run
 
-ROUNDS = {"flower": 3, "trainer": 2}  # the others have more, for theirs are short
-QUIET = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "RAY_DEDUP_LOGS": "0"}
+SLOW = ("Flower's simulation", "a Trainer per client")  # run once, two rounds
+CHECK_ROUNDS = 2
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "RAY_DEDUP_LOGS": "0",
+    "TQDM_DISABLE": "1",
+}
 
 
-class Seconds(NamedTuple):
-    """Of a round.
+@dataclass(frozen=True)
+class Duel:
+    """A federation and its loops.
 
     Args:
-        clock: Between its end and that of the one before.
-        cpu: Which the library's processes used in it.
+        task: Name of the federation in ``peer_loops.TASKS``.
+        loops: Names of the loops.
+        rounds: Of a run, the first of which is not counted.
+        cores: Of a run.
+        demands: For a library and a loop of ours: the smallest ratio of their CPU times.
+    """
+
+    task: str
+    loops: tuple[str, ...]
+    rounds: int
+    cores: int = 1
+    demands: dict[tuple[str, str], float] = field(default_factory=dict)
+
+
+SEQUENTIAL, VECTORIZED, AUTO = "lit_fed, sequential", "lit_fed, vectorized", "lit_fed, auto"
+TWO = ("lit_fed, two processes", "BlazeFL, two processes", "BlazeFL, two threads")
+DUELS = {
+    "logistic regression, 1,000 clients of 5 samples": Duel(
+        "logistic regression",
+        (SEQUENTIAL, VECTORIZED, "bare loop", "pfl", "a Trainer per client"),
+        rounds=20,
+        demands={("pfl", VECTORIZED): 13},
+    ),
+    "MLP, 1,000 clients of 5 samples, 5 epochs": Duel(
+        "MLP", (SEQUENTIAL, VECTORIZED, "bare loop", "pfl"), rounds=6, demands={("pfl", VECTORIZED): 11}
+    ),
+    "pfl's harness for CIFAR-10: CNN with dropout, 50 of 1,000 clients of 50 images, batches of 10": Duel(
+        "pfl's harness", (AUTO, "bare loop", "pfl"), rounds=4, demands={("pfl", AUTO): 1.0}
+    ),
+    "BlazeFL's setting: small CNN, 100 clients of 100 images, 5 epochs, batches of 50": Duel(
+        "BlazeFL's setting", (AUTO, "bare loop", "BlazeFL", "Flower's simulation", "a Trainer per client"), rounds=2
+    ),
+    "BlazeFL's setting on two cores": Duel("BlazeFL's setting", TWO, rounds=3, cores=2),
+}
+
+
+@dataclass
+class Found:
+    """Of one run.
+
+    Args:
+        clock: Median seconds of a round.
+        cpu: Median CPU seconds of a round.
+        weights: The last ones.
+        remark: On the loop.
     """
 
     clock: float
     cpu: float
+    weights: NDArray[np.float32]
+    remark: str
 
 
-Found = dict[tuple[str, str], list[Seconds]]
-
-
-def main() -> int:
-    """Run all, and print the table; the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--loops", nargs="*", default=list(LOOPS), choices=list(LOOPS))
-    parser.add_argument("--tasks", nargs="*", default=list(TASKS), choices=list(TASKS))
-    parser.add_argument("--json", type=Path, help="file for all that was measured")
-    options = parser.parse_args()
-    every = [(loop, task) for loop in options.loops for task in options.tasks]
-    rng = random.Random(0)
-    runs = [run for _ in range(options.repeats) for run in rng.sample(every, len(every))]
-    found: Found = {}
-    for loop, task in runs:
-        seconds = measure(loop, task, ROUNDS.get(loop, options.rounds))
-        found.setdefault((loop, task), []).append(seconds)
-        told = f"{seconds.cpu:.4f} s a round, {seconds.clock:.4f} by the clock"
-        print(f"{loop}, {task}: {told}, load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
-    print("\n".join(table(found, options.loops, options.tasks)))
-    if options.json is not None:
-        rows = [
-            {"loop": loop, "task": task, "runs": [seconds._asdict() for seconds in runs_of]}
-            for (loop, task), runs_of in found.items()
-        ]
-        options.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
-    return 0
-
-
-def measure(loop: str, task: str, rounds: int) -> Seconds:
-    """The median round of one run, by both clocks."""
+def train(loop: str, duel: Duel, rounds: int, alike: bool = False) -> Found:
+    """Run a loop in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "seconds.json"
-        words = [sys.executable, "-c", "import peer_loops; peer_loops.main()", loop, task, str(rounds), str(path)]
-        log = Path(folder) / "log"
+        path, log = Path(folder) / "found.npz", Path(folder) / "log"
         with open(log, "wb") as file:
             done = subprocess.run(
-                words,
+                [sys.executable, __file__, "--one", loop, duel.task, str(rounds), str(int(alike)), str(path)],
                 stdout=file,
                 stderr=file,
-                env=os.environ | QUIET | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)},
-                preexec_fn=lambda: os.sched_setaffinity(0, {0}),
+                env=os.environ | QUIET | {"OMP_NUM_THREADS": "1", "PYTHONPATH": _path()},
+                preexec_fn=partial(os.sched_setaffinity, 0, _cores(duel.cores)),
                 check=False,
             )
         if done.returncode:
-            sys.exit(f"{loop}, {task} failed:\n{log.read_text(errors='replace')[-2000:]}")
-        clock, cpu = zip(*json.loads(path.read_text(encoding="utf-8")), strict=True)
-        return Seconds(statistics.median(clock), statistics.median(cpu))
+            sys.exit(f"{loop}, {duel.task} failed:\n{log.read_text(errors='replace')[-2000:]}")
+        with np.load(path) as held:
+            clock, cpu = np.median(held["seconds"], axis=0)
+            return Found(float(clock), float(cpu), held["weights"], str(held["remark"]))
 
 
-def table(found: Found, loops: list[str], tasks: list[str]) -> list[str]:
-    """As Markdown: median seconds a round of both clocks, and of how much more CPU time than ours."""
-    ours = [loop for loop in loops if loop.startswith("lit_fed")]
-    clocks = (f"{task}, {clock}" for task in tasks for clock in ("s of CPU a round", "s by the clock"))
-    heads = ["", *clocks, *(f"{task} / {loop}" for loop in ours for task in tasks)]
+def _path() -> str:
+    return os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
+def _cores(count: int) -> set[int]:
+    return set(sorted(os.sched_getaffinity(0))[:count])
+
+
+def measure(duel: Duel, loops: Sequence[str], repeats: int) -> dict[str, list[Found]]:
+    """All runs of a duel, by loop."""
+    found: dict[str, list[Found]] = {loop: [] for loop in loops}
+    rng = random.Random(0)
+    for repeat in range(repeats):
+        for loop in rng.sample(loops, len(loops)):
+            if loop in SLOW and repeat:
+                continue
+            one = train(loop, duel, 2 if loop in SLOW else duel.rounds)
+            found[loop].append(one)
+            told = f"{one.cpu:.4f} s of CPU a round, {one.clock:.4f} s by the clock"
+            print(f"{loop}, {duel.task}: {told}, load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
+    return found
+
+
+def ratio(theirs: list[Found], ours: list[Found], cores: int) -> float:
+    """Median over repeats of their time in multiples of ours."""
+    seconds: Callable[[Found], float] = (lambda one: one.cpu) if cores == 1 else (lambda one: one.clock)
+    return statistics.median(seconds(a) / seconds(b) for a, b in zip(theirs, ours, strict=False))
+
+
+def table(name: str, duel: Duel, found: dict[str, list[Found]]) -> list[str]:
+    """Markdown of a duel: medians over the runs, and multiples of ours."""
+    ours = [loop for loop in found if loop.startswith("lit_fed")]
+    what = "CPU time" if duel.cores == 1 else "clock"
+    heads = [name, "version", "CPU s a round", "s by the clock", *(f"{what} / {loop}" for loop in ours)]
     lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
-    for loop in loops:
-        medians = [
-            statistics.median(getattr(seconds, clock) for seconds in found[loop, task])
-            for task in tasks
-            for clock in ("cpu", "clock")
+    for loop, runs in found.items():
+        cells = [f"{loop} ({runs[0].remark})" if runs[0].remark else loop, version(LOOPS[loop][0])]
+        cells += [
+            f"{statistics.median(one.cpu for one in runs):.3f}",
+            f"{statistics.median(one.clock for one in runs):.3f}",
         ]
-        ratios = [
-            statistics.median(a.cpu / b.cpu for a, b in zip(found[loop, task], found[own, task], strict=True))
-            for own in ours
-            for task in tasks
-        ]
-        lines.append("| " + " | ".join([loop, *(f"{m:.4f}" for m in medians), *(f"{r:.2f}" for r in ratios)]) + " |")
+        cells += [f"{ratio(runs, found[own], duel.cores):.2f}" for own in ours]
+        lines.append("| " + " | ".join(cells) + " |")
     return lines
+
+
+def missed(duel: Duel, found: dict[str, list[Found]]) -> list[str]:
+    """Demands of a duel that were not met."""
+    told = []
+    for (theirs, ours), demand in duel.demands.items():
+        if theirs in found and ours in found and (value := ratio(found[theirs], found[ours], duel.cores)) < demand:
+            told.append(f"{duel.task}, {theirs} / {ours}: {value:.2f} < {demand}")
+    return told
+
+
+def check(duel: Duel, loops: Sequence[str]) -> None:
+    """All loops reach the same weights."""
+    first: Found | None = None
+    for loop in loops:
+        one = train(loop, duel, CHECK_ROUNDS, alike=True)
+        first = first or one
+        np.testing.assert_allclose(one.weights, first.weights, rtol=1e-3, atol=1e-5, err_msg=f"{loop}, {duel.task}")
+        apart = np.abs(one.weights - first.weights).max()
+        print(f"{loop}, {duel.task}: the weights of {loops[0]} to {apart:.1e}", flush=True)
+
+
+def main() -> int:
+    """Run the duels, and print their tables; the exit status."""
+    if sys.argv[1:2] == ["--one"]:
+        loop, task, rounds, alike, path = sys.argv[2:]
+        run(loop, task, int(rounds), alike == "1", Path(path))
+        return 0
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--loops", nargs="*", default=list(LOOPS), choices=list(LOOPS), metavar="LOOP")
+    parser.add_argument("--only", default="", help="duels whose names hold this")
+    parser.add_argument("--check", action="store_true", help="compare the loops' weights")
+    parser.add_argument("--json", type=Path, help="also write all runs there")
+    options = parser.parse_args()
+    kept, failed = {}, []
+    for name, duel in DUELS.items():
+        loops = [loop for loop in duel.loops if loop in options.loops]
+        if options.only not in name or not loops:
+            continue
+        if options.check:
+            check(duel, loops)
+            continue
+        found = measure(duel, loops, options.repeats)
+        print("\n".join([*table(name, duel, found), ""]), flush=True)
+        failed += missed(duel, found)
+        kept[name] = {
+            loop: [{key: value for key, value in asdict(one).items() if key != "weights"} for one in runs]
+            for loop, runs in found.items()
+        }
+    if options.check:
+        return 0
+    print(f"{options.repeats} runs of each (slow loops: 1); {machine.line()}")
+    if options.json is not None:
+        options.json.write_text(json.dumps({"machine": machine.line(), "duels": kept}, indent=1) + "\n")
+    if failed:
+        print(f"missed: {'; '.join(failed)}", file=sys.stderr)
+    return bool(failed)
 
 
 if __name__ == "__main__":

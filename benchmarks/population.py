@@ -29,6 +29,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import machine  # beside this file
 import numpy as np
 import torch
 from torch import nn
@@ -179,7 +180,7 @@ def main() -> None:
     for medians in (small, large):
         medians["beyond"] = medians["peak"] - medians["arrays"]
         medians["own"] = medians["beyond"] - medians["imported"]
-    print(f"{args.repeats} runs of {args.rounds} rounds with {args.cohort} clients each; medians")
+    print(f"{args.repeats} runs of {args.rounds} rounds with {args.cohort} clients each; medians; {machine.line()}")
     print(f"{'':58}{few:>12,}{many:>12,}     ratio")
     for key, label, unit in (
         ("round", "a round, ms", 1e-3),

@@ -9,15 +9,15 @@ evaluates nor writes files. Every row has a demand; the exit status is 1 where o
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import tempfile
 import time
 from contextlib import ExitStack
 from typing import Any
 
+import machine  # beside this file, as the next two
 import torch
-from networks import mlp, two_convs  # beside this file
+from networks import mlp, two_convs
 from overhead import LR, Noise, Row
 from torch import nn
 
@@ -87,7 +87,7 @@ def main() -> None:
     for row, times in found.items():
         plain, private = (f"{times[name] * 1e3:.1f}" for name in ("plain", "private"))
         print(f"| {row.name} | {plain} | {private} | {times['ratio']:.3f} | ≤ {row.demand} |")
-    print(f"{args.rounds} rounds; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    print(f"{args.rounds} rounds; {machine.line()}")
     if missed := [row.name for row, times in found.items() if times["ratio"] > row.demand]:
         raise SystemExit(f"missed: {'; '.join(missed)}")
 

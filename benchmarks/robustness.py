@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import machine  # beside this file
 import torch
 from lightning import Fabric
 
@@ -94,7 +94,7 @@ def main() -> None:
                 wall, cpu, grown = json.loads(told.splitlines()[-1])
                 numbers = f"{wall:.1f} | {cpu:.1f} | {grown / GB:.2f}"
                 print(f"| `{name}` | {cohort:,} | {processes} | {numbers} |", flush=True)
-    print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    print(machine.line())
 
 
 if __name__ == "__main__":

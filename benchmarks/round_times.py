@@ -12,16 +12,16 @@ the rounds but the first.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import machine  # beside this file, as the next but two
 import numpy as np
 import torch
-from data import Pictures  # beside this file
+from data import Pictures
 
 from lit_fed import Classifier, FederatedTrainer
 from lit_fed.callbacks import Callback, RoundRecord
@@ -174,7 +174,7 @@ def main() -> None:
             found = {label: seconds(size, make, method, args.rounds) for label, method in METHODS.items()}
             once, both = (statistics.median(times) for times in found.values())
             print(f"| {name} | {way} | {once * 1e3 / size.steps:.1f} | {both / once:.2f} |", flush=True)
-    print(f"one thread; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    print(machine.line())
 
 
 if __name__ == "__main__":

@@ -27,9 +27,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import machine  # beside this file, as the next but two
 import numpy as np
 import torch
-from networks import logistic, two_convs  # beside this file, as the next
+from networks import logistic, two_convs
 from overhead import LR, BareLoop, Noise
 
 from lit_fed import Classifier, FederatedTrainer
@@ -149,7 +150,7 @@ def main() -> None:
     ratio, gain = statistics.median(groups), statistics.median(gains)
     print(f"SCAFFOLD in groups / one client after the other: {ratio:.3f} (demand ≤ {GROUPS_DEMAND})")
     print(f"gain of a second process / of a second bare loop: {gain:.3f} (demand ≥ {PROCESSES_DEMAND})")
-    print(f"{args.repeats} repeats; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    print(f"{args.repeats} repeats; {machine.line()}")
     if ratio > GROUPS_DEMAND or gain < PROCESSES_DEMAND:
         raise SystemExit("missed")
 

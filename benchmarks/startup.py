@@ -17,6 +17,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+import machine  # beside this file
+
 ROOT = Path(__file__).resolve().parents[1]
 DEMAND_S = 1.0  # ``--help`` beyond the two imports
 BASE, HELP = "import torch, lightning", "python cli.py --help"
@@ -61,7 +63,7 @@ def main() -> None:
     print(f"| | CPU, s | beyond {BASE}, s |\n|---|---|---|")
     for name in all_commands:
         print(f"| {name} | {cpu[name]:.2f} | {beyond[name]:.2f} |")
-    print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    print(machine.line())
     if args.output is not None:
         args.output.mkdir(parents=True, exist_ok=True)
         (args.output / "startup.json").write_text(json.dumps({"cpu_s": cpu, "beyond_s": beyond}, indent=1))

@@ -23,6 +23,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import machine  # beside this file
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -114,6 +115,7 @@ def main() -> None:
         then = f"{float(cpu) / 2:.1f}" if cpu != "not measured" else cpu
         of = f"{parts} of {line['seeds']}"
         print(f"| `{line['study']}` | {line['profile']} | {of} | {took:.0f} | {whole:.1f} | {then} |", flush=True)
+    print(machine.line())
     if failed:
         raise SystemExit(f"{failed} of {len(args.studies)} studies could not be timed")
 
