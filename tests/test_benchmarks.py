@@ -44,6 +44,24 @@ def test_the_leanest_loops_and_ours_end_in_the_same_weights():
     assert "auto (vectorized) to the better" in told
 
 
+def test_raf_costs_its_lower_resolutions():
+    told = run("raf.py", "--networks", "pose_cnn", "--repeats", "1", "--steps", "1")
+    rows = re.findall(r"(?m)^\| `pose_cnn` \| \S+ \| (\w+) \| ([0-9,]+) \| ([0-9.]+) \| \d+ \|$", told)
+    # 64·48 + 48·36 + 32·24, 48·36 + 32·24, and nothing below the lowest.
+    seen = [
+        ("FedAvg", "3,072"),
+        ("RAF", "5,568"),
+        ("FedAvg", "1,728"),
+        ("RAF", "2,496"),
+        ("FedAvg", "768"),
+        ("RAF", "768"),
+    ]
+    assert [row[:2] for row in rows] == seen
+    kept = [float(row[2]) for row in rows]
+    assert kept[1] > kept[0] > kept[2]
+    assert kept[4] == kept[5]
+
+
 def test_a_studys_seeds_are_told_with_what_all_of_them_take():
     told = run("studies.py", "uwa_homogeneous:pocket")
     # Its 40 cells are four a seed, so one seed runs, of ten.

@@ -85,7 +85,7 @@ def _ours(row: Row) -> str:
 
 
 def _signed(number: str) -> str:
-    if number in ("", _NONE) or number.startswith("-"):
+    if number in ("", "0", _NONE) or number.startswith("-"):
         return number.replace("-", "−")
     return f"+{number}"
 

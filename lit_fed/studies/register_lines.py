@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -354,15 +355,23 @@ def published_margin(study: Study, claim: Claim) -> float | None:
 
 
 def published_margins(study: Study, claim: Claim) -> Mapping[str, float | None]:
-    """Return the margin of each inequality of a claim in the paper's table; None if the table does not give it."""
+    """Return the margin of each inequality of a claim in the paper's table; None if the table does not give it.
+
+    A margin is the exact sum of the decimals that the paper prints.
+    """
     found: dict[str, float | None] = {}
     for link in claim.links:
         numbers = [study.published.get(Place(*place)) for _, place in link.terms]
         known = [number[0] for number in numbers if number is not None]
         there = not link.change and claim.metric is None and len(known) == len(numbers)
-        sums = sum(weight * value for (weight, _), value in zip(link.terms, known, strict=False)) - link.limit
-        found[link.text] = sums if there else None
+        parts = (_decimal(weight) * _decimal(value) for (weight, _), value in zip(link.terms, known, strict=False))
+        found[link.text] = float(sum(parts, -_decimal(link.limit))) if there else None
     return found
+
+
+def _decimal(number: float) -> Decimal:
+    """Return a number as it is written, so that a paper's decimals add up exactly: 46.38 − 42.52 − 3.86 is 0."""
+    return Decimal(repr(float(number)))
 
 
 # ---------------------------------------------------------------------- details

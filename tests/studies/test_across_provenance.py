@@ -14,7 +14,7 @@ import yaml
 
 from lit_fed.studies.claims import check
 from lit_fed.studies.register import Register
-from lit_fed.studies.register_lines import Number, Row, StudyRow, claim_texts, paper_of, texts_of
+from lit_fed.studies.register_lines import Number, Row, StudyRow, claim_texts, paper_of, published_of, texts_of
 from lit_fed.studies.study import profiles_of, read_study
 from tests.support import ROOT
 
@@ -120,6 +120,17 @@ def test_claims_of_profiles_in_the_tree_are_theirs_with_their_causes_of_today() 
         for row in rows:
             assert row.claim in claims, (entry.setting, row.claim)
             assert row.cause in (claims[row.claim], ""), (entry.setting, row.claim)
+
+
+def test_the_published_margins_are_those_of_todays_studies() -> None:
+    for entry in ENTRIES:
+        rows = {row.claim: row for row in CLAIMS if row.setting == entry.setting}
+        if entry.study in STUDIES and entry.profile in profiles_of(STUDIES[entry.study]):
+            study = read_study(STUDIES[entry.study], entry.profile)
+            for text, margin in zip(texts_of(study), published_of(study), strict=True):
+                if text in rows:
+                    told = rows[text].published
+                    assert (float(told) if told else None) == (margin and pytest.approx(margin, rel=1e-3)), rows[text]
 
 
 def test_the_pages_are_of_the_tables_beside_them(tmp_path: Path) -> None:
