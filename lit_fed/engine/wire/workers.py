@@ -163,7 +163,7 @@ class Workers:
         if (longest := max(lengths)) > self._room:
             self._room = longest
             parts = self._exchange(torch.cat([count, own]), longest)
-        told = [part[8 : 8 + length].numpy() for part, length in zip(parts, lengths, strict=True)]
+        told = [part[8 : 8 + length].numpy().tobytes() for part, length in zip(parts, lengths, strict=True)]
         return [pickle.loads(one) for one in told]  # noqa: S301  # from this run's own processes
 
     def _exchange(self, own: Tensor, room: int) -> list[Tensor]:
