@@ -167,7 +167,7 @@ class Workers:
         return [pickle.loads(one) for one in told]  # noqa: S301  # from this run's own processes
 
     def _exchange(self, own: Tensor, room: int) -> list[Tensor]:
-        """Every process's bytes, padded to a room of so many after the first eight."""
+        """Every process's bytes: eight, and a room for the rest."""
         device = self.fabric.device if torch.distributed.get_backend() == "nccl" else torch.device("cpu")
         sent = torch.zeros(8 + room, dtype=torch.uint8)
         sent[: len(own)] = own
