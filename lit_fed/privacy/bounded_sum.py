@@ -20,7 +20,7 @@ from lit_fed.engine.wire.payload import ClientUpdate, Flat, FlatPayload, Layout,
 from lit_fed.engine.wire.workers import Workers
 
 _BITS = 40
-_BLOCK_VALUES = 2**20  # vectors that wait to be summed hold about this many values
+_BLOCK_VALUES = 2**17  # vectors that wait to be summed hold about this many values, which stay in a processor's cache
 _ROUNDING = 1e-3  # an update that its client has clipped is at the bound but for the rounding of its type
 
 
@@ -89,17 +89,22 @@ class Frame:
 
 def clip(updates: Sequence[ClientUpdate], frame: Frame, norm: float) -> list[ClientUpdate]:
     """Scale updates, all tensors of one together, to a distance of at most a norm from the broadcast."""
-    values = stacked([frame.vector(update) for update in updates])
-    origin = frame.origin(values.device)
-    moved = values - origin
+    vectors = [frame.vector(update) for update in updates]
+    origin = frame.origin(vectors[0].device)
+    moved = _away(vectors, origin)
     lengths = torch.linalg.vector_norm(moved, dim=1)
     near = ~(lengths > norm)  # also where it is not finite: others look at that
     if near.all():
         return list(updates)
-    clipped = moved.mul_((norm / lengths).unsqueeze(1)).add_(origin).to(values.dtype)
-    clipped[near] = values[near]
+    clipped = moved.mul_((norm / lengths).unsqueeze(1)).add_(origin).to(vectors[0].dtype)
+    clipped[near] = stacked(vectors)[near]
     rows = clipped.unbind(0)
     return [update.with_payload(*frame.payload(row)) for update, row in zip(updates, rows, strict=True)]
+
+
+def _away(vectors: Sequence[Tensor], origin: Tensor) -> Tensor:
+    """Differences of vectors to one in float64, as rows of a new matrix."""
+    return stacked(vectors).to(torch.float64, copy=True).sub_(origin)
 
 
 class BoundedSum(Reducer[Released]):
@@ -131,7 +136,7 @@ class BoundedSum(Reducer[Released]):
     def _sum_up(self) -> None:
         if not self._waiting:
             return
-        moved = stacked(self._waiting) - self._origin  # in float64, as the origin
+        moved = _away(self._waiting, self._origin)
         norms = moved.norm(dim=1, keepdim=True)
         scale = (self.norm / norms).clamp_(max=1.0)
         moved.mul_(scale / self._grid).trunc_()

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_fed.data.loaders.transforms import Augmentation, RandomCrop, RandomHorizontalFlip
+from lit_fed.data.population.archive import write_archive
 from lit_fed.data.population.base import FederatedDataModule
 from lit_fed.data.population.in_memory import TensorDataModule
 from lit_fed.errors import ConfigError
@@ -84,7 +85,7 @@ def _write(folder: Path, parts: Mapping[str, tuple[NDArray[Any], NDArray[Any]]])
     folder.mkdir(parents=True)
     arrays = {f"x_{part}": _channels_last(x) for part, (x, _) in parts.items()}
     arrays |= {f"y_{part}": y for part, (_, y) in parts.items()}
-    np.savez(folder / "data.npz", **arrays)  # type: ignore[arg-type]  # numpy takes the arrays for its allow_pickle
+    write_archive(folder / "data.npz", arrays)
 
 
 def _channels_last(x: NDArray[Any]) -> NDArray[Any]:

@@ -1,10 +1,10 @@
-"""Arrays in ``.npz`` files, read without unpickling."""
+"""Arrays in ``.npz`` files, without pickles."""
 
 from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -16,6 +16,19 @@ from lit_fed.errors import ConfigError
 Header = tuple[tuple[int, ...], np.dtype[Any]]
 """Shape and dtype."""
 _DAMAGED = (ValueError, OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
+
+
+def write_archive(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write arrays as one ``.npz`` file.
+
+    Note:
+        ``numpy.savez`` of NumPy before 2.4 leaves its archive open where a disk is full, and the garbage collector then
+        prints a second error.
+    """
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
 
 
 class Archive:

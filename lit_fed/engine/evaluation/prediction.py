@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lit_fed.data.loaders.tensor_loader import Loader
+from lit_fed.data.population.archive import write_archive
 from lit_fed.data.population.base import FederatedDataModule
 from lit_fed.data.population.naming import Keys, called, clients_of
 from lit_fed.data.population.new_inputs import NewInputs, Records
@@ -111,8 +112,7 @@ def write_predictions(
                 if output.suffix == ".npz":
                     texts = {"file": files, "class_names": names}
                     columns |= {name: np.array(text) for name, text in texts.items() if text is not None}
-                    with open(temporary, "wb") as file:
-                        np.savez(file, **columns)  # type: ignore[arg-type]  # numpy takes the arrays for its allow_pickle
+                    write_archive(temporary, columns)
                 elif records is not None:
                     _write_records(temporary, output.suffix, records)
                 else:

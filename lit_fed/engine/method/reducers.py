@@ -226,8 +226,8 @@ class ByPrefix(Reducer[Payload]):
         if flat is not None and self._places:
             for prefix, reducer in (*self.by_prefix.items(), ("", self.rest)):
                 layout, first, length = self._places[prefix]
-                own = Flat(layout, flat.values.narrow(0, first, length))
-                reducer.add(update.with_payload(FlatPayload(own), own))
+                part = Flat(layout, flat.values.narrow(0, first, length))
+                reducer.add(update.with_payload(FlatPayload(part), part))
             return
         for prefix, reducer in self.by_prefix.items():
             own, rest = split_prefix(prefix, rest)

@@ -94,7 +94,7 @@ class SharedEvaluation:
         for client_id in ids:
             become = session.admit if found else session.enter
             client = become(client_id, broadcast, "test")
-            if plain and not client.own:  # then no client of the kind has tensors of its own
+            if plain and not client.own:  # and no client of the kind has
                 return list(ids)
             if session.phases(client):
                 continue

@@ -163,11 +163,11 @@ class Workers:
         if (longest := max(lengths)) > self._room:
             self._room = longest
             parts = self._exchange(torch.cat([count, own]), longest)
-        told = [part[8 : 8 + length].numpy() for part, length in zip(parts, lengths, strict=True)]
+        told = [part[8 : 8 + length].numpy().tobytes() for part, length in zip(parts, lengths, strict=True)]
         return [pickle.loads(one) for one in told]  # noqa: S301  # from this run's own processes
 
     def _exchange(self, own: Tensor, room: int) -> list[Tensor]:
-        """Every process's bytes, padded to a room of so many after the first eight."""
+        """Every process's bytes: eight, and a room for the rest."""
         device = self.fabric.device if torch.distributed.get_backend() == "nccl" else torch.device("cpu")
         sent = torch.zeros(8 + room, dtype=torch.uint8)
         sent[: len(own)] = own

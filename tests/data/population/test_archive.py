@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,9 @@ import numpy as np
 import pytest
 
 from lit_fed.data import ArrayFile, ClientArrays, Digits
-from lit_fed.data.population.archive import Archive
+from lit_fed.data.population.archive import Archive, write_archive
 from lit_fed.errors import ConfigError
+from tests.support import small_disk
 
 X, Y = np.arange(4000, dtype=np.uint8).reshape(40, 10, 10), np.arange(40) % 2
 PARTS = {"x_train": X, "y_train": Y, "x_test": X[:8], "y_test": Y[:8]}
@@ -59,3 +61,20 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", y=Y)
     with pytest.raises(ConfigError, match=r"a\.npz lacks x; it has y"):
         Archive(tmp_path / "a.npz", ["x"], "write it").read("x")
+
+
+def test_written_arrays_are_numpys_own(tmp_path: Path) -> None:
+    arrays = {"x": np.arange(6.0).reshape(2, 3), "name": np.array("ä"), "empty": np.zeros((0, 4), np.int8)}
+    write_archive(tmp_path / "a.npz", arrays)
+    with np.load(tmp_path / "a.npz", allow_pickle=False) as found:
+        assert list(found) == list(arrays)
+        for name, array in arrays.items():
+            np.testing.assert_array_equal(found[name], array, strict=True)
+
+
+def test_objects_are_refused_and_a_full_disk_leaves_nothing_open(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="Object arrays cannot be saved"):
+        write_archive(tmp_path / "a.npz", {"x": np.array([{}])})
+    with small_disk(1000), pytest.raises(OSError, match="File too large"):
+        write_archive(tmp_path / "b.npz", {"x": np.zeros(1000)})
+    gc.collect()  # an archive that is still open would complain here, which fails a test

@@ -16,6 +16,7 @@ from lit_fed import Classifier, FederatedTrainer
 from lit_fed.data import Arrays, Digits, Dirichlet
 from lit_fed.engine.vectorized.shared_evaluation import SharedEvaluation
 from lit_fed.methods import FedAvg, FedPer
+from lit_fed.participation import FullParticipation
 from lit_fed.protocols import ClientGlobalTest, ClientTest, GlobalTest
 from tests.support import LeastSquares, Points, fit, rows
 
@@ -171,3 +172,33 @@ def test_a_client_without_test_samples_has_no_metrics(tmp_path: Path) -> None:
     made = fit(tmp_path, LeastSquares(lr=0.0), data, FedAvg(), executor="vectorized", protocols=[ClientTest()])
     expected = {("0", "test", "loss"): 2.0, ("3", "test", "loss"): 8.0, ("4", "test", "loss"): 2.0}
     assert found_by_client(made) == expected
+
+
+class Remembering(LeastSquares):
+    """Has a buffer, which clients may keep."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("largest", torch.zeros(1))
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Any:
+        self.largest += batch[0].abs().max()
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize(("buffers", "entered", "alike"), [("average", 1, [0, 1]), ("local", 2, [0])])
+def test_one_client_is_entered_where_none_has_tensors_of_its_own(
+    buffers: str, entered: int, alike: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = fit(
+        tmp_path, Remembering(), max_rounds=1, buffers=buffers, executor="sequential", client_store="memory",
+        participation=FullParticipation(),
+    )  # fmt: skip
+    federation = made.run.federation
+    session, broadcast = federation.session, federation.broadcast(0, "test")
+    seen: list[int] = []
+    admit = session.admit
+    monkeypatch.setattr(session, "admit", lambda client_id, *args: (seen.append(client_id), admit(client_id, *args))[1])
+    with session.at_work():
+        found = SharedEvaluation(session, next(iter(session.loops)))._alike([0, 1], broadcast)
+    assert (found, len(seen)) == (alike, entered)
