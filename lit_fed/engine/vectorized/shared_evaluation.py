@@ -143,7 +143,7 @@ class SharedEvaluation:
         step, batch_idx = loop.bound(f"{stage}_step"), differing_batch_idx()
 
         def one(sample: Any) -> tuple[Tensor, ...]:
-            recorder.logged, recorder.values = [], []
+            recorder.begin()
             step(tree_map(lambda leaf: leaf.unsqueeze(0), sample), batch_idx)
             return tuple(recorder.values)
 

@@ -21,6 +21,7 @@ from lit_fed.engine.method.steps import EffectiveSteps
 from lit_fed.engine.method.task_run import TaskRunOn
 from lit_fed.engine.vectorized.batches import Collected, Gathered, GroupBatches, can_gather, cut, total_steps
 from lit_fed.engine.vectorized.dropout import Streams
+from lit_fed.engine.vectorized.metrics import GroupMeter
 from lit_fed.engine.vectorized.objective import GroupObjective, NotVectorizable, StackedTensors, differing_batch_idx
 from lit_fed.tensors import on_device
 
@@ -58,6 +59,7 @@ class GroupLoop:
     def __init__(self, loop: LocalLoop, pad_to: int = 0) -> None:
         self.loop = loop
         self.pad_to = pad_to
+        self.meter = GroupMeter(loop)
 
     def train(self, clients: Sequence[Client]) -> Trained:
         """Run the clients' local work; each then has its trained tensors as ``client.model``, and its results.
@@ -78,10 +80,11 @@ class GroupLoop:
         if len({len(phases) for phases in work}) > 1:
             raise NotVectorizable("clients of a round have different phases; a group needs equal ones")
         meter, streams = StackedSums(len(clients)), Streams(clients)
+        self.meter.renew(len(clients))
         with self._at_work(clients[0].round_idx):
             for phases in zip(*work, strict=True):
                 self._run(phases, clients, tensors, meter, streams)
-        return Trained(tensors, meter.means())
+        return Trained(tensors, [one | other for one, other in zip(meter.means(), self.meter.computed(), strict=True)])
 
     @contextmanager
     def _at_work(self, round_idx: int) -> Iterator[None]:
@@ -161,7 +164,7 @@ class _PhaseOfGroup:
         }
         self.buffers = {name: tensors[name] for name in tensors if name in loop.model.buffers}
         self.batches = _batches(loop, phases)
-        self.objective = GroupObjective(loop, clients, streams)
+        self.objective = GroupObjective(loop, clients, streams, group.meter)
         self.leaves: dict[str, nn.Parameter] = {}
         self.steps = EffectiveSteps()
 
