@@ -6,7 +6,7 @@ outputs. Afterwards every client's copies take the same calls in the same order,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
@@ -127,6 +127,11 @@ class GroupMeter(StepMeter):
             self._copies.append(copies)
         return self._copies[idx]
 
+    @property
+    def used(self) -> bool:
+        """Whether the last step used a metric."""
+        return bool(self._calls or self._objects)
+
     # ------------------------------------------------------------------ within a step
 
     @override
@@ -185,7 +190,7 @@ class GroupMeter(StepMeter):
     @override
     @torch.no_grad()
     def replay(self, taken: Sequence[Tensor], rows: Rows, counts: Sequence[int] | None = None) -> list[Tensor]:
-        if not self._calls and not self._objects:
+        if not self.used:
             return []
         columns = [tensor.unbind(0) if counts is None else _joined(tensor, counts) for tensor in taken]
         held = list(range(len(self._logs))[rows]) if isinstance(rows, slice) else rows.tolist()
@@ -202,7 +207,7 @@ class GroupMeter(StepMeter):
             self._logs[idx].update(self._objects)
         if not drawn.equal(torch.get_rng_state()):
             raise NotVectorizable("a metric draws random numbers, which come from each client's own stream")
-        self.logged += [(name, batch_size) for name, batch_size, _ in self._later]
+        self.logged = [*self.logged[: len(self.values)], *((name, size) for name, size, _ in self._later)]
         return [torch.stack(column) for column in values]
 
 
@@ -237,9 +242,9 @@ def _number(name: str, value: Any, key: str | None) -> Tensor:
     """The value of a call that the step logs."""
     if key is not None and key not in value:
         raise NotVectorizable(f"a step logs {name!r}, and its metric gives other names: {', '.join(map(str, value))}")
-    found = torch.as_tensor(value if key is None else value[key])
-    if found.numel() != 1:
-        raise NotVectorizable(f"a step logs {name!r}, and its metric gives {found.numel()} values")
+    one = value if key is None else value[key]
+    if isinstance(one, Mapping) or (found := torch.as_tensor(one)).numel() != 1:
+        raise NotVectorizable(f"a step logs {name!r}, and its metric gives several values")
     return found.detach().reshape(()).float()
 
 

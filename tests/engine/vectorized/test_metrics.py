@@ -14,7 +14,6 @@ from torchmetrics import BootStrapper, ClasswiseWrapper, Metric, MetricCollectio
 from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC, MulticlassF1Score, MulticlassRecall
 
 from lit_fed import Classifier, FederatedTrainer
-from lit_fed.engine.vectorized.evaluation import GroupEvaluation
 from lit_fed.errors import ConfigError
 from lit_fed.methods import Ditto, FedAvg, FedPer
 from lit_fed.protocols import ClientTest, PersonalTest
@@ -107,7 +106,186 @@ def test_every_clients_metrics_are_its_own(tmp_path: Path, algorithm: Any) -> No
     stages = {(stage, name) for _, _, stage, name in by_client(grouped)}
     expected = {"macro", "micro", "mse", "batch_mse", "area", "several_f1", "several_recall", "several_error"}
     assert {name for stage, name in stages if stage == "test"} == {*expected, "loss"}
-    assert {f"train_{name}" if "several" in name else name for name in expected} <= {
-        name for stage, name in stages if stage == "train"
-    }
+    assert {f"train/{name}" for name in expected} <= {name for stage, name in stages if stage == "train"}
     assert tasks[1].steps < tasks[0].steps / 2
+
+
+def test_each_clients_metrics_by_hand(tmp_path: Path) -> None:
+    """The macro accuracy is not a mean over batches: here it is the mean recall of the classes of all a client's samples.
+
+    As in torchmetrics, a class that is only predicted has recall 0.
+    """
+    task = Measured()
+    made = federate(tmp_path, "vectorized", task, max_rounds=1, protocols=[ClientTest()])
+    data, model = made.run.federation.data, weights(made)
+    for client_id in data.clients:
+        batches = list(data.test_loader(client_id))
+        x, y = (torch.cat(column) for column in zip(*batches, strict=True))
+        with torch.no_grad():
+            predicted = torch.func.functional_call(task, model, (x,)).argmax(1)
+        hits = [float((predicted[y == label] == label).double().mean()) for label in y.unique()]
+        classes = torch.cat([y, predicted]).unique()
+        found = by_client(made)["0", str(client_id), "test", "macro"]
+        assert found == pytest.approx(sum(hits) / len(classes), abs=1e-6)
+
+
+def test_metrics_in_groups_do_not_depend_on_the_group(tmp_path: Path) -> None:
+    one, other = (federate(tmp_path / str(size), "vectorized", group_size=size) for size in (9, 3))
+    trained = [{key: value for key, value in by_client(made).items() if key[2] == "train"} for made in (one, other)]
+    assert trained[0]
+    assert trained[0] == trained[1]
+
+
+def test_a_resumed_run_measures_the_same(tmp_path: Path) -> None:
+    whole = federate(tmp_path / "whole", "vectorized", max_rounds=3)
+    federate(tmp_path / "half", "vectorized", max_rounds=2)
+    resumed = federate(tmp_path / "half", "vectorized", max_rounds=3, ckpt_path="last")
+    last = {key: value for key, value in by_client(whole).items() if key[0] == "2"}
+    assert last
+    assert {key: value for key, value in by_client(resumed).items() if key[0] == "2"} == last
+
+
+def test_metrics_that_share_a_metric_share_it_in_groups(tmp_path: Path) -> None:
+    class Doubled(Measured):
+        def __init__(self) -> None:
+            super().__init__()
+            self.twice = self.micro + self.micro
+
+        def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+            loss = super().training_step(batch, batch_idx)
+            self.log("train/twice", self.twice)
+            return loss
+
+    runs = [federate(tmp_path / how, how, Doubled(), max_rounds=1) for how in ("sequential", "vectorized")]
+    assert_close(*runs)
+    found = by_client(runs[1])
+    for client_id in range(9):
+        own = [found["0", str(client_id), "train", f"train/{name}"] for name in ("micro", "twice")]
+        assert own[1] == pytest.approx(2 * own[0], abs=1e-6)
+
+
+class OfSums(Measured):
+    """Updates a metric with a number that is not a mean over samples: padding would change it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.squares = torchmetrics.SumMetric()
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.squares.update(self(batch[0]).square().sum())
+        self.log("train/squares", self.squares)
+        return loss
+
+
+def test_a_metric_that_needs_whole_batches_gets_them(tmp_path: Path) -> None:
+    runs = [federate(tmp_path / how, how, OfSums(), max_rounds=1) for how in ("sequential", "vectorized")]
+    one, other = (
+        {key: value for key, value in by_client(made).items() if key[3] == "train/squares"} for made in runs
+    )
+    assert len(one) == 9
+    assert other == pytest.approx(one, rel=1e-4)
+
+
+# ---------------------------------------------------------------------- refused
+
+
+class Weighted(Metric):
+    """Holds weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(10, 1)
+        self.add_state("total", torch.zeros(()))
+
+    def update(self, logits: Tensor) -> None:
+        self.total += self.layer(logits).sum()
+
+    def compute(self) -> Tensor:
+        return self.total
+
+
+class Odd(Measured):
+    """Uses metrics in a way that a group refuses.
+
+    Args:
+        how: The way.
+    """
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.weighted = Weighted()
+        self.drawing = BootStrapper(torchmetrics.MeanMetric(), num_bootstraps=2)
+        self.classwise = ClasswiseWrapper(MulticlassAccuracy(num_classes=10, average=None))
+        self.hidden = [MulticlassAccuracy(num_classes=10)]
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        x, y = batch
+        logits = self(x)
+        loss = F.cross_entropy(logits, y)
+        if self.how == "loss":
+            return loss * (1 + self.macro(logits, y))
+        if self.how == "state":
+            self.macro.update(logits, y)
+            self.log("train/tp", self.macro.tp.sum())
+        if self.how == "count":
+            self.macro.update(logits, y)
+            self.log("train/count", self.macro.update_count)
+        if self.how == "weights":
+            self.weighted.update(logits)
+        if self.how == "draws":
+            self.drawing.update(logits.mean(1))
+        if self.how == "several":
+            self.log("train/classes", self.classwise(logits, y))
+        if self.how == "hidden":
+            self.log("train/hidden", self.hidden[0])
+        return loss
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("loss", "a step uses a value of the metric 'macro' for more than self.log"),
+        ("state", "a step reads the state of the metric 'macro'"),
+        ("count", "a step reads the state of the metric 'macro'"),
+        ("weights", "the metric 'weighted' holds weights"),
+        ("draws", "a metric draws random numbers"),
+        ("several", "a step logs 'train/classes', and its metric gives several values"),
+        ("hidden", "a step logs 'train/hidden', a torchmetrics object that is not a submodule of the model"),
+    ],
+)
+def test_what_a_group_cannot_have_is_refused_by_name(tmp_path: Path, how: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        federate(tmp_path, "vectorized", Odd(how))
+
+
+def test_a_refusal_leaves_the_tasks_metrics_as_they_are(tmp_path: Path) -> None:
+    task = Odd("state")
+    before = {name: set(vars(metric)) for name, metric in task.named_modules() if isinstance(metric, Metric)}
+    with pytest.raises(ConfigError):
+        federate(tmp_path, "vectorized", task)
+    assert {name: set(vars(metric)) for name, metric in task.named_modules() if isinstance(metric, Metric)} == before
+    task.macro.update(torch.eye(10), torch.arange(10))
+    assert float(task.macro.compute()) == pytest.approx(1.0)
+
+
+class DrawsInTests(Measured):
+    """Draws in a test."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drawing = BootStrapper(torchmetrics.MeanMetric(), num_bootstraps=2, std=False)
+
+    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        self.drawing.update(self(batch[0]).mean(1))
+        self.log_dict({"test/drawn": self.drawing.compute()["mean"]})
+
+
+def test_a_test_that_a_group_cannot_make_is_made_alone(tmp_path: Path) -> None:
+    runs = [
+        federate(tmp_path / how, how, DrawsInTests(), FedPer(), max_rounds=1, protocols=[ClientTest()])
+        for how in ("sequential", "vectorized")
+    ]
+    assert_close(*runs)
+    assert any(name == "drawn" for _, _, _, name in by_client(runs[1]))
