@@ -1,4 +1,7 @@
-"""Imports all modules that cells need, and reads a command as they do, in the process that forks them; see `lit_fed.studies.cell_process`."""
+"""Imports all modules that cells need, and reads a command, in the process that forks cells.
+
+See `lit_fed.studies.cell_process`.
+"""
 
 import atexit
 import gc

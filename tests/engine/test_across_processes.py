@@ -72,7 +72,12 @@ def test_two_processes_measure_groups_of_clients_by_torchmetrics_to_the_same_bit
     for folder, devices in (("one", "1"), ("two", "2")):
         (tmp_path / folder).mkdir()
         words = ("--trainer.executor", "vectorized", "--trainer.devices", devices, "--trainer.accelerator", "cpu")
-        module = ("--config", str(ROOT / "examples/my_module.yaml"), "--trainer.protocols", "[ClientTest, PersonalTest]")
+        module = (
+            "--config",
+            str(ROOT / "examples/my_module.yaml"),
+            "--trainer.protocols",
+            "[ClientTest, PersonalTest]",
+        )
         done = run_cli(*QUICK, *module, *words, cwd=tmp_path / folder)
         assert done.returncode == 0, done.stderr
         lines = rows(tmp_path / folder / "lightning_logs/version_0/clients.csv")

@@ -129,11 +129,13 @@ class GroupEvaluation:
                 for batch_idx in range(lengths[0]):
                     active = sum(length > batch_idx for length in lengths)
                     batch, sizes = batches.take(batch_idx, active, 0)
-                    for size, own in groupby(sorted(range(active), key=sizes.__getitem__), key=sizes.__getitem__):
-                        rows = on_device(list(own), loop.fabric.device)
+                    for size, alike in groupby(sorted(range(active), key=sizes.__getitem__), key=sizes.__getitem__):
+                        rows = on_device(list(alike), loop.fabric.device)
                         part = loop.to_device(cut(batch, rows, size, max(sizes)), loaders[0])
                         with loop.autocast():
-                            values = step({name: tensor[rows] for name, tensor in stacks.items()}, part, batch_idx, rows)
+                            values = step(
+                                {name: tensor[rows] for name, tensor in stacks.items()}, part, batch_idx, rows
+                            )
                         for (name, weight), value in zip(recorder.logged, values, strict=True):
                             weight = size if weight is None else weight
                             meter.add(name, value.double(), weight, weight, rows)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 from torchmetrics import Metric, MetricCollection
 from typing_extensions import override
 
@@ -24,7 +24,8 @@ from lit_fed.engine.method.differs import Differs
 from lit_fed.engine.vectorized.objective import NotVectorizable, Rows, StepMeter
 
 _RECORDED = ("forward", "update", "compute", "reset")
-_SHARED_STATE = "_compute_groups_create_state_ref"  # of a collection: called where its metrics are looked at
+_SHARE_STATE = MetricCollection._compute_groups_create_state_ref.__name__
+"""A collection's method that is called whenever its metrics are looked at."""
 
 
 class _Call(NamedTuple):
@@ -39,7 +40,7 @@ class _Call(NamedTuple):
 
     place: int
     method: str
-    spec: TreeSpec
+    spec: Any
     leaves: list[Any]
 
 
@@ -143,7 +144,9 @@ class GroupMeter(StepMeter):
     def add(self, name: str, value: Any, batch_size: int | None = None, reduce_fx: Any = "mean") -> None:
         if isinstance(value, Metric):
             if (place := self._places.get(id(value))) is None:
-                raise NotVectorizable(f"a step logs {name!r}, a torchmetrics object that is not a submodule of the model")
+                raise NotVectorizable(
+                    f"a step logs {name!r}, a torchmetrics object that is not a submodule of the model"
+                )
             self._objects.append((name, place))
         elif isinstance(value, Returned):
             self.check_mean(name, reduce_fx)
@@ -157,7 +160,7 @@ class GroupMeter(StepMeter):
         before = [dict(metric.__dict__) for metric in self._originals]
         try:
             for place, metric in enumerate(self._originals):
-                for method in (*_RECORDED, *([_SHARED_STATE] if isinstance(metric, MetricCollection) else [])):
+                for method in (*_RECORDED, *([_SHARE_STATE] if isinstance(metric, MetricCollection) else [])):
                     metric.__dict__[method] = partial(self._record, place, method)
                 if isinstance(metric, Metric):
                     refusal = partial(_state_is_read, self._names[place])
@@ -182,7 +185,8 @@ class GroupMeter(StepMeter):
         if method not in ("forward", "compute"):
             return None
         if isinstance(metric, MetricCollection):
-            return {key: Returned(name, number, str(key)) for key in metric.keys()}
+            names = metric.keys()  # with the collection's prefix
+            return {key: Returned(name, number, str(key)) for key in names}
         return Returned(name, number)
 
     # ------------------------------------------------------------------ after a step

@@ -111,7 +111,7 @@ def test_every_clients_metrics_are_its_own(tmp_path: Path, algorithm: Any) -> No
 
 
 def test_each_clients_metrics_by_hand(tmp_path: Path) -> None:
-    """The macro accuracy is not a mean over batches: here it is the mean recall of the classes of all a client's samples.
+    """The macro accuracy is not a mean over batches: it is the mean recall of the classes of all a client's samples.
 
     As in torchmetrics, a class that is only predicted has recall 0.
     """
@@ -180,9 +180,7 @@ class OfSums(Measured):
 
 def test_a_metric_that_needs_whole_batches_gets_them(tmp_path: Path) -> None:
     runs = [federate(tmp_path / how, how, OfSums(), max_rounds=1) for how in ("sequential", "vectorized")]
-    one, other = (
-        {key: value for key, value in by_client(made).items() if key[3] == "train/squares"} for made in runs
-    )
+    one, other = ({key: value for key, value in by_client(made).items() if key[3] == "train/squares"} for made in runs)
     assert len(one) == 9
     assert other == pytest.approx(one, rel=1e-4)
 
@@ -252,7 +250,7 @@ class Odd(Measured):
         ("weights", "the metric 'weighted' holds weights"),
         ("draws", "a metric draws random numbers"),
         ("several", "a step logs 'train/classes', and its metric gives several values"),
-        ("hidden", "a step logs 'train/hidden', a torchmetrics object that is not a submodule of the model"),
+        ("hidden", "a step logs 'train/hidden', a torchmetrics object outside of the model's submodules"),
     ],
 )
 def test_what_a_group_cannot_have_is_refused_by_name(tmp_path: Path, how: str, reason: str) -> None:
