@@ -72,8 +72,8 @@ class _Unread(Differs):
     Torch finds a module among others by its hash, and a metric's is that of its states, or of their items.
     """
 
-    __hash__ = object.__hash__
-    __iter__ = property()  # type: ignore[assignment]  # not iterable
+    __hash__ = object.__hash__  # type: ignore[assignment]  # the other class refuses it
+    __iter__ = property()  # not iterable
 
     @override
     def __getattr__(self, name: str) -> NoReturn:
@@ -193,10 +193,11 @@ class GroupMeter(StepMeter):
 
     @override
     @torch.no_grad()
-    def replay(self, taken: Sequence[Tensor], rows: Rows, counts: Sequence[int] | None = None) -> list[Tensor]:
-        if not self.used:
+    def replay(self, taken: Sequence[Tensor], rows: Rows, counts: Tensor | None = None) -> list[Tensor]:
+        if not self.used:  # nor does the host wait for its device
             return []
-        columns = [tensor.unbind(0) if counts is None else _joined(tensor, counts) for tensor in taken]
+        sizes = None if counts is None else counts.tolist()
+        columns = [tensor.unbind(0) if sizes is None else _joined(tensor, sizes) for tensor in taken]
         held = list(range(len(self._logs))[rows]) if isinstance(rows, slice) else rows.tolist()
         drawn = torch.get_rng_state()
         values: list[list[Tensor]] = [[] for _ in self._later]

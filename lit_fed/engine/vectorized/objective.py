@@ -123,13 +123,13 @@ class StepMeter(Meter):
         """Record the calls of the task's metrics."""
         return nullcontext()
 
-    def replay(self, taken: Sequence[Tensor], rows: Rows, counts: Sequence[int] | None = None) -> list[Tensor]:
+    def replay(self, taken: Sequence[Tensor], rows: Rows, counts: Tensor | None = None) -> list[Tensor]:
         """Give every client's metrics the recorded calls; returns further logged values (k,), named in ``logged``.
 
         Args:
             taken: `taken` of each of k clients, (k, …).
             rows: The k clients among the group's.
-            counts: Samples of each where the step took samples one by one, (k, B, …); else None.
+            counts: Samples of each, (k,), where the step took samples one by one and `taken` is (k, B, …); else None.
         """
         return []
 
@@ -232,7 +232,7 @@ class GroupObjective:
             dropout = GroupDropout(self._streams, held, None if counts is None else counts.tolist())
         with GroupLayers(dropout, by_sample=counts is not None), self.recorder.recording():
             loss, values, taken = self._as_a_group(parameters, buffers, batch, own, counts)
-        return loss, values + self.recorder.replay(taken, rows, None if counts is None else counts.tolist())
+        return loss, values + self.recorder.replay(taken, rows, counts)
 
     def _as_a_group(
         self, parameters: Tensors, buffers: Tensors, batch: Any, own: dict[str, Any], counts: Tensor | None

@@ -154,16 +154,16 @@ class SharedEvaluation:
             batch = whole.fetch(rows[one * size : (one + 1) * size].to(whole.device))
             values, taken = self._values(batch, whole, subset)
             pieces.append(taken)
-            for name, column in values.items():
-                found.setdefault(name, []).append(column.double())
+            for name, logged in values.items():
+                found.setdefault(name, []).append(logged.double())
         known = np.concatenate([np.arange(one * size, min((one + 1) * size, len(rows))) for one in wanted])
         columns = {name: np.full(len(rows), math.nan) for name in found}
-        for name, parts in found.items():
-            columns[name][known] = torch.cat(parts).cpu().numpy()
+        for name, column in found.items():
+            columns[name][known] = torch.cat(column).cpu().numpy()
         stacks = []
-        for taken in zip(*pieces, strict=True):
-            stack = taken[0].new_zeros(len(rows), *taken[0].shape[1:])
-            stack[torch.from_numpy(known).to(stack.device)] = torch.cat(taken)
+        for parts in zip(*pieces, strict=True):
+            stack = parts[0].new_zeros(len(rows), *parts[0].shape[1:])
+            stack[torch.from_numpy(known).to(stack.device)] = torch.cat(parts)
             stacks.append(stack)
         return _Samples(columns, stacks)
 
@@ -173,7 +173,8 @@ class SharedEvaluation:
         meter.renew(1)
         for start in range(0, len(places), batch_size):
             rows = torch.from_numpy(places[start : start + batch_size])
-            values = meter.replay([t[rows.to(t.device)].unsqueeze(0) for t in taken], slice(0, 1), [len(rows)])
+            own = [tensor[rows.to(tensor.device)].unsqueeze(0) for tensor in taken]
+            values = meter.replay(own, slice(0, 1), torch.tensor([len(rows)]))
             _check_weights(meter.logged)
             for (name, _), value in zip(meter.logged[len(meter.values) :], values, strict=True):
                 sums.add(name, value.double(), len(rows), len(rows), slice(0, 1))
