@@ -168,8 +168,9 @@ class GroupMeter(StepMeter):
             yield
         finally:
             for metric, own in zip(self._originals, before, strict=True):
-                metric.__dict__.clear()
                 metric.__dict__.update(own)
+                for name in metric.__dict__.keys() - own.keys():
+                    del metric.__dict__[name]
 
     def _record(self, place: int, method: str, *args: Any, **kwargs: Any) -> Any:
         metric, name = self._originals[place], self._names[place]

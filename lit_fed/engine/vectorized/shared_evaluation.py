@@ -34,6 +34,7 @@ _HOOKS = ("start", "epoch_start", "batch_start", "batch_end", "epoch_end", "end"
 _LOOK = 32  # samples on which both ways are compared
 _CLOSE = 1e-4
 _PIECE_VALUES = 2**19  # in the inputs of one pass, or a batch
+_HELD_VALUES = 2**25  # in the arguments of metrics, of all shared samples
 
 
 class _Samples(NamedTuple):
@@ -120,7 +121,7 @@ class SharedEvaluation:
         return found
 
     def _fits(self, whole: TensorLoader, subset: Subset) -> bool:
-        """Whether the values that the task logs of a batch are the means of its samples', with the current model.
+        """Whether the values that the task logs of a batch follow from its samples', with the current model.
 
         Checked every time, on samples from all over the shared data: another value may look like a mean while all
         outputs, or all samples' classes, are equal. The result is a function of model and data, equal on all processes.
@@ -130,6 +131,8 @@ class SharedEvaluation:
         try:
             values, taken = self._values(batch, whole, subset)
             found = {name: float(column.mean()) for name, column in values.items()}
+            if len(whole.indices) * sum(tensor[0].numel() for tensor in taken) > _HELD_VALUES:
+                return False
             if self._meter.used:
                 found |= self._of_metrics(taken, np.arange(len(places)), len(places))
         except Exception:  # of any kind: the step cannot take a single sample
