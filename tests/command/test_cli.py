@@ -346,7 +346,7 @@ def test_a_commands_own_parser_reads_what_the_parser_of_all_commands_reads(words
     args = command("fit", *words)
     own = _Rehearsal(args)
     assert "config" not in own.config, "a setting of the parser of all commands"
-    assert yaml.safe_load(own._resolved_config()) == settings_of(args, capsys)
+    assert {"ckpt_path": None, **yaml.safe_load(own._resolved_config())} == settings_of(args, capsys)
 
 
 def test_the_printed_configuration_can_be_fed_back(capsys):

@@ -127,17 +127,20 @@ class SharedEvaluation:
         outputs, or all samples' classes, are equal. The result is a function of model and data, equal on all processes.
         """
         places = torch.linspace(0, len(whole.indices) - 1, min(_LOOK, len(whole.indices))).long()
-        batch = whole.fetch(whole.indices[places].to(whole.device))
+        rows = whole.indices[places].to(whole.device)
+        batches = [whole.fetch(rows)]
         try:
-            values, taken = self._values(batch, whole, subset)
+            values, taken = self._values(batches[0], whole, subset)
             found = {name: float(column.mean()) for name, column in values.items()}
             if len(whole.indices) * sum(tensor[0].numel() for tensor in taken) > _HELD_VALUES:
                 return False
-            if self._meter.used:
-                found |= self._of_metrics(taken, np.arange(len(places)), len(places))
+            if self._meter.used:  # a metric may depend on the sizes of batches
+                size = -(-2 * len(rows) // 3)
+                batches = [whole.fetch(part) for part in rows.split(size)]
+                found |= self._of_metrics(taken, np.arange(len(rows)), size)
         except Exception:  # of any kind: the step cannot take a single sample
             return False
-        expected = self.loop.evaluate([batch], subset)
+        expected = self.loop.evaluate(batches, subset)
         return found.keys() == expected.keys() and all(
             abs(found[name] - value) <= _CLOSE * (1 + abs(value)) for name, value in expected.items()
         )

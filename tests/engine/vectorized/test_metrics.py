@@ -185,6 +185,27 @@ def test_a_metric_that_needs_whole_batches_gets_them(tmp_path: Path) -> None:
     assert other == pytest.approx(one, rel=1e-4)
 
 
+class OfBatches(Measured):
+    """Weights a metric by the size of a batch, as a number and as a tensor: a sample alone would count 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_number, self.by_tensor = torchmetrics.MeanMetric(), torchmetrics.MeanMetric()
+
+    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        x, y = batch
+        loss = F.cross_entropy(self(x), y)
+        self.by_number.update(loss, weight=len(y))
+        self.by_tensor.update(loss, weight=torch.tensor(y.numel()))
+        self.log_dict({"test/by_number": self.by_number, "test/by_tensor": self.by_tensor})
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg, FedPer], ids=lambda found: found.__name__)
+def test_a_metric_may_depend_on_the_sizes_of_batches(tmp_path: Path, algorithm: Any) -> None:
+    runs = [federate(tmp_path / how, how, OfBatches(), algorithm()) for how in ("sequential", "vectorized")]
+    assert_close(*runs)
+
+
 # ---------------------------------------------------------------------- refused
 
 
