@@ -206,6 +206,24 @@ def test_a_metric_may_depend_on_the_sizes_of_batches(tmp_path: Path, algorithm: 
     assert_close(*runs)
 
 
+class OfSizes(Measured):
+    """Says the size of each batch, as Lightning asks for."""
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        x, y = batch
+        logits = self(x)
+        self.log("train/micro", self.micro(logits, y), batch_size=len(y))
+        self.log("train/first", logits[:, 0].mean(), batch_size=len(y))
+        self.log("train/five", logits[:, 0].mean(), batch_size=5)
+        return F.cross_entropy(logits, y)
+
+
+def test_a_logged_value_has_the_weight_that_the_task_gives(tmp_path: Path) -> None:
+    """Clients with full and with smaller batches step together."""
+    runs = [federate(tmp_path / how, how, OfSizes(), protocols=[ClientTest()]) for how in ("sequential", "vectorized")]
+    assert_close(*runs)
+
+
 # ---------------------------------------------------------------------- refused
 
 
