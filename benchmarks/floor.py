@@ -376,7 +376,7 @@ def cell() -> float:
         file.write_text(yaml.safe_dump(study))
         words = ["study", "-c", str(file), "--profile", "pocket", "--jobs", "1", "--output", folder]
         subprocess.run([sys.executable, "-m", "lit_fed", *words], capture_output=True, check=True)
-        costs = []
+        costs: list[float] = []
         for record in Path(folder).rglob("cell.json"):
             with open(next(record.parent.rglob("metrics.csv")), newline="", encoding="utf-8") as rounds:
                 took = sum(float(row["time/round_s"]) for row in csv.DictReader(rounds))
