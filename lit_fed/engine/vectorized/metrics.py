@@ -175,7 +175,7 @@ class GroupMeter(StepMeter):
     def _record(self, place: int, method: str, *args: Any, **kwargs: Any) -> Any:
         metric, name = self._originals[place], self._names[place]
         if any(True for _ in metric.parameters()):
-            raise NotVectorizable(f"the metric {name!r} holds weights, of which a group has no copies")
+            raise NotVectorizable(f"the metric {name!r} holds weights, and a group's clients share them")
         leaves, spec = tree_flatten((args, kwargs))
         for leaf in leaves:
             if isinstance(leaf, Differs):
@@ -195,7 +195,7 @@ class GroupMeter(StepMeter):
     @override
     @torch.no_grad()
     def replay(self, taken: Sequence[Tensor], rows: Rows, counts: Tensor | None = None) -> list[Tensor]:
-        if not self.used:  # nor does the host wait for its device
+        if not self.used:  # and the host need not wait for its device
             return []
         sizes = None if counts is None else counts.tolist()
         columns = [tensor.unbind(0) if sizes is None else _joined(tensor, sizes) for tensor in taken]
