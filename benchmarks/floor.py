@@ -3,8 +3,9 @@
 `Lean` is a bare loop without a running loss: sums in float32, momentum zeroed in place. `Batched` is a group of clients
 by hand, for one perceptron: the floor of groups. Both run in this process in turn with a federation, round by round, on
 the same tensors and with the same shuffling; what counts is the median over rounds of the ratio of two CPU times, after
-the first round. After the first round all weights must agree. Every row has a demand; the exit status is 1 where one is
-missed.
+the first round. After the first round all weights must agree. The last row is the fixed cost of a study's cell: its CPU
+seconds less its round's seconds by the clock, which count only on a quiet machine. Every row has a demand; the exit
+status is 1 where one is missed.
 
     python benchmarks/floor.py [--seconds 12] [--only WORD] [--output FOLDER]
 """
@@ -12,6 +13,7 @@ missed.
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import os
 import random
@@ -30,6 +32,7 @@ import machine  # beside this file, as the next
 import timm
 import torch
 import torch.nn.functional as F
+import yaml
 from networks import logistic, mlp
 from overhead import LR, BareLoop, Noise, State
 from torch import Tensor, nn
@@ -44,6 +47,7 @@ from lit_fed.seeding import derive_seed
 
 MOMENTUM = 0.9
 AUTO_DEMAND, SCAFFOLD_DEMAND = 1.1, 0.25
+CELL_DEMAND = 0.3
 PROCESSES_DEMAND = {"sequential": 1.6, "vectorized": 1.2}
 LEAST_ROUNDS, MOST_ROUNDS = 3, 40
 ClientData = tuple[Tensor, Tensor, int]
@@ -354,6 +358,36 @@ def gain(executor: str) -> float:
     return seconds[0] / seconds[1]
 
 
+def cell() -> float:
+    """CPU seconds of a study's cell beyond its one round of one step; the median of eight."""
+    study = {
+        "metric": "global/acc",
+        "seeds": list(range(8)),
+        "configs": ["quickstart.yaml"],
+        "set": {
+            "trainer.max_rounds": 1,
+            "trainer.local_epochs": None,
+            "trainer.local_steps": 1,
+            "trainer.participation.init_args.count": 1,
+            "trainer.num_threads": 1,
+        },
+        "rows": {"fedavg": {"configs": ["method/fedavg.yaml"]}},
+        "columns": {"iid": {"configs": ["data/digits_iid.yaml"]}},
+        "profiles": {"pocket": {}},
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "cells.yaml"
+        file.write_text(yaml.safe_dump(study))
+        words = ["study", "-c", str(file), "--profile", "pocket", "--jobs", "1", "--output", folder]
+        subprocess.run([sys.executable, "-m", "lit_fed", *words], capture_output=True, check=True)
+        costs: list[float] = []
+        for record in Path(folder).rglob("cell.json"):
+            with open(next(record.parent.rglob("metrics.csv")), newline="", encoding="utf-8") as rounds:
+                took = sum(float(row["time/round_s"]) for row in csv.DictReader(rounds))
+            costs.append(json.loads(record.read_text())["cpu_seconds"] - took)
+    return statistics.median(costs)
+
+
 @dataclass
 class Table:
     """Rows told as they are found."""
@@ -418,6 +452,8 @@ def main() -> None:
     for executor, demand in PROCESSES_DEMAND.items():
         if args.only in "two processes" and (os.cpu_count() or 1) > 1:
             table.tell(f"{ROWS[1].name}, two processes, {executor}, wall", "", "", gain(executor), demand, least=True)
+    if args.only in "a study's cell":
+        table.tell("a study's cell beyond its round, CPU s", "", "", cell(), CELL_DEMAND)
     print(machine.line())
     if args.output is not None:
         args.output.mkdir(parents=True, exist_ok=True)

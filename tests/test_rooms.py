@@ -18,7 +18,7 @@ from torch.autograd import Variable
 from torch.optim import SGD
 from torch.optim import optimizer as torch_optimizer
 from torch.utils import _pytree
-from torchmetrics import MeanMetric
+from torchmetrics import MeanMetric, MetricCollection
 
 from tests.support import ROOT
 
@@ -129,6 +129,7 @@ PRIVATE = {
     torch.nn.Module(): {"_buffers", "_modules", "_non_persistent_buffers_set", "_parameters"},
     torch.zeros(1): {"_base", "_version"},
     MeanMetric(): {"_computed", "_reductions", "_to_sync", "_update_count"},
+    MetricCollection: {"_compute_groups_create_state_ref"},
     LightningModule(): {"_fabric", "_fabric_optimizers", "_trainer"},
     LightningCLI: {"_get", "_parser", "_prepare_subcommand_kwargs", "_prepare_subcommand_parser", "_run_subcommand"},
 }  # fmt: skip

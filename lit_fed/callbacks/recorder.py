@@ -215,8 +215,7 @@ class ConfigHistory:
         last = start_round - 1
         # A configuration newer than the last round has no rounds left: they run again.
         trained = self._texts[min(rounds)] if (rounds := [r for r in self._texts if r >= last]) else config
-        old, new = flatten(read_yaml(trained)), flatten(read_yaml(config))
-        changed = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
+        changed = [] if trained == config else _changed(trained, config)
         texts = {until: text for until, text in self._texts.items() if until < last}
         texts |= {last: trained} if changed else {}
         for until, text in texts.items():
@@ -225,6 +224,12 @@ class ConfigHistory:
             (folder / f"config.until_round_{until}.yaml").unlink(missing_ok=True)
         write_text([config], folder / "config.yaml")
         return changed
+
+
+def _changed(before: str, after: str) -> list[str]:
+    """Keys with another value in a later configuration."""
+    old, new = flatten(read_yaml(before)), flatten(read_yaml(after))
+    return sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
 
 
 def _configuration(path: Path) -> str:

@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import ArgumentError, Namespace
 from typing_extensions import override
 
 from lit_fed.callbacks.recorder import RoundTable
 from lit_fed.command.cli import FederatedCLI, user_error
 from lit_fed.command.reading.config_files import ConfigFiles
-from lit_fed.command.reading.words import CommandLine
 from lit_fed.data.population.contents import Contents
 from lit_fed.engine.lightning.metric_names import MetricNames
 from lit_fed.errors import CheckpointError, ConfigError
@@ -349,11 +347,7 @@ class _Reader(FederatedCLI):
             super().__init__(["fit", *args])
             self._made = True
         else:
-            try:  # the command's own parser is twice as fast as that of all commands,
-                line = CommandLine(["fit", *args], self.files)
-                self.config = Namespace(fit=line.parse(self._parser("fit"), 1))
-            except ArgumentError:
-                self.parse_arguments(self.parser, ["fit", *args])  # for its error message
+            self.parse_arguments(self.parser, ["fit", *args])
             self._set_seed()
         content: dict[str, Any] = yaml.safe_load(self._resolved_config())
         return content

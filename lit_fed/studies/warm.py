@@ -1,10 +1,15 @@
-"""Imports all modules that cells need, in the process that forks them; see `lit_fed.studies.cell_process`."""
+"""Imports all modules that cells need, and reads a command, in the process that forks cells.
+
+See `lit_fed.studies.cell_process`.
+"""
 
 import atexit
 import gc
 import importlib
 import os
 
+from lit_fed.command.cli import rehearse
+from lit_fed.command.reading.shipped import shipped
 from lit_fed.command.roots import import_named
 
 import_named()
@@ -14,6 +19,7 @@ for _name in (
     *("tensorboard.plugins.hparams.metadata", "torch.utils.serialization.config"),
 ):
     importlib.import_module(_name)
+rehearse(["fit", "-c", str(shipped()["quickstart.yaml"])])  # most of a cell's classes: their signatures are then known
 # The forking process needs no clean-up, and some libraries complain during it.
 atexit.register(os._exit, 0)
 gc.collect()

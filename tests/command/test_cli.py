@@ -17,9 +17,9 @@ import pytest
 import torch
 import yaml
 
-from lit_fed.command.cli import main
+from lit_fed.command.cli import _Rehearsal, main
 from lit_fed.command.table import COMMANDS
-from tests.command.support import LR, QUICKSTART, command, error_of
+from tests.command.support import LR, QUICKSTART, command, error_of, settings_of
 from tests.support import ROOT, rows
 
 # ---------------------------------------------------------------------- settings that cannot work
@@ -335,6 +335,18 @@ def test_version(capsys):
     from lit_fed import __version__
 
     assert output_of(["--version"], capsys).split()[-1] == __version__
+
+
+@pytest.mark.parametrize(
+    "words",
+    [(), ("-c", "method/fedper.yaml", "--trainer.max_rounds", "3"), ("--data.partition", "Dirichlet", LR, "1")],
+)
+def test_a_commands_own_parser_reads_what_the_parser_of_all_commands_reads(words, capsys):
+    """``--print_config`` is of the parser of all commands."""
+    args = command("fit", *words)
+    own = _Rehearsal(args)
+    assert "config" not in own.config, "a setting of the parser of all commands"
+    assert {"ckpt_path": None, **yaml.safe_load(own._resolved_config())} == settings_of(args, capsys)
 
 
 def test_the_printed_configuration_can_be_fed_back(capsys):

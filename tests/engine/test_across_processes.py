@@ -67,6 +67,25 @@ def test_two_processes_test_clients_in_groups_to_the_same_bits(tmp_path: Path, a
     assert found[0] == found[1]
 
 
+def test_two_processes_measure_groups_of_clients_by_torchmetrics_to_the_same_bits(tmp_path: Path) -> None:
+    found = []
+    for folder, devices in (("one", "1"), ("two", "2")):
+        (tmp_path / folder).mkdir()
+        words = ("--trainer.executor", "vectorized", "--trainer.devices", devices, "--trainer.accelerator", "cpu")
+        module = (
+            "--config",
+            str(ROOT / "examples/my_module.yaml"),
+            "--trainer.protocols",
+            "[ClientTest, PersonalTest]",
+        )
+        done = run_cli(*QUICK, *module, *words, cwd=tmp_path / folder)
+        assert done.returncode == 0, done.stderr
+        lines = rows(tmp_path / folder / "lightning_logs/version_0/clients.csv")
+        found.append([tuple(row.values()) for row in lines if row["stage"] in ("test", "personal")])
+    assert {row[3] for row in found[0]} == {"loss", "acc"}
+    assert found[0] == found[1]
+
+
 def test_torchrun_on_loopback(single: Path, tmp_path: Path) -> None:
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "29531")
     done = run_cli(*QUICK, "--trainer.devices", "2", cwd=tmp_path, program=torchrun)

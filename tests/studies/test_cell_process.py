@@ -82,6 +82,20 @@ print("imported:", *sorted({ours} - warm))"""
     assert out.stdout.splitlines()[-1] == "imported:"
 
 
+def test_a_cell_reads_its_command_with_the_parsers_that_are_there(tmp_path):
+    code = """
+import sys, lit_fed.studies.warm
+from lit_fed.command.cli import main
+from lit_fed.parsing import Parser
+made, begin = [], Parser.__init__
+Parser.__init__ = lambda self, *args, **kwargs: (made.append(self), begin(self, *args, **kwargs))[1]
+main(sys.argv[1:])
+print("made:", len(made))"""
+    short = [*LONG[:-2], "--trainer.max_rounds=1", f"--trainer.default_root_dir={tmp_path}"]
+    out = subprocess.run([sys.executable, "-c", code, *short], cwd=ROOT, check=True, capture_output=True, text=True)
+    assert out.stdout.splitlines()[-1] == "made: 0"
+
+
 def test_a_cell_leads_a_group_of_its_own_which_signals_reach(tmp_path):
     process = training(tmp_path / "interrupted")
     assert os.getpgid(process.pid) == process.pid != os.getpgid(0)

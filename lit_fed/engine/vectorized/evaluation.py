@@ -112,7 +112,8 @@ class GroupEvaluation:
         if not can_gather(loaders):
             raise NotVectorizable("the clients' test data are not rows of one tensor")
         loop, stage = self.loop, self.loop.evaluation_stage(subset)
-        recorder, meter = StepMeter(), StackedSums(len(clients))
+        recorder, meter = self.group.meter, StackedSums(len(clients))
+        recorder.renew(len(clients))
         order = sorted(range(len(clients)), key=lambda idx: -len(loaders[idx]))
         lengths = [len(loaders[idx]) for idx in order]
         if not lengths[0]:
@@ -128,34 +129,38 @@ class GroupEvaluation:
                 for batch_idx in range(lengths[0]):
                     active = sum(length > batch_idx for length in lengths)
                     batch, sizes = batches.take(batch_idx, active, 0)
-                    for size, own in groupby(sorted(range(active), key=sizes.__getitem__), key=sizes.__getitem__):
-                        rows = on_device(list(own), loop.fabric.device)
+                    for size, alike in groupby(sorted(range(active), key=sizes.__getitem__), key=sizes.__getitem__):
+                        rows = on_device(list(alike), loop.fabric.device)
                         part = loop.to_device(cut(batch, rows, size, max(sizes)), loaders[0])
                         with loop.autocast():
-                            values = step({name: tensor[rows] for name, tensor in stacks.items()}, part, batch_idx)
+                            values = step(
+                                {name: tensor[rows] for name, tensor in stacks.items()}, part, batch_idx, rows
+                            )
                         for (name, weight), value in zip(recorder.logged, values, strict=True):
                             weight = size if weight is None else weight
                             meter.add(name, value.double(), weight, weight, rows)
         finally:
             loop.state.meter = None
-        found = meter.means()
+        found = [one | other for one, other in zip(meter.means(), recorder.computed(), strict=True)]
+        loop.directions |= {plain_name(name): direction for name, direction in recorder.directions.items()}
         by_client = sorted(zip(order, found, strict=True), key=lambda one: one[0])
         return [{plain_name(name): value for name, value in metrics.items()} for _, metrics in by_client]
 
 
-def _by_client(step: Stepper, recorder: StepMeter) -> Callable[[Tensors, Any, int], list[Tensor]]:
+def _by_client(step: Stepper, recorder: StepMeter) -> Callable[[Tensors, Any, int, Tensor], list[Tensor]]:
     """The step for several clients: each client's logged values, given stacked tensors and batches of one size."""
 
-    def several(tensors: Tensors, batch: Any, batch_idx: int) -> list[Tensor]:
-        def one(own: Tensors, batch: Any) -> tuple[Tensor, ...]:
-            recorder.logged, recorder.values = [], []
+    def several(tensors: Tensors, batch: Any, batch_idx: int, rows: Tensor) -> list[Tensor]:
+        def one(own: Tensors, batch: Any) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+            recorder.begin()
             functional_call(step, {f"objective.{name}": tensor for name, tensor in own.items()}, (batch, batch_idx))
-            return tuple(recorder.values)
+            return tuple(recorder.values), tuple(recorder.taken)
 
         dims, count = batch_dims(batch), len(next(iter(tensors.values())))
         if count == 1:  # other kernels multiply a single client than a group
             tensors, batch = tree_map(twice, (tensors, batch))
-        values = torch.vmap(one, in_dims=(0, dims))(tensors, batch)
-        return [value[:count] for value in values]
+        with recorder.recording():
+            values, taken = torch.vmap(one, in_dims=(0, dims))(tensors, batch)
+        return [value[:count] for value in values] + recorder.replay([tensor[:count] for tensor in taken], rows)
 
     return several

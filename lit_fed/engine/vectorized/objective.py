@@ -8,6 +8,7 @@ unchanged task, and so does ``finish`` where it is pure too; hooks that are aske
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NoReturn
 
 import torch
@@ -28,6 +29,7 @@ from lit_fed.engine.vectorized.layers import GroupLayers
 from lit_fed.errors import ConfigError
 
 Rows = slice | Tensor
+_OfStep = tuple[Tensor, list[Tensor], list[Tensor]]  # objectives, logged values, and outputs for `StepMeter.replay`
 Hook = Literal["objective", "correct", "finish"]
 _DIFFERS = "which differs between the clients of a group"
 
@@ -110,18 +112,43 @@ class StepMeter(Meter):
         super().__init__()
         self.logged: list[tuple[str, int | None]] = []
         self.values: list[Tensor] = []
+        self.taken: list[Tensor] = []
+        """Further outputs, for `replay`."""
+
+    def begin(self) -> None:
+        """Forget the last step."""
+        self.logged, self.values, self.taken = [], [], []
+
+    def recording(self) -> AbstractContextManager[None]:
+        """Record the calls of the task's metrics."""
+        return nullcontext()
+
+    def replay(self, taken: Sequence[Tensor], rows: Rows, counts: Tensor | None = None) -> list[Tensor]:
+        """Give every client's metrics the recorded calls; returns further logged values (k,), named in ``logged``.
+
+        Args:
+            taken: `taken` of each of k clients, (k, …).
+            rows: The k clients among the group's.
+            counts: Samples of each, (k,), where the step took samples one by one and `taken` is (k, B, …); else None.
+        """
+        return []
 
     @override
     def add(self, name: str, value: Any, batch_size: int | None = None, reduce_fx: Any = "mean") -> None:
         if isinstance(value, Metric):
             raise NotVectorizable(f"a step logs {name!r} as a torchmetrics object, which holds one client's state")
-        if reduce_fx != "mean" and reduce_fx is not torch.mean:
-            raise NotVectorizable(f"a step logs {name!r} with reduce_fx={reduce_fx!r}, which is not mean")
+        self.check_mean(name, reduce_fx)
         tensor = value.detach() if isinstance(value, Tensor) else torch.tensor(float(value))
         if tensor.numel() != 1:
             raise ConfigError(f"self.log({name!r}, …) got {tensor.numel()} values; log one number, or their mean")
         self.logged.append((name, batch_size))
         self.values.append(tensor.reshape(()))
+
+    @staticmethod
+    def check_mean(name: str, reduce_fx: Any) -> None:
+        """Refuse another reduction than the mean."""
+        if reduce_fx != "mean" and reduce_fx is not torch.mean:
+            raise NotVectorizable(f"a step logs {name!r} with reduce_fx={reduce_fx!r}, which is not mean")
 
 
 class Stepper(nn.Module):
@@ -148,12 +175,19 @@ class GroupObjective:
         loop: The loop of the clients' kind.
         clients: The clients in the order of the stacks. Their tensors have the same names and shapes.
         streams: Their random numbers, for dropout; None where nothing trains.
+        recorder: Takes what a step logs.
     """
 
-    def __init__(self, loop: LocalLoop, clients: Sequence[Client], streams: Streams | None = None) -> None:
+    def __init__(
+        self,
+        loop: LocalLoop,
+        clients: Sequence[Client],
+        streams: Streams | None = None,
+        recorder: StepMeter | None = None,
+    ) -> None:
         self.loop, self._streams = loop, streams
         self.client = GroupClient(clients[0], loop.state.task_run)
-        self.recorder = StepMeter()
+        self.recorder = StepMeter() if recorder is None else recorder
         self.batch_idx: Any = 0
         self._stepper = Stepper(loop.objective, loop.objective.training_step)
         self._rebound: list[str] = []
@@ -196,33 +230,35 @@ class GroupObjective:
         if self._streams is not None and self.loop.fabric.device.type == "cpu":
             held = range(len(next(iter(parameters.values())))) if isinstance(rows, slice) else rows.tolist()
             dropout = GroupDropout(self._streams, held, None if counts is None else counts.tolist())
-        with GroupLayers(dropout, by_sample=counts is not None):
-            return self._as_a_group(parameters, buffers, batch, own, counts)
+        with GroupLayers(dropout, by_sample=counts is not None), self.recorder.recording():
+            loss, values, taken = self._as_a_group(parameters, buffers, batch, own, counts)
+        return loss, values + self.recorder.replay(taken, rows, counts)
 
     def _as_a_group(
         self, parameters: Tensors, buffers: Tensors, batch: Any, own: dict[str, Any], counts: Tensor | None
-    ) -> tuple[Tensor, list[Tensor]]:
+    ) -> _OfStep:
         if len(next(iter(parameters.values()))) == 1:  # other kernels multiply a single client than a group
             doubled = tree_map(twice, (parameters, buffers, batch, own, counts))
-            loss, values = self._run(*doubled)
+            loss, values, taken = self._run(*doubled)
             for name, tensor in buffers.items():
                 tensor.copy_(doubled[1][name][:1])
-            return loss[:1], [value[:1] for value in values]
+            return loss[:1], [value[:1] for value in values], [tensor[:1] for tensor in taken]
         return self._run(parameters, buffers, batch, own, counts)
 
     def _run(
         self, parameters: Tensors, buffers: Tensors, batch: Any, own: dict[str, Any], counts: Tensor | None
-    ) -> tuple[Tensor, list[Tensor]]:
+    ) -> _OfStep:
         if counts is None:
             step = torch.vmap(self._step, in_dims=(0, 0, batch_dims(batch), 0))
-            loss, values, rebound = step(parameters, buffers, batch, own)
+            loss, values, taken, rebound = step(parameters, buffers, batch, own)
             for name, tensor in zip(self._rebound, rebound, strict=True):
                 buffers[name].copy_(tensor)
-            return loss, list(values)
+            return loss, list(values), list(taken)
         by_sample = torch.vmap(self._step_on_sample, in_dims=(None, None, batch_dims(batch), None))
-        loss, values = torch.vmap(by_sample, in_dims=(0, 0, batch_dims(batch), 0))(parameters, buffers, batch, own)
+        run = torch.vmap(by_sample, in_dims=(0, 0, batch_dims(batch), 0))
+        loss, values, taken = run(parameters, buffers, batch, own)
         weights = (torch.arange(loss.shape[1], device=loss.device) < counts.unsqueeze(1)) / counts.unsqueeze(1)
-        return (loss * weights).sum(1), [(value * weights).sum(1) for value in values]
+        return (loss * weights).sum(1), [(value * weights).sum(1) for value in values], list(taken)
 
     @torch.no_grad()
     def correct(self, parameters: Tensors, gradients: Tensors, rows: Rows) -> Tensors:
@@ -273,18 +309,19 @@ class GroupObjective:
 
     def _step(self, parameters: Tensors, buffers: Tensors, batch: Any, own: dict[str, Any]) -> Any:
         self._become("objective", parameters, own)  # the module has the buffers, also where a step rebinds one
-        self.recorder.logged, self.recorder.values = [], []
+        self.recorder.begin()
         given = {f"objective.{name}": tensor for name, tensor in (parameters | buffers).items()}
         loss = functional_call(self._stepper, given, (batch, self.batch_idx))
         if loss is None:
             raise NotVectorizable("training_step returns None, which skips a batch")
         # Buffers written in place are in the group's tensors already, rebound ones are not.
         self._rebound = [name for name in buffers if given[f"objective.{name}"] is not buffers[name]]
-        return loss, tuple(self.recorder.values), tuple(given[f"objective.{name}"] for name in self._rebound)
+        rebound = tuple(given[f"objective.{name}"] for name in self._rebound)
+        return loss, tuple(self.recorder.values), tuple(self.recorder.taken), rebound
 
     def _step_on_sample(self, parameters: Tensors, buffers: Tensors, sample: Any, own: dict[str, Any]) -> Any:
         batch = tree_map(lambda leaf: leaf.unsqueeze(0) if isinstance(leaf, Tensor) else leaf, sample)
-        return self._step(parameters, buffers, batch, own)[:2]
+        return self._step(parameters, buffers, batch, own)[:3]
 
     def _become(self, hook: Hook, tensors: Tensors, own: dict[str, Any]) -> None:
         """Make ``self.client`` the client with these tensors; others are the module's."""

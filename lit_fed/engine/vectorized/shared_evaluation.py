@@ -1,14 +1,15 @@
 """Clients that are tested with one model: a single pass over the data that they share.
 
 The task's ``test_step`` runs under ``torch.vmap``, one sample at a time; a client's means follow by index from the
-values logged of its samples. The means differ from sequential evaluation by rounding only.
+values logged of its samples, and its torchmetrics take their samples' arguments batch by batch. The values differ from
+sequential evaluation by rounding only.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -21,8 +22,10 @@ from lit_fed.engine.clients.executor import Question
 from lit_fed.engine.clients.local import LocalLoop
 from lit_fed.engine.clients.session import Session
 from lit_fed.engine.lightning.metric_names import plain_name
+from lit_fed.engine.lightning.sums import StackedSums
 from lit_fed.engine.method.algorithm import Algorithm
-from lit_fed.engine.vectorized.objective import NotVectorizable, StepMeter, differing_batch_idx
+from lit_fed.engine.vectorized.metrics import GroupMeter
+from lit_fed.engine.vectorized.objective import NotVectorizable, differing_batch_idx
 from lit_fed.engine.wire.broadcast import Broadcast
 from lit_fed.engine.wire.payload import ClientUpdate
 
@@ -32,6 +35,19 @@ _HOOKS = ("start", "epoch_start", "batch_start", "batch_end", "epoch_end", "end"
 _LOOK = 32  # samples on which both ways are compared
 _CLOSE = 1e-4
 _PIECE_VALUES = 2**19  # in the inputs of one pass, or a batch
+_HELD_VALUES = 2**25  # in the arguments of metrics, of all shared samples
+
+
+class _Samples(NamedTuple):
+    """Values of samples.
+
+    Args:
+        columns: Logged values, by name.
+        taken: Arguments of the task's metrics, (samples, 1, …) each.
+    """
+
+    columns: Columns
+    taken: list[Tensor]
 
 
 class SharedEvaluation:
@@ -45,6 +61,7 @@ class SharedEvaluation:
     def __init__(self, session: Session, kind: str) -> None:
         self.session, self.kind = session, kind
         self.loop: LocalLoop = session.loops[kind]
+        self._meter = GroupMeter(self.loop)
 
     def answers(self, question: Question, ids: Sequence[int], broadcast: Broadcast) -> Iterator[ClientUpdate]:
         """Answers of the clients that can be tested together; the caller asks the others one by one.
@@ -61,29 +78,33 @@ class SharedEvaluation:
         whole = question.loader(None)
         if not isinstance(whole, TensorLoader) or not len(whole) or not whole.is_fixed:
             return
-        rows = self._rows(question.loader, ids, whole)
-        alike = self._alike(list(rows), broadcast)
+        loaders = self._loaders(question.loader, ids, whole)
+        alike = self._alike(list(loaders), broadcast)
         if not alike or not self._fits(whole, question.subset):
             return
-        places = _places(np.concatenate([rows[client_id] for client_id in alike]), whole.indices.numpy())
+        rows = [loaders[client_id].indices.numpy() for client_id in alike]
+        places = _places(np.concatenate(rows), whole.indices.numpy())
         if places is None:
             return
-        sizes = np.array([len(rows[client_id]) for client_id in alike])
-        columns = self._columns(whole, question.subset, places)
-        means = {name: _means(values[places], sizes) for name, values in columns.items()}
-        for idx, client_id in enumerate(alike):
+        sizes = np.array([len(own) for own in rows])
+        samples = self._samples(whole, question.subset, places)
+        means = {name: _means(values[places], sizes) for name, values in samples.columns.items()}
+        for idx, (client_id, end) in enumerate(zip(alike, sizes.cumsum().tolist(), strict=True)):
             metrics = {name: values[idx] for name, values in means.items()} if sizes[idx] else {}
+            if self._meter.used:
+                size = loaders[client_id].batch_size
+                metrics |= self._of_metrics(samples.taken, places[end - sizes[idx] : end], size)
             yield ClientUpdate(client_id, {}, metrics=metrics, kind=self.kind)
 
-    def _rows(
+    def _loaders(
         self, loader_of: Callable[[int | None], Iterable[object]], ids: Iterable[int], whole: TensorLoader
-    ) -> dict[int, NDArray[np.int64]]:
-        """Rows of the shared tensors that each client is tested on, for the clients with such rows."""
+    ) -> dict[int, TensorLoader]:
+        """Loaders of the clients that are tested on rows of the shared tensors."""
         found = {}
         for client_id in ids:
             own = loader_of(client_id)
             if isinstance(own, TensorLoader) and own.is_fixed and own.reads_same(whole):
-                found[client_id] = own.indices.numpy()
+                found[client_id] = own
         return found
 
     def _alike(self, ids: Sequence[int], broadcast: Broadcast) -> list[int]:
@@ -104,24 +125,32 @@ class SharedEvaluation:
         return found
 
     def _fits(self, whole: TensorLoader, subset: Subset) -> bool:
-        """Whether the values that the task logs of a batch are the means of its samples', with the current model.
+        """Whether the values that the task logs of a batch follow from its samples', with the current model.
 
         Checked every time, on samples from all over the shared data: another value may look like a mean while all
         outputs, or all samples' classes, are equal. The result is a function of model and data, equal on all processes.
         """
         places = torch.linspace(0, len(whole.indices) - 1, min(_LOOK, len(whole.indices))).long()
-        batch = whole.fetch(whole.indices[places].to(whole.device))
+        rows = whole.indices[places].to(whole.device)
+        batches = [whole.fetch(rows)]
         try:
-            found = {name: float(values.mean()) for name, values in self._values(batch, whole, subset).items()}
+            values, taken = self._values(batches[0], whole, subset)
+            found = {name: float(column.mean()) for name, column in values.items()}
+            if len(whole.indices) * sum(tensor[0].numel() for tensor in taken) > _HELD_VALUES:
+                return False
+            if self._meter.used:  # a metric may depend on the sizes of batches
+                size = -(-2 * len(rows) // 3)
+                batches = [whole.fetch(part) for part in rows.split(size)]
+                found |= self._of_metrics(taken, np.arange(len(rows)), size)
         except Exception:  # of any kind: the step cannot take a single sample
             return False
-        expected = self.loop.evaluate([batch], subset)
+        expected = self.loop.evaluate(batches, subset)
         return found.keys() == expected.keys() and all(
             abs(found[name] - value) <= _CLOSE * (1 + abs(value)) for name, value in expected.items()
         )
 
-    def _columns(self, whole: TensorLoader, subset: Subset, places: NDArray[np.int64]) -> Columns:
-        """Logged values of every shared sample; NaN in pieces of the data without a sample at these places.
+    def _samples(self, whole: TensorLoader, subset: Subset, places: NDArray[np.int64]) -> _Samples:
+        """Values of every shared sample; NaN or 0 in pieces of the data without a sample at these places.
 
         A piece is one batch of the shared data, or several where samples are small. Pieces do not depend on the
         clients, so that their values are the same bits on any number of processes.
@@ -130,43 +159,71 @@ class SharedEvaluation:
         size, rows = whole.batch_size * max(1, _PIECE_VALUES // max(1, batch_values)), whole.indices
         wanted = np.flatnonzero(np.bincount(places // size)).tolist()
         found: dict[str, list[Tensor]] = {}
+        pieces: list[list[Tensor]] = []
         for one in wanted:
             batch = whole.fetch(rows[one * size : (one + 1) * size].to(whole.device))
-            for name, values in self._values(batch, whole, subset).items():
-                found.setdefault(name, []).append(values.double())
+            values, taken = self._values(batch, whole, subset)
+            pieces.append(taken)
+            for name, logged in values.items():
+                found.setdefault(name, []).append(logged.double())
         known = np.concatenate([np.arange(one * size, min((one + 1) * size, len(rows))) for one in wanted])
         columns = {name: np.full(len(rows), math.nan) for name in found}
-        for name, parts in found.items():
-            columns[name][known] = torch.cat(parts).cpu().numpy()
-        return columns
+        for name, column in found.items():
+            columns[name][known] = torch.cat(column).cpu().numpy()
+        stacks = []
+        for parts in zip(*pieces, strict=True):
+            stack = parts[0].new_zeros(len(rows), *parts[0].shape[1:])
+            stack[torch.from_numpy(known).to(stack.device)] = torch.cat(parts)
+            stacks.append(stack)
+        return _Samples(columns, stacks)
+
+    def _of_metrics(self, taken: Sequence[Tensor], places: NDArray[np.int64], batch_size: int) -> dict[str, float]:
+        """Metrics of one client from its samples' arguments, batch by batch."""
+        meter, sums = self._meter, StackedSums(1)
+        meter.renew(1)
+        for start in range(0, len(places), batch_size):
+            rows = torch.from_numpy(places[start : start + batch_size])
+            own = [tensor[rows.to(tensor.device)].unsqueeze(0) for tensor in taken]
+            values = meter.replay(own, slice(0, 1), torch.tensor([len(rows)]))
+            _check_weights(meter.logged)
+            for (name, _), value in zip(meter.logged[len(meter.values) :], values, strict=True):
+                sums.add(name, value.double(), len(rows), len(rows), slice(0, 1))
+        found = sums.means()[0] | meter.computed()[0]
+        self.loop.directions |= {plain_name(name): direction for name, direction in meter.directions.items()}
+        return {plain_name(name): value for name, value in found.items()}
 
     @torch.no_grad()
-    def _values(self, batch: Any, whole: TensorLoader, subset: Subset) -> dict[str, Tensor]:
-        """Values that the task logs of each sample of a batch, (B,), by name."""
-        loop, stage, recorder = self.loop, self.loop.evaluation_stage(subset), StepMeter()
+    def _values(self, batch: Any, whole: TensorLoader, subset: Subset) -> tuple[dict[str, Tensor], list[Tensor]]:
+        """Values that the task logs of each sample of a batch, (B,), by name, and arguments of its metrics (B, …)."""
+        loop, stage, recorder = self.loop, self.loop.evaluation_stage(subset), self._meter
         step, batch_idx = loop.bound(f"{stage}_step"), differing_batch_idx()
 
-        def one(sample: Any) -> tuple[Tensor, ...]:
-            recorder.logged, recorder.values = [], []
+        def one(sample: Any) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+            recorder.begin()
             step(tree_map(lambda leaf: leaf.unsqueeze(0), sample), batch_idx)
-            return tuple(recorder.values)
+            return tuple(recorder.values), tuple(recorder.taken)
 
         loop.state.meter, loop.trainer.stage = recorder, "test" if subset == "test" else "validate"
         loop.begin_metrics(sync=False)
         try:
-            with loop.mode(str(stage)), loop.autocast():
-                values = torch.vmap(one)(loop.to_device(batch, whole))
+            with loop.mode(str(stage)), loop.autocast(), recorder.recording():
+                values, taken = torch.vmap(one)(loop.to_device(batch, whole))
         finally:
             loop.state.meter = None
-        if any(weight not in (None, 1) for _, weight in recorder.logged):
-            raise NotVectorizable("the step sets batch_size in self.log")
-        return {plain_name(name): found for (name, _), found in zip(recorder.logged, values, strict=True)}
+        _check_weights(recorder.logged)
+        logged = zip(recorder.logged, values, strict=True)
+        return {plain_name(name): found for (name, _), found in logged}, list(taken)
 
 
 def is_only_its_step(loop: LocalLoop, subset: Subset) -> bool:
     """Whether the task has a step of evaluation, and no other hook of it or of a callback sees a batch."""
     stage = loop.evaluation_stage(subset)
     return stage is not None and not any(loop.listeners(f"on_{stage}_{hook}") for hook in _HOOKS)
+
+
+def _check_weights(logged: Iterable[tuple[str, int | None]]) -> None:
+    if any(weight not in (None, 1) for _, weight in logged):
+        raise NotVectorizable("the step sets batch_size in self.log")
 
 
 def _places(rows: NDArray[np.int64], among: NDArray[np.int64]) -> NDArray[np.int64] | None:

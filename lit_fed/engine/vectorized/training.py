@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,8 +21,11 @@ from lit_fed.engine.method.steps import EffectiveSteps
 from lit_fed.engine.method.task_run import TaskRunOn
 from lit_fed.engine.vectorized.batches import Collected, Gathered, GroupBatches, can_gather, cut, total_steps
 from lit_fed.engine.vectorized.dropout import Streams
+from lit_fed.engine.vectorized.metrics import GroupMeter
 from lit_fed.engine.vectorized.objective import GroupObjective, NotVectorizable, StackedTensors, differing_batch_idx
 from lit_fed.tensors import on_device
+
+_Logged = tuple[str, Sequence[int] | None, Tensor]  # a name, each client's weight (None: its batch's size) and value
 
 
 class Trained(NamedTuple):
@@ -58,6 +61,7 @@ class GroupLoop:
     def __init__(self, loop: LocalLoop, pad_to: int = 0) -> None:
         self.loop = loop
         self.pad_to = pad_to
+        self.meter = GroupMeter(loop)
 
     def train(self, clients: Sequence[Client]) -> Trained:
         """Run the clients' local work; each then has its trained tensors as ``client.model``, and its results.
@@ -78,10 +82,11 @@ class GroupLoop:
         if len({len(phases) for phases in work}) > 1:
             raise NotVectorizable("clients of a round have different phases; a group needs equal ones")
         meter, streams = StackedSums(len(clients)), Streams(clients)
+        self.meter.renew(len(clients))
         with self._at_work(clients[0].round_idx):
             for phases in zip(*work, strict=True):
                 self._run(phases, clients, tensors, meter, streams)
-        return Trained(tensors, meter.means())
+        return Trained(tensors, [one | other for one, other in zip(meter.means(), self.meter.computed(), strict=True)])
 
     @contextmanager
     def _at_work(self, round_idx: int) -> Iterator[None]:
@@ -161,7 +166,7 @@ class _PhaseOfGroup:
         }
         self.buffers = {name: tensors[name] for name in tensors if name in loop.model.buffers}
         self.batches = _batches(loop, phases)
-        self.objective = GroupObjective(loop, clients, streams)
+        self.objective = GroupObjective(loop, clients, streams, group.meter)
         self.leaves: dict[str, nn.Parameter] = {}
         self.steps = EffectiveSteps()
 
@@ -250,23 +255,23 @@ class _PhaseOfGroup:
 
     def _take_gradients(self, step: int, batch_idx: Any, active: int, accumulate: int) -> list[int]:
         """Add every client's gradient on its batch to the leaves; returns the batches' sizes."""
-        loop, recorder = self.loop, self.objective.recorder
+        loop = self.loop
         batch, sizes = self.batches.take(step, active, self.pad_to)
         self.objective.batch_idx = batch_idx
         if accumulate == 1 or batch_idx % accumulate == 0:
             for leaf in self.leaves.values():
                 leaf.grad = None
         with loop.autocast():
-            loss, values = self._losses(batch, sizes)
+            loss, logged = self._losses(batch, sizes)
         total = loss.sum()
         (total / accumulate if accumulate > 1 else total).backward()
         counts = on_device(sizes, self.device)
-        for (name, weight), value in zip(recorder.logged, values, strict=True):
-            weights, numbers = (counts, sizes) if weight is None else (weight, weight)
-            self.meter.add(name, value, weights, numbers, slice(0, active))
+        for name, numbers, value in logged:
+            weights = counts if numbers is None else on_device(numbers, self.device)
+            self.meter.add(name, value, weights, sizes if numbers is None else numbers, slice(0, active))
         return sizes
 
-    def _losses(self, batch: Any, sizes: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
+    def _losses(self, batch: Any, sizes: Sequence[int]) -> tuple[Tensor, list[_Logged]]:
         """Every client's objective and logged values.
 
         The computation for a client depends on the size of its own batch alone, so that its bits do not depend on the
@@ -275,17 +280,24 @@ class _PhaseOfGroup:
         ways: dict[tuple[int, bool], list[int]] = {}
         for idx, size in enumerate(sizes):
             ways.setdefault((self.pad_to, True) if size < self.pad_to else (size, False), []).append(idx)
+        recorder = self.objective.recorder
         if len(ways) == 1:
             ((_, padded),) = ways
-            return self._losses_of(batch, slice(0, len(sizes)), sizes if padded else None)
-        parts, width = [], max(*sizes, self.pad_to)
+            loss, values = self._losses_of(batch, slice(0, len(sizes)), sizes if padded else None)
+            named = zip(recorder.logged, values, strict=True)
+            return loss, [(name, None if size is None else [size] * len(sizes), v) for (name, size), v in named]
+        parts, given, width = [], [], max(*sizes, self.pad_to)
         for (size, padded), own in ways.items():
             rows = on_device(own, self.device)
             counts = [sizes[idx] for idx in own] if padded else None
             parts.append(self._losses_of(cut(batch, rows, size, width), rows, counts))
+            given.append([weight for _, weight in recorder.logged])
         back = on_device([idx for own in ways.values() for idx in own], self.device).argsort()
         loss = torch.cat([part[0] for part in parts])[back]
-        return loss, [torch.cat(column)[back] for column in zip(*(part[1] for part in parts), strict=True)]
+        values = [torch.cat(column)[back] for column in zip(*(part[1] for part in parts), strict=True)]
+        weights = [_weights(column, ways.values(), sizes) for column in zip(*given, strict=True)]
+        names = [name for name, _ in recorder.logged]
+        return loss, list(zip(names, weights, values, strict=True))
 
     def _losses_of(self, batch: Any, rows: slice | Tensor, sizes: Sequence[int] | None) -> tuple[Tensor, list[Tensor]]:
         own = self.leaves if isinstance(rows, slice) else {name: leaf[rows] for name, leaf in self.leaves.items()}
@@ -311,6 +323,17 @@ class _PhaseOfGroup:
         loop.gradients.clip(list(found.values()))
         loop.take_step(optimizer)
         loop.trainer.global_step += 1
+
+
+def _weights(given: Sequence[int | None], parts: Iterable[Sequence[int]], sizes: Sequence[int]) -> Sequence[int] | None:
+    """Each client's weight of a value from the weights that ``self.log`` got for each part of the clients."""
+    if all(weight is None for weight in given):
+        return None
+    found = list(sizes)
+    for weight, rows in zip(given, parts, strict=True):
+        for idx in rows:
+            found[idx] = sizes[idx] if weight is None else weight
+    return found
 
 
 def _stack_models(model: Any, clients: Sequence[Client]) -> Tensors:

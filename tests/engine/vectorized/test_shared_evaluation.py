@@ -39,7 +39,7 @@ class Counting(Classifier):
 
 
 class LogsAMetric(Counting):
-    """Logs a torchmetrics object, which cannot be taken apart by samples."""
+    """Logs a torchmetrics object."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,18 +134,33 @@ def test_personal_models_are_tested_one_after_the_other(tmp_path: Path) -> None:
     assert_close(found_by_client(alone), found_by_client(grouped))
 
 
-@pytest.mark.parametrize("piece_values", [1, 2**19])
+@pytest.mark.parametrize(("kind", "piece_values"), [(Counting, 1), (Counting, 2**19), (LogsAMetric, 2**19)])
 def test_the_shared_data_are_gone_through_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece_values: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Counting], piece_values: int
 ) -> None:
     monkeypatch.setattr("lit_fed.engine.vectorized.shared_evaluation._PIECE_VALUES", piece_values)
-    task = Counting()
+    task = kind()
     made = federate(tmp_path, "vectorized", task, protocols=[ClientTest(), ClientGlobalTest()])
     batches = len(made.run.federation.data.test_loader())
     assert batches == 4
     pieces = batches if piece_values == 1 else 1  # 4 × 100 × 64 values are fewer than 2**19
-    look = 2  # at some samples, both ways, each time
+    look = 2 if kind is Counting else 3  # at some samples, both ways, each time; for a metric, in two batches
     assert task.steps == 2 * (pieces + look)
+
+
+def test_arguments_of_metrics_are_held_for_few_values_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """11 values a sample: 10 logits and a label."""
+    fits: list[bool] = []
+    inner = SharedEvaluation._fits
+    monkeypatch.setattr(SharedEvaluation, "_fits", lambda *args: fits.append(inner(*args)) or fits[-1])
+    held = "lit_fed.engine.vectorized.shared_evaluation._HELD_VALUES"
+    samples = len(federate(tmp_path / "all", "vectorized", LogsAMetric()).run.federation.data.test_loader().indices)
+    found = []
+    for values in (11 * samples, 11 * samples - 1):
+        monkeypatch.setattr(held, values)
+        found.append(found_by_client(federate(tmp_path / str(values), "vectorized", LogsAMetric())))
+    assert fits == [True] * 2 + [True] * 2 + [False] * 2
+    assert_close(*found)
 
 
 def test_by_hand(tmp_path: Path) -> None:
