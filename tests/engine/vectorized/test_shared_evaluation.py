@@ -192,6 +192,8 @@ def test_a_client_without_test_samples_has_no_metrics(tmp_path: Path) -> None:
 class Remembering(LeastSquares):
     """Has a buffer, which clients may keep."""
 
+    largest: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("largest", torch.zeros(1))
@@ -213,7 +215,12 @@ def test_one_client_is_entered_where_none_has_tensors_of_its_own(
     session, broadcast = federation.session, federation.broadcast(0, "test")
     seen: list[int] = []
     admit = session.admit
-    monkeypatch.setattr(session, "admit", lambda client_id, *args: (seen.append(client_id), admit(client_id, *args))[1])
+
+    def counted(client_id: int, *args: Any) -> Any:
+        seen.append(client_id)
+        return admit(client_id, *args)
+
+    monkeypatch.setattr(session, "admit", counted)
     with session.at_work():
         found = SharedEvaluation(session, next(iter(session.loops)))._alike([0, 1], broadcast)
     assert (found, len(seen)) == (alike, entered)
