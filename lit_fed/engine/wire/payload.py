@@ -105,6 +105,8 @@ class Flat(NamedTuple):
 def stacked(vectors: Sequence[Tensor]) -> Tensor:
     """Vectors of one length as the rows of a matrix; a view where they are its consecutive rows, as a group's are."""
     first = vectors[0]
+    if len(vectors) == 1:
+        return first.unsqueeze(0)
     step = first.numel() * first.element_size()
     begin = first.data_ptr()
     base = first._base
