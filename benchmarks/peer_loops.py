@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -98,24 +99,56 @@ TASKS = {
 
 
 @dataclass
+class Baton:
+    """Lets one of two threads work.
+
+    Args:
+        mine: Counts the turns that this thread was given.
+        other: Counts those of the other.
+    """
+
+    mine: threading.Semaphore
+    other: threading.Semaphore
+
+    def pass_on(self) -> None:
+        """Let the other thread work, and wait for a turn."""
+        self.other.release()
+        self.mine.acquire()
+
+
+_here = threading.local()  # `baton` of this thread, if it shares the process with another
+
+
+@dataclass
 class Course:
     """The rounds of a run.
 
     Args:
         several: The library works in several processes.
-        ends: Of every round: seconds by the clock, and CPU seconds of the library's processes.
+        seconds: Of every round, by the clock and of CPU of the library's processes; the first with start-up.
         weights: After the last round, the network's parameters side by side.
         remark: On the loop, for the table.
     """
 
     several: bool = False
-    ends: list[tuple[float, float]] = field(default_factory=list)
+    seconds: list[tuple[float, float]] = field(default_factory=list)
     weights: Tensor = field(default_factory=lambda: torch.empty(0))
     remark: str = ""
 
+    def __post_init__(self) -> None:
+        self._begun = self._now()
+
+    def _now(self) -> tuple[float, float]:
+        return time.monotonic(), family_seconds() if self.several else time.process_time()
+
     def end(self) -> None:
-        """Record the end of a round."""
-        self.ends.append((time.monotonic(), family_seconds() if self.several else time.process_time()))
+        """Record the end of a round, and give the others their turn."""
+        (clock, cpu), begun = self._now(), self._begun
+        self.seconds.append((clock - begun[0], cpu - begun[1]))
+        baton = getattr(_here, "baton", None)
+        if baton is not None:
+            baton.pass_on()
+        self._begun = self._now()
 
     def keep(self, tensors: Any) -> None:
         """Record the last weights."""
@@ -331,7 +364,7 @@ def flower(task: Task, rounds: int) -> Course:
 
     resources = {"init_args": {"num_cpus": 1}, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
     run_simulation(server_app, client_app, task.clients, backend_config=resources)
-    del course.ends[0]  # before any round
+    del course.seconds[0]  # before any round
     return course
 
 
@@ -422,9 +455,33 @@ LOOPS: dict[str, tuple[str, Callable[[Task, int], Course]]] = {  # with the pack
 
 
 def run(loop: str, task: str, rounds: int, alike: bool, path: Path) -> None:
-    """Run a loop; write its rounds' seconds, between their ends, and its last weights."""
+    """Run a loop; write its rounds' seconds, but for the first, and its last weights."""
     torch.set_num_threads(1)
     course = LOOPS[loop][1](replace(TASKS[task], alike=alike), rounds)
     if os.environ.get("LOCAL_RANK", "0") == "0":  # the first of several processes
-        seconds = np.diff(course.ends, axis=0)
-        np.savez(path, seconds=seconds, weights=course.weights.numpy(), remark=np.array(course.remark))
+        weights, remark = course.weights.numpy(), np.array(course.remark)
+        np.savez(path, seconds=np.array(course.seconds[1:]), weights=weights, remark=remark)
+
+
+def run_in_turn(ours: str, theirs: str, task: str, rounds: int, path: Path) -> None:
+    """Run two loops in this process, a round each in turn; write the CPU seconds of their rounds, but for the first."""
+    torch.set_num_threads(1)
+    first, second = threading.Semaphore(0), threading.Semaphore(0)
+    courses: dict[str, Course] = {}
+
+    def work(loop: str, baton: Baton) -> None:
+        _here.baton = baton
+        try:
+            courses[loop] = LOOPS[loop][1](TASKS[task], rounds)
+        finally:
+            baton.other.release()
+
+    def wait_and_work() -> None:
+        second.acquire()
+        work(theirs, Baton(second, first))
+
+    thread = threading.Thread(target=wait_and_work, daemon=True)
+    thread.start()
+    work(ours, Baton(first, second))
+    thread.join()
+    np.save(path, np.array([[cpu for _, cpu in courses[loop].seconds[1:]] for loop in (ours, theirs)]))
