@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import tempfile
-import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -100,23 +100,27 @@ TASKS = {
 
 @dataclass
 class Baton:
-    """Lets one of two threads work.
+    """Lets one of two processes work.
 
     Args:
-        mine: Counts the turns that this thread was given.
-        other: Counts those of the other.
+        mine: Pipe from which this process reads its turns.
+        other: Pipe to which it writes the other's.
     """
 
-    mine: threading.Semaphore
-    other: threading.Semaphore
+    mine: int
+    other: int
 
-    def pass_on(self) -> None:
-        """Let the other thread work, and wait for a turn."""
-        self.other.release()
-        self.mine.acquire()
+    def wait(self) -> None:
+        """Wait for a turn, or for the end of the other process."""
+        os.read(self.mine, 1)
+
+    def give(self) -> None:
+        """Let the other process work, unless it has ended."""
+        with suppress(BrokenPipeError):
+            os.write(self.other, b"x")
 
 
-_here = threading.local()  # `baton` of this thread, if it shares the process with another
+BATONS: list[Baton] = []  # this process's, if it takes turns with another
 
 
 @dataclass
@@ -145,9 +149,9 @@ class Course:
         """Record the end of a round, and give the others their turn."""
         (clock, cpu), begun = self._now(), self._begun
         self.seconds.append((clock - begun[0], cpu - begun[1]))
-        baton = getattr(_here, "baton", None)
-        if baton is not None:
-            baton.pass_on()
+        for baton in BATONS:
+            baton.give()
+            baton.wait()
         self._begun = self._now()
 
     def keep(self, tensors: Any) -> None:
@@ -454,34 +458,15 @@ LOOPS: dict[str, tuple[str, Callable[[Task, int], Course]]] = {  # with the pack
 }
 
 
-def run(loop: str, task: str, rounds: int, alike: bool, path: Path) -> None:
+def run(loop: str, task: str, rounds: int, alike: bool, path: Path, baton: Baton | None = None) -> None:
     """Run a loop; write its rounds' seconds, but for the first, and its last weights."""
     torch.set_num_threads(1)
+    if baton is not None:
+        baton.wait()
+        BATONS.append(baton)
     course = LOOPS[loop][1](replace(TASKS[task], alike=alike), rounds)
     if os.environ.get("LOCAL_RANK", "0") == "0":  # the first of several processes
         weights, remark = course.weights.numpy(), np.array(course.remark)
         np.savez(path, seconds=np.array(course.seconds[1:]), weights=weights, remark=remark)
-
-
-def run_in_turn(ours: str, theirs: str, task: str, rounds: int, path: Path) -> None:
-    """Run two loops in this process, a round each in turn; write the CPU seconds of their rounds, but for the first."""
-    torch.set_num_threads(1)
-    first, second = threading.Semaphore(0), threading.Semaphore(0)
-    courses: dict[str, Course] = {}
-
-    def work(loop: str, baton: Baton) -> None:
-        _here.baton = baton
-        try:
-            courses[loop] = LOOPS[loop][1](TASKS[task], rounds)
-        finally:
-            baton.other.release()
-
-    def wait_and_work() -> None:
-        second.acquire()
-        work(theirs, Baton(second, first))
-
-    thread = threading.Thread(target=wait_and_work, daemon=True)
-    thread.start()
-    work(ours, Baton(first, second))
-    thread.join()
-    np.save(path, np.array([[cpu for _, cpu in courses[loop].seconds[1:]] for loop in (ours, theirs)]))
+    if baton is not None:
+        baton.give()

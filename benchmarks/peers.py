@@ -5,7 +5,7 @@ in shuffled order within each repeat, whose runs are compared. A round lies betw
 left out. Libraries that work in one process have one core, and their CPU times are compared; two processes or threads
 have two cores, and the clock counts. Slow loops run once.
 
-Where a duel has a demand, both loops also run in one process, a round each in turn, which is steady on a busy machine;
+Where a duel has a demand, their processes also take turns, a round each, which is steady on a busy machine;
 the median ratio of their CPU times must meet it, or the exit status is 1. With ``--turns`` nothing else runs.
 
 With ``--check`` nothing is timed: a client's samples are alike and the network has no dropout, so that shuffling
@@ -37,7 +37,7 @@ from pathlib import Path
 import machine  # beside this file, as the next
 import numpy as np
 from numpy.typing import NDArray
-from peer_loops import LOOPS, run, run_in_turn
+from peer_loops import LOOPS, Baton, run
 
 SLOW = ("Flower's simulation", "a Trainer per client")  # run once, two rounds
 CHECK_ROUNDS = 2
@@ -84,7 +84,10 @@ DUELS = {
         "pfl's harness", (AUTO, "bare loop", "pfl"), rounds=4, demands={("pfl", AUTO): 1.0}
     ),
     "BlazeFL's setting: small CNN, 100 clients of 100 images, 5 epochs, batches of 50": Duel(
-        "BlazeFL's setting", (AUTO, "bare loop", "BlazeFL", "Flower's simulation", "a Trainer per client"), rounds=2
+        "BlazeFL's setting",
+        (AUTO, "bare loop", "BlazeFL", "Flower's simulation", "a Trainer per client"),
+        rounds=3,
+        demands={("BlazeFL", AUTO): 1.0},
     ),
     "BlazeFL's setting on two cores": Duel("BlazeFL's setting", TWO, rounds=3, cores=2),
 }
@@ -111,7 +114,7 @@ def train(loop: str, duel: Duel, rounds: int, alike: bool = False) -> Found:
     """Run a loop in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "found.npz"
-        start(["--one", loop, duel.task, str(rounds), str(int(alike)), str(path)], duel.cores)
+        finish(start(loop, duel, rounds, alike, path), path, f"{loop}, {duel.task}")
         with np.load(path) as held:
             clock, cpu = np.median(held["seconds"], axis=0)
             return Found(float(clock), float(cpu), held["weights"], str(held["remark"]))
@@ -163,29 +166,44 @@ def table(name: str, duel: Duel, found: dict[str, list[Found]]) -> list[str]:
     return lines
 
 
-def in_turn(duel: Duel, ours: str, theirs: str) -> NDArray[np.float64]:
-    """CPU seconds of rounds of ours and of theirs, which take turns in one process."""
+def in_turn(duel: Duel, ours: str, theirs: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """CPU seconds of rounds of ours and of theirs, whose processes take turns."""
+    (first_in, first_out), (second_in, second_out) = os.pipe(), os.pipe()
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "seconds.npy"
-        start(["--two", ours, theirs, duel.task, str(duel.rounds), str(path)], 1)
-        found: NDArray[np.float64] = np.load(path)
-        return found
+        paths = [Path(folder) / name for name in ("ours.npz", "theirs.npz")]
+        ends = [(first_in, second_out), (second_in, first_out)]
+        jobs = [
+            start(loop, duel, duel.rounds, False, path, pipes)
+            for loop, path, pipes in zip((ours, theirs), paths, ends, strict=True)
+        ]
+        os.write(first_out, b"x")
+        for end in (first_in, first_out, second_in, second_out):
+            os.close(end)
+        for job, path, loop in zip(jobs, paths, (ours, theirs), strict=True):
+            finish(job, path, f"{loop}, {duel.task}")
+        a, b = (np.load(path)["seconds"][:, 1] for path in paths)
+        return a, b
 
 
-def start(words: list[str], cores: int) -> None:
-    """Run this file with some words in a process that is bound to some cores."""
-    with tempfile.TemporaryFile() as log:
-        done = subprocess.run(
-            [sys.executable, __file__, *words],
-            stdout=log,
-            stderr=log,
-            env=os.environ | QUIET | {"OMP_NUM_THREADS": "1", "PYTHONPATH": _path()},
-            preexec_fn=partial(os.sched_setaffinity, 0, _cores(cores)),
-            check=False,
-        )
-        if done.returncode:
-            log.seek(0)
-            sys.exit(f"{words} failed:\n{log.read().decode(errors='replace')[-2000:]}")
+def start(
+    loop: str, duel: Duel, rounds: int, alike: bool, path: Path, pipes: tuple[int, ...] = ()
+) -> subprocess.Popen[bytes]:
+    """Begin to run a loop in a process that is bound to the duel's cores."""
+    words = [loop, duel.task, str(rounds), str(int(alike)), str(path), *map(str, pipes)]
+    return subprocess.Popen(
+        [sys.executable, __file__, "--one", *words],
+        stdout=subprocess.DEVNULL,
+        stderr=open(path.with_suffix(".log"), "wb"),  # the process's, to its end
+        env=os.environ | QUIET | {"OMP_NUM_THREADS": "1", "PYTHONPATH": _path()},
+        preexec_fn=partial(os.sched_setaffinity, 0, _cores(duel.cores)),
+        pass_fds=pipes,
+    )
+
+
+def finish(job: subprocess.Popen[bytes], path: Path, name: str) -> None:
+    """Wait for a process; end this one if it failed."""
+    if job.wait():
+        sys.exit(f"{name} failed:\n{path.with_suffix('.log').read_text(errors='replace')[-2000:]}")
 
 
 def check(duel: Duel, loops: Sequence[str]) -> None:
@@ -202,12 +220,9 @@ def check(duel: Duel, loops: Sequence[str]) -> None:
 def main() -> int:
     """Run the duels, and print their tables; the exit status."""
     if sys.argv[1:2] == ["--one"]:
-        loop, task, rounds, alike, path = sys.argv[2:]
-        run(loop, task, int(rounds), alike == "1", Path(path))
-        return 0
-    if sys.argv[1:2] == ["--two"]:
-        ours, theirs, task, rounds, path = sys.argv[2:]
-        run_in_turn(ours, theirs, task, int(rounds), Path(path))
+        loop, task, rounds, alike, path, *pipes = sys.argv[2:]
+        baton = Baton(*map(int, pipes)) if pipes else None
+        run(loop, task, int(rounds), alike == "1", Path(path), baton)
         return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
@@ -240,10 +255,10 @@ def main() -> int:
         }
     if options.check:
         return 0
-    print("| in turn, in one process | ours, CPU s a round | theirs | ratio | demand |\n|---|---|---|---|---|")
+    print("| in turn | ours, CPU s a round | theirs | ratio | demand |\n|---|---|---|---|---|")
     for name, own, other, value, demand in rows:
         print(f"| {name} | {own:.4f} | {other:.4f} | {value:.2f} | ≥ {demand:g} |")
-    runs_of = "" if options.turns else f"{options.repeats} runs of each (slow loops: 1); "
+    runs_of = "" if options.turns else f"repeats: {options.repeats}, of slow loops 1; "
     print(f"{runs_of}{machine.line()}")
     failed = [f"{row[0]}: {row[3]:.2f} < {row[4]:g}" for row in rows if row[3] < row[4]]
     if options.json is not None:
