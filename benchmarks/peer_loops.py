@@ -10,6 +10,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -98,24 +99,60 @@ TASKS = {
 
 
 @dataclass
+class Baton:
+    """Lets one of two processes work.
+
+    Args:
+        mine: Pipe from which this process reads its turns.
+        other: Pipe to which it writes the other's.
+    """
+
+    mine: int
+    other: int
+
+    def wait(self) -> None:
+        """Wait for a turn, or for the end of the other process."""
+        os.read(self.mine, 1)
+
+    def give(self) -> None:
+        """Let the other process work, unless it has ended."""
+        with suppress(BrokenPipeError):
+            os.write(self.other, b"x")
+
+
+BATONS: list[Baton] = []  # this process's, if it takes turns with another
+
+
+@dataclass
 class Course:
     """The rounds of a run.
 
     Args:
         several: The library works in several processes.
-        ends: Of every round: seconds by the clock, and CPU seconds of the library's processes.
+        seconds: Of every round, by the clock and of CPU of the library's processes; the first with start-up.
         weights: After the last round, the network's parameters side by side.
         remark: On the loop, for the table.
     """
 
     several: bool = False
-    ends: list[tuple[float, float]] = field(default_factory=list)
+    seconds: list[tuple[float, float]] = field(default_factory=list)
     weights: Tensor = field(default_factory=lambda: torch.empty(0))
     remark: str = ""
 
+    def __post_init__(self) -> None:
+        self._begun = self._now()
+
+    def _now(self) -> tuple[float, float]:
+        return time.monotonic(), family_seconds() if self.several else time.process_time()
+
     def end(self) -> None:
-        """Record the end of a round."""
-        self.ends.append((time.monotonic(), family_seconds() if self.several else time.process_time()))
+        """Record the end of a round, and give the others their turn."""
+        (clock, cpu), begun = self._now(), self._begun
+        self.seconds.append((clock - begun[0], cpu - begun[1]))
+        for baton in BATONS:
+            baton.give()
+            baton.wait()
+        self._begun = self._now()
 
     def keep(self, tensors: Any) -> None:
         """Record the last weights."""
@@ -331,7 +368,7 @@ def flower(task: Task, rounds: int) -> Course:
 
     resources = {"init_args": {"num_cpus": 1}, "client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
     run_simulation(server_app, client_app, task.clients, backend_config=resources)
-    del course.ends[0]  # before any round
+    del course.seconds[0]  # before any round
     return course
 
 
@@ -421,10 +458,15 @@ LOOPS: dict[str, tuple[str, Callable[[Task, int], Course]]] = {  # with the pack
 }
 
 
-def run(loop: str, task: str, rounds: int, alike: bool, path: Path) -> None:
-    """Run a loop; write its rounds' seconds, between their ends, and its last weights."""
+def run(loop: str, task: str, rounds: int, alike: bool, path: Path, baton: Baton | None = None) -> None:
+    """Run a loop; write its rounds' seconds, but for the first, and its last weights."""
     torch.set_num_threads(1)
+    if baton is not None:
+        baton.wait()
+        BATONS.append(baton)
     course = LOOPS[loop][1](replace(TASKS[task], alike=alike), rounds)
     if os.environ.get("LOCAL_RANK", "0") == "0":  # the first of several processes
-        seconds = np.diff(course.ends, axis=0)
-        np.savez(path, seconds=seconds, weights=course.weights.numpy(), remark=np.array(course.remark))
+        weights, remark = course.weights.numpy(), np.array(course.remark)
+        np.savez(path, seconds=np.array(course.seconds[1:]), weights=weights, remark=remark)
+    if baton is not None:
+        baton.give()

@@ -3,9 +3,13 @@
 A duel is one federation, which every library trains in a process of its own, as `peer_loops.py` has it, several times,
 in shuffled order within each repeat, whose runs are compared. A round lies between two ends of rounds, so start-up is
 left out. Libraries that work in one process have one core, and their CPU times are compared; two processes or threads
-have two cores, and the clock counts. Slow loops run once. Where a duel has a demand, the exit status is 1 if it is
-missed. With ``--check`` nothing is timed: each client's samples are alike and the network has no dropout, so that
-shuffling changes nothing, and all loops must reach the same weights after two rounds: the same steps, rates, averages.
+have two cores, and the clock counts. Slow loops run once.
+
+Where a duel has a demand, their processes also take turns, a round each, which is steady on a busy machine;
+the median ratio of their CPU times must meet it, or the exit status is 1. With ``--turns`` nothing else runs.
+
+With ``--check`` nothing is timed: a client's samples are alike and the network has no dropout, so that shuffling
+changes nothing, and all loops must reach the same weights after two rounds: the same steps, rates, averages.
 
 Needs an environment with all libraries and Python 3.12, the only one that both pfl and BlazeFL take::
 
@@ -33,7 +37,7 @@ from pathlib import Path
 import machine  # beside this file, as the next
 import numpy as np
 from numpy.typing import NDArray
-from peer_loops import LOOPS, run
+from peer_loops import LOOPS, Baton, run
 
 SLOW = ("Flower's simulation", "a Trainer per client")  # run once, two rounds
 CHECK_ROUNDS = 2
@@ -80,7 +84,10 @@ DUELS = {
         "pfl's harness", (AUTO, "bare loop", "pfl"), rounds=4, demands={("pfl", AUTO): 1.0}
     ),
     "BlazeFL's setting: small CNN, 100 clients of 100 images, 5 epochs, batches of 50": Duel(
-        "BlazeFL's setting", (AUTO, "bare loop", "BlazeFL", "Flower's simulation", "a Trainer per client"), rounds=2
+        "BlazeFL's setting",
+        (AUTO, "bare loop", "BlazeFL", "Flower's simulation", "a Trainer per client"),
+        rounds=3,
+        demands={("BlazeFL", AUTO): 1.0},
     ),
     "BlazeFL's setting on two cores": Duel("BlazeFL's setting", TWO, rounds=3, cores=2),
 }
@@ -106,18 +113,8 @@ class Found:
 def train(loop: str, duel: Duel, rounds: int, alike: bool = False) -> Found:
     """Run a loop in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
-        path, log = Path(folder) / "found.npz", Path(folder) / "log"
-        with open(log, "wb") as file:
-            done = subprocess.run(
-                [sys.executable, __file__, "--one", loop, duel.task, str(rounds), str(int(alike)), str(path)],
-                stdout=file,
-                stderr=file,
-                env=os.environ | QUIET | {"OMP_NUM_THREADS": "1", "PYTHONPATH": _path()},
-                preexec_fn=partial(os.sched_setaffinity, 0, _cores(duel.cores)),
-                check=False,
-            )
-        if done.returncode:
-            sys.exit(f"{loop}, {duel.task} failed:\n{log.read_text(errors='replace')[-2000:]}")
+        path = Path(folder) / "found.npz"
+        finish(start(loop, duel, rounds, alike, path), path, f"{loop}, {duel.task}")
         with np.load(path) as held:
             clock, cpu = np.median(held["seconds"], axis=0)
             return Found(float(clock), float(cpu), held["weights"], str(held["remark"]))
@@ -169,13 +166,44 @@ def table(name: str, duel: Duel, found: dict[str, list[Found]]) -> list[str]:
     return lines
 
 
-def missed(duel: Duel, found: dict[str, list[Found]]) -> list[str]:
-    """Demands of a duel that were not met."""
-    told = []
-    for (theirs, ours), demand in duel.demands.items():
-        if theirs in found and ours in found and (value := ratio(found[theirs], found[ours], duel.cores)) < demand:
-            told.append(f"{duel.task}, {theirs} / {ours}: {value:.2f} < {demand}")
-    return told
+def in_turn(duel: Duel, ours: str, theirs: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """CPU seconds of rounds of ours and of theirs, whose processes take turns."""
+    (first_in, first_out), (second_in, second_out) = os.pipe(), os.pipe()
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder) / name for name in ("ours.npz", "theirs.npz")]
+        ends = [(first_in, second_out), (second_in, first_out)]
+        jobs = [
+            start(loop, duel, duel.rounds, False, path, pipes)
+            for loop, path, pipes in zip((ours, theirs), paths, ends, strict=True)
+        ]
+        os.write(first_out, b"x")
+        for end in (first_in, first_out, second_in, second_out):
+            os.close(end)
+        for job, path, loop in zip(jobs, paths, (ours, theirs), strict=True):
+            finish(job, path, f"{loop}, {duel.task}")
+        a, b = (np.load(path)["seconds"][:, 1] for path in paths)
+        return a, b
+
+
+def start(
+    loop: str, duel: Duel, rounds: int, alike: bool, path: Path, pipes: tuple[int, ...] = ()
+) -> subprocess.Popen[bytes]:
+    """Begin to run a loop in a process that is bound to the duel's cores."""
+    words = [loop, duel.task, str(rounds), str(int(alike)), str(path), *map(str, pipes)]
+    return subprocess.Popen(
+        [sys.executable, __file__, "--one", *words],
+        stdout=subprocess.DEVNULL,
+        stderr=open(path.with_suffix(".log"), "wb"),  # the process's, to its end
+        env=os.environ | QUIET | {"OMP_NUM_THREADS": "1", "PYTHONPATH": _path()},
+        preexec_fn=partial(os.sched_setaffinity, 0, _cores(duel.cores)),
+        pass_fds=pipes,
+    )
+
+
+def finish(job: subprocess.Popen[bytes], path: Path, name: str) -> None:
+    """Wait for a process; end this one if it failed."""
+    if job.wait():
+        sys.exit(f"{name} failed:\n{path.with_suffix('.log').read_text(errors='replace')[-2000:]}")
 
 
 def check(duel: Duel, loops: Sequence[str]) -> None:
@@ -192,17 +220,19 @@ def check(duel: Duel, loops: Sequence[str]) -> None:
 def main() -> int:
     """Run the duels, and print their tables; the exit status."""
     if sys.argv[1:2] == ["--one"]:
-        loop, task, rounds, alike, path = sys.argv[2:]
-        run(loop, task, int(rounds), alike == "1", Path(path))
+        loop, task, rounds, alike, path, *pipes = sys.argv[2:]
+        baton = Baton(*map(int, pipes)) if pipes else None
+        run(loop, task, int(rounds), alike == "1", Path(path), baton)
         return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--loops", nargs="*", default=list(LOOPS), choices=list(LOOPS), metavar="LOOP")
     parser.add_argument("--only", default="", help="duels whose names hold this")
     parser.add_argument("--check", action="store_true", help="compare the loops' weights")
+    parser.add_argument("--turns", action="store_true", help="only the pairs with a demand, in turn")
     parser.add_argument("--json", type=Path, help="also write all runs there")
     options = parser.parse_args()
-    kept, failed = {}, []
+    kept, rows = {}, []
     for name, duel in DUELS.items():
         loops = [loop for loop in duel.loops if loop in options.loops]
         if options.only not in name or not loops:
@@ -210,16 +240,27 @@ def main() -> int:
         if options.check:
             check(duel, loops)
             continue
+        for (theirs, ours), demand in duel.demands.items():
+            a, b = in_turn(duel, ours, theirs)
+            rows.append(
+                (f"{duel.task}, {theirs} / {ours}", np.median(a), np.median(b), float(np.median(b / a)), demand)
+            )
+        if options.turns:
+            continue
         found = measure(duel, loops, options.repeats)
         print("\n".join([*table(name, duel, found), ""]), flush=True)
-        failed += missed(duel, found)
         kept[name] = {
             loop: [{key: value for key, value in asdict(one).items() if key != "weights"} for one in runs]
             for loop, runs in found.items()
         }
     if options.check:
         return 0
-    print(f"{options.repeats} runs of each (slow loops: 1); {machine.line()}")
+    print("| in turn | ours, CPU s a round | theirs | ratio | demand |\n|---|---|---|---|---|")
+    for name, own, other, value, demand in rows:
+        print(f"| {name} | {own:.4f} | {other:.4f} | {value:.2f} | ≥ {demand:g} |")
+    runs_of = "" if options.turns else f"repeats: {options.repeats}, of slow loops 1; "
+    print(f"{runs_of}{machine.line()}")
+    failed = [f"{row[0]}: {row[3]:.2f} < {row[4]:g}" for row in rows if row[3] < row[4]]
     if options.json is not None:
         options.json.write_text(json.dumps({"machine": machine.line(), "duels": kept}, indent=1) + "\n")
     if failed:

@@ -95,8 +95,9 @@ class DriftMeter:
         moves = stacked(self._waiting)[:, : len(self._origin)] - self._origin
         self._waiting = []
         norms = torch.linalg.vector_norm(moves, dim=1)
-        units = moves.div_(norms.clamp_min(torch.finfo(moves.dtype).tiny).unsqueeze(1)).sum(0)
-        self._units = units if self._units is None else self._units + units
+        moves.div_(norms.clamp_min(torch.finfo(moves.dtype).tiny).unsqueeze(1))
+        units = moves.sum(0) if len(moves) > 1 else moves[0]
+        self._units = units if self._units is None else self._units.add_(units)
         self._norms.append(norms)
 
     def told(self) -> Moves:

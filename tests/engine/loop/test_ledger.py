@@ -65,11 +65,12 @@ def test_drift_is_the_mean_over_all_pairs(moves: list[list[float]]) -> None:
         assert "drift/cosine_mean" not in found
 
 
-def test_large_models_are_measured_as_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("block", [50, 100])  # one movement at a time, and two
+def test_large_models_are_measured_as_they_come(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     rng = np.random.default_rng(0)
     moves = rng.standard_normal((7, 50)).astype(np.float32).tolist()
     at_once = drift(moves)
-    monkeypatch.setattr(ledger_module, "_BLOCK_VALUES", 100)  # two movements at a time
+    monkeypatch.setattr(ledger_module, "_BLOCK_VALUES", block)
     assert drift(moves) == pytest.approx(at_once, abs=1e-6)
 
 
