@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from lit_fed import KeypointEstimator, objective_of
 from lit_fed.data import Puppets
 from lit_fed.methods import FedAvg, FedRAF
 
-METHODS = {"FedAvg": FedAvg, "RAF": lambda: FedRAF(alpha=0.3)}
+METHODS: dict[str, Callable[[], FedAvg]] = {"FedAvg": FedAvg, "RAF": lambda: FedRAF(alpha=0.3)}
 LEVELS = {"64×48": [1, 0, 0], "48×36": [0, 1, 0], "32×24": [0, 0, 1]}
 MB = 1e6
 
