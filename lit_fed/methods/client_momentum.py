@@ -1,6 +1,6 @@
 """FedAvg of the clients' momenta.
 
-Karimireddy, He, Jaggi: "Learning from History for Byzantine Robust Optimization", ICML 2021, Section 4 (momentum).
+Karimireddy, He, Jaggi: "Learning from History for Byzantine Robust Optimization", ICML 2021.
 The server is FedAvg's.
 """
 

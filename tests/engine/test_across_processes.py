@@ -54,36 +54,29 @@ def test_two_processes_on_one_machine(single: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("algorithm", ["FedAvg", "FedPer"])
 def test_two_processes_test_clients_in_groups_to_the_same_bits(tmp_path: Path, algorithm: str) -> None:
     """Clients that share a model, have a part of it to themselves, or fine-tune it."""
-    found = []
-    tests = ("--algorithm", algorithm, "--trainer.protocols", "[ClientTest, PersonalTest]")
-    for folder, devices in (("one", "1"), ("two", "2")):
-        (tmp_path / folder).mkdir()
-        words = ("--trainer.executor", "vectorized", "--trainer.devices", devices, "--trainer.accelerator", "cpu")
-        done = run_cli(*QUICK, *words, *tests, cwd=tmp_path / folder)
-        assert done.returncode == 0, done.stderr
-        lines = rows(tmp_path / folder / "lightning_logs/version_0/clients.csv")
-        found.append([tuple(row.values()) for row in lines if row["stage"] in ("test", "personal")])
-    assert {row[2] for row in found[0]} == {"test", "personal"}
-    assert found[0] == found[1]
+    one, two = tested_in_groups(tmp_path, "--algorithm", algorithm)
+    assert {row[2] for row in one} == {"test", "personal"}
+    assert one == two
 
 
 def test_two_processes_measure_groups_of_clients_by_torchmetrics_to_the_same_bits(tmp_path: Path) -> None:
+    one, two = tested_in_groups(tmp_path, "--config", str(ROOT / "examples/my_module.yaml"))
+    assert {row[3] for row in one} == {"loss", "acc"}
+    assert one == two
+
+
+def tested_in_groups(tmp_path: Path, *words: str) -> list[list[tuple[str, ...]]]:
+    """Rows of clients' tests on one process and on two."""
     found = []
+    words += ("--trainer.executor", "vectorized", "--trainer.protocols", "[ClientTest, PersonalTest]")
     for folder, devices in (("one", "1"), ("two", "2")):
         (tmp_path / folder).mkdir()
-        words = ("--trainer.executor", "vectorized", "--trainer.devices", devices, "--trainer.accelerator", "cpu")
-        module = (
-            "--config",
-            str(ROOT / "examples/my_module.yaml"),
-            "--trainer.protocols",
-            "[ClientTest, PersonalTest]",
-        )
-        done = run_cli(*QUICK, *module, *words, cwd=tmp_path / folder)
+        on = ("--trainer.devices", devices, "--trainer.accelerator", "cpu")
+        done = run_cli(*QUICK, *words, *on, cwd=tmp_path / folder)
         assert done.returncode == 0, done.stderr
         lines = rows(tmp_path / folder / "lightning_logs/version_0/clients.csv")
         found.append([tuple(row.values()) for row in lines if row["stage"] in ("test", "personal")])
-    assert {row[3] for row in found[0]} == {"loss", "acc"}
-    assert found[0] == found[1]
+    return found
 
 
 def test_torchrun_on_loopback(single: Path, tmp_path: Path) -> None:
