@@ -34,12 +34,14 @@ class Way:
 
 
 BF16, GROUPS, LAST = {"precision": "bf16-mixed"}, {"executor": "vectorized"}, {"channels_last": True}
+GRAPH = {"compile": "graph"}
 CPU = {"accelerator": "cpu", "num_threads": 1}
 WAYS = [
     Way("mobilenet"),
     Way("mobilenet", "FedAvg"),
     *(Way("mobilenet", settings=s) for s in (LAST, BF16, BF16 | LAST, {"precision": "16-mixed"})),
-    *(Way("small_cnn", settings=s) for s in ({}, GROUPS, BF16 | GROUPS)),
+    *(Way("mobilenet", settings=s) for s in (GRAPH, GRAPH | LAST, GRAPH | BF16, GRAPH | BF16 | LAST)),
+    *(Way("small_cnn", settings=s) for s in ({}, GRAPH, GROUPS, GROUPS | {"precision": "bf16-true"})),
     *(Way("mlp", settings=s) for s in ({}, GROUPS)),
     Way("mobilenet", settings={"compile": True}),
     *(Way(network, settings=CPU) for network in ("mlp", "small_cnn", "mobilenet")),

@@ -22,6 +22,8 @@ from lit_fed.methods import FedAvg
 from lit_fed.protocols import ClientTest
 from tests.engine.stranger_support import STRANGERS, Backwards, digits
 from tests.engine.test_across_channels_last import Noting, Pictures
+from tests.engine.vectorized.test_metrics import assert_close as assert_metrics_close
+from tests.engine.vectorized.test_metrics import federate
 from tests.methods.run_methods import CONFIGS, METHODS, ON_PUPPETS, words_of
 from tests.methods.support import run_quickstart
 from tests.methods.test_across_every_method import assert_same_run
@@ -138,6 +140,41 @@ def test_convolutions_in_groups_pass_the_probe_in_spite_of_tf32(tmp_path: Path) 
     data = Digits(num_clients=4, max_train_samples=160, batch_size=20, partition=IID())
     fit(tmp_path, task, data, FedAvg(), max_rounds=1, executor="vectorized", **GPU)
     assert backends.cudnn.conv.fp32_precision == before == "tf32"
+
+
+# ---------------------------------------------------------------------- attacks, rules, privacy, metrics
+
+AROUND = [path for room in ("aggregation", "attack") for path in sorted((CONFIGS / room).glob("*.yaml"))]
+SURE = ["--trainer.deterministic", "true", "--trainer.participation", "FullParticipation"]
+
+
+def assert_a_cpus_and_resumes(root: Path, *words: str) -> None:
+    """FedAvg on eight clients: four rounds in one go and in two, and one beside a CPU's."""
+    whole = run_on("gpu", "fedavg", root / "whole", 4, *SURE, *words)
+    run_on("gpu", "fedavg", root / "half", 2, *SURE, *words)
+    assert_same(saved_weights(whole), saved_weights(run_on("gpu", "fedavg", root / "half", 4, *SURE, *words)))
+    cpu, gpu = (saved_weights(run_on(where, "fedavg", root / where, 1, *SURE, *words)) for where in ("cpu", "gpu"))
+    for name, tensor in cpu.items():
+        torch.testing.assert_close(gpu[name].cpu(), tensor, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("path", AROUND, ids=lambda found: found.stem)
+def test_rules_and_attacks_are_a_cpus_and_resume(path: Path, tmp_path: Path) -> None:
+    assert_a_cpus_and_resumes(tmp_path, "-c", str(path))
+
+
+@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
+def test_privacy_adds_a_cpus_noise_and_resumes(executor: str, tmp_path: Path) -> None:
+    """It is drawn on the CPU, whatever the clients train on."""
+    pytest.importorskip("dp_accounting")
+    words = ["--trainer.executor", executor, "--algorithm.weighting", "uniform", "--trainer.privacy", "ClientLevel"]
+    for key, value in {"clip_norm": 0.5, "noise_multiplier": 1.0, "delta": 0.01}.items():
+        words += [f"--trainer.privacy.{key}", str(value)]
+    assert_a_cpus_and_resumes(tmp_path, *words)
+
+
+def test_torchmetrics_in_groups_are_those_of_one_client_after_the_other(tmp_path: Path) -> None:
+    assert_metrics_close(*(federate(tmp_path / how, how, **GPU) for how in ("sequential", "vectorized")))
 
 
 # ---------------------------------------------------------------------- graphs

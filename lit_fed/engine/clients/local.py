@@ -119,8 +119,9 @@ class LocalLoop:
         self.autocast: Callable[[], AbstractContextManager[Any]] = (
             contextlib.nullcontext if is_plain else fabric.autocast
         )
+        self.is_mixed = isinstance(precision, MixedPrecision)
         # Autocast converts as it goes; the "true" precisions need inputs in the dtype of the weights.
-        self._convert_inputs = not is_plain and not isinstance(precision, MixedPrecision)
+        self._convert_inputs = not is_plain and not self.is_mixed
         self._transfers = any(overrides(model.task, name) for name in _TRANSFER)
         self.scaler = precision.scaler if isinstance(precision, MixedPrecision) else None
         self._scaler_state = self.scaler.state_dict() if self.scaler is not None else {}

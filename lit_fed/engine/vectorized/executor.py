@@ -101,7 +101,9 @@ class VectorizedExecutor(Executor):
         def of(kind: str) -> list[int]:
             return [client_id for client_id in left if self.session.kinds[client_id] == kind]
 
-        for kind in self.groups:
+        for kind, group in self.groups.items():
+            if group.loop.is_mixed:  # autocast does not see through vmap
+                continue
             for answer in self.shared[kind].answers(question, of(kind), broadcast):
                 del left[answer.client_id]
                 yield answer

@@ -39,7 +39,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     Of :math:`x W^T` autograd makes the derivative by the transpose and copies it, which takes half to three quarters of
     a layer's time on a CPU.
     """
-    if input.ndim < 2 or weight.ndim != 2 or torch.is_autocast_enabled(input.device.type):
+    if input.ndim < 2 or weight.ndim != 2:
         return F.linear(input, weight, bias)
     found = torch.matmul(weight, input.reshape(-1, input.shape[-1]).mT).mT
     if bias is not None:

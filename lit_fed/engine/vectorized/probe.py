@@ -46,7 +46,7 @@ _HOOKS = (
 
 _PROBE_STEPS = 6
 _CLOSE, _ROUNDING = 1e-3, 1e-5
-_COARSE = 0.1  # of mixed precision, which rounds differently in other kernels
+_COARSE = 0.1  # of half precision, which rounds differently in other kernels
 _CAUSES = (
     "something mixes clients or samples; or rounding grows in a deep network, which trainer.precision=64-true would "
     "show; or the optimizer amplifies rounding, as Adam does for a bias of attention's keys (none with timm's "
@@ -81,8 +81,11 @@ def refuse(loop: LocalLoop) -> None:
         raise NotVectorizable("strategy=ddp divides each client's batches over processes")
     if loop.channels_last:
         raise NotVectorizable("trainer.channels_last lays out one client's images")
-    if loop.scaler is not None:
-        raise NotVectorizable("precision 16-mixed scales each client's gradients by a different number")
+    if loop.is_mixed:
+        raise NotVectorizable(
+            f"autocast of precision {loop.fabric.strategy.precision.precision} does not see all operations of a group, "
+            "and leaves convolutions in full and losses in half precision; bf16-true trains in groups"
+        )
     for hook in _HOOKS:
         if loop.listeners(hook):
             raise NotVectorizable(f"model {name} or a callback has {hook}, which needs a single client")

@@ -15,11 +15,15 @@ from lit_fed.methods import FedAvg, FedPer
 from lit_fed.protocols import ClientGlobalTest, ClientTest, LocalTest, PersonalTest
 from tests.engine.vectorized.test_executor import METHODS
 from tests.engine.vectorized.test_shared_evaluation import Counting, LogsAMetric, LogsARoot, LooksAtTheIndex, Watched
-from tests.support import assert_same, fit, rows, weights
+from tests.support import assert_same, fit, rows, trainer, weights
 
 NUM_CLIENTS = 9
 STAGES = ("test", "personal", "global", "local")
 Found = dict[tuple[str, ...], str]
+
+
+def every_test() -> list[Any]:
+    return [ClientTest(), PersonalTest(lr=0.02), LocalTest(), ClientGlobalTest(max_clients=5)]
 
 
 def federate(folder: Path, executor: str, algorithm: Any = None, task: Any = None, **kwargs: Any) -> FederatedTrainer:
@@ -27,8 +31,7 @@ def federate(folder: Path, executor: str, algorithm: Any = None, task: Any = Non
     data = Digits(
         num_clients=NUM_CLIENTS, max_train_samples=300, batch_size=8, test_batch_size=4, partition=Dirichlet(alpha=0.5)
     )
-    protocols = [ClientTest(), PersonalTest(lr=0.02), LocalTest(), ClientGlobalTest(max_clients=5)]
-    made = {"max_rounds": 2, "protocols": protocols} | kwargs
+    made = {"max_rounds": 2, "protocols": every_test()} | kwargs
     return fit(folder, task or Counting(), data, algorithm or FedPer(), executor=executor, **made)
 
 
@@ -111,3 +114,16 @@ def test_a_step_that_needs_one_client_is_tried_once(tmp_path: Path, monkeypatch:
     alone, grouped = (federate(tmp_path / how, how, task=OnlyAlone()) for how in ("sequential", "vectorized"))
     assert_close(found_by_client(alone), found_by_client(grouped))
     assert sorted(tried) == ["clients", "clients_global", "personal"]
+
+
+@pytest.mark.parametrize("algorithm", [FedPer, FedAvg], ids=lambda found: found.__name__)
+def test_in_mixed_precision_clients_are_tested_alone(tmp_path: Path, algorithm: type[Any]) -> None:
+    """Autocast does not see through vmap, so a group's losses would be in half precision."""
+    settings = {"precision": "bf16-mixed", "max_rounds": 1}
+    trained = federate(tmp_path, "sequential", algorithm(), logger=True, **settings)
+    tested = []
+    for how in ("sequential", "vectorized"):
+        made = trainer(tmp_path / how, executor=how, protocols=every_test(), **settings)
+        parts = Counting(), trained.run.federation.data, algorithm()
+        tested.append(made.test(*parts, ckpt_path=str(tmp_path / "lightning_logs" / "version_0")))
+    assert tested[0] == tested[1]

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lit_fed import Classifier, FederatedTrainer
@@ -412,6 +413,22 @@ def test_what_cannot_be_is_refused_before_training(tmp_path: Path, task: Any, al
     assert str(raised.value).startswith("trainer.executor=vectorized cannot train these clients: ")
     assert "\n" not in str(raised.value)
     assert not (tmp_path / "lightning_logs").exists()
+
+
+def test_mixed_precision_is_refused_for_autocast_does_not_see_through_vmap(tmp_path: Path) -> None:
+    """A group's convolution stays in full precision, and its loss in half; alone it is the other way round."""
+    x, w, y = torch.randn(2, 5, 1, 4), torch.randn(2, 3, 1, 4), torch.zeros(2, 5, dtype=torch.int64)
+    with torch.autocast("cpu", torch.bfloat16):
+        alone = torch.conv1d(x[0], w[0])
+        grouped = torch.vmap(torch.conv1d)(x, w)
+        of = alone.squeeze(-1), y[0]
+        losses = F.cross_entropy(*of), torch.vmap(F.cross_entropy)(grouped.bfloat16().squeeze(-1), y)
+    assert [one.dtype for one in (alone, grouped, *losses)] == [
+        torch.bfloat16, torch.float32, torch.float32, torch.bfloat16
+    ]  # fmt: skip
+    with pytest.raises(ConfigError, match=r"autocast of precision bf16-mixed .* bf16-true trains in groups; use seq"):
+        federate(tmp_path, "vectorized", precision="bf16-mixed")
+    federate(tmp_path, "vectorized", precision="bf16-true")
 
 
 def test_auto_takes_one_after_the_other_where_groups_cannot_be_and_says_so(
