@@ -302,7 +302,7 @@ def test_commands_parse(command: tuple[str, ...], at_root: Path, capsys: pytest.
     if command[0] == "export":
         main(["fit", "-c", QUICKSTART, "--trainer.max_rounds", "1", "--trainer.local_epochs", "1", *QUICK])
         main([*command])
-        written = at_root / command[command.index("--output") + 1]
+        written = at_root / (command[command.index("--output") + 1] if "--output" in command else "exported")
         assert {"model.pt2", "model.safetensors", "model.json", "MODEL_CARD.md"} <= {p.name for p in written.iterdir()}
         return
     if command[0] == "simulate":

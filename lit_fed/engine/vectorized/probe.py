@@ -84,7 +84,7 @@ def refuse(loop: LocalLoop) -> None:
     if loop.is_mixed:
         raise NotVectorizable(
             f"autocast of precision {loop.fabric.strategy.precision.precision} does not see all operations of a group, "
-            "and leaves convolutions in full and losses in half precision; bf16-true trains in groups"
+            "some of which would run in another precision than alone; bf16-true trains in groups"
         )
     for hook in _HOOKS:
         if loop.listeners(hook):

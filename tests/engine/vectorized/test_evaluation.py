@@ -118,7 +118,7 @@ def test_a_step_that_needs_one_client_is_tried_once(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("algorithm", [FedPer, FedAvg], ids=lambda found: found.__name__)
 def test_in_mixed_precision_clients_are_tested_alone(tmp_path: Path, algorithm: type[Any]) -> None:
-    """Autocast does not see through vmap, so a group's losses would be in half precision."""
+    """Autocast does not see through vmap, so a group's values would differ."""
     settings = {"precision": "bf16-mixed", "max_rounds": 1}
     trained = federate(tmp_path, "sequential", algorithm(), logger=True, **settings)
     tested = []

@@ -416,7 +416,7 @@ def test_what_cannot_be_is_refused_before_training(tmp_path: Path, task: Any, al
 
 
 def test_mixed_precision_is_refused_for_autocast_does_not_see_through_vmap(tmp_path: Path) -> None:
-    """A group's convolution stays in full precision, and its loss in half; alone it is the other way round."""
+    """On a CPU a group's convolution stays in full precision, and its loss in half; alone it is the other way round."""
     x, w, y = torch.randn(2, 5, 1, 4), torch.randn(2, 3, 1, 4), torch.zeros(2, 5, dtype=torch.int64)
     with torch.autocast("cpu", torch.bfloat16):
         alone = torch.conv1d(x[0], w[0])
