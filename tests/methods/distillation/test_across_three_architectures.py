@@ -30,7 +30,7 @@ def test_resumed_on_two_processes_is_uninterrupted_on_one(tmp_path: Path) -> Non
     assert_same_run(whole, run(tmp_path / "parts", 4, 2))
     initial = torch.load(whole / "checkpoints/last.ckpt", weights_only=True)["initial"]
     assert list(initial) == ["small_cnn", "vit_tiny_patch16_224", "mlp"]
-    states = {int(name.partition(".")[0]): state for name, state in client_states(whole).items()}
+    states = {int(name): state for (name, _), state in client_states(whole).items()}
     assert len(states) == 6
     for client_id, state in states.items():  # its own network, and nothing else
         assert state.keys() == list(initial.values())[client_id % 3].keys()
