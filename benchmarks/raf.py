@@ -10,11 +10,11 @@ parameters. The two methods take steps in turn, and each time is the smallest of
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from collections.abc import Callable
 from typing import Any
 
+import machine  # beside this file
 import torch
 
 from lit_fed import KeypointEstimator, objective_of
@@ -87,7 +87,7 @@ def main() -> None:
             for name in METHODS:
                 numbers = f"{shown[name]:,} | {found[name] / MB:.1f} | {1000 * min(took[name]):.0f}"
                 print(f"| `{network}` | {client} | {name} | {numbers} |", flush=True)
-    print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    print(machine.line())
 
 
 if __name__ == "__main__":
