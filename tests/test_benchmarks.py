@@ -80,12 +80,6 @@ def test_a_study_that_fails_is_told_and_the_next_is_timed():
     assert finished.stderr.splitlines()[-1] == "1 of 2 studies could not be timed"
 
 
-def test_every_benchmark_names_its_machine():
-    scripts = {path: path.read_text(encoding="utf-8") for path in (ROOT / "benchmarks").glob("*.py")}
-    silent = [path.name for path, text in scripts.items() if "ArgumentParser(" in text and "machine.line()" not in text]
-    assert silent == []
-
-
 def test_peers_that_shuffle_differently_end_in_the_same_weights():
     loops = "lit_fed, sequential", "lit_fed, vectorized", "bare loop"
     told = run("peers.py", "--check", "--only", "logistic regression", "--loops", *loops)

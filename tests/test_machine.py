@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from lit_fed import machine
+from tests.support import ROOT
 
 # glibc's malloc.c: bit 1 of the word before a block tells that the kernel gave it, and gets it back when it is freed.
 OWN = """
@@ -54,3 +55,9 @@ def test_the_last_level_cache_is_that_of_the_cores_that_the_process_may_use(
     (tmp_path / "cpu1" / "cache" / "index0" / "size").write_text("large", encoding="ascii")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {1}, raising=False)
     assert machine.last_level_cache() == 2**25
+
+
+def test_every_benchmark_names_its_machine() -> None:
+    scripts = {path: path.read_text(encoding="utf-8") for path in (ROOT / "benchmarks").glob("*.py")}
+    silent = [path.name for path, text in scripts.items() if "ArgumentParser(" in text and "machine.line()" not in text]
+    assert silent == []
