@@ -18,7 +18,7 @@ from lit_fed.data.population.naming import client_ranks
 from lit_fed.data.population.scale import BYTES, common_scale, on_scale, scale_of
 from lit_fed.data.population.targets import count_classes
 from lit_fed.errors import ConfigError
-from lit_fed.seeding import numpy_generator
+from lit_fed.seeding import derive_seed
 
 _KEYS = ("x_train", "y_train", "x_test", "y_test")
 _MOST_CLASSES = 10_000_000
@@ -168,8 +168,8 @@ class ArrayFile(ImageDataModule):
         joined = {kind: np.concatenate([arrays[f"{kind}_train"], arrays[f"{kind}_test"]]) for kind in kinds}
         together = joined["y"] if self.num_classes is not None else np.zeros(len(joined["y"]))  # one group of all
         _, groups = np.unique(joined.get("client", together), return_inverse=True)
-        generator = numpy_generator(self.seed, "array-file", "test")
-        test = held_out(groups, int(groups.max()) + 1, self.test_fraction or 0.0, generator)
+        seed = derive_seed(self.seed, "array-file", "test")
+        test = held_out(groups, int(groups.max()) + 1, self.test_fraction or 0.0, seed)
         chosen = {"train": ~test, "test": test}
         return {f"{kind}_{split}": joined[kind][at] for kind in kinds for split, at in chosen.items()}
 

@@ -25,7 +25,7 @@ from lit_fed.data.population.targets import checked_targets
 from lit_fed.data.population.views import viewed
 from lit_fed.data.remarks import remark
 from lit_fed.errors import ConfigError
-from lit_fed.seeding import numpy_generator
+from lit_fed.seeding import derive_seed
 
 PARTS = ("train", "val", "calibration", "public", "test")
 """Parts that a file may hold as ``x_<part>`` and ``y_<part>``."""
@@ -226,12 +226,13 @@ class ClientArrays(ImageDataModule):
     def _hold_out(self, client_id: int, own: dict[str, _Samples]) -> dict[str, _Samples]:
         """A client's parts; those missing in its file are held out of its training samples."""
         fractions = {"val": self.val_fraction, "calibration": self.calibration_fraction}
-        everything, generator = own["train"], numpy_generator(self.seed, "client-arrays", "hold-out", client_id)
+        everything = own["train"]
         indices = np.arange(len(everything.y), dtype=np.int64)
         for part, fraction in fractions.items():
             if part not in own:
                 whole = CSR.from_sizes(indices, np.array([len(indices)]))
-                chosen, left = whole.hold_out([fraction], generator)
+                seed = derive_seed(self.seed, "client-arrays", "hold-out", client_id, part)
+                chosen, left = whole.hold_out([fraction], seed)
                 own[part] = _Samples(everything.x[chosen.indices], everything.y[chosen.indices])
                 indices = left.indices
         own["train"] = _Samples(everything.x[indices], everything.y[indices])

@@ -16,7 +16,7 @@ from lit_fed.data.population.decoded import DecodedImages
 from lit_fed.data.population.new_inputs import IMAGES, split_images
 from lit_fed.data.remarks import is_hidden, remark_left_out
 from lit_fed.errors import ConfigError
-from lit_fed.seeding import numpy_generator
+from lit_fed.seeding import derive_seed
 
 _WANTED = ", ".join(IMAGES)
 
@@ -119,8 +119,8 @@ class ClientFolders(DecodedImages):
         return self._scan_result
 
     def _draw_test(self, scan: _Scan) -> Any:
-        generator = numpy_generator(self.seed, "client-folders", "test")
-        return held_out(scan.owners, len(scan.clients), self.test_fraction, generator)
+        seed = derive_seed(self.seed, "client-folders", "test")
+        return held_out(scan.owners, len(scan.clients), self.test_fraction, seed)
 
 
 def _scan(root: Path) -> _Scan:

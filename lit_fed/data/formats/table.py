@@ -23,7 +23,7 @@ from lit_fed.data.population.targets import quantile_strata
 from lit_fed.data.population.views import viewed
 from lit_fed.data.remarks import is_hidden, remark, remark_left_out
 from lit_fed.errors import ConfigError
-from lit_fed.seeding import numpy_generator
+from lit_fed.seeding import derive_seed
 
 Kind = Literal["classes", "numbers"]
 _MANY_CLASSES = 100
@@ -321,8 +321,7 @@ class Table(TensorDataModule):
         """Training rows, and a share of every client's to test on."""
         names = [] if whole.clients is None else in_order(whole.clients)
         owners = np.zeros(len(whole.x), dtype=np.int64) if not names else numbered(whole.clients or [], names)
-        generator = numpy_generator(self.seed, "table", "test")
-        test = held_out(owners, max(1, len(names)), self.test_fraction, generator)
+        test = held_out(owners, max(1, len(names)), self.test_fraction, derive_seed(self.seed, "table", "test"))
         if not test.any():
             raise ConfigError(
                 f"{self._path} has too few rows to hold out {self.test_fraction:g} of every client's; raise "

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from lit_fed.errors import ConfigError
 
 IntArray = NDArray[np.int64]
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # SplitMix64's step: 2**64 over the golden ratio
 
 
 class ClientIndices(Interface):
@@ -106,18 +107,20 @@ class CSR:
         cells = self.owners() * num_classes + labels[self.indices]
         return np.bincount(cells, minlength=len(self) * num_classes).reshape(len(self), num_classes)
 
-    def hold_out(self, fractions: Iterable[float], generator: np.random.Generator) -> list[CSR]:
+    def hold_out(self, fractions: Iterable[float], seed: int) -> list[CSR]:
         """Take random parts of every client's samples, in one sweep over all clients.
+
+        A client's choice is a function of the seed, its number and its number of samples: no client changes another's.
 
         Args:
             fractions: The share of each part; a client with n samples gives ⌊fraction·n⌋ of them.
-            generator: The source of the random choice.
+            seed: The source of the random choice.
 
         Returns:
             One CSR per fraction, and the remainder last, each in the original order within a client.
         """
         owners, sizes = self.owners(), self.sizes
-        shuffled = np.lexsort((generator.random(len(self.indices)), owners))
+        shuffled = np.lexsort((self._random(seed, owners), owners))
         rank = np.empty(len(self.indices), dtype=np.int64)
         rank[shuffled] = np.arange(len(self.indices)) - np.repeat(self.offsets[:-1], sizes)
         parts = []
@@ -131,14 +134,31 @@ class CSR:
         parts.append(CSR.from_sizes(self.indices[rank >= start[owners]], sizes - start))
         return parts
 
+    def _random(self, seed: int, owners: IntArray) -> NDArray[np.uint64]:
+        """A random number for each entry of `indices`: a generator a client, and its next number for each sample.
 
-def held_out(owners: IntArray, count: int, fraction: float, generator: np.random.Generator) -> NDArray[np.bool_]:
+        The generator is SplitMix64 (Steele, Lea, Flood: "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014):
+        its numbers follow from their places, so that a million clients need no generator object each.
+        """
+        places = np.arange(len(self.indices)) - self.offsets[:-1][owners]
+        starts = _mixed(np.uint64(seed) + _GOLDEN * np.arange(1, len(self) + 1, dtype=np.uint64))
+        return _mixed(starts[owners] + _GOLDEN * (places + 1).astype(np.uint64))
+
+
+def held_out(owners: IntArray, count: int, fraction: float, seed: int) -> NDArray[np.bool_]:
     """A mask (n,) of a random share of each owner's samples: ⌊fraction·n⌋ of the n samples of one of `count` owners."""
     everything = CSR.from_owners(np.arange(len(owners)), owners, count)
-    chosen, _ = everything.hold_out((fraction,), generator)
+    chosen, _ = everything.hold_out((fraction,), seed)
     found = np.zeros(len(owners), dtype=bool)
     found[chosen.indices] = True
     return found
+
+
+def _mixed(states: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """SplitMix64's output of each state (n,)."""
+    states = (states ^ (states >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    states = (states ^ (states >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return states ^ (states >> np.uint64(31))
 
 
 def offsets_of(sizes: IntArray) -> IntArray:

@@ -184,7 +184,7 @@ def cut_population(strata: Strata, partition: Partition, settings: CutSettings) 
     shared_test = _subset(strata.test_size, settings.max_test_samples, seed, "test")
     test = partition.split_test(cut, train_samples, strata.test_samples(shared_test), seed)
     fractions = (settings.val_fraction, settings.calibration_fraction)
-    val, calibration, train = cut.hold_out(fractions, numpy_generator(seed, "data", "hold-out"))
+    val, calibration, train = cut.hold_out(fractions, derive_seed(seed, "data", "hold-out"))
     check_held_out(cut.sizes, train.sizes, *fractions, range(len(cut)))
     val = val.through(pool)
     if strata.val_size:

@@ -27,7 +27,7 @@ from lit_fed.data.pose.people import People
 from lit_fed.data.pose.skeleton import Skeleton
 from lit_fed.data.remarks import is_hidden, remark
 from lit_fed.errors import ConfigError
-from lit_fed.seeding import numpy_generator
+from lit_fed.seeding import derive_seed
 
 _NO_CLIENTS = ("server", "public")
 _SETTINGS = "data.root and data.client_folders"
@@ -184,12 +184,12 @@ class ClientPoses(PhotoPose):
         if not own["train"]:
             raise nobody(folder / "train.json")
         fractions = {"test": self.test_fraction, "val": self.val_fraction, "calibration": self.calibration_fraction}
-        generator = numpy_generator(self.seed, "client-poses", "hold-out", name)
         for part, fraction in fractions.items():
             if (file := folder / f"{part}.json").is_file():
                 own[part] = self._rows(file, name)
             else:
-                own[part], own["train"] = _held_out(own["train"], fraction, generator)
+                seed = derive_seed(self.seed, "client-poses", "hold-out", name, part)
+                own[part], own["train"] = _held_out(own["train"], fraction, seed)
         if not own["train"]:
             raise ConfigError(f"data.test_fraction {self.test_fraction:g} leaves client {name} no person; lower it")
         return own
@@ -229,10 +229,10 @@ class ClientPoses(PhotoPose):
         return digest.hexdigest()
 
 
-def _held_out(rows: Rows, fraction: float, generator: np.random.Generator) -> tuple[Rows, Rows]:
+def _held_out(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:
     """Persons on a share of the images, rounded, and the other persons."""
     images = list(dict.fromkeys(row["path"] for row in rows))
     whole = CSR.from_sizes(np.arange(len(images), dtype=np.int64), np.array([len(images)]))
-    chosen, _ = whole.hold_out([fraction], generator)
+    chosen, _ = whole.hold_out([fraction], seed)
     held = {images[place] for place in chosen.indices.tolist()}
     return [row for row in rows if row["path"] in held], [row for row in rows if row["path"] not in held]

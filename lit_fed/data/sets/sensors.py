@@ -19,7 +19,7 @@ from lit_fed.data.partitions.partition import Partition
 from lit_fed.data.population.in_memory import Arrays, TensorDataModule
 from lit_fed.data.population.naming import client_ranks
 from lit_fed.errors import ConfigError, reason
-from lit_fed.seeding import numpy_generator
+from lit_fed.seeding import derive_seed
 
 _GRAVITY = 9.81  # m/s²
 _EARTHS_FIELD = 50.0  # µT, about
@@ -79,7 +79,7 @@ class UCIHAR(TensorDataModule):
             return _of_people(Arrays(x, y, x_test, y_test, *client_ranks(people, other_people), source), self.partition)
         x, y = np.concatenate([x, x_test]), np.concatenate([y, y_test])
         ids, clients = np.unique(np.concatenate([people, other_people]), return_inverse=True)
-        test = held_out(clients, len(ids), self.test_fraction, numpy_generator(self.seed, "uci-har", "test"))
+        test = held_out(clients, len(ids), self.test_fraction, derive_seed(self.seed, "uci-har", "test"))
         arrays = Arrays(x[~test], y[~test], x[test], y[test], clients[~test], clients[test], source)
         return _of_people(arrays, self.partition)
 

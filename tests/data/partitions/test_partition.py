@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from lit_fed.data.partitions.csr import CSR, sha256_of
+from lit_fed.data.partitions.csr import _GOLDEN, CSR, _mixed, sha256_of
 from lit_fed.data.partitions.label_skew import ClassesPerClient, Dirichlet, Shards
 from lit_fed.data.partitions.partition import IID, MatchedTestSplit, Natural, Partition, Quantity, Samples
 from lit_fed.errors import ConfigError
@@ -190,7 +190,7 @@ def test_a_partition_is_a_function_of_the_seed(partition: Partition):
 @given(labels_of_4, st.integers(1, 30), seeds)
 def test_hold_out_keeps_every_sample_once(labels, num_clients, seed):
     csr = IID()(Samples.of(labels), num_clients, seed)
-    first, second, rest = csr.hold_out((0.2, 0.5), np.random.default_rng(seed))
+    first, second, rest = csr.hold_out((0.2, 0.5), seed)
     assert sorted([*first.indices, *second.indices, *rest.indices]) == list(range(len(labels)))
     for client_id in range(num_clients):
         n = csr.size(client_id)
@@ -198,6 +198,34 @@ def test_hold_out_keeps_every_sample_once(labels, num_clients, seed):
         assert second.size(client_id) == n // 2
         parts = [set(part[client_id].tolist()) for part in (first, second, rest)]
         assert set.union(*parts) == set(csr[client_id].tolist())
+
+
+def test_a_sample_more_of_one_client_leaves_the_hold_out_of_the_others_as_it_was():
+    sizes = np.array([7, 30, 12, 1, 25])
+    before = CSR.from_sizes(np.arange(75), sizes).hold_out((0.2, 0.5), 3)
+    after = CSR.from_sizes(np.arange(-1, 75), sizes + [1, 0, 0, 0, 0]).hold_out((0.2, 0.5), 3)
+    for old, new in zip(before, after, strict=True):
+        for client_id in range(1, 5):
+            assert old[client_id].tolist() == new[client_id].tolist()
+    gone = CSR.from_sizes(np.arange(7, 75), sizes * [0, 1, 1, 1, 1]).hold_out((0.2, 0.5), 3)
+    assert all(old[1].tolist() == new[1].tolist() for old, new in zip(before, gone, strict=True))
+
+
+def test_a_hold_out_takes_every_sample_equally_often():
+    # Of 20,000 clients with ten samples each, a sample's count is binomial: 4,000 ± 57, and five deviations are 283.
+    (held, _) = CSR.from_sizes(np.arange(200_000), np.full(20_000, 10)).hold_out((0.2,), 1)
+    counts = np.bincount(held.indices % 10)
+    assert abs(counts - 4_000).max() < 283
+    # A pair is held out in 2/10 · 1/9 of the clients: 444 ± 21.
+    pairs = held.indices.reshape(-1, 2) % 10
+    assert abs(np.unique(pairs, axis=0, return_counts=True)[1] - 20_000 / 45).max() < 110
+
+
+def test_splitmix_is_the_published_generator():
+    # The first outputs for the seed 1234567, as Vigna's splitmix64.c prints them.
+    states = np.uint64(1234567) + _GOLDEN * np.arange(1, 4, dtype=np.uint64)
+    published = [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    assert _mixed(states).tolist() == published
 
 
 @pytest.mark.parametrize(
