@@ -13,7 +13,7 @@ from typing_extensions import override
 from lit_fed.callbacks.early_stopping import Mode, check_reported, direction_of, improves
 from lit_fed.checks import check_choice, check_range
 from lit_fed.engine.lightning.metric_names import Direction
-from lit_fed.engine.loop.checkpoint import read_checkpoint, save_checkpoint
+from lit_fed.engine.loop.checkpoint import apart_file, apart_of, read_checkpoint, save_checkpoint
 from lit_fed.engine.loop.run import Callback, RoundRecord
 from lit_fed.engine.storage.files import Version, remove_half_written
 from lit_fed.engine.storage.index import read_table
@@ -63,6 +63,7 @@ class Checkpoint(Callback):
         self.best_round = -1
         self._announced = False
         self._kept: dict[str, dict[str, Version]] = {}  # file name -> the client states that it needs
+        self._apart: dict[str, str | None] = {}  # file name -> what a private run keeps apart from it
         self._unread = False  # whether an unreadable checkpoint may need further states
 
     def on_fit_start(self, run: Run) -> None:
@@ -75,7 +76,7 @@ class Checkpoint(Callback):
         last = folder / "last.ckpt"
         self._unread = False
         if not start:
-            self.best, self.best_round, self._kept, self._announced = None, -1, {}, False
+            self.best, self.best_round, self._kept, self._apart, self._announced = None, -1, {}, {}, False
         if first:
             remove_half_written(folder)
         if on_first_process(run.fabric, lambda: not last.is_file()):
@@ -86,7 +87,9 @@ class Checkpoint(Callback):
                 _link(last, folder / "best.ckpt")
             for path in sorted(path for path in folder.glob("*.ckpt") if _OWN.fullmatch(path.name)):
                 try:
-                    self._kept[path.name] = read_table(read_checkpoint(path)["clients"])
+                    content = read_checkpoint(path)
+                    self._kept[path.name] = read_table(apart_of(content, path)["clients"])
+                    self._apart[path.name] = content.get("apart")
                 except CheckpointError as error:  # the run resumes from another checkpoint
                     self._unread |= isinstance(error, UnreadableFile)
                     left = "left as it is, and no state of a client is deleted" if self._unread else "left as it is"
@@ -99,15 +102,19 @@ class Checkpoint(Callback):
         if not (improved or last_round or (record.round_idx + 1) % self.every_n_rounds == 0):
             return
         folder = self._folder(run)
-        save_checkpoint(run, folder / "last.ckpt")
+        apart = save_checkpoint(run, folder / "last.ckpt")
         index = run.federation.store.state_dict()
         names = ["last.ckpt", *(["best.ckpt"] if improved else [])]
         names += [f"round={record.round_idx}.ckpt"] if self.keep_last else []
         if run.fabric.is_global_zero:
             for name in names[1:]:
                 _link(folder / "last.ckpt", folder / name)
+            before = set(self._apart.values())
             self._kept |= dict.fromkeys(names, index)
+            self._apart |= dict.fromkeys(names, apart)
             self._drop_old_rounds(folder)
+            for seal in before.difference(self._apart.values(), [None]):
+                apart_file(folder, seal).unlink(missing_ok=True)
         run.federation.store.collect_garbage(self._kept.values(), delete=run.fabric.is_global_zero and not self._unread)
 
     def on_fit_end(self, run: Run) -> None:
@@ -147,7 +154,7 @@ class Checkpoint(Callback):
         rounds = sorted((n for n in self._kept if n.startswith("round=")), key=lambda n: int(n[6:].split(".")[0]))
         for name in rounds[: len(rounds) - self.keep_last] if self.keep_last else []:
             (folder / name).unlink(missing_ok=True)
-            del self._kept[name]
+            del self._kept[name], self._apart[name]
 
     def _folder(self, run: Run) -> Path:
         return run.log_dir / "checkpoints"

@@ -45,7 +45,8 @@ def card(facts: Facts, uses: Sequence[str], inputs: Inputs) -> str:
     lines += ["## Inputs and outputs", "", *_inputs(facts, inputs)]
     lines += [*(_outputs(inputs.joints, inputs.cell) if inputs.joints else ()), ""]
     lines += ["## Data", "", *_table({"data": facts.data[0], **facts.clients, **facts.data[1]})]
-    lines += [f"| partition, SHA-256 | {_code(facts.partition_sha256)} |", ""]
+    lines += [f"| partition, SHA-256 | {_code(facts.partition_sha256)} |"] if facts.partition_sha256 else []
+    lines += [""]
     training = {"method": facts.method, "trained for": counted(facts.rounds, "round"), **facts.algorithm}
     lines += ["## Training", "", *_table(training)]
     lines += [*list(_table(facts.training))[2:], ""]

@@ -36,8 +36,8 @@ class Facts:
         data: The data module's class, and its settings without paths.
         algorithm: The method's settings.
         training: Settings of local training.
-        clients: Counts of clients and samples, from the run's folder.
-        partition_sha256: Fingerprint of the partition.
+        clients: Counts of clients and samples, from the run's folder; empty of a private run.
+        partition_sha256: Fingerprint of the partition; None of a private run, which could be asked by it whose data it had.
         metrics: Protocols' metrics of the checkpoint's round.
         evaluated_on: ``test`` or ``validation``.
         preprocessing: Steps from stored inputs to the network; None for code of the data module.
@@ -53,7 +53,7 @@ class Facts:
     algorithm: dict[str, Any]
     training: dict[str, Any]
     clients: dict[str, Any]
-    partition_sha256: str
+    partition_sha256: str | None
     metrics: dict[str, float]
     evaluated_on: str
     preprocessing: list[dict[str, Any]] | None
@@ -88,8 +88,8 @@ def facts_of(content: Mapping[str, Any], path: Path) -> Facts:
         data=(str(inputs.get("source")), {key: value for key, value in data.items() if key != "root"}),
         algorithm=(config.get("algorithm") or {}).get("init_args") or {},
         training={key: value for key, value in training.items() if value is not None},
-        clients=_clients(run_folder(path)),
-        partition_sha256=content["partition"],
+        clients={} if "apart" in content else _clients(run_folder(path)),
+        partition_sha256=content.get("partition"),
         metrics=metrics,
         evaluated_on={"val": "validation"}.get(str(trainer.get("evaluate_on")), "test"),
         preprocessing=inputs.get("steps"),

@@ -6,7 +6,7 @@ McMahan, Ramage, Talwar, Zhang: "Learning Differentially Private Recurrent Langu
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -129,6 +129,11 @@ class ClientLevel(Privacy):
             )
         if odd := sorted(name for name, (dtype, _) in layout.items() if not dtype.is_floating_point):
             raise ConfigError(f"trainer.privacy cannot add noise to {odd[0]!r}, which holds whole numbers")
+        if (mixed := around.data.mixed_by) is not None:
+            raise ConfigError(
+                f"trainer.privacy bounds a client's own update, and {mixed} draws from all clients' samples at once, so "
+                "that one client changes which samples the others train on; leave it out"
+            )
         if around.participation.by_data:
             raise ConfigError(
                 f"trainer.privacy cannot account for {type(around.participation).__name__}, which draws clients by "
@@ -320,6 +325,12 @@ class ClientLevel(Privacy):
         if releases.keys() == {1}:
             return bool(releases[1] > kept["_allowed"])
         return bool(self._mechanism.epsilon(releases, self.delta)[0] > self.epsilon)
+
+    def seal(self, content: Iterable[bytes]) -> str:
+        """See `Wrapper.seal`: by the run's key; a `ConfigError` before `prepare`."""
+        if self._key is None:
+            raise ConfigError("trainer.privacy: this trainer has not trained, and has no key; copy the checkpoint's file")
+        return self._key.seal(content)
 
     def card(self, kept: Mapping[str, Any]) -> str:
         """The privacy card."""

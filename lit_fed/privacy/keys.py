@@ -79,6 +79,13 @@ class RunKey:
         of = "" if self.path is None else hashlib.blake2b(total.tobytes()).hexdigest()
         return self._digest("release", round_idx, ",".join(map(str, delivered)), of).hex()[:_DIGEST]
 
+    def seal(self, content: Iterable[bytes]) -> str:
+        """The name of what is kept apart from a checkpoint, which nobody without the key can tell from another's."""
+        made = hmac.new(self._key, b"apart", hashlib.sha256)
+        for part in content:
+            made.update(hashlib.sha256(part).digest())
+        return made.hexdigest()[:_DIGEST]
+
     def noise(self, release: str, count: int) -> NDArray[np.float64]:
         """Standard normal numbers of a release, (count,), the same on every process and at every repetition.
 

@@ -371,6 +371,13 @@ class FederatedDataModule(LightningDataModule, ABC):
                 "make another data module"
             )
 
+    @property
+    def mixed_by(self) -> str | None:
+        """The setting by which a client's data change which samples another client has; None where they cannot."""
+        if self.max_train_samples is not None and self.partition.keeps_clients:
+            return "data.max_train_samples"
+        return None
+
     def make_cut(self, wanted: frozenset[int] | None) -> Cut:
         """Read the data and cut them; `wanted` are the clients whose data are wanted here, None for all."""
         strata = self.read_strata().checked(self.num_classes)

@@ -1,15 +1,17 @@
 """Checkpoint files: content, search, reading and restoring.
 
 A checkpoint holds tensors and primitives only, is written to a temporary file and renamed, and loads with
-``weights_only=True``.
+``weights_only=True``. Of a private run it holds nothing that tells of single clients: those entries lie beside the
+clients' states, in a file that the checkpoint names by `Wrapper.seal`.
 """
 
 from __future__ import annotations
 
 import pickle
+import re
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +22,7 @@ from lightning import Callback as LightningCallback
 from lit_fed.data.population.contents import Contents
 from lit_fed.engine.lightning.objective import task_name
 from lit_fed.engine.method.wrapper import AROUND
-from lit_fed.engine.storage.files import unreadable_named, write_atomically
+from lit_fed.engine.storage.files import Version, unreadable_named, write_atomically
 from lit_fed.engine.storage.index import read_table
 from lit_fed.engine.wire.workers import on_first_process
 from lit_fed.errors import CheckpointError
@@ -49,6 +51,8 @@ _CONTENT: dict[str, type | tuple[type, ...]] = {
     "config": str,
     "inputs": dict,
 }
+_APART = ("partition", "data", "clients")
+"""Entries that tell of the clients' data, and of who took part."""
 _PRIMITIVES = (str, bytes, bool, int, float, type(None))
 
 
@@ -87,6 +91,36 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     return checked
 
 
+def apart_of(content: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
+    """The fingerprints and the clients' table: in a checkpoint itself, or of a private run beside the clients' states.
+
+    Raises:
+        UnreadableFile: If the system refuses to read them.
+        CheckpointError: If they are missing or corrupt.
+    """
+    if "apart" not in content:
+        return content
+    file = apart_file(path.parent, content["apart"])
+    hint = "use the checkpoint where the run left it"
+    with unreadable_named(file):
+        if not file.is_file():
+            raise CheckpointError(f"{file} is missing, which tells whose states a private run keeps; {hint}")
+    try:
+        apart: dict[str, Any] = torch.load(file, weights_only=True, map_location="cpu")
+        odd = _malformed_apart(apart)
+    except Exception as error:  # damaged bytes make the reader fail in a dozen ways
+        _read_through(file)
+        raise CheckpointError(f"{file} is corrupt; {hint}") from error
+    if odd:
+        raise CheckpointError(f"{file} does not belong to a checkpoint: {odd}")
+    return apart
+
+
+def apart_file(folder: Path, seal: str) -> Path:
+    """The file of a private run's entries that are kept apart from its checkpoint in a folder."""
+    return folder / "clients" / f"{seal}.apart"
+
+
 def _read_through(path: Path) -> None:
     """Read a whole file that failed to load; an `UnreadableFile` if the system is the cause."""
     with unreadable_named(path), open(path, "rb", buffering=0) as file:
@@ -96,27 +130,45 @@ def _read_through(path: Path) -> None:
 
 def _malformed(content: Mapping[str, Any]) -> str | None:
     """The first flaw of a file's content; None if a run may have written it."""
-    for key, kinds in _CONTENT.items():
-        if key not in content:
-            return f"{key!r} is missing"
-        if not isinstance(content[key], kinds):
-            return f"{key!r} is of type {type(content[key]).__name__}"
-    try:
-        read_table(content["clients"])
-    except ValueError as error:
-        return f"'clients' has {error}"
+    private = "apart" in content
+    if odd := _mistyped(content, _CONTENT.keys() - (_APART if private else ())):
+        return odd
+    if private and not re.fullmatch("[0-9a-f]+", str(content["apart"])):
+        return "'apart' is not a name"
+    if not private and (odd := _malformed_apart(content)):
+        return odd
     if content["round_idx"] < 0:
         return f"'round_idx' is {content['round_idx']}"
-    try:
-        Contents(**content["data"])
-    except TypeError:
-        return "'data' is not a fingerprint"
     sizes = content.get("executor", {})  # files of before groups kept their size have none
     if not isinstance(sizes, dict) or any(type(size) is not int or size < 1 for size in sizes.values()):
         return "'executor' is not a group's size by kind"
     for key, kind in (("initial", Mapping), ("callbacks", Mapping), ("tasks", str), ("metrics", int | float)):
         if odd := next((name for name, entry in content[key].items() if not isinstance(entry, kind)), None):
             return f"{odd!r} in {key!r} is of type {type(content[key][odd]).__name__}"
+    return None
+
+
+def _malformed_apart(content: Mapping[str, Any]) -> str | None:
+    """The first flaw of the entries that a private run keeps apart."""
+    if odd := _mistyped(content, _APART):
+        return odd
+    try:
+        read_table(content["clients"])
+    except ValueError as error:
+        return f"'clients' has {error}"
+    try:
+        Contents(**content["data"])
+    except TypeError:
+        return "'data' is not a fingerprint"
+    return None
+
+
+def _mistyped(content: Mapping[str, Any], keys: Iterable[str]) -> str | None:
+    for key in sorted(keys, key=list(_CONTENT).index):
+        if key not in content:
+            return f"{key!r} is missing"
+        if not isinstance(content[key], _CONTENT[key]):
+            return f"{key!r} is of type {type(content[key]).__name__}"
     return None
 
 
@@ -155,13 +207,28 @@ def snapshot(run: Run) -> dict[str, Any]:
     }
 
 
-def save_checkpoint(run: Run, path: Path) -> None:
+def save_checkpoint(run: Run, path: Path) -> str | None:
     """Write the state after the last finished round; called on every process, written by the first.
+
+    Returns:
+        The name of what a private run keeps apart, see `apart_of`.
 
     Raises:
         CheckpointError: If it cannot be written; an older file of that name survives.
     """
-    on_first_process(run.fabric, lambda: write_atomically(snapshot(run), path))
+    return on_first_process(run.fabric, lambda: _save(run, path))
+
+
+def _save(run: Run, path: Path) -> str | None:
+    content = snapshot(run)
+    apart = {key: content[key] for key in _APART}
+    told = (path.name, content["round_idx"], apart["partition"], apart["data"], apart["clients"].numpy().tobytes())
+    seal = run.federation.wrappers.seal(repr(one).encode() for one in told)
+    if seal is not None:
+        write_atomically(apart, apart_file(path.parent, seal))  # first: a checkpoint never lacks it
+        content = {key: entry for key, entry in content.items() if key not in _APART} | {"apart": seal}
+    write_atomically(content, path)
+    return seal
 
 
 def _initial(model: Model) -> dict[str, torch.Tensor]:
@@ -175,8 +242,8 @@ def restore(run: Run, path: Path, trains: bool = True) -> None:
     Args:
         run: Assembled.
         path: The file.
-        trains: Whether the run goes on; to test a model or to predict with it, what was around its method is not
-            needed.
+        trains: Whether the run goes on; to test a model or to predict with it, neither what was around its method is
+            needed, nor what a private run keeps apart.
 
     Raises:
         CheckpointError: If it is corrupt, foreign, or from a run with another model, method, seed or partition.
@@ -196,20 +263,26 @@ def restore(run: Run, path: Path, trains: bool = True) -> None:
         now = _made_of(type(federation.algorithm).__name__, _tasks(run))
         before = _made_of(content["method"], content["tasks"])
         raise CheckpointError(f"{path} was saved by {before} and does not fit {now}: {odd}")
-    if content["partition"] != federation.data.partition_sha256():
-        raise CheckpointError(f"{path} comes from a run whose clients had other data; use it with that run's config")
-    if not federation.data.contents().is_of(Contents(**content["data"])):
-        raise CheckpointError(
-            f"{path} comes from a run on other data, whose labels or inputs have changed; use it with the data that "
-            "it was trained on"
-        )
+    index: dict[str, Version] = {}
+    if trains or "apart" not in content or apart_file(path.parent, content["apart"]).is_file():
+        apart = apart_of(content, path)
+        if apart["partition"] != federation.data.partition_sha256():
+            raise CheckpointError(
+                f"{path} comes from a run whose clients had other data; use it with that run's config"
+            )
+        if not federation.data.contents().is_of(Contents(**apart["data"])):
+            raise CheckpointError(
+                f"{path} comes from a run on other data, whose labels or inputs have changed; use it with the data "
+                "that it was trained on"
+            )
+        index = read_table(apart["clients"])
     server = _placed(content["server"], federation.server, run.fabric.device)
     federation.server.clear()
     federation.server.update(server)
     for kind, model in models.items():
         for name in saved[kind].keys() & model.initial.keys():  # no client begins with the other tensors
             model.initial[name].copy_(saved[kind][name])
-    federation.store.load_state_dict(read_table(content["clients"]), content["round_idx"])
+    federation.store.load_state_dict(index, content["round_idx"])
     _load_callbacks(run, content["callbacks"], path)
     run.start_round = run.next_round = content["round_idx"]
     run.metrics = content["metrics"]

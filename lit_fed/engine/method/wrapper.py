@@ -161,6 +161,13 @@ class Wrapper:
     withhold: bool = False
     """Whether values of single clients and sums over them are kept out of files: see `RoundRecord.withheld`."""
 
+    def seal(self, content: Iterable[bytes]) -> str | None:
+        """A name of hexadecimal digits for what a checkpoint must not hold, which hides its content.
+
+        None leaves everything in the checkpoint.
+        """
+        return None
+
 
 class Privacy(Wrapper):
     """Bounds the information of a released model about the data behind it: `trainer.privacy`."""
@@ -264,6 +271,15 @@ class Wrappers:
     def withhold(self) -> bool:
         """See `Wrapper.withhold`."""
         return any(wrapper.withhold for wrapper in self.stack)
+
+    @property
+    def private(self) -> bool:
+        """Whether the run is private."""
+        return any(isinstance(one, Privacy) for one in self.stack)
+
+    def seal(self, content: Iterable[bytes]) -> str | None:
+        """See `Wrapper.seal`."""
+        return next((seal for one in self.stack if (seal := one.seal(content)) is not None), None)
 
     @property
     def _known(self) -> Surroundings:

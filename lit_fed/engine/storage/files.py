@@ -152,7 +152,7 @@ def unreadable_named(path: Path) -> Iterator[None]:
 
 _RUN_FILES = (
     r"(?:config(?:\.until_round_[0-9]+)?\.yaml|metrics\.csv|clients\.csv|partition\.json|cell\.json"
-    r"|.+\.(?:ckpt|states|safetensors))"
+    r"|.+\.(?:ckpt|apart|states|safetensors))"
 )
 """Names of the files that a run or a study writes by `in_place_of`."""
 

@@ -136,8 +136,13 @@ def _all_bits() -> Iterator[None]:
 
 
 def _largest_smaller_batch(session: Session) -> int:
-    """Samples of the population's largest batch that is smaller than a full one; 0 where there is none."""
+    """Samples of the population's largest batch that is smaller than a full one; 0 where there is none.
+
+    Of a private run the largest that there can be: no client's data may change how another's batches are padded.
+    """
     data, found = session.data, 0
+    if session.wrappers.private and not data.drop_last:
+        return data.batch_size - 1
     for client_id in data.clients:
         num_samples = data.num_samples(client_id)
         rest = 0 if data.drop_last else num_samples % data.batch_size
