@@ -21,12 +21,13 @@ from torch import Tensor
 import lit_fed.methods
 from lit_fed.algorithm import ClientUpdate
 from lit_fed.callbacks import Callback, Run
+from lit_fed.data.partitions.csr import CSR, IntArray
 from lit_fed.data import ArrayFile, ClientArrays, ClientFolders, ClientPoses, FederatedDataModule, Natural, Table
-from lit_fed.errors import ConfigError, LitFedError
+from lit_fed.errors import ConfigError
 from lit_fed.tasks import Classifier, KeypointEstimator
 from tests.data.pose.test_client_poses import file
-from tests.privacy.support import private
-from tests.support import fit
+from tests.privacy.support import private, uniform
+from tests.support import Points, fit
 
 pytest.importorskip("dp_accounting")
 
@@ -173,3 +174,23 @@ def test_no_other_client_sends_another_bit_or_the_run_is_refused(
         for client_id in range(1, len(SIZES)):
             for name, tensor in before[client_id].items():
                 assert torch.equal(tensor, after[client_id][name]), (client_id, name)
+
+
+def test_the_pair_finds_a_hold_out_in_one_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stream(self: CSR, seed: int, owners: IntArray) -> NDArray[np.float64]:
+        return np.random.default_rng(seed).random(len(owners))
+
+    monkeypatch.setattr(CSR, "_random", stream)
+    with pytest.raises(AssertionError):
+        test_no_other_client_sends_another_bit_or_the_run_is_refused("Table", "FedAvg", "sequential", tmp_path)
+
+
+def test_a_choice_among_all_clients_samples_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"data.max_train_samples draws from all clients' samples at once"):
+        fit(tmp_path, data=Points(8, (3, 3), max_train_samples=23), algorithm=uniform(), **private(1.0, 1.0))
+
+
+def test_the_size_to_which_groups_pad_is_no_clients(tmp_path: Path) -> None:
+    # Batches of 8; the largest smaller one has three samples.
+    made = fit(tmp_path / "private", algorithm=uniform(), executor="vectorized", max_rounds=1, **private(1.0, 1.0))
+    assert next(iter(made.run.federation.executor.groups.values())).pad_to == 7
