@@ -40,7 +40,7 @@ from lit_fed.engine.storage.store import ClientStore
 from lit_fed.engine.wire.channel import Channel, Codec
 from lit_fed.engine.wire.devices import Devices
 from lit_fed.engine.wire.workers import launch, leave_processes, on_first_process, raise_if_lost
-from lit_fed.errors import ConfigError, LitFedError, ProcessLost
+from lit_fed.errors import ConfigError, LitFedError, ProcessLost, of_other_lightning
 from lit_fed.participation import FullParticipation, Participation
 from lit_fed.printing import unfailing
 from lit_fed.protocols import ClientTest, GlobalTest
@@ -395,7 +395,8 @@ class FederatedTrainer:
         tasks = dict(model) if isinstance(model, Mapping) else {ONLY: model}
         for name, task in tasks.items():
             if not isinstance(task, LightningModule):
-                raise ConfigError(f"model {name!r} is a {type(task).__name__}; it must be a LightningModule")
+                wrong = f"model {name!r} is a {type(task).__name__}; it must be a LightningModule"
+                raise ConfigError(of_other_lightning(type(task)) or wrong)
         parts = RunParts(tasks, self.kinds_of(tasks), data, algorithm, self.participation)
         store = ClientStore(self.client_store, PackedFiles)
         federation = assemble(self.fabric, parts, self.local, self.settings, self.channel, store, stage)
