@@ -10,12 +10,24 @@ import sysconfig
 import traceback
 from pathlib import Path
 from traceback import StackSummary
+from typing import Any
 
 from typing_extensions import override
+
+_LONG_WORD, _LONG_LINE = 300, 1200  # characters
+
+
+def brief(text: str) -> str:
+    """A message without the middles of its longest values."""
+    text = re.sub(rf"\S{{{_LONG_WORD},}}", lambda found: f"{found[0][:80]}…{found[0][-40:]}", text)
+    return text if len(text) <= _LONG_LINE else f"{text[:600]} … {text[-400:]}"
 
 
 class LitFedError(Exception):
     """Base class; the command line prints the error as one line, without a traceback.
+
+    Args:
+        message: The line; long values in it are shortened.
 
     Attributes:
         details: The traceback of a cause in the user's own code; else empty.
@@ -24,6 +36,9 @@ class LitFedError(Exception):
 
     details: str = ""
     status: int = 2
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(brief(str(message)))
 
     def told(self) -> str:
         """The text for other machines, without data or paths; empty to send the type alone."""
@@ -168,12 +183,43 @@ def reason(error: BaseException) -> str:
         wanted = re.search(r"allocate (\d+ bytes|[\d.]+ \w?i?B)", text)
         return "there is not enough memory" + (f" for {wanted.group(1)}" if wanted else "") + "; make it smaller"
     name = type(error).__name__
-    return f"{name}: {text[:300]}{'…' if len(text) > 300 else ''}" if text else name
+    where = _layer(error) if re.search("shape|size|dimension|channel", text) else ""
+    return f"{name}{where}: {text[:300]}{'…' if len(text) > 300 else ''}" if text else name
+
+
+def _layer(error: BaseException) -> str:
+    """The layer that an error passed through last, and the shape of its input; else empty."""
+    modules, shape, step = list[Any](), None, error.__traceback__
+    while step is not None:
+        found = step.tb_frame.f_locals
+        if hasattr(found.get("self"), "named_modules"):
+            modules.append(found["self"])
+            shapes = (tuple(one.shape) for key, one in found.items() if key != "self" and hasattr(one, "shape"))
+            shape = next(shapes, shape)
+        step = step.tb_next
+    if not modules or modules[-1] is modules[0]:
+        return ""
+    names = {id(module): name for name, module in modules[0].named_modules()}
+    name = names.get(id(modules[-1]), type(modules[-1]).__name__)
+    return f" in the layer {name}, {' '.join(repr(modules[-1]).split())[:100]}, on an input {shape}"
+
+
+def of_other_lightning(kind: type) -> str:
+    """The error of a class that derives from ``pytorch_lightning``'s, which ``lightning``'s are not; else empty."""
+    theirs = next((base for base in kind.__mro__ if base.__module__.partition(".")[0] == "pytorch_lightning"), None)
+    if theirs is None:
+        return ""
+    return (
+        f"{kind.__name__} derives from pytorch_lightning's {theirs.__name__}; import {theirs.__name__} from lightning"
+    )
 
 
 def own_traceback(error: BaseException) -> str:
-    """The traceback of an error that passed through the user's own code; else empty."""
+    """The traceback of an error that passed through the user's own code, from there on; else empty."""
     frames = traceback.extract_tb(error.__traceback__)
     if all(frame.filename.startswith(_OURS) for frame in frames):
         return ""
-    return "".join(traceback.format_exception(error)).rstrip()
+    told = traceback.TracebackException.from_exception(error)
+    first = next(place for place, frame in enumerate(frames) if not frame.filename.startswith(_OURS))
+    told.stack = StackSummary.from_list(told.stack[first:])
+    return "".join(told.format()).rstrip()

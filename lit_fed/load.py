@@ -55,6 +55,11 @@ class DeployedNetwork(nn.Module):
 
     def forward(self, stored: Tensor) -> Any:
         """Outputs for a batch of stored inputs, (B, …)."""
+        cell = getattr(self.outputs, "cell", 1)
+        for axis in (2, 3) if cell > 1 else ():  # the edge repeated; `pad` would fix the sizes of an exported program
+            size = stored.shape[axis]
+            places = torch.arange((size + cell - 1) // cell * cell, device=stored.device)
+            stored = stored.index_select(axis, places.clamp(max=size - 1))
         inputs = self.preprocessing(stored)
         return self.network(inputs) if self.outputs is None else self.outputs(self.network, inputs)
 

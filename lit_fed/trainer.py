@@ -40,7 +40,7 @@ from lit_fed.engine.storage.store import ClientStore
 from lit_fed.engine.wire.channel import Channel, Codec
 from lit_fed.engine.wire.devices import Devices
 from lit_fed.engine.wire.workers import launch, leave_processes, on_first_process, raise_if_lost
-from lit_fed.errors import ConfigError, LitFedError, ProcessLost
+from lit_fed.errors import ConfigError, LitFedError, ProcessLost, of_other_lightning
 from lit_fed.participation import FullParticipation, Participation
 from lit_fed.printing import unfailing
 from lit_fed.protocols import ClientTest, GlobalTest
@@ -232,7 +232,7 @@ class FederatedTrainer:
             ckpt_path: ``last``, ``best``, a file or a run folder; None for the model just trained.
         """
         return self._launch(
-            lambda: self._evaluate(self.assemble(model, datamodule, algorithm, "validate"), ckpt_path, "val")
+            lambda: self._evaluate(self._to_read(model, datamodule, algorithm, "validate", ckpt_path), ckpt_path, "val")
         )
 
     def test(
@@ -251,7 +251,7 @@ class FederatedTrainer:
             ckpt_path: ``last``, ``best``, a file or a run folder; None for the model just trained.
         """
         return self._launch(
-            lambda: self._evaluate(self.assemble(model, datamodule, algorithm, "test"), ckpt_path, "test")
+            lambda: self._evaluate(self._to_read(model, datamodule, algorithm, "test", ckpt_path), ckpt_path, "test")
         )
 
     def predict(
@@ -283,7 +283,7 @@ class FederatedTrainer:
 
         def work() -> Path:
             on_first_process(self.fabric, lambda: check_output(Path(output), overwrite))
-            run = self.assemble(model, datamodule, algorithm, "predict")
+            run = self._to_read(model, datamodule, algorithm, "predict", ckpt_path)
             chosen = one_client(run.federation.data, client_id, client_position)
             return predict(run, ckpt_path, chosen, Path(output), None if inputs is None else Path(inputs))
 
@@ -350,6 +350,18 @@ class FederatedTrainer:
                 for kind, trained in run.federation.global_models(max(run.next_round - 1, 0)).items():
                     run.federation.loops[kind].model.load(trained)  # the caller's task
 
+    def _to_read(
+        self, model: Tasks, data: FederatedDataModule, algorithm: Algorithm[Any], stage: TaskStage, ckpt: str | None
+    ) -> Run:
+        """The run that evaluates or predicts; without a checkpoint, the parts must be the trained objects."""
+        if ckpt is None and self._parts is not None and self.run.next_round:
+            given = {"model": model, "datamodule": data, "algorithm": algorithm}
+            if odd := [key for (key, one), own in zip(given.items(), self._parts, strict=True) if one != own]:
+                raise ConfigError(
+                    f"{odd[0]} is not the object that this trainer trained with; pass the same one, or give ckpt_path"
+                )
+        return self.assemble(model, data, algorithm, stage)
+
     def _launch(self, function: Callable[[], R]) -> R:
         atexit.unregister(leave_processes)  # an unexpected error may leave this process in a collective: exit at once
         try:
@@ -383,7 +395,8 @@ class FederatedTrainer:
         tasks = dict(model) if isinstance(model, Mapping) else {ONLY: model}
         for name, task in tasks.items():
             if not isinstance(task, LightningModule):
-                raise ConfigError(f"model {name!r} is a {type(task).__name__}; it must be a LightningModule")
+                wrong = f"model {name!r} is a {type(task).__name__}; it must be a LightningModule"
+                raise ConfigError(of_other_lightning(type(task)) or wrong)
         parts = RunParts(tasks, self.kinds_of(tasks), data, algorithm, self.participation)
         store = ClientStore(self.client_store, PackedFiles)
         federation = assemble(self.fabric, parts, self.local, self.settings, self.channel, store, stage)

@@ -52,7 +52,11 @@ def commands_of(page: Path) -> list[list[str]]:
     for line in text.splitlines():
         words = shlex.split(line, comments=True)
         words = words[: words.index(">")] if ">" in words else words
-        starts = [place for place, word in enumerate(words) if word in ("lit-fed", "cli.py")]
+        starts = [
+            place
+            for place, word in enumerate(words)
+            if word == "lit-fed" or words[max(place - 1, 0) : place + 1] == ["-m", "lit_fed"]
+        ]
         found += [words[place + 1 :] for place in starts[:1]]
     return found
 

@@ -35,7 +35,9 @@ def test_the_wheel_holds_the_configurations_the_pages_and_the_types(wheel: Path)
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
     own = {path.relative_to(ROOT).as_posix() for path in (ROOT / "configs").rglob("*.yaml")}
+    own |= {path.relative_to(ROOT).as_posix() for path in (ROOT / "examples").rglob("*.*") if path.suffix != ".pyc"}
     assert {f"lit_fed/{name}" for name in own} <= names
+    assert not [name for name in names if name.endswith(".pyc")]
     assert "lit_fed/py.typed" in names
     code = {path.relative_to(ROOT).as_posix() for path in (ROOT / "lit_fed").rglob("*.py")}
     templates = {path.relative_to(ROOT).as_posix() for path in (ROOT / "lit_fed").rglob("*.html")}

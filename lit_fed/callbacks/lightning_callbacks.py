@@ -27,7 +27,7 @@ _INSTEAD = {
     "LambdaCallback": "a subclass of lightning.Callback",
     "LearningRateFinder": "the optimizer's lr",
     "ModelPruning": "a codec",
-    "ModelSummary": "the command explain",
+    "ModelSummary": "lit-fed cost",
     "OnExceptionCheckpoint": "lit_fed.callbacks.Checkpoint",
     "ProgressBar": "lit_fed.callbacks.Progress",
     "StochasticWeightAveraging": "a method that averages",

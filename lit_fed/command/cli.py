@@ -1,4 +1,4 @@
-"""Command line: ``python cli.py COMMAND …``, the same as ``lit-fed COMMAND …``, with the commands of the table."""
+"""Command line: ``lit-fed COMMAND …``, the same as ``python -m lit_fed COMMAND …``, with the commands of the table."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from lit_fed.command.reading.words import CommandLine
 from lit_fed.command.refusals.explain import explain
 from lit_fed.command.roots import PARTS, import_named
 from lit_fed.command.table import COMMANDS, Call, asked
-from lit_fed.errors import ConfigError, LitFedError, reason
+from lit_fed.errors import ConfigError, LitFedError, brief, reason
 from lit_fed.parsing import Parser
 from lit_fed.trainer import FederatedTrainer
 
@@ -303,7 +303,7 @@ def user_error(error: BaseException, args: Sequence[str]) -> str | None:
         if isinstance(cause, LitFedError):
             return str(cause)
     if isinstance(error, ArgumentError):
-        return explain(str(error), args)
+        return brief(explain(str(error), args))
     for cause in _causes(error):
         if isinstance(cause, MemoryError) or (isinstance(cause, RuntimeError) and "allocate memory" in str(cause)):
             return reason(cause)

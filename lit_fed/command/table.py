@@ -84,7 +84,9 @@ COMMANDS = {
     "cost": Command("Count the bytes that a run will send, without running it.", _own("cost")),
     "simulate": Command("Draw a paper's figure from simulations.", "lit_fed.studies.simulations.run_simulation"),
     "configs": Command("List the configuration files of the package.", _own("list_configs"), own_files=True),
-    "copy": Command("Copy a configuration file of the package, to change it.", _own("copy_config"), own_files=True),
+    "copy": Command(
+        "Copy a configuration file or the examples of the package, to change them.", _own("copy_config"), own_files=True
+    ),
     "completion": Command("Print a script that completes commands in a shell.", _own("completion"), own_files=True),
 }
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_fed.engine.storage.files import Version, write_atomically
+from lit_fed.engine.storage.files import Version, check_bytes, write_atomically
 from lit_fed.engine.wire.payload import Payload
 from lit_fed.errors import CheckpointError
 
@@ -55,6 +55,7 @@ def read(folder: Path) -> Kept:
         raise CheckpointError(f"{path} does not exist; give the folder that the node ran with, after a run has ended")
     try:
         content = torch.load(path, weights_only=True, map_location="cpu")
+        check_bytes(path)
         versions = {int(one): _version(one, version) for one, version in content["versions"].items()}
         groups = [{kind: _tensors(entry) for kind, entry in content[key].items()} for key in ("payloads", "frozen")]
         if not RUN_ID.fullmatch(content["run"]) or type(content["round"]) is not int:

@@ -20,7 +20,7 @@ class Inputs(NamedTuple):
         dtype: Its type.
         free: By axis, counted from the batch, the least and the largest size that the program takes.
         joints: Names of the joints, if the outputs are joints.
-        cell: Pixels of which height and width of pictures must be multiples.
+        cell: Pixels to whose multiples height and width of pictures are padded.
     """
 
     shape: tuple[int, ...]
@@ -43,7 +43,7 @@ def card(facts: Facts, uses: Sequence[str], inputs: Inputs) -> str:
     lines += ["A network trained by federated learning. These files need no lit_fed.", ""]
     lines += ["## Use", "", *(line for use in uses for line in ("```python", use, "```", ""))]
     lines += ["## Inputs and outputs", "", *_inputs(facts, inputs)]
-    lines += [*(_outputs(inputs.joints, inputs.cell) if inputs.joints else ()), ""]
+    lines += [*(_outputs(facts, inputs) if inputs.joints else ()), ""]
     lines += ["## Data", "", *_table({"data": facts.data[0], **facts.clients, **facts.data[1]})]
     lines += [f"| partition, SHA-256 | {_code(facts.partition_sha256)} |"] if facts.partition_sha256 else []
     lines += [""]
@@ -59,10 +59,14 @@ def card(facts: Facts, uses: Sequence[str], inputs: Inputs) -> str:
     return "\n".join(lines)
 
 
-def _outputs(joints: Sequence[str], cell: int) -> Iterator[str]:
-    yield f"- Height and width are multiples of {cell}: a photograph of one person, of any size."
+def _outputs(facts: Facts, inputs: Inputs) -> Iterator[str]:
+    padding, levels = facts.data[1].get("padding", 1), facts.data[1].get("resolutions") or [inputs.shape[1:]]
+    sizes = ", ".join("×".join(map(str, size)) for size in levels)
+    yield f"- An input shows one person; its last row and column are repeated to multiples of {inputs.cell} pixels."
+    yield f"- In training, a picture was as high as the person's box (or 4/3 of its width) times {padding}, and shown"
+    yield f"  at {_escaped(sizes)} pixels (height×width). Crop and scale photographs alike."
     yield "- Outputs: `keypoints` (B, K, 2), pixels (x, y) of the input, 0 the centre of the first, and `score` (B, K)."
-    yield f"- Joints, in their order: {', '.join(map(_escaped, joints))}."
+    yield f"- Joints, in their order: {', '.join(map(_escaped, inputs.joints))}."
 
 
 def _inputs(facts: Facts, inputs: Inputs) -> Iterator[str]:

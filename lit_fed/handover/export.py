@@ -135,7 +135,7 @@ def export_network(
             del writers["model.onnx"]
             if onnx is None:
                 lacking["model.onnx"] = f"{' and '.join(absent)} not installed; pip install 'lit-fed[onnx]'"
-        batches = _other_sizes(example, free, getattr(deployed.outputs, "cell", 1))
+        batches = _other_sizes(example, free)
         for name, write in writers.items():
             if program is None:
                 break
@@ -208,8 +208,7 @@ def _program(deployed: DeployedNetwork, example: Tensor) -> ExportedProgram:
     batch = torch.export.Dim("batch", min=1)
     sizes: dict[int, Any] = {0: batch}
     if (cell := getattr(deployed.outputs, "cell", None)) is not None:  # it takes pictures of any size
-        rows, columns = torch.export.Dim("rows", min=2), torch.export.Dim("columns", min=2)
-        free = sizes | {2: cell * rows, 3: cell * columns} if cell > 1 else sizes | {2: rows, 3: columns}
+        free = sizes | {2 + axis: torch.export.Dim(name, min=2 * cell) for axis, name in enumerate(("rows", "columns"))}
         with suppress(Exception), torch.no_grad():  # of the network's own code, which may fix the size
             return torch.export.export(deployed, (example,), dynamic_shapes=(free,))
     if example.ndim <= _SEQUENCE_AXES:
@@ -230,11 +229,11 @@ def _free_axes(program: ExportedProgram) -> dict[int, tuple[int, int | None]]:
     return found
 
 
-def _other_sizes(example: Tensor, free: Mapping[int, tuple[int, int | None]], cell: int) -> list[Tensor]:
-    """Batches to compare a program with its network: of two sizes, and with every free axis shorter, in whole cells."""
+def _other_sizes(example: Tensor, free: Mapping[int, tuple[int, int | None]]) -> list[Tensor]:
+    """Batches to compare a program with its network: of two sizes, and with every free axis shorter."""
     batches = [example, example[:2]]
     for axis, (least, _) in free.items():
-        batches.append(example.narrow(axis, 0, max(least, example.shape[axis] // 2 // cell * cell)))
+        batches.append(example.narrow(axis, 0, max(least, example.shape[axis] // 2 - 1)))
     return batches
 
 

@@ -72,7 +72,7 @@ class Cell:
     @property
     def shell(self) -> str:
         """The command that reproduces the cell under ``lightning_logs``."""
-        return shlex.join(["python", "cli.py", "fit", *self.args])
+        return shlex.join(["lit-fed", "fit", *self.args])
 
     @property
     def max_rounds(self) -> int:

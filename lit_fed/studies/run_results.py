@@ -1,4 +1,4 @@
-"""``python cli.py results``: the claims of finished studies as pages and tables, without running anything."""
+"""``lit-fed results``: the claims of finished studies as pages and tables, without running anything."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python cli.py study``: the command line and the stages of studies."""
+"""``lit-fed study``: the command line and the stages of studies."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def run(call: Call) -> int:
         except KeyboardInterrupt:
             done = sum(cell.done for grid in grids for cell in grid.cells)
             say(console, f"interrupted with {done} of {sum(len(g.cells) for g in grids)} cells finished; resume with")
-            say(console, f"  {shlex.join(['python', 'cli.py', *call.words])}")
+            say(console, f"  {shlex.join(['lit-fed', *call.words])}")
             return 130
 
 

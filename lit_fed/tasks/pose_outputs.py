@@ -19,7 +19,7 @@ class JointOutputs(nn.Module):
         flip_test: Take the mean of the heatmaps of a picture and its mirror image.
         names: Names of the joints; None if they have no names.
         edges: Joints to connect, by number.
-        cell: Pixels of which height and width must be multiples.
+        cell: Pixels of which height and width must be multiples; `DeployedNetwork` pads pictures.
     """
 
     def __init__(

@@ -145,7 +145,15 @@ def test_what_a_killed_run_left_half_written_is_removed_and_nothing_else(tmp_pat
     folder = run(tmp_path, 2)
     gone = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
     dead, alive = gone.stdout.decode().strip(), os.getppid()
-    ours = ("config.yaml", "config.until_round_0.yaml", "clients.csv", "metrics.csv", "partition.json")
+    ours = (
+        "config.yaml",
+        "config.until_round_0.yaml",
+        "clients.csv",
+        "metrics.csv",
+        "partition.json",
+        "privacy.md",
+        "left_out.png",
+    )
     deeper = ("checkpoints/.last.ckpt", "checkpoints/.best.ckpt", "checkpoints/clients/.0.r1.states")
     removed = [folder / f".{name}.{dead}.tmp" for name in ours] + [folder / f"{name}.{dead}.tmp" for name in deeper]
     left = [folder / f".config.yaml.{alive}.tmp", folder / f".notes.md.{dead}.tmp", folder / ".config.yaml.tmp"]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +12,30 @@ import numpy as np
 import pytest
 
 from lit_fed.command.cli import main
-from tests.command.support import command, error_of
+from lit_fed.errors import ConfigError
+from tests.command.support import QUICKSTART, command, error_of
+from tests.support import fit
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (60, 8, 8, 1), dtype=np.uint8)
 LABELS = np.arange(60) % 3
 SCHEDULE = "--model.lr_scheduler"
+SHAPES = """
+import torch
+from lightning import LightningModule
+from torch import nn
+
+
+class Net(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(63, 10))
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self.layers(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+"""
 SHORT = ("--trainer.max_rounds", "1", "--trainer.local_epochs", "null", "--trainer.local_steps", "1")
 
 
@@ -38,12 +60,53 @@ SHORT = ("--trainer.max_rounds", "1", "--trainer.local_epochs", "null", "--train
             "trainer.logger CSVLogger would write its metrics.csv over a run's own",
         ),
         (["--algorithm", "NewHead"], "NewHead is abstract; name a class that derives from it"),
+        (["--seed_everything", "3"], "unknown option --seed_everything; here it is trainer.seed"),
+        (["--trainer.profiler", "simple"], "here it is python -m cProfile -m lit_fed fit …"),
+        (
+            ["--trainer.callbacks", "[ModelSummary]"],
+            "which a federation does not have; use lit-fed cost",
+        ),
+        (["--model", "nett.Net"], "model: there is no module 'nett', neither in this folder nor installed"),
+        (["--trainer.max_rounds", "a" * 5000], f"expected a whole number, not {'a' * 80}…{'a' * 40}"),
         (["--trainer.fast_dev_run", "true"], "unknown option --trainer.fast_dev_run; here it is --trainer.max_rounds"),
     ],
 )
 def test_what_cannot_work_is_said_at_once(args: list[str], expected: str, capsys: Any) -> None:
     assert expected in error_of(command("fit", *args), capsys)
     assert not Path("lightning_logs").exists()
+
+
+def test_an_error_of_shapes_names_the_layer_and_begins_in_the_users_code(capsys: Any) -> None:
+    Path("shapes_of_mine.py").write_text(SHAPES)
+    with pytest.raises(SystemExit):
+        main(command("fit", "--model", "shapes_of_mine.Net", "--trainer.protocols", "[]"))
+    traceback, _, line = capsys.readouterr().err.rstrip().rpartition("\n")
+    layer = "RuntimeError in the layer layers.1, Linear(in_features=63, out_features=10, bias=True), on an input ("
+    assert layer in line
+    first, second = [one for one in traceback.splitlines() if not one.startswith("    ")][:2]
+    assert first == "Traceback (most recent call last):"
+    assert "shapes_of_mine.py" in second
+
+
+def test_a_class_of_pytorch_lightning_is_told_where_to_import_from(tmp_path: Path) -> None:
+    theirs = type("LightningModule", (), {"__module__": "pytorch_lightning.core.module"})
+    mine: Any = type("Mine", (theirs,), {})
+    told = "Mine derives from pytorch_lightning's LightningModule; import LightningModule from lightning"
+    with pytest.raises(ConfigError, match=told):
+        fit(tmp_path, mine())
+
+
+@pytest.mark.parametrize("name", ["RANK", "SLURM_PROCID"])
+def test_one_of_several_processes_on_one_device_is_refused_in_a_line(name: str) -> None:
+    words = ["-c", str(QUICKSTART), "--trainer.accelerator", "cpu", "--trainer.devices", "1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "lit_fed", "fit", *words], env=os.environ | {name: "1"}, capture_output=True, text=True
+    )
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith(
+        f"lit-fed: error: {name} is 1, as in one of several processes, but trainer.devices 1 "
+    )
+    assert done.stderr.count("\n") == 1
 
 
 def test_deterministic_algorithms_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

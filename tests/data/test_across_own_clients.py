@@ -130,6 +130,7 @@ def test_a_partition_that_an_earlier_file_left_does_not_replace_the_hospitals(tm
     words += ["--trainer.default_root_dir", str(tmp_path), "--trainer.enable_progress_bar", "false"]
     told = error_of(words, capsys)
     assert told.startswith("data.client 'hospital' names 3 clients, which data.partition Dirichlet would ignore")
+    assert told.endswith("or leave data.client out and name data.features")
     assert not (tmp_path / "lightning_logs").exists()
     remedy = ["--data.partition", "Natural", "--data.num_clients", "null", "--trainer.participation.count", "3"]
     main([*words, *remedy])

@@ -167,7 +167,7 @@ def test_ctrl_c_stops_the_cells_and_says_how_to_go_on(tmp_path):
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (130, "")
     assert "interrupted with 0 of 2 cells finished; resume with" in out
-    assert f"python cli.py study -c {study} --only fedavg" in out
+    assert f"lit-fed study -c {study} --only fedavg" in out
     assert "interrupted in round" in log.read_text(), "the cell said good-bye"
 
 

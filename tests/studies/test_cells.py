@@ -38,7 +38,7 @@ def test_a_cell_is_an_ordinary_command(tmp_path):
     settings += ["trainer.local_epochs=null", "trainer.local_steps=2", "data.init_args.seed=4"]
     words = [word for file in files for word in ("-c", file)] + [f"--{setting}" for setting in settings]
     assert cell.name == "fedavg/iid/4"
-    assert cell.shell == shlex.join(["python", "cli.py", "fit", *words, "--trainer.seed=4"])
+    assert cell.shell == shlex.join(["lit-fed", "fit", *words, "--trainer.seed=4"])
     folder = tmp_path / "out/tiny/pocket/fedavg/iid/seed_4"
     assert cell.command[-2:] == [f"--trainer.default_root_dir={folder}", "--ckpt_path=last"]
     assert (cell.config["trainer"]["seed"], cell.config["data"]["init_args"]["seed"]) == (4, 4)

@@ -1,14 +1,15 @@
-"""``lit-fed copy``: copy a configuration file of the package, to change it."""
+"""``lit-fed copy``: copy a configuration file or an example of the package, to change it."""
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from jsonargparse import ArgumentParser
 
-from lit_fed.command.reading.shipped import close_name, name_of, shipped
+from lit_fed.command.reading.shipped import close_name, examples, name_of, shipped
 from lit_fed.command.table import Call
 from lit_fed.engine.storage.files import in_place_of
 from lit_fed.errors import ConfigError
@@ -16,7 +17,7 @@ from lit_fed.errors import ConfigError
 
 def add_arguments(parser: ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("name", help="a file that `lit-fed configs` lists, such as method/fedprox.yaml")
+    parser.add_argument("name", help="a file that `lit-fed configs` lists, such as method/fedprox.yaml; or examples")
     parser.add_argument(
         "-o", "--output", type=Path | None, help="file to write; by default the same name in this folder"
     )
@@ -29,6 +30,8 @@ def run(call: Call) -> int:
         ConfigError: If there is no such file, or a file would be overwritten.
     """
     name, output = name_of(call.settings.name), call.settings.output
+    if found := examples(name):
+        return _copy_all({(output or Path()) / one: path for one, path in found.items()})
     if name not in shipped():
         meant = close_name(name)
         raise ConfigError(
@@ -45,4 +48,15 @@ def run(call: Call) -> int:
     with in_place_of(target) as temporary:
         shutil.copyfile(shipped()[name], temporary)
     print(f"written     {target}; use it with -c {target}")
+    return 0
+
+
+def _copy_all(files: Mapping[Path, Path]) -> int:
+    """Copy files to their targets, which keep the folder `examples`: their class paths begin with it."""
+    if there := [target for target in files if os.path.lexists(target)]:
+        raise ConfigError(f"{there[0]} exists already; name another folder with --output")
+    for target, path in files.items():
+        with in_place_of(target) as temporary:
+            shutil.copyfile(path, temporary)
+        print(f"written     {target}")
     return 0

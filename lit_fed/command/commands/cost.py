@@ -1,4 +1,4 @@
-"""``python cli.py cost``: bytes that a run will send, or a paper's table of communication costs.
+"""``lit-fed cost``: bytes that a run will send, or a paper's table of communication costs.
 
 Nothing is trained. The run's parts are built, on torch's meta device if they allow it; an untrained client of every
 kind makes its update, and the trainer's own channel counts its bytes.

@@ -6,13 +6,13 @@ from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 
-_FOLDER = "configs"
+_FOLDER, _EXAMPLES = "configs", "examples"
 
 
-def shipped_folder() -> Path:
+def shipped_folder(name: str = _FOLDER) -> Path:
     """Folder of the files: inside the installed package, or beside it in a clone of the repository."""
     package = Path(__file__).parents[2]
-    return package / _FOLDER if (package / _FOLDER).is_dir() else package.parent / _FOLDER
+    return package / name if (package / name).is_dir() else package.parent / name
 
 
 @cache
@@ -21,6 +21,18 @@ def shipped() -> dict[str, Path]:
     folder = shipped_folder()
     names = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*.yaml")}
     return dict(sorted(names.items(), key=lambda item: (item[0].count("/") > 0, item[0])))
+
+
+def examples(name: str) -> dict[str, Path]:
+    """Files of an example by their names, ``examples/my_data.py`` and so on: those of a stem, or of a folder."""
+    folder = shipped_folder(_EXAMPLES)
+    files = {path.relative_to(folder.parent): path for path in sorted(folder.rglob("*.[py][ya]*")) if path.is_file()}
+    wanted = Path(name)
+    return {
+        own.as_posix(): path
+        for own, path in files.items()
+        if wanted in own.parents[:-1] or own.with_suffix("") == wanted.with_suffix("")
+    }
 
 
 def first_line(path: Path) -> str:

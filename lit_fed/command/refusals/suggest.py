@@ -9,11 +9,13 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 from lightning import LightningDataModule
 
 from lit_fed.command.roots import PARTS, PLACES
+from lit_fed.errors import of_other_lightning
 
 _MOST = 16  # names in a list that is still readable
 LIGHTNING = {
@@ -35,10 +37,11 @@ LIGHTNING = {
     "benchmark": "torch.backends.cudnn.benchmark, in the module's own code",
     "inference_mode": "nothing: evaluation keeps no gradients",
     "use_distributed_sampler": "trainer.strategy: clients are spread over the devices",
-    "profiler": "python -m cProfile cli.py fit …",
+    "profiler": "python -m cProfile -m lit_fed fit …",
     "detect_anomaly": "torch.autograd.set_detect_anomaly, in the module's own code",
     "plugins": "trainer.precision and trainer.strategy",
     "sync_batchnorm": "trainer.buffers",
+    "seed_everything": "trainer.seed",
     "enable_model_summary": "lit-fed cost, which counts parameters",
 }
 """Equivalents of settings that only Lightning's trainer has."""
@@ -192,13 +195,27 @@ def named_class(path: Any, bases: Sequence[type]) -> type | None:
 def no_class(path: str, bases: Sequence[type]) -> str:
     """Message about a path that is not one of the possible classes."""
     kind = bases[0].__name__ if bases else "class"
-    what = f"{path} does not derive from {kind}" if _import(path) else f"there is no {kind} named {path!r}"
+    found, module = _import(path), path.rpartition(".")[0]
+    what = f"{path} does not derive from {kind}" if found else f"there is no {kind} named {path!r}"
+    if found is not None and (told := of_other_lightning(found)):
+        return told
+    if not found and module and not _is_module(module):
+        meant = close_class(path, bases)
+        what = f"there is no module {module!r}, neither in this folder nor installed"
+        return f"{what}; did you mean {meant}?" if meant else what
     if kind == "FederatedDataModule" and issubclass(_import(path) or object, LightningDataModule):
         return f"{path} is a plain LightningDataModule; name Wrapped as the class, and {path} as its module"
     if (meant := close_class(path, bases)) and meant != path:
         return f"{what}; did you mean {meant}?"
     listed = choices(bases)
     return what + (listed or ("" if "." in path else "; a class of another package needs its full import path"))
+
+
+def _is_module(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except (ImportError, ValueError, AttributeError):  # of its package
+        return False
 
 
 def choices(bases: Sequence[type]) -> str:

@@ -121,7 +121,7 @@ class ArrayFile(ImageDataModule):
 
     @override
     def own_clients_are(self) -> tuple[str, str]:
-        return f"client_train of {self._path}", "leave it out of the file"
+        return f"client_train of {self._path}", "leave client_train out of the file"
 
     @override
     def load_arrays(self) -> Arrays:

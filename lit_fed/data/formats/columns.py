@@ -88,6 +88,11 @@ class Columns:
                 try:
                     float(cell)
                 except (ValueError, TypeError):
+                    if not any(map(_is_number, column.tolist())):
+                        raise ConfigError(
+                            f"{self.path}: {name} holds texts, such as {str(cell)[:40]!r}, and {setting} needs "
+                            f"numbers; name other columns in {setting}, or write numbers into it"
+                        ) from None
                     raise self._wrong(name, column, row, "a number") from None
             raise
         if len(wrong := np.flatnonzero(~(np.abs(found) <= _LARGEST))):  # and NaN is not either
@@ -110,6 +115,14 @@ class Columns:
         return ConfigError(
             f"{self.path}, {self.place(row)}: {name} is {found}, not {wanted}; correct or remove the row"
         )
+
+
+def _is_number(cell: Any) -> bool:
+    try:
+        float(cell)
+    except (ValueError, TypeError):
+        return False
+    return True
 
 
 def read_columns(path: Path, wanted: Sequence[str] | None = None) -> Columns:

@@ -181,7 +181,7 @@ class Wrapped(DatasetModule):
 
     @override
     def own_clients_are(self) -> tuple[str, str]:
-        return f"data.client {self._client!r}", "leave it out"
+        return f"data.client {self._client!r}", "leave data.client out"
 
     @override
     def build_datasets(self) -> Datasets:

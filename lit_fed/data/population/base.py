@@ -180,7 +180,7 @@ class FederatedDataModule(LightningDataModule, ABC):
 
     def own_clients_are(self) -> tuple[str, str]:
         """For errors: the source of the data set's own clients, and how to ignore it."""
-        return "client_train of the data", "leave it out"
+        return "client_train of the data", "leave client_train out"
 
     @property
     def num_clients(self) -> int:

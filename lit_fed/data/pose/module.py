@@ -431,12 +431,12 @@ def _refuse_simulated(counts: list[int] | None, samples: int | None) -> None:
     """Refuse settings that simulate clients, beside clients of the data set's own."""
     if counts is not None:
         raise ConfigError(
-            "data.clients_per_level is for simulated clients, and data.partition is Natural; leave it out, and set "
-            "data.input_sizes by the clients' names"
+            "data.clients_per_level is for simulated clients, and data.partition is Natural; leave the counts out, and "
+            "set data.input_sizes by the clients' names"
         )
     if samples is not None:
         raise ConfigError(
-            "data.samples_per_client is for simulated clients, and data.partition is Natural; leave it out"
+            "data.samples_per_client is for simulated clients, and data.partition is Natural; leave the number out"
         )
 
 

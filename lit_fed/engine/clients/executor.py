@@ -21,7 +21,7 @@ from lit_fed.engine.wire.broadcast import Broadcast
 from lit_fed.engine.wire.payload import ClientUpdate, Layout
 from lit_fed.engine.wire.totals import Totals
 from lit_fed.engine.wire.workers import Workers, raise_if_lost
-from lit_fed.errors import ClientFailure, LitFedError, ProcessLost, outline, place_of
+from lit_fed.errors import ClientFailure, LitFedError, ProcessLost, outline, own_traceback, place_of, reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,5 +168,5 @@ def failure(client_id: int, round_idx: int, error: BaseException) -> ClientFailu
             outline=told,
         )
     raise_if_lost(error)
-    cause = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
-    return ClientFailure(client_id, round_idx, cause, "".join(traceback.format_exception(error)), told)
+    details = own_traceback(error) or "".join(traceback.format_exception(error))
+    return ClientFailure(client_id, round_idx, reason(error), details, told)

@@ -39,7 +39,7 @@ from lit_fed.engine.method.client import Client, Pass, Phase, Tensors
 from lit_fed.engine.method.model import Model
 from lit_fed.engine.wire.batches import batch_size_of, mark_last, slice_batch
 from lit_fed.engine.wire.workers import Workers
-from lit_fed.errors import ConfigError
+from lit_fed.errors import ConfigError, LitFedError, own_traceback, reason
 from lit_fed.seeding import derive_seed, seed_device
 from lit_fed.tensors import map_tensors
 
@@ -394,8 +394,8 @@ class LocalLoop:
 
     @torch.no_grad()
     def predict(self, loader: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-        """Every batch with the result of ``predict_step``, in order."""
-        step = self.bound("predict_step")
+        """Every batch with the result of ``predict_step``, in order; without one, of ``forward(x)`` on the inputs."""
+        step = self.bound("predict_step") if overrides(self.model.task, "predict_step") else self._forward
         self.trainer.stage = "predict"
         self.begin_metrics(sync=False)
         with self.mode("predict"):
@@ -410,6 +410,27 @@ class LocalLoop:
                 yield batch, output
             self.call("on_predict_epoch_end")
             self.call("on_predict_end")
+
+    def _forward(self, batch: Any, _batch_idx: int) -> Any:
+        """The task's ``forward`` on a batch's inputs: the first of a pair, else the batch.
+
+        Raises:
+            ConfigError: If the task has no ``forward``, or if it cannot take the inputs.
+        """
+        name = task_name(self.model.task)
+        if not overrides(self.model.task, "forward"):
+            raise ConfigError(f"model {name} has neither predict_step nor forward(x), by which it predicts; add one")
+        try:
+            return self.objective(batch[0] if isinstance(batch, tuple | list) and len(batch) == 2 else batch)
+        except LitFedError:
+            raise
+        except Exception as error:  # whatever a task's own code raises
+            told = ConfigError(
+                f"forward of model {name} cannot take the inputs of a batch ({reason(error)}); add a "
+                "predict_step(batch, batch_idx)"
+            )
+            told.details = own_traceback(error)
+            raise told from error
 
     @torch.no_grad()
     def figures(self, loaders: Mapping[str, Iterable[Any]]) -> dict[str, Figure]:

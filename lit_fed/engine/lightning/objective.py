@@ -129,7 +129,7 @@ class Objective(LightningModule):
             if state.trainer is not None and not state.task_run.is_muted:
                 raise ConfigError(
                     f"self.log({name!r}, …) runs outside of training, validation and test, where nothing is recorded; "
-                    "move or remove it"
+                    "move or remove it, or call the step within client.muted()"
                 )
             if self._trainer is not None and not state.task_run.is_muted:
                 super().log(name, value, *args, batch_size=batch_size, **kwargs)  # type: ignore[misc]

@@ -2,7 +2,8 @@
 
 A checkpoint holds tensors and primitives only, is written to a temporary file and renamed, and loads with
 ``weights_only=True``. Of a private run it holds nothing that tells of single clients: those entries lie beside the
-clients' states, in a file that the checkpoint names by `Wrapper.seal`.
+clients' states, in a file that the checkpoint names by `Wrapper.seal`. ``load_from_checkpoint`` and ``Trainer.test`` of
+Lightning read ``pytorch-lightning_version``, ``state_dict`` and ``hyper_parameters``.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import lightning
 import numpy as np
 import torch
 from lightning import Callback as LightningCallback
+from lightning import LightningModule
 
 from lit_fed.data.population.contents import Contents
 from lit_fed.engine.lightning.objective import task_name
 from lit_fed.engine.method.wrapper import AROUND
-from lit_fed.engine.storage.files import Version, unreadable_named, write_atomically
+from lit_fed.engine.storage.files import Version, check_bytes, unreadable_named, write_atomically
 from lit_fed.engine.storage.index import read_table
 from lit_fed.engine.wire.workers import on_first_process
 from lit_fed.errors import CheckpointError
@@ -71,6 +74,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         with warnings.catch_warnings():  # about foreign formats
             warnings.simplefilter("ignore")
             content = torch.load(path, weights_only=True, map_location="cpu")
+        check_bytes(path)
     except pickle.UnpicklingError as error:
         _read_through(path)
         raise CheckpointError(f"{path} is not a checkpoint that can be loaded safely (weights_only)") from error
@@ -107,6 +111,7 @@ def apart_of(content: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
             raise CheckpointError(f"{file} is missing, which tells whose states a private run keeps; {hint}")
     try:
         apart: dict[str, Any] = torch.load(file, weights_only=True, map_location="cpu")
+        check_bytes(file)
         odd = _malformed_apart(apart)
     except Exception as error:  # damaged bytes make the reader fail in a dozen ways
         _read_through(file)
@@ -182,13 +187,15 @@ def snapshot(run: Run) -> dict[str, Any]:
     models = federation.global_models(last_round)
     return {
         "lit_fed_format": FORMAT,
+        "pytorch-lightning_version": lightning.__version__,
         "round_idx": run.next_round,
         "seed": run.settings.seed,
         "partition": federation.data.partition_sha256(),
         "data": dict(vars(federation.data.contents())),
         "method": type(federation.algorithm).__name__,
         "tasks": _tasks(run),
-        "state_dict": models.get(federation.kinds.names[0], {}),
+        "state_dict": models.get(first := federation.kinds.names[0], {}),
+        "hyper_parameters": _hyper_parameters(federation.loops[first].model.task),
         "models": models if len(federation.kinds.names) > 1 else {},
         "server": _plain(federation.server, "the server's state"),
         "clients": federation.store.table(),
@@ -351,6 +358,15 @@ def _placed(saved: Any, own: Any, device: torch.device) -> Any:
 
 def _tasks(run: Run) -> dict[str, str]:
     return {kind: task_name(loop.model.task) for kind, loop in run.federation.loops.items()}
+
+
+def _hyper_parameters(task: LightningModule) -> dict[str, Any]:
+    """The arguments that a task gave to ``save_hyperparameters``; empty if a checkpoint cannot hold them."""
+    try:
+        found: dict[str, Any] = _plain(vars(task).get("_hparams", {}), "hparams")
+    except CheckpointError:
+        return {}
+    return found
 
 
 def _made_of(method: str, tasks: Mapping[str, str]) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile, is_zipfile
 from zlib import crc32
 
 import torch
@@ -152,7 +153,7 @@ def unreadable_named(path: Path) -> Iterator[None]:
 
 _RUN_FILES = (
     r"(?:config(?:\.until_round_[0-9]+)?\.yaml|metrics\.csv|clients\.csv|partition\.json|cell\.json"
-    r"|.+\.(?:ckpt|apart|states|safetensors))"
+    r"|left_out\.png|pseudo_map\.png|privacy\.md|.+\.(?:ckpt|apart|states|safetensors))"
 )
 """Names of the files that a run or a study writes by `in_place_of`."""
 
@@ -198,6 +199,14 @@ def write_atomically(content: Any, path: Path) -> None:
         torch.save(map_tensors(content, Tensor.cpu), file)
         file.flush()
         os.fsync(file.fileno())
+
+
+def check_bytes(path: Path) -> None:
+    """Raise an error if a file of `write_atomically` differs from its CRC-32s, which ``torch.load`` does not read."""
+    if is_zipfile(path):
+        with ZipFile(path) as archive:
+            if damaged := archive.testzip():
+                raise ValueError(f"{damaged} differs from its checksum")
 
 
 def write_text(parts: Iterable[str], path: Path) -> None:

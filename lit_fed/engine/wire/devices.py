@@ -14,6 +14,7 @@ from lightning.fabric.plugins.environments.torchelastic import TorchElasticEnvir
 from lightning.fabric.strategies.ddp import DDPStrategy
 from lightning.fabric.strategies.single_device import SingleDeviceStrategy
 from lightning.fabric.strategies.strategy import Strategy
+from lightning.fabric.utilities.rank_zero import rank_zero_only
 
 from lit_fed.checks import check_choice, check_range
 from lit_fed.engine.wire.workers import ClientParallelStrategy
@@ -21,6 +22,7 @@ from lit_fed.errors import ConfigError, reason
 from lit_fed.machine import available_cores, most_processes, most_threads
 
 STRATEGIES = ("auto", "clients", "ddp")
+_RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")  # as Lightning reads them
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,13 @@ class Devices:
             raise ConfigError(
                 f"{starter.name} started {starter.in_all} processes, but trainer.devices {devices} on "
                 f"trainer.num_nodes {self.num_nodes} makes {wanted}; set trainer.devices to {starter.here}, or to auto"
+            )
+        if wanted == 1 and rank_zero_only.rank:
+            number, rank_zero_only.rank = rank_zero_only.rank, 0  # it stands alone, and prints the error
+            name = next((key for key in _RANKS if os.environ.get(key) == str(number)), "RANK")
+            raise ConfigError(
+                f"{name} is {number}, as in one of several processes, but trainer.devices {devices} makes one; unset "
+                f"{name}, or start a process for each device, see docs/devices.md"
             )
         return fabric
 

@@ -41,7 +41,7 @@ class FedFrozen(FedAvg):
         θ includes the biases of the value projections, in both phases. Frozen parameters are part
         of the server's model and are not counted as sent from round :math:`T_\text{warm}` on, as in the paper's cost
         table. A deployment sends :math:`\bar\Phi` once more, to each client that works in phase 2;
-        ``python cli.py cost`` says how much that is.
+        ``lit-fed cost`` says how much that is.
 
         The trained model holds fused projections in parts; `release` returns a copy with fused projections.
     """

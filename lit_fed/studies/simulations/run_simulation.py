@@ -1,4 +1,4 @@
-"""``python cli.py simulate -c …``: a paper's figure from simulations, as CSV and PNG."""
+"""``lit-fed simulate -c …``: a paper's figure from simulations, as CSV and PNG."""
 
 from __future__ import annotations
 

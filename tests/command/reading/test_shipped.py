@@ -81,6 +81,20 @@ def test_one_is_copied_out_and_never_over_a_file_of_yours(capsys: pytest.Capture
     assert Path("mine.yaml").is_file()
 
 
+def test_examples_are_copied_with_the_module_that_they_name(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["copy", "examples/my_module.yaml"])
+    copied = ["examples/my_module.py", "examples/my_module.yaml"]
+    assert capsys.readouterr().out.splitlines() == [f"written     {name}" for name in copied]
+    for name in copied:
+        assert Path(name).read_bytes() == (ROOT / name).read_bytes()
+    told = error_of(["copy", "examples"], capsys)
+    assert told == "examples/my_module.py exists already; name another folder with --output"
+    main(["copy", "examples", "-o", "there"])
+    wanted = {path.relative_to(ROOT) for path in (ROOT / "examples").rglob("*.*") if path.suffix in (".py", ".yaml")}
+    assert {path.relative_to("there") for path in Path("there").rglob("*.*")} == wanted
+    assert error_of(["copy", "examples/mine.yaml"], capsys).startswith("there is no configuration file named")
+
+
 def test_a_full_disk_leaves_no_half_of_a_copy(capsys: pytest.CaptureFixture[str]) -> None:
     with small_disk(100):
         told = error_of(["copy", "method/fedprox.yaml"], capsys)

@@ -139,7 +139,7 @@ WRONG = {
         PLANTS, {"target": "kind", "features": ["leaf"]},
         "has no column 'leaf', which data.features names; it has",
     ),
-    "text": (PLANTS, KIND, "line 2: site is 'north', not a number; correct or remove the row"),
+    "text": (PLANTS, KIND, "site holds texts, such as 'north', and data.features needs numbers; name other"),
     "line": (PLANTS.replace("50", "5o"), BY_SITE, "line 7: sepal is '5o', not a number; correct"),
     "empty cell": (PLANTS.replace("50", ""), BY_SITE, "line 7: sepal is empty, not a number"),
     "not finite": (PLANTS.replace("50", "inf"), BY_SITE, "line 7: sepal is 'inf', not a finite number"),
@@ -164,7 +164,7 @@ WRONG = {
         HOUSES.replace("300.0", "x3"), {"target": "price", "kind": "numbers"},
         "line 4: price is 'x3', not a number",
     ),
-    "several": (PLANTS, {"target": ["kind", "site"], "features": ["petal"]}, "line 2: kind is 'rose', not a number"),
+    "several": (PLANTS, {"target": ["kind", "site"], "features": ["petal"]}, "kind holds texts, such as 'rose'"),
     "kinds": (
         PLANTS, {"target": ["kind", "site"], "kind": "classes"},
         "data.target names 2 columns, as for a regression",

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lightning import LightningModule
 from torch import Tensor, nn
 
 from lit_fed import Classifier, Model, Split
@@ -121,6 +122,73 @@ def test_types_are_kept_where_numpy_knows_them(tmp_path: Path, dtype: torch.dtyp
     assert saved.dtype == expected.numpy().dtype
     np.testing.assert_array_equal(saved, expected.numpy())
     assert [float(row["output"]) for row in rows(tmp_path / "p.csv")] == expected.double().tolist()
+
+
+class Bare(LightningModule):
+    """No forward, no predict_step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 5)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Forward(Bare):
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.layer(x)
+        return output
+
+
+class TwoInputs(Bare):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x
+
+
+def test_without_predict_step_forward_takes_the_inputs_of_a_batch(tmp_path: Path) -> None:
+    parts: Any = (Forward(), Threes(2), FedAvg())
+    made = trainer(tmp_path, max_rounds=1, protocols=[])
+    made.fit(*parts)
+    made.predict(*parts, output=str(tmp_path / "p.npz"))
+    state, x = weights(made), torch.from_numpy(parts[1].load_arrays().x_test)
+    expected = x @ state["layer.weight"].T + state["layer.bias"]
+    np.testing.assert_allclose(np.load(tmp_path / "p.npz")["output"], expected.numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (Bare, r"model Bare has neither predict_step nor forward\(x\), by which it predicts; add one"),
+        (
+            TwoInputs,
+            r"forward of model TwoInputs cannot take the inputs of a batch \(TypeError: .*; add a predict_step",
+        ),
+    ],
+)
+def test_a_task_that_cannot_predict_is_refused_in_a_line(tmp_path: Path, task: Any, message: str) -> None:
+    parts = (task(), Threes(2), FedAvg())
+    made = trainer(tmp_path, max_rounds=1, protocols=[])
+    made.fit(*parts)
+    with pytest.raises(ConfigError, match=message) as caught:
+        made.predict(*parts, output=str(tmp_path / "p.csv"))
+    assert "\n" not in str(caught.value)
+
+
+def test_other_objects_than_the_trained_ones_need_a_checkpoint(tmp_path: Path) -> None:
+    made, (model, data, method) = trained(tmp_path)
+    for name, parts in {
+        "model": (Network(), data, method),
+        "datamodule": (model, Threes(3), method),
+        "algorithm": (model, data, Personal()),
+    }.items():
+        with pytest.raises(ConfigError, match=f"{name} is not the object that this trainer trained with"):
+            made.test(*parts)
+    expected = made.test(model, data, method)  # the trained run is still there
+    assert made.test(Network(), Threes(3), Personal(), ckpt_path="last") == pytest.approx(expected)
 
 
 def test_mistakes(tmp_path: Path) -> None:

@@ -8,10 +8,12 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import lightning
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from lit_fed.callbacks import Callback, Checkpoint, EarlyStopping
 from lit_fed.engine.loop.checkpoint import find_checkpoint, read_checkpoint, run_folder
@@ -69,6 +71,39 @@ def test_tensors_and_primitives_only(tmp_path: Path) -> None:
     content = read_checkpoint(checkpoints(made) / "last.ckpt")
     assert (content["round_idx"], content["seed"]) == (4, 0)
     assert_same(content["state_dict"], weights(made))
+
+
+def test_lightning_reads_a_checkpoint(tmp_path: Path) -> None:
+    class Net(LeastSquares):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.save_hyperparameters()
+            self.more = torch.nn.Parameter(torch.zeros(width))
+
+    made = fit(tmp_path, Net(3), max_rounds=1)
+    path = checkpoints(made) / "last.ckpt"
+    assert_same(dict(Net.load_from_checkpoint(path).state_dict()), weights(made))
+    quiet: Any = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    plain = lightning.Trainer(accelerator="cpu", default_root_dir=tmp_path, **quiet)
+    x, y = torch.eye(2), torch.tensor([2.0, 4.0])
+    plain.test(Net(3), DataLoader([(x, y)], batch_size=None), ckpt_path=str(path))  # type: ignore[arg-type]
+    w = weights(made)["network.weight"][0]
+    assert plain.callback_metrics["test/loss"] == 0.5 * (w - y).square().mean()
+
+
+def test_a_flipped_bit_is_refused_or_changes_nothing(tmp_path: Path) -> None:
+    path = checkpoints(fit(tmp_path, max_rounds=1)) / "last.ckpt"
+    whole, content = path.read_bytes(), repr(read_checkpoint(path))
+    weight = read_checkpoint(path)["state_dict"]["network.weight"].numpy().tobytes()
+    held = [at for at in range(len(whole)) if whole.startswith(weight, at)]
+    assert held
+    for place in (*held, *range(0, len(whole), 101)):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 64]) + whole[place + 1 :])
+        try:
+            assert repr(read_checkpoint(path)) == content, place  # a date, or padding
+            assert place not in held
+        except CheckpointError:
+            continue
 
 
 def test_numpy_numbers_of_a_callback_are_saved_as_pythons(tmp_path: Path) -> None:
