@@ -45,7 +45,7 @@ def card(kept: Mapping[str, Any], withheld: bool) -> str:
     labels = {
         "mechanism": "mechanism", "participation": "cohorts", "expected_cohort": "expected cohort",
         "clip_norm": "clipping norm", "noise_multiplier": "noise multiplier", "accountant": "accountant",
-        "epsilon_rdp": "ε by RDP", "noise_from": "noise from",
+        "noise_from": "noise from",
     }  # fmt: skip
     lines += [f"| {label} | {_text(kept[key])} |" for key, label in labels.items()]
     lines += ["", "## What is not private", "", _WITHHELD if withheld else _WRITTEN, _STATES]
