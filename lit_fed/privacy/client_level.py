@@ -101,11 +101,13 @@ class ClientLevel(Privacy):
             "participation": type(participation).__name__, "clients": participation.num_seen,
             "expected_cohort": expected_cohort(participation), "clip_norm": self.clip_norm,
             "noise_multiplier": float(self.noise_multiplier or 0.0), "releases": 0, "epsilon": "0",
-            "delta": self.delta, "noise_from": _SEED if self.key_file is None else _KEY, "_key": "",
+            "delta": self.delta, "on_client_failure": "", "noise_from": _SEED if self.key_file is None else _KEY, "_key": "",
             "_budget": self.epsilon or 0.0, "_allowed": 0,
         }  # fmt: skip
 
     def _check(self, around: Surroundings) -> None:
+        if (why := around.data.pooled()) is not None:
+            raise ConfigError(f"trainer.privacy: {why}")
         method = type(around.algorithm).__name__
         if len(around.kinds) > 1:
             raise ConfigError("trainer.privacy needs one kind of network; trainer.kinds has several")
@@ -149,8 +151,8 @@ class ClientLevel(Privacy):
         """Open the key; the first process alone reads its file.
 
         Raises:
-            ConfigError: If it cannot be read, another run has used it, no noise keeps the budget, or the accountant is
-                not installed.
+            ConfigError: If it cannot be read, another run has used it, no noise keeps the budget, a client's failure
+                ends the run, or the accountant is not installed.
         """
         check_installed()
         self._first, self._device = around.first, around.device
@@ -161,6 +163,11 @@ class ClientLevel(Privacy):
         if (file := self.key_file) is None:
             self._key = RunKey.of_seed(around.seed)
             return
+        if around.on_client_failure == "raise":
+            raise ConfigError(
+                "trainer.on_client_failure is raise, so that a client which fails tells by the run's end that it took "
+                "part, which trainer.privacy hides; set it to skip"
+            )
         self._key = key = around.first(lambda: RunKey.of_file(Path(file)))
         if key.releases and not resumed:
             raise ConfigError(
@@ -183,7 +190,7 @@ class ClientLevel(Privacy):
                 sampling, num_clients, self._cohort, around.max_rounds, self.epsilon, self.delta
             )
         self._mechanism = Mechanism(sampling, num_clients, self._cohort, kept["noise_multiplier"])
-        kept["relation"] = self._mechanism.relation
+        kept["relation"], kept["on_client_failure"] = self._mechanism.relation, around.on_client_failure
         self._warn(num_clients, sampling, type(participation).__name__, around.say)
 
     def _check_kept(self, around: Surroundings, kept: Mapping[str, Any]) -> None:
@@ -319,6 +326,13 @@ class ClientLevel(Privacy):
     def card(self, kept: Mapping[str, Any]) -> str:
         """The privacy card."""
         return card(kept, self.withhold)
+
+    def said(self, kept: Mapping[str, Any]) -> str:
+        """The budget spent, and whom it protects."""
+        line = f"privacy     epsilon {kept['epsilon']} at delta {kept['delta']:g} for {kept['unit']}"
+        if self.key_file is not None:
+            return line
+        return f"{line}; a simulation that protects nobody, as noise and cohorts follow from trainer.seed"
 
     def exhausted(self, kept: Mapping[str, Any], round_idx: int) -> str | None:
         """The budget, where a new release of the round would exceed it; one that was made before costs nothing."""
