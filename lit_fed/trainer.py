@@ -161,8 +161,8 @@ class FederatedTrainer:
             )
         if privacy is not None and attack is not None and attack.knows_others:
             raise ConfigError(
-                f"trainer.attack {type(attack).__name__} makes updates of all honest ones, which trainer.privacy bounds "
-                "one by one; leave one out"
+                f"trainer.attack {type(attack).__name__} forges updates from all honest ones, which trainer.privacy "
+                "bounds one by one; leave one out"
             )
         given, watchers = lightning_watchers(callbacks or [])
         self.devices = Devices(accelerator, devices, num_nodes, strategy, precision, num_threads, deterministic)

@@ -77,9 +77,8 @@ class Mechanism:
         """The smallest bound on ε of some releases, and its accountant: all that is printed and checked is this one."""
         bounds = [(self.rdp_epsilon(releases, delta), "RDP")]
         if releases and self.sampling == "fixed_size":  # amplification is proven by bounds that may be looser than none
-            bounds.append(
-                self._known.setdefault("none", replace(self, sampling="none", _known={})).epsilon(releases, delta)
-            )
+            plain = self._known.setdefault("none", replace(self, sampling="none", _known={}))
+            bounds.append(plain.epsilon(releases, delta))
         elif releases and bounds[0][0] <= _LARGE:
             bounds.append((self.pld_epsilon(releases, delta), "PLD"))
         return min(bounds)

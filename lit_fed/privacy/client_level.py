@@ -101,8 +101,8 @@ class ClientLevel(Privacy):
             "participation": type(participation).__name__, "clients": participation.num_seen,
             "expected_cohort": expected_cohort(participation), "clip_norm": self.clip_norm,
             "noise_multiplier": float(self.noise_multiplier or 0.0), "releases": 0, "epsilon": "0",
-            "delta": self.delta, "on_client_failure": "", "noise_from": _SEED if self.key_file is None else _KEY, "_key": "",
-            "_budget": self.epsilon or 0.0, "_allowed": 0,
+            "delta": self.delta, "on_client_failure": "", "noise_from": _SEED if self.key_file is None else _KEY,
+            "_key": "", "_budget": self.epsilon or 0.0, "_allowed": 0,
         }  # fmt: skip
 
     def _check(self, around: Surroundings) -> None:

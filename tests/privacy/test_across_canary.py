@@ -102,7 +102,7 @@ def test_the_audit_finds_a_bound_of_twice_the_norm(tmp_path: Path, monkeypatch: 
 
 
 class Centred(Points):
-    """Rows (1, 0) of all but the last client, whose row is (0, -40), minus the mean of all rows; it declares nothing."""
+    """Rows (1, 0) of all but the last client, whose row is (0, -40), minus the mean of all; it declares nothing."""
 
     canary = 5
 

@@ -124,9 +124,7 @@ def test_a_value_computed_over_all_clients_is_named_by_its_key(case: str, tmp_pa
 
 def test_a_private_run_refuses_it_in_one_line_before_there_is_a_folder(tmp_path: Path) -> None:
     data = Table(table(tmp_path, False), "kind", client="site")
-    with pytest.raises(
-        ConfigError, match=r"^trainer\.privacy: data\.standardise takes .*; give data\.mean and [^\n]*$"
-    ):
+    with pytest.raises(ConfigError, match=r"^trainer\.privacy: data\.standardise takes .*; give data\.mean [^\n]*$"):
         fit(tmp_path / "run", model(data), data=data, algorithm=uniform(), **private(0.5, 1.0))
     assert not (tmp_path / "run").exists()
 
