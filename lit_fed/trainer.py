@@ -159,6 +159,11 @@ class FederatedTrainer:
             raise ConfigError(
                 "trainer.aggregation looks at single updates, which trainer.privacy hides in a sum; leave one out"
             )
+        if privacy is not None and attack is not None and attack.knows_others:
+            raise ConfigError(
+                f"trainer.attack {type(attack).__name__} forges updates from all honest ones, which trainer.privacy "
+                "bounds one by one; leave one out"
+            )
         given, watchers = lightning_watchers(callbacks or [])
         self.devices = Devices(accelerator, devices, num_nodes, strategy, precision, num_threads, deterministic)
         check_choice("trainer.compile", compile, [False, True, "reduce-overhead", "graph"])

@@ -72,6 +72,9 @@ def is_evaluated(name: str) -> bool:
     return protocol == "global" or (protocol is not None and name.endswith("_mean")) or name == "train/loss"
 
 
+_EPSILON = "privacy/epsilon"
+
+
 def format_bytes(count: float) -> str:
     """A number of bytes with a decimal unit: ``1.2 MB``."""
     for unit in ("B", "kB", "MB", "GB", "TB", "PB"):
@@ -177,7 +180,7 @@ class Progress(Callback):
 
     def _has_row(self, name: str) -> bool:
         if self.metrics is None:
-            return is_evaluated(name)
+            return is_evaluated(name) or name == _EPSILON
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.metrics)
 
     def on_fit_end(self, run: Run) -> None:
@@ -189,7 +192,11 @@ class Progress(Callback):
     def _summarise(self, run: Run) -> None:
         if self._bests:
             self._get_console().print(self._closing_table())
-        self._print(f"{format_bytes(self._total_bytes)} sent up and down in {counted(self._rounds_done, 'round')}")
+        if not run.withholds:
+            rounds = counted(self._rounds_done, "round")
+            self._print(f"{format_bytes(self._total_bytes)} sent up and down in {rounds}")
+        for line in run.federation.wrappers.said(run.federation.server):
+            self._print(line)
         self._print(f"logs        {shown(run.log_dir)}")
         if any(isinstance(logger, TensorBoardLogger) for logger in run.loggers):
             self._print(f"watch       tensorboard --logdir {shlex.quote(shown(run.log_dir))}")
@@ -264,7 +271,8 @@ class Progress(Callback):
             table.add_column(heading, justify="right", overflow="fold")
         for name in _sorted_names(self._bests):
             entry = self._bests[name]
-            shown = (f"{entry.best:.6g}", str(entry.best_round)) if math.isfinite(entry.best) else ("–", "–")
+            has_best = math.isfinite(entry.best) and name != _EPSILON
+            shown = (f"{entry.best:.6g}", str(entry.best_round)) if has_best else ("–", "–")
             table.add_row(Text(name), f"{entry.last:.6g}", *shown)  # Text, because a name's brackets are not markup
         return table
 
@@ -330,11 +338,11 @@ def _sorted_names(names: Mapping[str, Any]) -> list[str]:
 def _key_names(metrics: Iterable[str], monitor: str | None) -> list[str]:
     """The metrics of a line: the monitored one by every protocol and kind of network, and the losses."""
     if monitor is None:
-        return ["train/loss"]
+        return ["train/loss", _EPSILON]
     key = base_name(monitor)
     kinds = [name for name in metrics if name.startswith(_KIND) and name.endswith(f"/{key}")]
     over_clients = [f"{protocol}/{key}_mean" for protocol in PROTOCOLS if protocol != "global"]
-    return list(dict.fromkeys([f"global/{key}", "global/loss", *kinds, *over_clients, "train/loss"]))
+    return list(dict.fromkeys([f"global/{key}", "global/loss", *kinds, *over_clients, "train/loss", _EPSILON]))
 
 
 def _key_values(metrics: Mapping[str, float], monitor: str | None) -> str:

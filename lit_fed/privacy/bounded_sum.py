@@ -2,8 +2,9 @@ r"""A sum of clipped updates that no order of clients and no number of processes
 
 .. math:: S = \sum_k \min(1, C / \lVert \Delta_k \rVert)\, \Delta_k, \qquad \Delta_k = x_k - x
 
-Clipped updates are cut, towards zero, to multiples of :math:`2^{\lfloor \log_2 C \rfloor - 40}`: their norms stay
-within C, and sums of up to 8,000 of them are exact in float64.
+Clipped updates are cut, towards zero, to multiples of :math:`2^{\lceil \log_2 \max(C, \sigma) \rceil - 40}`, with the
+noise's standard deviation :math:`\sigma`: their norms stay within C, and sums of up to 8,192 of them are exact in
+float64. The noise is rounded to the same grid before it is added, so that no bit below the grid tells of the sum.
 """
 
 from __future__ import annotations
@@ -33,12 +34,18 @@ class Released:
         origin: The broadcast in the same form; 0 for names that it does not have.
         clipped: How many updates were at the bound.
         count: How many there were.
+        grid: The sum's coordinates are multiples of it.
     """
 
     total: Tensor
     origin: Tensor
     clipped: int
     count: int
+    grid: float
+
+    def noised(self, noise: Tensor) -> Tensor:
+        """The sum with noise (d,), both on the grid: no bit below the grid depends on the sum."""
+        return self.total + (noise / self.grid).round_() * self.grid
 
 
 class Frame:
@@ -114,14 +121,16 @@ class BoundedSum(Reducer[Released]):
         frame: Of the round.
         norm: C, the bound of each.
         device: Where to sum.
+        std: Standard deviation of the noise that the sum will get.
     """
 
-    def __init__(self, frame: Frame, norm: float, device: torch.device) -> None:
+    def __init__(self, frame: Frame, norm: float, device: torch.device, std: float = 0.0) -> None:
         self.frame = frame
         self.norm = norm
         self._origin = frame.origin(device)
         self._sum = torch.zeros_like(self._origin)
-        self._grid = 2.0 ** (math.floor(math.log2(norm)) - _BITS)
+        mantissa, exponent = math.frexp(max(norm, std))
+        self._grid = math.ldexp(1.0, exponent - (mantissa == 0.5) - _BITS)
         self._waiting: list[Tensor] = []
         self._most = -(-_BLOCK_VALUES // max(len(self._origin), 1))
         self._counts = torch.zeros(2, dtype=torch.float64, device=device)
@@ -152,4 +161,4 @@ class BoundedSum(Reducer[Released]):
         if workers.world_size > 1:
             merged = workers.all_reduce(merged)
         clipped, count = merged[-2:].tolist()
-        return Released(merged[:-2] * self._grid, self._origin, int(clipped), int(count))
+        return Released(merged[:-2] * self._grid, self._origin, int(clipped), int(count), self._grid)

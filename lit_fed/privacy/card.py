@@ -19,6 +19,9 @@ The states that clients keep between rounds, the table of them and the data's fi
 private. The metrics `global/…` are
 computed on the shared test set, which is protected only if it comes from none of the clients.
 """
+_RAISE = """\
+`trainer.on_client_failure` is `raise`: a client that fails ends the run, which tells that it took part.
+"""
 
 
 def card(kept: Mapping[str, Any], withheld: bool) -> str:
@@ -46,11 +49,13 @@ def card(kept: Mapping[str, Any], withheld: bool) -> str:
     labels = {
         "mechanism": "mechanism", "participation": "cohorts", "expected_cohort": "expected cohort",
         "clip_norm": "clipping norm", "noise_multiplier": "noise multiplier", "accountant": "accountant",
-        "epsilon_rdp": "ε by RDP", "noise_from": "noise from",
+        "noise_from": "noise from",
     }  # fmt: skip
     lines += [f"| {label} | {_text(kept[key])} |" for key, label in labels.items()]
     lines += ["", "## What is not private", "", _WITHHELD if withheld else _WRITTEN, _STATES]
-    lines += ["Noise is drawn in floating point, on sums of a fixed grid; see `lit_fed.privacy.keys`."]
+    if kept["on_client_failure"] == "raise":
+        lines += [_RAISE]
+    lines += ["Noise is drawn in floating point, and rounded to the grid of the sum; see `lit_fed.privacy.keys`."]
     return "\n".join(lines) + "\n"
 
 

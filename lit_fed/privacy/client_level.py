@@ -100,12 +100,14 @@ class ClientLevel(Privacy):
             "mechanism": "ClientLevel", "unit": "one client with all its data", "relation": "", "accountant": "",
             "participation": type(participation).__name__, "clients": participation.num_seen,
             "expected_cohort": expected_cohort(participation), "clip_norm": self.clip_norm,
-            "noise_multiplier": float(self.noise_multiplier or 0.0), "releases": 0, "epsilon_rdp": "0", "epsilon": "0",
-            "delta": self.delta, "noise_from": _SEED if self.key_file is None else _KEY, "_key": "",
-            "_budget": self.epsilon or 0.0, "_allowed": 0,
+            "noise_multiplier": float(self.noise_multiplier or 0.0), "releases": 0, "epsilon": "0",
+            "delta": self.delta, "on_client_failure": "", "noise_from": _SEED if self.key_file is None else _KEY,
+            "_key": "", "_budget": self.epsilon or 0.0, "_allowed": 0,
         }  # fmt: skip
 
     def _check(self, around: Surroundings) -> None:
+        if (why := around.data.pooled()) is not None:
+            raise ConfigError(f"trainer.privacy: {why}")
         method = type(around.algorithm).__name__
         if len(around.kinds) > 1:
             raise ConfigError("trainer.privacy needs one kind of network; trainer.kinds has several")
@@ -154,8 +156,8 @@ class ClientLevel(Privacy):
         """Open the key; the first process alone reads its file.
 
         Raises:
-            ConfigError: If it cannot be read, another run has used it, no noise keeps the budget, or the accountant is
-                not installed.
+            ConfigError: If it cannot be read, another run has used it, no noise keeps the budget, a client's failure
+                ends the run, or the accountant is not installed.
         """
         check_installed()
         self._first, self._device = around.first, around.device
@@ -166,6 +168,11 @@ class ClientLevel(Privacy):
         if (file := self.key_file) is None:
             self._key = RunKey.of_seed(around.seed)
             return
+        if around.on_client_failure == "raise":
+            raise ConfigError(
+                "trainer.on_client_failure is raise, so that a client which fails tells by the run's end that it took "
+                "part, which trainer.privacy hides; set it to skip"
+            )
         self._key = key = around.first(lambda: RunKey.of_file(Path(file)))
         if key.releases and not resumed:
             raise ConfigError(
@@ -188,8 +195,7 @@ class ClientLevel(Privacy):
                 sampling, num_clients, self._cohort, around.max_rounds, self.epsilon, self.delta
             )
         self._mechanism = Mechanism(sampling, num_clients, self._cohort, kept["noise_multiplier"])
-        kept["relation"] = self._mechanism.relation
-        self._last = around.max_rounds - 1
+        kept["relation"], kept["on_client_failure"] = self._mechanism.relation, around.on_client_failure
         self._warn(num_clients, sampling, type(participation).__name__, around.say)
 
     def _check_kept(self, around: Surroundings, kept: Mapping[str, Any]) -> None:
@@ -254,7 +260,7 @@ class ClientLevel(Privacy):
     def reducer(self, below: Reducer[Any], broadcast: Broadcast) -> Reducer[Any]:
         """A sum of bounded updates in place of the method's mean."""
         self._frame = Frame(self._layout(broadcast), next(iter(broadcast.payloads.values())))
-        return BoundedSum(self._frame, self.clip_norm, self._device)
+        return BoundedSum(self._frame, self.clip_norm, self._device, self._mechanism.noise_multiplier * self.clip_norm)
 
     def release(
         self, aggregate: Released, cohort: Cohort, kept: dict[str, Any]
@@ -270,8 +276,8 @@ class ClientLevel(Privacy):
             kept["releases"] = len(key.releases)
         std = kept["noise_multiplier"] * self.clip_norm
         if std:
-            total = total + torch.from_numpy(key.noise(name, len(total))).to(total.device) * std
-        metrics = self._spent(round_idx, kept)
+            total = aggregate.noised(torch.from_numpy(key.noise(name, len(total))).to(total.device) * std)
+        metrics = self._spent(kept)
         metrics |= {"privacy/clip_norm": self.clip_norm, "privacy/noise_std": std / self._cohort}
         if not self.withhold and aggregate.count:
             metrics["privacy/clipped"] = aggregate.clipped / aggregate.count
@@ -297,14 +303,10 @@ class ClientLevel(Privacy):
         self._first(lambda: key.record(name, round_idx))
         key.releases[name] = round_idx
 
-    def _spent(self, round_idx: int, kept: dict[str, Any]) -> dict[str, float]:
-        """Note the ε spent: by the tighter accountant, which takes a second, after the last round."""
-        releases = self._releases(kept)
-        spent = self._mechanism.rdp_epsilon(releases, self.delta)
-        tight, accountant = spent, "RDP"
-        if round_idx >= self._last or kept["releases"] == kept["_allowed"]:
-            tight, accountant = self._mechanism.epsilon(releases, self.delta)
-        kept["epsilon_rdp"], kept["epsilon"], kept["accountant"] = f"{spent:.6g}", f"{tight:.6g}", accountant
+    def _spent(self, kept: dict[str, Any]) -> dict[str, float]:
+        """Note the ε spent, by the accountant that the budget was checked with."""
+        spent, kept["accountant"] = self._mechanism.epsilon(self._releases(kept), self.delta)
+        kept["epsilon"] = f"{spent:.6g}"
         return {"privacy/epsilon": spent}
 
     def _releases(self, kept: Mapping[str, Any], more: int | None = None) -> Releases:
@@ -336,6 +338,13 @@ class ClientLevel(Privacy):
         """The privacy card."""
         return card(kept, self.withhold)
 
+    def said(self, kept: Mapping[str, Any]) -> str:
+        """The budget spent, and whom it protects."""
+        line = f"privacy     epsilon {kept['epsilon']} at delta {kept['delta']:g} for {kept['unit']}"
+        if self.key_file is not None:
+            return line
+        return f"{line}; a simulation that protects nobody, as noise and cohorts follow from trainer.seed"
+
     def exhausted(self, kept: Mapping[str, Any], round_idx: int) -> str | None:
         """The budget, where a new release of the round would exceed it; one that was made before costs nothing."""
         assert self._key is not None
@@ -348,10 +357,10 @@ class ClientLevel(Privacy):
 
 
 def sampling_of(participation: Participation) -> Sampling:
-    """How a participation's cohorts are accounted."""
-    if isinstance(participation, PoissonParticipation | FullParticipation):
+    """How a participation's cohorts are accounted; a subclass may draw differently, so that nothing is known of it."""
+    if type(participation) in (PoissonParticipation, FullParticipation):
         return "poisson"
-    return "fixed_size" if isinstance(participation, UniformParticipation) else "none"
+    return "fixed_size" if type(participation) is UniformParticipation else "none"
 
 
 def expected_cohort(participation: Participation) -> float:

@@ -30,6 +30,8 @@ class Informed(Attacker):
     as they are. Needs the memory of the cohort's updates.
     """
 
+    knows_others = True
+
     @override
     def setup(self, around: Surroundings) -> dict[str, Any]:
         check_sends(self, around)

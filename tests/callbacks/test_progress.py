@@ -15,6 +15,7 @@ from rich.console import Console
 from lit_fed.callbacks import RoundRecord
 from lit_fed.callbacks.progress import Progress, format_bytes, is_evaluated, print_evaluation
 from lit_fed.engine.lightning.metric_names import MetricNames
+from lit_fed.engine.method.wrapper import Wrappers
 from lit_fed.errors import ConfigError
 from lit_fed.participation import Fate, Participant
 
@@ -27,7 +28,9 @@ def a_run(log_dir: Path = Path("run"), start_round: int = 0, rank_zero: bool = T
 
     settings: dict[str, Any] = {"max_rounds": 3, "loggers": [], "log_dir": log_dir, "names": MetricNames()}
     settings["workers"] = SimpleNamespace(share=lambda clients, num_samples: clients)
-    settings["federation"] = SimpleNamespace(data=SimpleNamespace(num_samples=num_samples))
+    settings["withholds"] = False
+    data = SimpleNamespace(num_samples=num_samples)
+    settings["federation"] = SimpleNamespace(data=data, wrappers=Wrappers(), server={})
     fabric = SimpleNamespace(is_global_zero=rank_zero)
     return SimpleNamespace(**({"fabric": fabric, "start_round": start_round} | settings | more))
 

@@ -15,8 +15,9 @@ from lit_fed.privacy.keys import RunKey
 
 
 def private(clip_norm: float = 0.5, noise_multiplier: float | None = 0.0, **kwargs: Any) -> dict[str, Any]:
-    """A trainer's settings for privacy in which everybody takes part."""
+    """A trainer's settings for privacy in which everybody takes part, and a failure ends no run that has a key."""
     return {
+        **({"on_client_failure": "skip"} if kwargs.get("key_file") else {}),
         "privacy": ClientLevel(clip_norm, noise_multiplier, delta=0.01, **kwargs),
         "participation": FullParticipation(),
     }

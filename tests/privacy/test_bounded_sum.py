@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -95,3 +96,38 @@ def test_an_update_without_a_vector_is_summed_as_one_with_it() -> None:
     one, other = update(0, 4.0, 4.0, 0.0), update(0, 4.0, 4.0, 0.0)
     other.flat = None
     assert total([one], 2.5, received).total.equal(total([other], 2.5, received).total)
+
+
+@settings(max_examples=100)
+@given(st.floats(1e-3, 1e3), st.floats(0, 1e4), st.booleans())
+def test_sums_of_8192_updates_are_exact_whatever_the_norm(norm: float, std: float, below: bool) -> None:
+    bound = math.nextafter(2.0 ** math.ceil(math.log2(norm)), 0) if below else norm  # just below a power of two
+    frame = Frame(layout_of({"w": torch.zeros(1)}), {"w": torch.zeros(1)})
+    grid = BoundedSum(frame, bound, CPU, std).result(WORKERS).grid
+    assert 8192 * bound / grid <= 2**53
+    assert std / grid <= 2**40
+
+
+def test_an_odd_sum_of_8192_updates_is_counted_to_the_last_unit() -> None:
+    norm = math.nextafter(1.0, 0)
+    reducer = BoundedSum(Frame({"w": (torch.float64, torch.Size([1]))}, {"w": torch.zeros(1).double()}), norm, CPU)
+    numbers = [norm] * 8191 + [2.0**-40]
+    for client_id, number in enumerate(numbers):
+        reducer.add(ClientUpdate(client_id, {"w": torch.tensor([number], dtype=torch.float64)}))
+    found = reducer.result(WORKERS)
+    # Each is cut to 2^40 - 1 units; one unit is added.
+    assert int(found.total.item() / found.grid) == 8191 * (2**40 - 1) + 1
+
+
+@given(st.integers(0, 2**32), st.floats(1e-3, 1e3), st.floats(1e-3, 1e4))
+def test_a_noised_sum_has_no_bit_below_its_grid_and_moves_by_what_the_sum_moves(
+    seed: int, norm: float, multiplier: float
+) -> None:
+    frame = Frame(layout_of({"w": torch.zeros(64)}), {"w": torch.zeros(64)})
+    noise = torch.randn(64, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * multiplier * norm
+    without, added = BoundedSum(frame, norm, CPU, multiplier * norm), BoundedSum(frame, norm, CPU, multiplier * norm)
+    added.add(ClientUpdate(0, {"w": torch.full((64,), norm)}))
+    one, other = without.result(WORKERS), added.result(WORKERS)
+    for released in (one, other):
+        assert (released.noised(noise) / released.grid).frac().count_nonzero() == 0
+    assert (other.noised(noise) - one.noised(noise)).equal(other.total)

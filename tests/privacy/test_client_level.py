@@ -15,18 +15,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
 
 from lit_fed.algorithm import Client
 from lit_fed.callbacks import Callback, Run
 from lit_fed.engine.loop.checkpoint import read_checkpoint
+from lit_fed.engine.method.wrapper import Attack
 from lit_fed.errors import CheckpointError, ClientFailure, ConfigError
 from lit_fed.handover.facts import facts_of
 from lit_fed.methods import FedAvg, FedNova, LocalOnly, Scaffold
 from lit_fed.methods.frozen_heads import CalibratedTest
 from lit_fed.participation import (
     FullParticipation,
+    Participation,
     PoissonParticipation,
     Stragglers,
     UniformParticipation,
@@ -34,6 +37,7 @@ from lit_fed.participation import (
 )
 from lit_fed.privacy import ClientLevel
 from lit_fed.privacy.accounting import Mechanism
+from lit_fed.robust import ALIE, InnerProduct
 from lit_fed.trainer import FederatedTrainer
 from tests.privacy.support import private, uniform
 from tests.support import LeastSquares, Points, Unlucky, Wanderer, fit, rows, weights
@@ -266,6 +270,59 @@ def test_noise_cannot_change_under_way(tmp_path: Path) -> None:
         fit(tmp_path, algorithm=uniform(), max_rounds=2, **private(0.5, 0.1), ckpt_path="last")
 
 
+class Alternating(UniformParticipation):
+    """Draws the same clients in every round."""
+
+    def _draw(self, round_idx: int) -> NDArray[np.int64]:
+        return np.arange(self.nominal_cohort_size)
+
+
+class Moody(PoissonParticipation):
+    """Its second round is that of everybody."""
+
+    def select(self, round_idx: int) -> list[int]:
+        return list(range(self.num_clients)) if round_idx == 1 else super().select(round_idx)
+
+
+@pytest.mark.parametrize("participation", [Alternating(1), Moody(0.01)], ids=lambda one: type(one).__name__)
+def test_a_sampler_of_the_users_that_draws_differently_gets_no_amplification(
+    participation: Participation, tmp_path: Path
+) -> None:
+    settings = {**private(0.5, 2.0), "participation": participation}
+    made = fit(tmp_path, data=Points(8), algorithm=uniform(), max_rounds=2, **settings)
+    # Everybody in both rounds, replaced: two releases with noise 1 in units of 2C are one with noise 1 / √2.
+    everyone = Mechanism("poisson", 8, 8, 1 / math.sqrt(2)).pld_epsilon({1: 1}, 0.01)
+    assert made.metrics["privacy/epsilon"] == pytest.approx(everyone, abs=2e-3)
+
+
+@pytest.mark.parametrize("sampler", [PoissonParticipation(0.5), UniformParticipation(4), FullParticipation()])
+def test_budget_column_and_card_are_one_number_within_the_budget(sampler: Participation, tmp_path: Path) -> None:
+    settings = {**private(0.5, None, epsilon=3.0), "participation": sampler}
+    made = fit(tmp_path, data=Points(8), algorithm=uniform(), max_rounds=4, **settings)
+    spent = [float(row["privacy/epsilon"]) for row in rows(made.log_dir / "metrics.csv")]
+    assert spent == sorted(spent)
+    assert 2.99 < spent[-1] <= 3.0
+    assert f"**ε = {spent[-1]:.6g}**" in (made.log_dir / "privacy.md").read_text()
+
+
+@pytest.mark.parametrize("key", [None, "run.key"])
+def test_the_terminal_says_what_was_spent_and_whom_it_protects(
+    key: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = None if key is None else str(tmp_path / key)
+    made = fit(
+        tmp_path, algorithm=uniform(), max_rounds=2, enable_progress_bar=True, **private(0.5, 2.0, key_file=file)
+    )  # fmt: skip
+    said = capsys.readouterr().out
+    epsilon = made.metrics["privacy/epsilon"]
+    (line,) = [line for line in said.splitlines() if line.startswith("round 1 | ")]
+    assert f"privacy/epsilon {epsilon:.3g}" in line
+    assert any("privacy/epsilon" in line and f"{epsilon:.6g}" in line and "│" in line for line in said.splitlines())
+    assert f"privacy     epsilon {epsilon:.6g} at delta 0.01 for one client with all its data" in said
+    assert ("a simulation that protects nobody" in said) == (key is None)
+    assert ("sent up and down" in said) == (key is None), "bytes tell how many took part"
+
+
 # ---------------------------------------------------------------------- the key
 
 
@@ -329,7 +386,7 @@ def test_a_round_that_comes_out_differently_is_another_release(tmp_path: Path) -
     def run(**kwargs: Any) -> Any:
         settings = private(0.5, 1.0, key_file=str(tmp_path / "run.key"))
         return fit(
-            tmp_path, data=Points(4), algorithm=Sick(weighting="uniform"), max_rounds=1, on_client_failure="skip",
+            tmp_path, data=Points(4), algorithm=Sick(weighting="uniform"), max_rounds=1,
             enable_checkpointing=False, **settings, **kwargs,
         )  # fmt: skip
 
@@ -407,6 +464,21 @@ def test_a_budget_that_no_noise_keeps_is_refused_before_there_is_a_folder(tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_run_with_a_key_does_not_end_by_a_clients_failure(tmp_path: Path) -> None:
+    settings = private(0.5, 1.0, key_file=str(tmp_path / "run.key"))
+    with pytest.raises(ConfigError, match=r"trainer\.on_client_failure is raise, .*; set it to skip"):
+        fit(tmp_path, data=Points(8), algorithm=uniform(), **(settings | {"on_client_failure": "raise"}))
+    made = fit(tmp_path, data=Points(8), algorithm=Unlucky(weighting="uniform"), max_rounds=1, **settings)
+    assert made.run.next_round == 1
+    assert "ends the run" not in (made.log_dir / "privacy.md").read_text()
+
+
+@pytest.mark.parametrize("attack", [ALIE(fraction=0.2), InnerProduct(fraction=0.2)], ids=lambda one: type(one).__name__)
+def test_attackers_that_know_the_others_are_refused(attack: Attack) -> None:
+    with pytest.raises(ConfigError, match=r"which trainer\.privacy bounds one by one; leave one out"):
+        FederatedTrainer(attack=attack, **private(0.5, 1.0))
+
+
 def test_a_failing_client_stops_a_private_run_as_any_other(tmp_path: Path) -> None:
     with pytest.raises(ClientFailure, match="client 7 failed in round 0"):
         fit(tmp_path, data=Points(8), algorithm=Unlucky(weighting="uniform"), **private(0.5, 1.0))
@@ -422,7 +494,8 @@ def test_the_card_says_what_is_private_for_whom_and_what_is_not(tmp_path: Path) 
     epsilon, accountant = Mechanism("poisson", 2, 2, math.sqrt(2)).epsilon({1: 1}, 0.01)
     assert f"| accountant | {accountant} |" in told
     assert f"**ε = {epsilon:.6g}** at **δ = 0.01** for one client with all its data" in told
-    assert "differ by one client added or removed" in told
+    assert "differ by the data of one client replaced by none" in told
+    assert "a client that fails ends the run, which tells that it took part" in told
     assert "**A simulation**" in told
     assert "`clients.csv`" in told
     assert "| noise multiplier | 2 |" in told

@@ -74,6 +74,13 @@ class ArrayFile(ImageDataModule):
             self.partition = Natural()
         self.test_fraction = test_fraction
         self._max_value_given, self._num_classes = max_value, num_classes
+        self._num_classes_given = num_classes
+
+    @override
+    def pooled(self) -> str | None:
+        if self._num_classes_given is None and self.num_classes is not None:
+            return "data.num_classes is counted over all clients' labels; give it"
+        return None
 
     @property
     @override

@@ -131,6 +131,12 @@ class ClientArrays(ImageDataModule):
         return 255.0 if self._scale == "bytes" else 1.0
 
     @override
+    def pooled(self) -> str | None:
+        if self._max_value_given is None:
+            return "data.max_value is taken from all clients' inputs; set it, to 255 for bytes and 1 for others"
+        return None
+
+    @override
     def input_scale(self, client_id: int) -> Scale | None:
         return common_scale(self._scales.get(f"client_{client_id}", {}))
 

@@ -42,6 +42,7 @@ class ClientFolders(DecodedImages):
         root: The folder that holds the clients' folders.
         partition: Cuts the images into clients; null for the folders, `Natural`.
         test_fraction: Share of each client's images to test on, if the folders are not split.
+        class_names: Names of the classes' folders, in the classes' order; null for the folders that there are.
         kwargs: The images' settings, see `DecodedImages`, and the population's, see `FederatedDataModule`.
 
     Raises:
@@ -53,11 +54,12 @@ class ClientFolders(DecodedImages):
         root: str = "data",
         partition: Partition | None = None,
         test_fraction: float = 0.2,
+        class_names: list[str] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(root=root, partition=Natural() if partition is None else partition, **kwargs)
         check_range("data.test_fraction", test_fraction, above=0, below=1)
-        self.test_fraction = test_fraction
+        self.test_fraction, self._names = test_fraction, class_names
         self._scan_result: _Scan | None = None
 
     @property
@@ -76,6 +78,10 @@ class ClientFolders(DecodedImages):
     @override
     def own_clients_are(self) -> tuple[str, str]:
         return f"data.root {self.root}, with a folder per client,", "put all images into one client's folder"
+
+    @override
+    def pooled(self) -> str | None:
+        return None if self._names else "data.class_names are the folders of all clients; give them"
 
     @property
     @override
@@ -115,7 +121,7 @@ class ClientFolders(DecodedImages):
     @property
     def _scan(self) -> _Scan:
         if self._scan_result is None:
-            self._scan_result = _scan(Path(self.root))
+            self._scan_result = _scan(Path(self.root), self._names)
         return self._scan_result
 
     def _draw_test(self, scan: _Scan) -> Any:
@@ -123,7 +129,7 @@ class ClientFolders(DecodedImages):
         return held_out(scan.owners, len(scan.clients), self.test_fraction, seed)
 
 
-def _scan(root: Path) -> _Scan:
+def _scan(root: Path, classes: list[str] | None) -> _Scan:
     """List the images in an order independent of the file system."""
     if not root.is_dir():
         raise ConfigError(f"{root} is not a folder; set data.root to the folder that holds one folder per client")
@@ -158,7 +164,10 @@ def _scan(root: Path) -> _Scan:
     if lost := names - {name for _, _, name, _ in found}:
         raise ConfigError(f"{root}: every folder of class {min(lost)} is empty; add images, or remove the folders")
     remark_left_out(root, left_out, len(found), IMAGES)
-    classes = sorted({name for _, _, name, _ in found})
+    there = sorted({name for _, _, name, _ in found})
+    classes = there if classes is None else classes
+    if strange := set(there).difference(classes):
+        raise ConfigError(f"{root} has a class folder {min(strange)}, which data.class_names does not name; add it")
     number = {name: label for label, name in enumerate(classes)}
     return _Scan(
         [client.name for client in clients],

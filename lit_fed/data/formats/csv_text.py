@@ -68,13 +68,19 @@ class CSVText(TensorDataModule):
         self._header = header
         self._columns: list[Column] = [label_column, *text_columns]
         self._first_label = first_label
-        self._num_classes = num_classes
+        self._num_classes = self._num_classes_given = num_classes
         self.length, self.vocab_size = length, vocab_size
         self._tokenizer = tokenizer
 
     @override
     def preprocessing(self) -> None:
         """Unknown: texts become token ids on reading the files."""
+
+    @override
+    def pooled(self) -> str | None:
+        if self._num_classes_given is None:
+            return "data.num_classes is counted over all clients' labels; give it"
+        return None
 
     @property
     @override

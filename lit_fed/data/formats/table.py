@@ -47,10 +47,10 @@ class _Rows(NamedTuple):
 class Table(TensorDataModule):
     """Rows of a CSV or Parquet file, or of one such file per client: features, a target, and the client of each row.
 
-    The first row of a CSV file names the columns. Features are numbers, standardised by the mean and standard deviation
+    The first row of a CSV file names the columns. Features are numbers, standardised by `mean` and `std`, or by those
     of all clients' training rows, which become part of the checkpoint's preprocessing. A target of texts or whole
     numbers is a class, named as in the file; classes are in numerical or alphabetical order. Other numbers are the
-    targets of a regression.
+    targets of a regression. Under `trainer.privacy` all of this must be set.
 
     Args:
         path: A ``.csv``, ``.csv.gz`` or ``.parquet`` file; or a folder of them, one per client, named after the file.
@@ -60,8 +60,11 @@ class Table(TensorDataModule):
         test_path: Rows to test on, a file or a folder like `path`; null holds out `test_fraction`.
         test_fraction: Share of every client's rows (of all rows without clients) to test on, without a `test_path`.
         kind: ``classes`` or ``numbers``, if whole numbers are not classes or other numbers are.
+        class_names: The classes in their order; null for those of the training rows.
         strata: Number of strata by the first target of a regression, for partitions to cut by.
         standardise: Whether to shift and scale features.
+        mean: Shift of each feature, in the features' order; null for the mean of the training rows.
+        std: Scale of each feature; null for the standard deviation of the training rows.
         partition: Cuts the rows into clients; null for the file's own clients, `Natural`, or else `IID`.
         kwargs: The population's other settings, see `FederatedDataModule`.
 
@@ -69,7 +72,7 @@ class Table(TensorDataModule):
         ConfigError: A file or a column is missing, or a cell is malformed.
 
     Note:
-        In practice clients would have to share the mean and standard deviation of their rows.
+        Without `mean` and `std` clients would in practice have to share those of their rows.
     """
 
     def __init__(
@@ -81,8 +84,11 @@ class Table(TensorDataModule):
         test_path: str | None = None,
         test_fraction: float = 0.2,
         kind: Kind | None = None,
+        class_names: list[str] | None = None,
         strata: int | None = None,
         standardise: bool = True,
+        mean: list[float] | None = None,
+        std: list[float] | None = None,
         partition: Partition | None = None,
         **kwargs: Any,
     ) -> None:
@@ -99,7 +105,13 @@ class Table(TensorDataModule):
         if both := [name for name in features or [] if name in taken]:
             raise ConfigError(f"data.features names {both[0]!r}, which is the target or the client; leave it out")
         self._single, self._features_given, self._client = isinstance(target, str), features, client
-        self.test_fraction, self._kind_given, self._strata, self._standardise = test_fraction, kind, strata, standardise
+        self.test_fraction, self._strata, self._standardise = test_fraction, strata, standardise
+        if (mean is None) != (std is None) or (mean is not None and not standardise):
+            raise ConfigError("data.mean and data.std belong together, and to data.standardise; give both or neither")
+        if class_names is not None and kind == "numbers":
+            raise ConfigError("data.class_names are for classes, and data.kind is numbers; leave one out")
+        self._names_given, self._scale_given = class_names, None if mean is None or std is None else (mean, std)
+        self._kind_given = "classes" if class_names is not None else kind
         self._found: tuple[_Rows, _Rows] | None = None
         self._feature_names: list[str] = []
         self._classes: list[str] | None = None
@@ -155,6 +167,19 @@ class Table(TensorDataModule):
         if self._client is not None:
             return f"data.client {self._client!r}", "leave data.client out and name data.features"
         return f"data.path {self._path}, with a file per client,", "join the files to one"
+
+    @override
+    def pooled(self) -> str | None:
+        if self._standardise and self._scale_given is None:
+            return (
+                "data.standardise takes mean and deviation over all clients' rows; give data.mean and data.std, or set "
+                "it to false"
+            )
+        if self._kind_given != "numbers" and self._names_given is None:
+            return "data.class_names are those of all clients' rows; give them, or set data.kind to numbers"
+        if self._strata is not None:
+            return "data.strata cuts by quantiles of all clients' targets; leave it out"
+        return None
 
     @override
     def normalization(self) -> Normalize:
@@ -219,8 +244,10 @@ class Table(TensorDataModule):
         else:
             train, test = whole, self._joined(self._files(self._test_path, "data.test_path"), is_class)
         if is_class:
-            self._classes = self._classes_of(whole.y)
-            check_classes(test.y, self._classes, str(self._test_path))
+            self._classes = self._names_given or self._classes_of(whole.y)
+            of = "the training rows" if self._names_given is None else "data.class_names"
+            check_classes(whole.y, self._classes, str(self._path), of)
+            check_classes(test.y, self._classes, str(self._test_path), of)
         self._clients = None if train.clients is None else in_order(train.clients)
         if untrained := sorted({*(test.clients or [])} - {*(train.clients or [])}):
             more = f" and {len(untrained) - 1} others" if len(untrained) > 1 else ""
@@ -337,6 +364,11 @@ class Table(TensorDataModule):
     def _scale_of(self, x: NDArray[np.float32]) -> tuple[list[float], list[float]]:
         """Mean and standard deviation of each feature; 0 and 1 without `standardise`."""
         width = x.shape[1]
+        if self._scale_given is not None:
+            for name, values in zip(("mean", "std"), self._scale_given, strict=True):
+                if len(values) != width:
+                    raise ConfigError(f"data.{name} has {len(values)} values for {width} features; give one each")
+            return self._scale_given
         if not self._standardise:
             return [0.0] * width, [1.0] * width
         wide = x.astype(np.float64)
@@ -350,7 +382,7 @@ def _owner(file: Path) -> str:
     return name[: -len(next(ending for ending in (".csv.gz", ".csv", ".parquet") if name.lower().endswith(ending)))]
 
 
-def check_classes(targets: NDArray[Any], classes: list[str], where: str) -> None:
+def check_classes(targets: NDArray[Any], classes: list[str], where: str, of: str = "the training rows") -> None:
     """Refuse targets (n,) of a file that are not classes.
 
     Raises:
@@ -359,6 +391,6 @@ def check_classes(targets: NDArray[Any], classes: list[str], where: str) -> None
     known = set(classes)
     if strange := next((one for one in targets.tolist() if one not in known), None):
         raise ConfigError(
-            f"{where}: target {strange!r} is not a class of the training rows, which have {', '.join(classes[:10])}"
+            f"{where}: target {strange!r} is not a class of {of}, which have {', '.join(classes[:10])}"
             f"{', …' if len(classes) > 10 else ''}; correct it"
         )

@@ -113,7 +113,7 @@ class Wrapped(DatasetModule):
         self._parts_found: dict[str, _Part] = {}
         self._targets: dict[str, NDArray[Any] | None] = {}
         self._clients: tuple[list[str], dict[str, IntArray]] | None = None
-        self._prepared = False
+        self._prepared = self._counts = False
 
     @override
     def prepare_data(self) -> None:
@@ -123,13 +123,21 @@ class Wrapped(DatasetModule):
 
     # Known without setup; the module's loaders are made once.
 
+    @override
+    def pooled(self) -> str | None:
+        if self._counts:
+            return "data.num_classes is counted over all clients' labels; give it"
+        if self._strata_wanted is not None:
+            return "data.strata cuts by quantiles of all clients' targets; leave it out"
+        return None
+
     @property
     def num_classes(self) -> int | None:
         """The setting, or the count of the training targets; None if they are numerical or unknown."""
         if self._num_classes_given is None and self._kind() == "class":
             labels = self._target_column("train")
             assert labels is not None
-            self._num_classes_given = count_classes(labels, f"{self._called}.train_dataloader")
+            self._num_classes_given, self._counts = count_classes(labels, f"{self._called}.train_dataloader"), True
         if self._names is not None and self._num_classes_given != len(self._names):
             count = self._num_classes_given or "no"
             raise ConfigError(f"data.class_names has {len(self._names)} names for {count} classes; give one each")

@@ -222,6 +222,14 @@ class FederatedDataModule(LightningDataModule, ABC):
         del indices
         return None
 
+    def pooled(self) -> str | None:
+        """Anything computed over several clients' data before training, and the remedy; None for nothing.
+
+        A mean or a class name that depends on one client reaches all others past `trainer.privacy`, which refuses the
+        data with this line. Settings and constants of a published data set are not meant.
+        """
+        return None
+
     def read_contents(self) -> Iterator[NDArray[Any]]:
         """Arrays with a sample per row that identify these data; by default none.
 

@@ -105,6 +105,14 @@ class ClientPoses(PhotoPose):
     def own_clients_are(self) -> tuple[str, str]:
         return f"data.root {self.root}, with a folder per client,", "put all persons into one client's folder"
 
+    @override
+    def pooled(self) -> str | None:
+        if self._skeleton is None:
+            return "data.skeleton is that of the first client's file; give it"
+        if self.antialias and self._box_heights is None:
+            return "data.box_heights are those of all clients' boxes; give them, or set data.antialias to false"
+        return None
+
     @cached_property
     def _names(self) -> list[str]:
         if self._folders is not None:

@@ -332,6 +332,12 @@ class PoseDataModule(FederatedDataModule):
         self._learn_boxes(np.concatenate([train.extent, test.extent]))
         return Strata(None, None, len(train), len(test), source=train.source)
 
+    @override
+    def pooled(self) -> str | None:
+        if self.antialias:
+            return "data.antialias shrinks pictures by the heights of all clients' boxes; set it to false"
+        return None
+
     @property
     def box_heights(self) -> tuple[float, float]:
         """Least and median height of a box, in pixels of its image; known after `setup`."""

@@ -82,6 +82,10 @@ class Puppets(PoseDataModule):
         return FLIP_ONLY
 
     @override
+    def pooled(self) -> None:
+        """Nothing: figures are drawn from a seed, and are nobody's."""
+
+    @override
     def read_strata(self) -> Strata:
         people = {}
         for subset, count in _parts(self.max_train_samples or 0, self.test_samples):

@@ -91,7 +91,7 @@ def assemble(
     )  # fmt: skip
     if local.wrappers.stack:
         with session.at_work():
-            local.wrappers.around = surroundings(federation, settings.protocols, max_rounds)
+            local.wrappers.around = surroundings(federation, settings)
             local.wrappers.setup()
     with session.at_work():
         federation.begun_infinite = frozenset(federation.not_finite(0))

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
 from lit_fed.engine.clients.forecast import layouts_of
 from lit_fed.engine.evaluation.federation import Federation
-from lit_fed.engine.evaluation.protocols import Protocol
+from lit_fed.engine.loop.settings import RunSettings
 from lit_fed.engine.method.wrapper import Surroundings
 from lit_fed.engine.wire.broadcast import Broadcast
 from lit_fed.engine.wire.payload import Layout
 from lit_fed.engine.wire.workers import on_first_process
 
 
-def surroundings(federation: Federation, protocols: Sequence[Protocol], max_rounds: int) -> Surroundings:
+def surroundings(federation: Federation, settings: RunSettings) -> Surroundings:
     """Describe an assembled federation, whose session is at work."""
     kinds = federation.kinds
     client = next((one for one in federation.data.clients if kinds[one] == kinds.names[0]), 0)
@@ -32,9 +31,10 @@ def surroundings(federation: Federation, protocols: Sequence[Protocol], max_roun
         broadcast=federation.broadcast(0),
         layout=layout,
         kinds=tuple(kinds.names),
-        protocols=tuple(protocols),
+        protocols=tuple(settings.protocols),
         averaged=frozenset(averaged),
-        max_rounds=max_rounds,
+        max_rounds=settings.max_rounds,
+        on_client_failure=settings.on_client_failure,
         seed=federation.seed,
         device=federation.fabric.device,
         first=partial(on_first_process, federation.fabric),

@@ -44,6 +44,7 @@ class Surroundings:
         protocols: What is measured.
         averaged: Names of the buffers that are averaged.
         max_rounds: Rounds of the run.
+        on_client_failure: The setting ``trainer.on_client_failure``.
         seed: The run's seed.
         device: Where updates are summed.
         first: Calls a function on the first process, and gives its result to all.
@@ -60,6 +61,7 @@ class Surroundings:
     protocols: tuple[Any, ...]
     averaged: frozenset[str]
     max_rounds: int
+    on_client_failure: str
     seed: int
     device: torch.device
     first: Callable[[Callable[[], Any]], Any]
@@ -154,6 +156,10 @@ class Wrapper:
         """A text in Markdown for readers of the run's folder, written as ``<name>.md`` after every round."""
         return None
 
+    def said(self, kept: Mapping[str, Any]) -> str | None:
+        """A line for the terminal at the end of a run; None for none."""
+        return None
+
     def exhausted(self, kept: Mapping[str, Any], round_idx: int) -> str | None:
         """Why a round may not be run; None where it may."""
         return None
@@ -185,6 +191,9 @@ class Attack(Wrapper):
     """Makes some clients attack the training: `trainer.attack`."""
 
     name = "attack"
+
+    knows_others: bool = False
+    """Whether an attacker's update depends on other clients' updates of the round."""
 
 
 class Wrappers:
@@ -266,6 +275,11 @@ class Wrappers:
         """The cards by name."""
         found = {wrapper.name: wrapper.card(server[_key(wrapper)]) for wrapper in self.stack}
         return {name: card for name, card in found.items() if card is not None}
+
+    def said(self, server: Server) -> list[str]:
+        """The lines of `Wrapper.said`."""
+        found = (wrapper.said(server[_key(wrapper)]) for wrapper in self.stack)
+        return [line for line in found if line is not None]
 
     @property
     def withhold(self) -> bool:
