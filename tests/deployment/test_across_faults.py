@@ -398,7 +398,7 @@ def test_the_server_has_no_clients_state(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("value", "mean"), [(float("nan"), 1.0), (-1e30, 1.0), (250.0, 1.0), (70.0, 24.0)])
 def test_one_clients_odd_metric_does_not_decide_a_mean(tmp_path: Path, value: float, mean: float) -> None:
-    """Losses 1, 1 and an odd one: the mean of the others, or within a hundred times the median (1 + 1 + 70) / 3 = 24."""
+    """Losses 1, 1 and an odd one: the mean of the others; within 100 times the median, (1 + 1 + 70) / 3 = 24."""
 
     def handlers(nodes: list[Node]) -> Any:
         def told(place: int) -> Any:
@@ -406,7 +406,7 @@ def test_one_clients_odd_metric_does_not_decide_a_mean(tmp_path: Path, value: fl
                 said = decode(nodes[place].handle(blob))
                 if decode(blob).word != "ask":
                     return encode(said)
-                metrics = {name: value if place == 2 else 1.0 for name in said.fields["metrics"]}
+                metrics = dict.fromkeys(said.fields["metrics"], value if place == 2 else 1.0)
                 return encode(replace(said, fields={**said.fields, "metrics": metrics}))
 
             return handle
