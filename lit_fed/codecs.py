@@ -13,6 +13,15 @@ from lit_fed.face import live_here
 
 __all__ = ["CastCodec", "Codec"]
 
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
+        torch.uint8, torch.bool, torch.complex64, torch.complex128,
+    )
+}  # fmt: skip
+"""The dtypes that a tensor's name may end with: it comes from another machine."""
+
 
 class CastCodec(Codec):
     """Sends floating-point tensors in a smaller dtype, and restores the dtype on arrival.
@@ -22,6 +31,7 @@ class CastCodec(Codec):
 
     Raises:
         ConfigError: For another dtype.
+        KeyError: On arrival, for a name that does not end with a dtype.
     """
 
     def __init__(self, dtype: str = "bfloat16") -> None:
@@ -36,7 +46,7 @@ class CastCodec(Codec):
     @override
     def decode(self, payload: Payload) -> Payload:
         parts = ((name.rpartition("|"), tensor) for name, tensor in payload.items())
-        return {name: tensor.to(getattr(torch, dtype)) for (name, _, dtype), tensor in parts}
+        return {name: tensor.to(_DTYPES[dtype]) for (name, _, dtype), tensor in parts}
 
 
 def _name(tensor: Tensor) -> str:

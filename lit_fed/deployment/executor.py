@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple, cast
 
 from typing_extensions import override
 
 from lit_fed.checks import check_range
+from lit_fed.data.partitions.cut import named
 from lit_fed.deployment.grid import Reply
 from lit_fed.deployment.heard import Due, Heard, answer, hear, held
 from lit_fed.deployment.roster import KnownNode, Roster
@@ -31,6 +34,7 @@ _LOOK_S = 3.0  # interval of looking for connected nodes
 _RETURN_S = 0.25  # the same, while the round waits for a node to reconnect
 _AT_ONCE = {"train": 4, "ask": 64}  # maximum number of pending messages per node, which bounds the memory of answers
 _MOST_DROPPED = 1000  # maximum number of versions to drop in one message
+_FAR = 100.0  # times the median magnitude of a metric
 _MOST_CAUSES = 20  # maximum number of distinct causes of failure per client
 
 
@@ -55,6 +59,22 @@ class Patience:
         check_range("--patience.round_s", self.round_s, above=0, infinite=True, why=" s")
         check_range("--patience.return_s", self.return_s, least=0, infinite=True, why=" s")
         check_range("--patience.smallest_cohort", self.smallest_cohort, least=0)
+
+
+def implausible(answers: Sequence[ClientUpdate], ranges: Ranges) -> dict[str, list[ClientUpdate]]:
+    """Find answers whose value of a metric would decide the mean over clients alone, by metric.
+
+    Where the task declares no range, that is a magnitude over a hundred times the median magnitude of three clients or
+    more (and of 1, so that metrics near 0 may vary). `lit_fed.engine.evaluation.rows.spread` leaves out NaN.
+    """
+    found: dict[str, list[ClientUpdate]] = {}
+    for name in dict.fromkeys(name for update in answers for name in update.metrics if name not in ranges):
+        column = [(update, abs(update.metrics[name])) for update in answers if name in update.metrics]
+        known = [value for _, value in column if not math.isnan(value)]
+        most = _FAR * max(median(known), 1.0) if len(known) > 2 else math.inf
+        if odd := [update for update, value in column if value > most]:
+            found[name] = odd
+    return found
 
 
 class ServerEnd(Channel):
@@ -185,13 +205,25 @@ class GridExecutor(Executor):
         ids = list(client_ids)
         layouts = {self.session.kinds[client_id]: question.layout for client_id in ids}
         fields = {"protocol": question.protocol, "subset": question.subset}
+        answers = list[ClientUpdate]()  # of metrics alone
         for outcome in self._work("ask", ids, broadcast, fields, layouts):
             if isinstance(outcome, ClientUpdate):
-                yield outcome
+                if question.layout:
+                    yield outcome
+                else:
+                    answers.append(outcome)
             elif outcome is not None:
                 if not self.tolerant:
                     raise outcome
                 self.roster.say(f"{outcome}; its {question.protocol} metrics are missing")
+        for name, odd in implausible(answers, self._ranges).items():
+            self.roster.say(
+                f"round {broadcast.round_idx}: {question.protocol}/{name} leaves out "
+                f"{named(update.client_id for update in odd)}, {_FAR:g} times beyond the median"
+            )
+            for update in odd:
+                del update.metrics[name]
+        yield from answers
 
     @override
     def told_together(self) -> list[Totals]:
@@ -322,8 +354,8 @@ class GridExecutor(Executor):
         client_id, trained, algorithm = sent.client_id, work.word == "train", self.session.algorithm
         count = self.session.data.num_samples
         home = self.roster.homes.get(sent.node)
-        sums = None
-        if home is not None and home.sums and home.boot == sent.boot and sent[2:] not in work.summed:
+        sums, withheld = None, home is not None and home.sums and home.boot == sent.boot
+        if withheld and sent[2:] not in work.summed:
             sums = sum(map(count, sent.together)) if trained else len(sent.together)
         return Due(
             client_id,
@@ -337,6 +369,7 @@ class GridExecutor(Executor):
             algorithm.nonnegative if trained else (),
             self._ranges,
             sums,
+            withheld,
         )
 
     def _know_names(self, client_id: int, metrics: Mapping[str, float]) -> None:

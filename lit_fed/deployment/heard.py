@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 from lit_fed.data.population.client_report import ClientReport
 from lit_fed.data.population.scale import SCALES
 from lit_fed.deployment.wire import (
+    TOLD,
     Message,
     Ranges,
     check_metrics,
@@ -156,6 +157,7 @@ class Due:
         nonnegative: See `lit_fed.engine.method.algorithm.Algorithm.nonnegative`.
         ranges: The ranges of metrics.
         sums: The largest weight of sums over the node's clients; None forbids sums.
+        withheld: Whether the node reports sums only: a client's own metrics beside them would count twice.
     """
 
     client_id: int
@@ -169,6 +171,7 @@ class Due:
     nonnegative: Collection[str]
     ranges: Ranges
     sums: int | None
+    withheld: bool = False
 
     @property
     def most_bytes(self) -> int:
@@ -225,6 +228,8 @@ def answer(message: Message, due: Due) -> Heard:
         )
     weight = check_weight(message.fields.get("weight"), who, due.weights, due.heaviest)
     metrics = check_metrics(message.get("metrics", dict), who, due.trained, due.ranges)
+    if due.withheld and (odd := metrics.keys() - TOLD):
+        raise WireError(f"{who} sent {min(odd)}, and its node registered to report sums only; it is dropped")
     arrived = due.uplink.arrive(message.tensors.get("payload", {}))
     check_payload(arrived.payload, due.layout, who, due.varying, due.nonnegative)
     version = _version(message.fields.get("version"), due.round_idx, who) if due.trained else None

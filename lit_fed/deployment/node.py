@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lit_fed.checks import check_range
 from lit_fed.data.population.naming import called
 from lit_fed.deployment.agreed import agreed, difference
 from lit_fed.deployment.kept import RUN_ID, Kept
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 
 _OFTEN = 16  # maximum number of equal requests per round; a restarted server repeats them
-_MOST_RUNS = 64  # maximum number of runs whose requests are counted
+_MOST_RUNS = 64  # maximum number of runs per process, each with its folder and its counts of requests
 _MOST_DROPPED = 1000  # maximum number of a client's states that one message may delete
 _LINE = 1000  # maximum number of printed characters
 _SAY_S = 60.0  # interval of messages about a silent server
@@ -58,6 +59,7 @@ class Node:
         histogram: Report the class histogram of every client.
         limit: Maximum size of a message, bytes.
         report: Report metrics per client, or only their sums over the node's clients.
+        report_least: Minimum number of clients of such a sum.
         say: Prints a line.
 
     Raises:
@@ -75,6 +77,7 @@ class Node:
         histogram: bool = True,
         limit: int = MOST_BYTES,
         report: Report = "clients",
+        report_least: int = 2,
         say: Callable[[str], object] = print,
     ) -> None:
         self.clients = sorted(set(clients))
@@ -94,9 +97,18 @@ class Node:
         self.federation = self.run.federation
         self.reports = {one: data.report(one, histogram) for one in self.clients}
         samples = {one: report.samples for one, report in self.reports.items()}
-        self.withheld = Withheld(samples) if report == "aggregate" else None
+        self.withheld = None
+        if report == "aggregate":
+            check_range("--report_least", report_least, least=1)
+            if report_least > len(samples):
+                raise ConfigError(
+                    f"--report aggregate sends sums of at least {report_least} clients, and this node has "
+                    f"{len(samples)}; lower --report_least, with 1 a sum may be a single client's metrics"
+                )
+            self.withheld = Withheld(samples, report_least)
         self._run_id = ""
         self._given: dict[str, Counter[tuple[object, ...]]] = {}  # counts of equal requests, by run
+        self._continued: dict[tuple[str, int], int] = {}  # the state that a client continued from last, by run
         self._errors: dict[str, int] = {}  # numbers of errors, by the text that the server gets
         self._heard = self._said = time.monotonic()
         self._at = "nothing yet"
@@ -208,9 +220,9 @@ class Node:
         if not RUN_ID.fullmatch(run_id):
             raise WireError(f"the run's id {shown(run_id, 40)!r} is malformed; run the same lit_fed on both ends")
         if run_id != self._run_id:
+            if run_id not in self._given and len(self._given) >= _MOST_RUNS:  # counts are never forgotten
+                raise WireError(f"the server began more than {_MOST_RUNS} runs; restart the node")
             self._given.setdefault(run_id, Counter())
-            if len(self._given) > _MOST_RUNS:
-                del self._given[next(iter(self._given))]
             self.federation.store.open(self.folder / run_id)
             self._run_id = run_id
 
@@ -233,8 +245,12 @@ class Node:
         protocol = message.fields.get("protocol") if message.word == "ask" else None
         self._count(message.word, protocol if isinstance(protocol, str) else "", client_id, round_idx)
         self._say_where(f"round {round_idx + 1} of {self.run.max_rounds}")
+        if version is not None:
+            self._continued[self._run_id, client_id] = version[0]
+        newest = max((at for name, at in store.files.rounds() if name == str(client_id)), default=-1) if dropped else -1
         for one in dropped:
-            store.files.delete(str(client_id), one)
+            if one not in (newest, self._continued.get((self._run_id, client_id))):
+                store.files.delete(str(client_id), one)
         store.load_state_dict({} if version is None else {str(client_id): version}, round_idx)
         kind, device = federation.kinds[client_id], federation.fabric.device
         received: dict[str, dict[str, Any]] = {

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from typing_extensions import override
 
 from lit_fed.callbacks import Callback
+from lit_fed.checks import check_range
 from lit_fed.data.partitions.cut import named
 from lit_fed.data.population.client_report import ClientReport
+from lit_fed.data.population.scale import Scale
 from lit_fed.deployment.grid import Grid, Reply
 from lit_fed.deployment.heard import LONGEST_GREETING, greeting, hear
 from lit_fed.deployment.wire import MOST_BYTES, PROTOCOL, Message, encode
-from lit_fed.engine.loop.run import Run
 from lit_fed.errors import ConfigError, WireError
 
 T = TypeVar("T")
@@ -27,47 +28,76 @@ _AGAIN_S = (5.0, 300.0)  # first and longest pause before a refused node is aske
 _MOST_SAID = 5  # maximum number of printed refusals per node
 
 
+@dataclass(frozen=True)
+class Gathering:
+    """The start of a run.
+
+    Args:
+        wait_s: Seconds within which all clients must connect.
+        least: Start after ``wait_s`` with this many clients, if the checkpoint to resume from knows the others; null
+            for all.
+
+    Raises:
+        ConfigError: For values out of range.
+    """
+
+    wait_s: float = 300.0
+    least: int | None = None
+
+    def __post_init__(self) -> None:
+        check_range("--gathering.wait_s", self.wait_s, least=0, infinite=True, why=" s")
+        check_range("--gathering.least", self.least, least=1, null="for all clients")
+
+
 class Identity(Callback):
-    """Stores a run's unique id and its clients' fingerprints and keys in the run's checkpoints."""
+    """Stores a run's unique id and its clients' reports in the run's checkpoints.
+
+    Whose key may claim a client is the key file's word, today's: a replaced key needs no new run.
+    """
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
-        self.known: dict[int, tuple[str, str]] = {}
-        """The fingerprint of the data and the node's key, by client."""
-        self.present: Callable[[], Mapping[int, tuple[str, str]]] = dict
+        self.known: dict[int, ClientReport] = {}
+        self.present: Callable[[], Mapping[int, ClientReport]] = dict
         self._begun = False
 
-    def check(self, client_id: int, fingerprint: str, key: str) -> str | None:
+    def check(self, client_id: int, report: ClientReport) -> str | None:
         """Return why somebody cannot be a client; None if there is no objection."""
-        before, before_key = self.known.get(client_id, (fingerprint, key))
-        if fingerprint != before:
+        before = self.known.get(client_id, report)
+        if report.fingerprint != before.fingerprint:
             return f"client {client_id} has different data than before; restore its data, or start a new run"
-        if key != before_key:
-            return f"client {client_id} has a different key than before; use its old key, or start a new run"
+        if (report.samples, report.histogram) != (before.samples, before.histogram):
+            return f"client {client_id} reports different numbers of samples than before; start a new run"
         return None
 
-    def accept(self, clients: Mapping[int, tuple[str, str]]) -> None:
-        """Record clients' identities. Before the run begins, nothing is recorded, so that nodes may swap clients."""
+    def accept(self, clients: Mapping[int, ClientReport]) -> None:
+        """Record clients' reports. Before the run begins, nothing is recorded, so that nodes may swap clients."""
         if self._begun:
             self.known |= clients
 
-    @override
-    def on_fit_start(self, run: Run) -> None:
-        """Refuse to resume with different clients; raise `ConfigError` for the first such client."""
-        for client_id, (fingerprint, key) in sorted(self.present().items()):
-            if (why := self.check(client_id, fingerprint, key)) is not None:
-                raise ConfigError(why)
+    def begin(self) -> dict[int, ClientReport]:
+        """Record the connected clients' reports, hold nodes to them from now on, and return all that are known."""
         self._begun = True
         self.accept(self.present())
+        return dict(sorted(self.known.items()))
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        return {"run_id": self.run_id, "known": {str(one): list(known) for one, known in self.known.items()}}
+        return {"run_id": self.run_id, "known": {str(one): asdict(report) for one, report in self.known.items()}}
 
     @override
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore; raise `ConfigError` if a connected client is not the one that the checkpoint knows."""
         self.run_id = str(state["run_id"])
-        self.known = {int(one): (str(known[0]), str(known[1])) for one, known in state["known"].items()}
+        self.known = {int(one): _known(**report) for one, report in state["known"].items()}
+        for client_id, report in sorted(self.present().items()):
+            if (why := self.check(client_id, report)) is not None:
+                raise ConfigError(why)
+        self.accept(self.present())
+
+
+def _known(samples: int, histogram: Sequence[int] | None, fingerprint: str, scale: Scale | None) -> ClientReport:
+    return ClientReport(int(samples), None if histogram is None else tuple(histogram), str(fingerprint), scale)
 
 
 @dataclass(slots=True)
@@ -112,7 +142,6 @@ class Roster:
     _asked: dict[str, int] = field(default_factory=dict)
     _keys: dict[int, str] = field(default_factory=dict)
     _refused: dict[int, _Refusal] = field(default_factory=dict)
-    _learnt: dict[int, ClientReport] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.identity.present = self._present
@@ -126,31 +155,32 @@ class Roster:
         """Whether a node was connected at the last refresh, registered or not."""
         return node in self._keys
 
-    def reports(self) -> dict[int, ClientReport]:
-        """Return the clients' reports, and hold reconnecting nodes to them from now on."""
-        self._learnt = {one: report for home in self.homes.values() for one, report in home.clients.items()}
-        return dict(self._learnt)
-
-    def wait_for_all(self, seconds: float) -> None:
+    def gather(self, gathering: Gathering) -> None:
         """Wait until every client is connected; print the missing clients every minute.
 
         Raises:
-            ConfigError: After ``seconds``, with the missing clients and the reasons of refusals.
+            ConfigError: After the time-out, with the missing clients and the reasons of refusals.
         """
         begun = said = time.monotonic()
         self.refresh()
-        while (missing := self._missing(range(self.num_clients))) and (now := time.monotonic()) < begun + seconds:
+        while (missing := self._missing(range(self.num_clients))) and (
+            now := time.monotonic()
+        ) < begun + gathering.wait_s:
             if now > said + _SAY_S:
                 said = now
-                self.say(f"waiting for {named(missing)}: {now - begun:.0f} s of at most {seconds:g} s")
+                self.say(f"waiting for {named(missing)}: {now - begun:.0f} s of at most {gathering.wait_s:g} s")
             time.sleep(_PAUSE_S)
             self.refresh()
         if missing:
             why = "".join(f"; refused: {cause}" for cause in dict.fromkeys(one.why for one in self._refused.values()))
+            unknown = [one for one in missing if one not in self.identity.known]
             who = ", ".join(map(str, missing[:8])) + (", …" if len(missing) > 8 else "")
-            raise ConfigError(
-                f"no node connected for client {who} within {seconds:g} s; start it with lit-fed node{why}"
-            )
+            if gathering.least is None or len(self._owner) < gathering.least or unknown:
+                raise ConfigError(
+                    f"no node connected for client {who} within {gathering.wait_s:g} s; start it with lit-fed node{why}"
+                )
+            self.say(f"the run goes on without client {who}, {len(self._owner)} of {self.num_clients} clients{why}")
+            return
         samples = {one: report.samples for home in self.homes.values() for one, report in home.clients.items()}
         most = max(samples, key=lambda one: (samples[one], -one))
         self.say(
@@ -242,7 +272,7 @@ class Roster:
         self._refused.pop(node, None)
         self.homes[node] = KnownNode(node, key, said.boot, said.clients, said.sums)
         self._owner |= dict.fromkeys(said.clients, node)
-        self.identity.accept({one: (report.fingerprint, key) for one, report in said.clients.items()})
+        self.identity.accept(said.clients)
         self.say(
             f"node {node} connected with {named(said.clients)}: {len(self._owner)} of {self.num_clients} clients are "
             "connected"
@@ -263,11 +293,8 @@ class Roster:
             other = self._owner.get(client_id)
             if other is not None and other != node and not (key and key == self.homes[other].key):
                 return f"nodes {other} and {node} both claim client {client_id}; stop one of them"
-            if (why := self.identity.check(client_id, report.fingerprint, key)) is not None:
+            if (why := self.identity.check(client_id, report)) is not None:
                 return why
-            before = self._learnt.get(client_id, report)
-            if (before.samples, before.histogram) != (report.samples, report.histogram):
-                return f"client {client_id} reports different numbers of samples than before; start a new run"
         return None
 
     def _put_off(self, node: int, why: str, aloud: bool = True) -> None:
@@ -280,7 +307,5 @@ class Roster:
             said += 1
         self._refused[node] = _Refusal(why, time.monotonic() + pause, pause, said)
 
-    def _present(self) -> dict[int, tuple[str, str]]:
-        return {
-            one: (report.fingerprint, home.key) for home in self.homes.values() for one, report in home.clients.items()
-        }
+    def _present(self) -> dict[int, ClientReport]:
+        return {one: report for home in self.homes.values() for one, report in home.clients.items()}

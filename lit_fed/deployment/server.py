@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
@@ -15,12 +16,14 @@ from lit_fed.deployment.agreed import agreed
 from lit_fed.deployment.executor import GridExecutor, Patience, ServerEnd
 from lit_fed.deployment.grid import Grid
 from lit_fed.deployment.heard import kept
-from lit_fed.deployment.roster import Identity, Roster
+from lit_fed.deployment.roster import Gathering, Identity, Roster
 from lit_fed.deployment.wire import MOST_BYTES, Message
 from lit_fed.engine.clients.session import Session
+from lit_fed.engine.loop.checkpoint import read_checkpoint
 from lit_fed.engine.loop.run import Run
+from lit_fed.engine.loop.runs import checkpoint_to_continue
 from lit_fed.engine.wire.payload import Payload
-from lit_fed.errors import ConfigError
+from lit_fed.errors import CheckpointError, ConfigError
 from lit_fed.trainer import FederatedTrainer, Tasks
 
 if TYPE_CHECKING:
@@ -68,7 +71,7 @@ def federate(
     algorithm: Algorithm[Any],
     ckpt_path: str | None = None,
     patience: Patience | None = None,
-    gathering_s: float = 120.0,
+    gathering: Gathering | None = None,
     limit: int = MOST_BYTES,
     node_clients: Mapping[str, frozenset[int]] | None = None,
 ) -> None:
@@ -82,7 +85,7 @@ def federate(
         algorithm: The method.
         ckpt_path: Resume from here, as in `FederatedTrainer.fit`.
         patience: The time-outs of a round.
-        gathering_s: Seconds in which all clients must connect at the start.
+        gathering: The start: how long to wait for clients, and for how many.
         limit: Maximum size of a message, bytes.
         node_clients: The clients that a node may claim, by the node's public key; None without keys.
 
@@ -95,11 +98,14 @@ def federate(
     say = trainer.fabric.print
     settings = agreed(trainer.settings.config)
     roster = Roster(grid, identity, settings, data.num_clients, say, limit, data.num_classes, node_clients)
-    roster.wait_for_all(gathering_s)
+    checkpoint = None if ckpt_path is None else checkpoint_to_continue(trainer.fabric, ckpt_path, trainer.settings.logs)
+    if checkpoint is not None:  # before nodes are greeted, so that a changed client is refused alone
+        _learn(identity, checkpoint)
+    roster.gather(gathering or Gathering())
     data.reserve(algorithm.public_size, algorithm.calibration_fraction)
     data.prepare_data()
     data.setup("fit", clients=())
-    data.learn(roster.reports())
+    data.learn(identity.begin())
     tolerant = trainer.settings.on_client_failure == "skip"
     trainer.callbacks.insert(0, identity)
     trainer.callbacks.append(Parting(roster))
@@ -109,4 +115,14 @@ def federate(
         return GridExecutor(session, roster, channel, patience or Patience(), tolerant)
 
     trainer.local = replace(trainer.local, executor=executor)
-    trainer.fit(model, data, algorithm, ckpt_path)
+    trainer.fit(model, data, algorithm, None if checkpoint is None else str(checkpoint))
+
+
+def _learn(identity: Identity, checkpoint: Path) -> None:
+    """Take the clients' reports from a checkpoint; one of a simulation has none."""
+    saved = read_checkpoint(checkpoint)["callbacks"].get(Identity.__name__)
+    try:
+        if saved is not None:
+            identity.load_state_dict(saved)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{checkpoint} holds no reports of clients that can be read: {error!r}") from error

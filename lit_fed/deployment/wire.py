@@ -49,6 +49,8 @@ LARGEST = float(torch.finfo(torch.float32).max)
 """Maximum absolute value of a finite metric, so that plots and sums do not overflow."""
 _LARGEST_VALUE = 1e18  # maximum absolute value in a tensor: its square is finite in float32
 _LARGEST_COUNT = 2.0**40  # maximum count: sums of many fit into 64 bits
+TOLD = frozenset({"lr"})
+"""Settings among a client's metrics, which the server knows: a node that reports sums sends them as they are."""
 _OF_WORK = frozenset({"lr", "time_s"})  # metrics of local training besides the task's
 _MOST_PARTS = 64  # of an exact sum of float64, whose exponents span 2,098 bits: 2098/53 = 39.6
 _METRIC = re.compile(r"\w[\w./@+=()-]{0,199}", re.ASCII)  # cannot begin like a spreadsheet formula

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal
 
-from lit_fed.deployment.wire import Message
+from lit_fed.deployment.wire import TOLD, Message
 from lit_fed.engine.wire.payload import ClientUpdate
 from lit_fed.engine.wire.totals import totals_of
 from lit_fed.errors import WireError
@@ -13,16 +15,23 @@ from lit_fed.errors import WireError
 Report = Literal["clients", "aggregate"]
 """Forms in which a node reports its clients' metrics: per client, or as sums."""
 
-_TOLD = frozenset({"lr"})  # a setting, which is known to the server
-
 
 class Withheld:
-    """Collects the metrics of all clients of one request, until all of them are done."""
+    """Collects the metrics of all clients of one request, until all of them are done.
 
-    def __init__(self, samples: Mapping[int, int]) -> None:
-        self.samples = samples
+    A sum of fewer than ``least`` clients' values stays here. So do the sums of a group that overlaps another group of
+    the same request and round, because their difference is a sum of fewer clients.
+
+    Args:
+        samples: Training samples by client.
+        least: Minimum number of clients of a sum.
+    """
+
+    def __init__(self, samples: Mapping[int, int], least: int = 2) -> None:
+        self.samples, self.least = samples, least
         self._work: tuple[Any, ...] = ()
         self._done: dict[int, dict[str, float]] = {}
+        self._reported: dict[tuple[Any, ...], set[int]] = {}  # groups by request and round; a bit is a client
 
     def take(self, message: Message, outcome: ClientUpdate | Exception | None) -> dict[str, Any]:
         """Withhold a client's metrics.
@@ -32,7 +41,8 @@ class Withheld:
             outcome: The client's outcome; the metrics of an update are removed.
 
         Returns:
-            With the last client, the sums over all by name: the parts of an exact sum, and its weight. Else empty.
+            With the last client, the sums over all by name: the parts of an exact sum, and its weight. Else empty, and
+            without sums of fewer than ``least`` clients.
 
         Raises:
             WireError: If the clients are not this node's.
@@ -45,19 +55,30 @@ class Withheld:
             self._work, self._done = (*work, *together), {}
         self._done[client_id] = {}
         if isinstance(outcome, ClientUpdate):
-            self._done[client_id] = {name: value for name, value in outcome.metrics.items() if name not in _TOLD}
-            outcome.metrics = {name: value for name, value in outcome.metrics.items() if name in _TOLD}
+            self._done[client_id] = {name: value for name, value in outcome.metrics.items() if name not in TOLD}
+            outcome.metrics = {name: value for name, value in outcome.metrics.items() if name in TOLD}
         if self._done.keys() < set(together):
             return {}
-        return {name: [list(total.parts), total.weight] for name, total in totals_of(self._weighted(message)).items()}
+        counts = Counter(name for found in self._done.values() for name in found)
+        totals = totals_of(self._weighted(message)).items()
+        sums = {name: [list(total.parts), total.weight] for name, total in totals if counts[name] >= self.least}
+        return sums if sums and self._is_disjoint(work, together) else {}
+
+    def _is_disjoint(self, work: tuple[Any, ...], together: Collection[int]) -> bool:
+        """Record a group that shares no client with another reported group of the same request, or is that group."""
+        reported, own = self._reported.setdefault(work, set()), sum(1 << client_id for client_id in set(together))
+        if any(own & other for other in reported - {own}):
+            return False
+        reported.add(own)
+        return True
 
     def _weighted(self, message: Message) -> Iterator[tuple[dict[str, float], int]]:
-        """Yield the metrics to average and their weight, as in `lit_fed.engine.loop.ledger`."""
+        """Yield the metrics to average and their weight, as in `lit_fed.engine.loop.ledger`, without a test's NaN."""
         for client_id, found in self._done.items():
             if message.word == "train":
                 yield {name: value for name, value in found.items() if "/" in name}, self.samples[client_id]
             else:
-                yield found, 1
+                yield {name: value for name, value in found.items() if not math.isnan(value)}, 1
 
 
 def _are_among(clients: Collection[Any], own: Mapping[int, int]) -> bool:

@@ -15,12 +15,13 @@ import torch
 from lit_fed.deployment.executor import Patience
 from lit_fed.deployment.grid import MemoryGrid, Reply
 from lit_fed.deployment.node import Node
+from lit_fed.deployment.roster import Gathering
 from lit_fed.deployment.server import federate
 from lit_fed.deployment.wire import PROTOCOL, Message, decode, encode
 from lit_fed.errors import ClientFailure, ConfigError, NobodyLeft
 from lit_fed.methods import Scaffold
 from lit_fed.participation import UniformParticipation
-from tests.deployment.support import Make, Parts, deploy, nodes_of, simulate, small
+from tests.deployment.support import KeyedGrid, Make, Parts, deploy, nodes_of, simulate, small
 from tests.support import Points, Unlucky, Wanderer, Wandering, assert_same, rows, trainer, weights
 
 HOMES = [[0, 3], [1], [2, 4]]
@@ -213,12 +214,12 @@ def test_two_nodes_that_claim_one_client_are_named(tmp_path: Path) -> None:
         r"no node connected for client 4 within 0.2 s; .*refused: nodes 1 and 3 both claim client 0; stop one of them"
     )
     with pytest.raises(ConfigError, match=words):
-        deploy(wanderers(), tmp_path, [[0, 1], [2, 3], [0, 4]], gathering_s=0.2)
+        deploy(wanderers(), tmp_path, [[0, 1], [2, 3], [0, 4]], gathering=Gathering(0.2))
 
 
 def test_a_client_that_nobody_is_is_missed(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no node connected for client 1, 3 within"):
-        deploy(wanderers(), tmp_path, [[0, 2], [4]], gathering_s=0.2)
+        deploy(wanderers(), tmp_path, [[0, 2], [4]], gathering=Gathering(0.2))
 
 
 class Other(Points):
@@ -230,8 +231,66 @@ class Other(Points):
 
 def test_a_client_with_other_data_than_before_is_refused(tmp_path: Path) -> None:
     deploy(small(), tmp_path, [[0], [1]])
-    with pytest.raises(ConfigError, match="client 0 has different data than before; restore its data, or start a new"):
-        deploy(small(data=Other, max_rounds=3), tmp_path, [[0], [1]], ckpt_path="last")
+    words = "client 0 within 0.3 s.*refused: client 0 has different data than before; restore its data, or start a new"
+    with pytest.raises(ConfigError, match=words):
+        deploy(small(data=Other, max_rounds=3), tmp_path, [[0], [1]], ckpt_path="last", gathering=Gathering(0.3))
+
+
+def test_a_client_with_other_data_is_refused_alone_where_fewer_clients_suffice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The other client goes on; the server knows the refused client's samples from its checkpoint."""
+    deploy(small(), tmp_path, [[0], [1]])
+    other = small(data=Other, max_rounds=3, on_client_failure="skip")
+    made = deploy(other, tmp_path, [[0], [1]], ckpt_path="last", gathering=Gathering(0.3, least=1))
+    assert made.run.next_round == 3
+    assert made.run.failures.causes == {"its node is not connected; restart it": 1}
+    assert "the run goes on without client 0, 1 of 2 clients; refused: client 0 has different data" in (
+        capsys.readouterr().out
+    )
+    with pytest.raises(ConfigError, match="no node connected for client 1"):  # a new run knows nobody
+        deploy(small(), tmp_path / "new", [[0]], gathering=Gathering(0.2, least=1))
+
+
+@pytest.mark.parametrize(("wrong", "words"), [({"wait_s": -1}, "wait_s is -1"), ({"least": 0}, "least is 0")])
+def test_a_gathering_that_cannot_be(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=f"--gathering.{words}"):
+        Gathering(**wrong)
+
+
+def test_the_number_of_samples_is_held_over_a_servers_restart(tmp_path: Path) -> None:
+    """Client 1 says 2**52 samples to a server that was started again: its weight would be the whole mean's."""
+    deploy(small(), tmp_path, [[0], [1]])
+
+    def handlers(nodes: list[Node]) -> Any:
+        def heavy(blob: bytes) -> bytes:
+            said = decode(nodes[1].handle(blob))
+            if decode(blob).word != "hello":
+                return encode(said)
+            report = said.fields["clients"]["1"] | {"samples": 2**52, "histogram": [0, 0, 0, 0, 2**52]}
+            return encode(replace(said, fields={**said.fields, "clients": {"1": report}}))
+
+        return {1: nodes[0].handle, 2: heavy}
+
+    more = small(max_rounds=3)
+    words = "refused: client 1 reports different numbers of samples than before; start a new run"
+    with pytest.raises(ConfigError, match=words):
+        deploy(more, tmp_path, [[0], [1]], ckpt_path="last", handlers=handlers, gathering=Gathering(0.3))
+
+
+def test_a_replaced_key_goes_on_with_the_run(tmp_path: Path) -> None:
+    """The key file is the word of who is whom: site 2 has a new key in it, for the same client."""
+    for at, (key, ckpt_path) in enumerate([("b2", None), ("c3", "last")]):
+        make = small(max_rounds=2 + at)
+        nodes = nodes_of(make, tmp_path, [[0], [1]])
+        made, *parts = make(tmp_path)
+        with ExitStack() as stack:
+            for node in nodes:
+                stack.enter_context(node.at_work())
+            grid = KeyedGrid({1: nodes[0].handle, 2: nodes[1].handle}, {1: "a1", 2: key})
+            bound = {"a1": frozenset({0}), key: frozenset({1})}
+            federate(grid, made, *parts, ckpt_path, node_clients=bound)
+    assert made.run.next_round == 3
 
 
 def answering(node: Node, **changes: Any) -> Any:
@@ -268,7 +327,7 @@ def test_greetings_that_cannot_be_are_refused(tmp_path: Path, clients: Any, word
         return {1: nodes[0].handle, 2: answering(nodes[1], clients=clients)}
 
     with pytest.raises(ConfigError, match=f"no node connected for client 1 within 0.2 s.*{words}"):
-        deploy(small(), tmp_path, [[0], [1]], handlers=handlers, gathering_s=0.2)
+        deploy(small(), tmp_path, [[0], [1]], handlers=handlers, gathering=Gathering(0.2))
 
 
 # ---------------------------------------------------------------------- what ends were told
@@ -335,3 +394,26 @@ def test_the_server_has_no_clients_state(tmp_path: Path) -> None:
     made = deploy(wanderers(), tmp_path / "other", HOMES)
     assert not list(made.log_dir.rglob("*.r[0-9]*"))
     assert list(simulate(wanderers(), tmp_path / "one").log_dir.rglob("*.r[0-9]*.states"))
+
+
+@pytest.mark.parametrize(("value", "mean"), [(float("nan"), 1.0), (-1e30, 1.0), (250.0, 1.0), (70.0, 24.0)])
+def test_one_clients_odd_metric_does_not_decide_a_mean(tmp_path: Path, value: float, mean: float) -> None:
+    """Losses 1, 1 and an odd one: the mean of the others; within 100 times the median, (1 + 1 + 70) / 3 = 24."""
+
+    def handlers(nodes: list[Node]) -> Any:
+        def told(place: int) -> Any:
+            def handle(blob: bytes) -> bytes:
+                said = decode(nodes[place].handle(blob))
+                if decode(blob).word != "ask":
+                    return encode(said)
+                metrics = dict.fromkeys(said.fields["metrics"], value if place == 2 else 1.0)
+                return encode(replace(said, fields={**said.fields, "metrics": metrics}))
+
+            return handle
+
+        return {place + 1: told(place) for place in range(3)}
+
+    made = deploy(small(data=lambda: Points(num_clients=3)), tmp_path, [[0], [1], [2]], handlers=handlers)
+    assert made.metrics["clients/loss_mean"] == mean
+    assert ("clients/loss_missing" in made.metrics) == (value != value)
+    assert (made.log_dir / "checkpoints" / "best.ckpt").is_file()

@@ -17,6 +17,7 @@ from lit_fed.deployment import roster, server
 from lit_fed.deployment.executor import Patience
 from lit_fed.deployment.grid import MemoryGrid
 from lit_fed.deployment.node import Node
+from lit_fed.deployment.roster import Gathering
 from lit_fed.deployment.server import federate
 from lit_fed.deployment.wire import Message, decode, encode
 from lit_fed.errors import ClientFailure, ConfigError
@@ -220,7 +221,7 @@ def test_sums_are_taken_once_and_over_no_more_samples_than_there_are(tmp_path: P
             [[0, 2], [1, 3]],
             "train",
             fields(sums=sums),
-            own={"report": "aggregate"},
+            own={"report": "aggregate", "report_least": 1},
         )
         assert made.metrics["participation/failed"] == (2 if sums["train/x"][1] == 7 else 1)
 
@@ -299,7 +300,7 @@ def test_a_key_that_is_given_to_nobody_is_refused(tmp_path: Path) -> None:
     grid = KeyedGrid({1: one.handle, 2: other.handle}, KEYS)
     words = "no node connected for client 1 within 0.1 s.*refused: the key of node 2 is unknown; enter it"
     with pytest.raises(ConfigError, match=words):
-        federate(grid, made, *parts, node_clients={"a1": frozenset({0})}, gathering_s=0.1)
+        federate(grid, made, *parts, node_clients={"a1": frozenset({0})}, gathering=Gathering(0.1))
 
 
 def test_a_node_that_is_refused_shuts_nobody_out(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def test_an_error_that_quotes_data_is_told_by_its_type_and_place(
 ) -> None:
     said: list[str] = []
     algorithm = type("Once", (Quoting,), {"error": staticmethod(error)})
-    (node,) = nodes_of(small(algorithm=algorithm), tmp_path, [[0]], report=report, say=said.append)
+    (node,) = nodes_of(small(algorithm=algorithm), tmp_path, [[0]], report=report, report_least=1, say=said.append)
     with node.at_work():
         blob = told(node)
         again = told(node)
@@ -111,7 +111,12 @@ def test_data_that_cannot_be_read_are_not_quoted_to_the_server(
                 raise ConfigError(f"cannot read /data/{SECRET}: row [1.0, 0.0] label 2")
             return super().train_loader(client_id, generator)
 
-    made = deploy(small(data=Broken, on_client_failure="skip"), tmp_path, [[0], [1]], own={"report": "aggregate"})
+    made = deploy(
+        small(data=Broken, on_client_failure="skip"),
+        tmp_path,
+        [[0], [1]],
+        own={"report": "aggregate", "report_least": 1},
+    )
     assert made.metrics["participation/failed"] == 1
     assert SECRET not in capsys.readouterr().out
     assert not [path for path in made.log_dir.rglob("*") if path.is_file() and SECRET.encode() in path.read_bytes()]
@@ -212,6 +217,16 @@ def test_a_node_does_one_piece_of_work_so_often_and_no_more(tmp_path: Path, word
         assert told(node, word, **changes).word == "failure"
 
 
+def test_ever_new_runs_reset_no_count(tmp_path: Path) -> None:
+    """64 runs per process, each with its folder: a server that cycles through their ids is refused, not forgotten."""
+    (node,) = nodes_of(small(), tmp_path, [[0]])
+    with node.at_work():
+        words = [told(node, run=f"{at:016x}").word for at in range(64)]
+        assert words == ["answer"] * 64
+        assert "began more than 64 runs; restart the node" in str(told(node, run="f" * 16).fields["cause"])
+        assert [told(node, run="0" * 16).word for _ in range(16)] == ["answer"] * 15 + ["failure"]
+
+
 @pytest.mark.parametrize("drop", [list(range(1001)), [-1], ["1"], [True], [2**40], [0.5]])
 def test_a_node_drops_no_more_than_a_server_can_ask(tmp_path: Path, drop: list[Any]) -> None:
     (node,) = nodes_of(small(algorithm=Scaffold), tmp_path, [[0]])
@@ -227,4 +242,8 @@ def test_a_node_keeps_the_state_that_it_is_to_go_on_from(tmp_path: Path) -> None
         answer = told(node, payload=payload, round=1, version=version, drop=[0])
         assert "drops the state with which client 0 is to continue" in str(answer.fields["cause"])
         assert told(node, payload=payload, round=1, version=version).word == "answer"
+        folder = tmp_path / "node_0" / "states" / RUN
+        # The client's newest state, and the one that it continued from, stay, whatever is dropped.
+        assert told(node, payload=payload, round=2, version=None, drop=[0, 1]).word == "answer"
+        assert sorted(path.name for path in folder.iterdir()) == [f"0.r{at}.safetensors" for at in range(3)]
         assert list((tmp_path / "node_0" / "states" / RUN).glob("0.r0.safetensors"))

@@ -14,7 +14,7 @@ from lit_fed.deployment import roster as roster_module
 from lit_fed.deployment.executor import Patience
 from lit_fed.deployment.grid import MemoryGrid, Reply
 from lit_fed.deployment.node import Node
-from lit_fed.deployment.roster import Identity, Roster
+from lit_fed.deployment.roster import Gathering, Identity, Roster
 from lit_fed.deployment.server import federate
 from lit_fed.deployment.wire import Message, decode, encode
 from lit_fed.errors import ConfigError
@@ -63,7 +63,7 @@ def test_it_says_who_is_missing_and_since_when(gathering: Any, monkeypatch: pyte
     monkeypatch.setattr(roster_module, "_SAY_S", 0.1)
     roster, said, _ = gathering([[1]])
     with pytest.raises(ConfigError, match=r"no node connected for client 0, 2 within 0.3 s"):
-        roster.wait_for_all(0.3)
+        roster.gather(Gathering(0.3))
     assert said[0] == "node 1 connected with client 1: 1 of 3 clients are connected"
     assert said[1] == "waiting for clients 0, 2: 0 s of at most 0.3 s"
     assert len(said) in (2, 3)
@@ -72,7 +72,7 @@ def test_it_says_who_is_missing_and_since_when(gathering: Any, monkeypatch: pyte
 def test_it_says_who_has_most_of_the_samples(gathering: Any) -> None:
     """A client that registers very many weighs as many: whoever starts the run is told."""
     roster, said, _ = gathering([[0, 1, 2]])
-    roster.wait_for_all(1.0)
+    roster.gather(Gathering(1.0))
     assert said[-1] == "all 3 clients are connected, on 1 nodes, with 5 training samples; client 1 has the most, 3"
 
 
@@ -107,7 +107,7 @@ def test_a_node_that_was_started_again_takes_the_place_of_what_it_was(gathering:
 def test_a_client_that_comes_back_with_other_samples_is_refused(gathering: Any) -> None:
     roster, said, grid = gathering([[0, 2], [1]])
     settle(roster)
-    roster.reports()
+    roster.identity.begin()
     honest = grid.handlers.pop(2)
     settle(roster)
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from lit_fed.data import Digits
 from lit_fed.deployment.node import Node
 from lit_fed.deployment.wire import Message, check_sums, decode, encode
-from lit_fed.errors import WireError
+from lit_fed.errors import ConfigError, WireError
 from lit_fed.methods import FedAvg, Scaffold
 from lit_fed.participation import UniformParticipation
 from lit_fed.protocols import ClientTest, GlobalTest, PersonalTest
@@ -20,7 +23,7 @@ from tests.deployment.support import Make, Parts, deploy, nodes_of, simulate, sm
 from tests.deployment.test_across_faults import Restarting, wanderers, with_grid
 from tests.support import Points, Unlucky, assert_same, rows, trainer, weights
 
-AGGREGATE = {"report": "aggregate"}
+AGGREGATE = {"report": "aggregate", "report_least": 1}
 HOMES = [[0, 3, 5], [1], [2, 4, 6, 7, 8]]
 
 
@@ -135,6 +138,66 @@ def test_a_node_tells_no_sums_of_others_clients(tmp_path: Path) -> None:
     for together in ([0, 1], [], ["0"], [1], [0, 0]):
         answer = decode(node.handle(encode(Message("train", {**good, "together": together}))))
         assert answer.fields["cause"] == "client 0 is not among the clients whose sums are requested"
+
+
+def test_a_server_that_asks_one_client_at_a_time_learns_no_clients_metric(tmp_path: Path) -> None:
+    """By default one client has no sum, and of overlapping groups the first one has."""
+    make = small(data=lambda: Points(num_clients=4))
+    (node,) = nodes_of(make, tmp_path, [[0, 1, 2, 3]], report="aggregate")
+
+    def sums_of(together: list[int], round_idx: int = 0) -> dict[str, Any]:
+        fields = {"round": round_idx, "run": "0" * 16, "boot": node.boot, "version": None, "drop": []}
+        tensors = {"payload": {"network.weight": torch.zeros(1, 2)}}
+        for client_id in together:
+            message = Message("train", {**fields, "client": client_id, "together": together}, tensors)
+            answer = decode(node.handle(encode(message)))
+            assert answer.word == "answer"
+            assert not answer.fields["metrics"].keys() - {"lr"}
+        return answer.fields["sums"]
+
+    with node.at_work():
+        assert sums_of([0]) == {}
+        assert sums_of([1, 2])["train/loss"][1] == 4  # samples: 3 of client 1 and 1 of client 2
+        assert sums_of([1, 2])["train/loss"][1] == 4  # a server that was started again asks again
+        assert sums_of([1, 2, 3]) == {}
+        assert sums_of([0, 3])["train/loss"][1] == 4
+        assert sums_of([1, 2, 3], round_idx=1)["train/loss"][1] == 7
+
+
+def test_a_failure_makes_no_sum_of_one_client(tmp_path: Path) -> None:
+    """The server makes client 0 fail by a payload without its tensor: the sum would be client 1's metrics."""
+    (node,) = nodes_of(small(), tmp_path, [[0, 1]], report="aggregate")
+    fields = {"round": 0, "run": "0" * 16, "boot": node.boot, "version": None, "drop": [], "together": [0, 1]}
+    with node.at_work():
+        broken = {"payload": {"network.weight": torch.zeros(3)}}
+        assert decode(node.handle(encode(Message("train", {**fields, "client": 0}, broken)))).word == "failure"
+        good = {"payload": {"network.weight": torch.zeros(1, 2)}}
+        assert decode(node.handle(encode(Message("train", {**fields, "client": 1}, good)))).fields["sums"] == {}
+
+
+def test_a_node_with_fewer_clients_than_a_sum_needs_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--report aggregate sends sums of at least 2 clients, and this node has 1"):
+        nodes_of(small(), tmp_path, [[0]], report="aggregate")
+    with pytest.raises(ConfigError, match="--report_least is 0"):
+        nodes_of(small(), tmp_path, [[0, 1]], report="aggregate", report_least=0)
+
+
+def test_metrics_beside_sums_are_refused(tmp_path: Path) -> None:
+    """They would count twice in every mean."""
+
+    def handlers(nodes: list[Node]) -> Any:
+        def both(blob: bytes) -> bytes:
+            said = decode(nodes[0].handle(blob))
+            if decode(blob).word == "train":
+                said = replace(said, fields={**said.fields, "metrics": {"train/loss": 1.0}})
+            return encode(said)
+
+        return {1: both, 2: nodes[1].handle}
+
+    make = small(on_client_failure="skip", max_rounds=1, data=lambda: Points(num_clients=3))
+    made = deploy(make, tmp_path, [[0, 1], [2]], own=AGGREGATE, handlers=handlers)
+    (cause,) = {re.sub(r"client \d", "client", one) for one in made.run.failures.causes}
+    assert cause == "client sent train/loss, and its node registered to report sums only; it is dropped"
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,14 @@ from lit_fed.command.table import Call
 from lit_fed.deployment.ends import check_installed, keep_private
 from lit_fed.deployment.executor import Patience
 from lit_fed.deployment.node_keys import read_node_keys
+from lit_fed.deployment.roster import Gathering
 from lit_fed.deployment.security import Security
 from lit_fed.deployment.server import federate
 from lit_fed.deployment.serving import fleet_grid
 from lit_fed.deployment.wire import MOST_BYTES
 
 OWN = (
-    "superlink", "bind", "ckpt_path", "patience", "gathering_s", "most_bytes", "ca", "certificate", "key", "node_keys",
+    "superlink", "bind", "ckpt_path", "patience", "gathering", "most_bytes", "ca", "certificate", "key", "node_keys",
 )  # fmt: skip
 
 
@@ -34,9 +35,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--ckpt_path", type=str | None, default=None, help="checkpoint to resume from: last, a file or a run"
     )
-    parser.add_argument(
-        "--gathering_s", type=float, default=300.0, help="seconds within which all clients must connect"
-    )
+    parser.add_class_arguments(Gathering, "gathering")
     parser.add_argument(
         "--most_bytes", type=int, default=MOST_BYTES, help="size of the largest message, sent or received"
     )
@@ -69,7 +68,7 @@ def run(call: Call) -> int:
             )
         )
         federate(
-            grid, trainer, *parts, settings.ckpt_path, patience, settings.gathering_s, settings.most_bytes,
+            grid, trainer, *parts, settings.ckpt_path, patience, Gathering(**settings.gathering), settings.most_bytes,
             node_clients=node_clients,
         )  # fmt: skip
     return 0

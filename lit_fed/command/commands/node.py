@@ -20,7 +20,10 @@ from lit_fed.deployment.wire import MOST_BYTES
 from lit_fed.deployment.withheld import Report
 from lit_fed.errors import ConfigError
 
-OWN = ("client", "client_position", "superlink", "state_dir", "histogram", "report", "most_bytes", "ca", "key")
+OWN = (
+    "client", "client_position", "superlink", "state_dir", "histogram", "report", "report_least", "most_bytes", "ca",
+    "key",
+)  # fmt: skip
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -32,6 +35,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--histogram", type=bool, default=True, help="report the number of samples of every class too")
     parser.add_argument(
         "--report", type=Report, default="clients", help="report metrics of each client, or only their aggregate"
+    )
+    parser.add_argument(
+        "--report_least", type=int, default=2, help="smallest number of clients whose sum is reported, with aggregate"
     )
     parser.add_argument("--most_bytes", type=int, default=MOST_BYTES, help="size of the largest message received")
     parser.add_argument("--ca", type=str | None, default=None, help="certificate of the authority, for TLS")
@@ -48,7 +54,10 @@ def make_node(call: Call) -> Node:
     if clients is None:
         raise ConfigError("--client is missing; see lit-fed node --help")
     say = partial(print, flush=True)  # at once, for a service manager too
-    return Node(trainer, *parts, clients, folder, settings.histogram, settings.most_bytes, settings.report, say)
+    return Node(
+        trainer, *parts, clients, folder, settings.histogram, settings.most_bytes, settings.report,
+        settings.report_least, say,
+    )  # fmt: skip
 
 
 def run(call: Call) -> int:

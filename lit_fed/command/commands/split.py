@@ -14,6 +14,7 @@ from lit_fed.command.table import Call
 from lit_fed.data import FederatedDataModule, PoseDataModule
 from lit_fed.data.formats.split import settings_of, write_folders
 from lit_fed.data.pose import pose_settings_of, write_pose_folders
+from lit_fed.deployment.ends import keep_private
 from lit_fed.engine.storage.files import files_in_place
 from lit_fed.errors import CheckpointError, ConfigError
 
@@ -69,7 +70,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(call: Call) -> int:
-    """Divide the data, and write the folders."""
+    """Divide the data, and write the folders, readable for the user alone."""
+    keep_private()
     output = Path(call.settings.output)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise ConfigError(f"--output {output} exists already; name a new folder")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -36,7 +37,8 @@ def spread(prefix: str, rows: list[ClientRow], totals: Sequence[Totals] = ()) ->
 
     Returns:
         Values named ``<prefix>/<metric>_mean``, ``_std`` (population), ``_p10`` and ``_min``; only the mean for metrics
-        with totals.
+        with totals. NaN, a value that a client could not measure, is left out and counted in ``_missing``; a metric
+        that nobody could measure is NaN.
     """
     values: dict[str, list[float]] = {}
     for row in sorted(rows, key=lambda row: row.client_id):
@@ -44,6 +46,9 @@ def spread(prefix: str, rows: list[ClientRow], totals: Sequence[Totals] = ()) ->
     found = {}
     for metric in dict.fromkeys([*values, *(name for part in totals for name in part)]):
         column, withheld = values.get(metric, []), [part[metric] for part in totals if metric in part]
+        if (measured := [value for value in column if not math.isnan(value)]) and len(measured) < len(column):
+            found[f"{prefix}/{metric}_missing"] = float(len(column) - len(measured))
+            column = measured
         count = len(column) + sum(total.weight for total in withheld)
         parts = [*column, *(part for total in withheld for part in total.parts)]
         found[f"{prefix}/{metric}_mean"] = exact_sum(parts) / max(count, 1)

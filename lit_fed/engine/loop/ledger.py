@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
+from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +23,7 @@ from lit_fed.errors import ClientFailure
 
 _row = partial(tuple.__new__, ClientRow)  # `ClientRow._make` without a call in Python: a round has thousands
 
+_FAR = 100.0  # times the median norm
 _BLOCK_VALUES = 2**18  # in movements that are measured at once
 _SAMPLED_VALUES = 2**20  # of a large model's movement
 
@@ -30,10 +32,12 @@ class Moves(NamedTuple):
     """A process's part of the drift.
 
     Args:
-        norms: Of its clients' movements, float64.
+        clients: Its clients whose movements were measured.
+        norms: Of these movements, float64.
         size: Measured values of a movement; 0 without clients.
     """
 
+    clients: list[int]
     norms: NDArray[np.float64]
     size: int
 
@@ -50,6 +54,7 @@ class DriftMeter:
     """
 
     def __init__(self) -> None:
+        self._clients: list[int] = []
         self._norms: list[Tensor] = []
         self._units: Tensor | None = None
         self._origin: Tensor | None = None
@@ -63,15 +68,16 @@ class DriftMeter:
         flat = update.flat
         if flat is not None and flat.layout is self._alike:
             self._waiting.append(flat.values)
-        else:
-            self._take_unlike(update.payload, flat, broadcast)
+        elif not self._take_unlike(update.payload, flat, broadcast):
+            return
+        self._clients.append(update.client_id)
         if len(self._waiting) >= self._most:
             self._measure()
 
-    def _take_unlike(self, payload: Payload, flat: Flat | None, broadcast: Payload) -> None:
+    def _take_unlike(self, payload: Payload, flat: Flat | None, broadcast: Payload) -> bool:
         names = [name for name, tensor in payload.items() if name in broadcast and tensor.is_floating_point()]
         if not names:
-            return
+            return False
         if self._origin is None:
             total = sum(broadcast[name].numel() for name in names)
             self._every = -(-total // _SAMPLED_VALUES) if total > MOST_VALUES else 1
@@ -88,6 +94,7 @@ class DriftMeter:
         if self._waiting and self._waiting[0].shape != values.shape:
             self._measure()
         self._waiting.append(values)
+        return True
 
     def _measure(self) -> None:
         if not self._waiting or self._origin is None:
@@ -104,7 +111,7 @@ class DriftMeter:
         """The process's part of `result`."""
         self._measure()
         norms = (torch.cat(self._norms) if self._norms else torch.empty(0)).double() / self._share**0.5
-        return Moves(norms.cpu().numpy(), 0 if self._units is None else self._units.numel())
+        return Moves(self._clients, norms.cpu().numpy(), 0 if self._units is None else self._units.numel())
 
     def result(self, parts: Sequence[Moves], workers: Workers) -> dict[str, float]:
         """``drift/update_norm_mean`` and, for two clients or more, ``drift/cosine_mean``, over all processes.
@@ -217,6 +224,18 @@ class RoundLedger:
         ]
         rows += [_row((client_id, "train", "uplink_bytes", count)) for client_id, count in self.uploads]
         return sorted(rows, key=itemgetter(0))  # stable: a client's rows keep this order
+
+    def outlier(self) -> str | None:
+        """A line about the update that moves furthest, if that is `_FAR` times the cohort's median norm; else None."""
+        norms = dict(pair for part in self._moves for pair in zip(part.clients, part.norms.tolist(), strict=True))
+        middle = median(norms.values()) if len(norms) > 2 else 0.0
+        if not 0 < _FAR * middle < (most := max(norms.values(), default=0.0)):
+            return None
+        client_id = min(client for client, norm in norms.items() if norm == most)
+        return (
+            f"the update of client {client_id} has norm {most:.3g}, and the cohort's median is {middle:.3g}: it may "
+            "decide the mean alone; trainer.aggregation bounds it"
+        )
 
     def metrics(self, num_samples: Callable[[int], int], workers: Workers) -> dict[str, float]:
         """Round metrics: sample-weighted means over clients, learning rates, bytes, drift, counts."""

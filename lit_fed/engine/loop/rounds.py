@@ -77,6 +77,8 @@ def run_round(run: Run, round_idx: int) -> None:
     ledger = current.ledger
     ledger.local_s = time.perf_counter() - current.started
     ledger.merge(run.workers)
+    if (far := ledger.outlier()) is not None:
+        run.fabric.print(f"round {round_idx}: {far}")
     if ledger.failures and run.settings.on_client_failure == "raise":
         raise ledger.failures[0]
     working = [participant.client_id for participant in current.plan if participant.fate is not Fate.LOST_BEFORE]

@@ -14,6 +14,7 @@ pytest.importorskip("flwr")
 from lit_fed.deployment import executor
 from lit_fed.deployment.executor import Patience
 from lit_fed.deployment.node_keys import read_node_keys
+from lit_fed.deployment.roster import Gathering
 from lit_fed.deployment.server import federate
 from lit_fed.deployment.wire import Message, decode
 from lit_fed.errors import ConfigError
@@ -61,7 +62,7 @@ def test_every_lie_over_tls_is_the_failure_of_the_node_that_tells_it(
         grid = stack.enter_context(served(keys, address))
         for name, handle in (("node_0", honest), ("node_1", lying)):
             stack.enter_context(working(Echo(handle), address, of_node(keys, name)))
-        federate(grid, made, *parts, patience=Patience(round_s=60), gathering_s=60, node_clients=bound)
+        federate(grid, made, *parts, patience=Patience(round_s=60), gathering=Gathering(60), node_clients=bound)
     assert made.run.next_round == len(lies) + 1
     assert made.run.failures.count == len(lies)
     for lie, (_, words) in lies.items():
@@ -81,4 +82,4 @@ def test_a_key_speaks_for_its_own_clients_only(keys: Path, tmp_path: Path) -> No
         for name, node in (("node_1", nodes[1]), ("node_0", nodes[0])):
             stack.enter_context(working(Echo(node.handle), address, of_node(keys, name)))
         with pytest.raises(ConfigError, match=words):
-            federate(grid, made, *parts, gathering_s=4, node_clients=bound)
+            federate(grid, made, *parts, gathering=Gathering(4), node_clients=bound)

@@ -137,6 +137,19 @@ def test_spread_by_hand_with_several_metrics() -> None:
     assert spread("x", []) == {}
 
 
+def test_a_value_that_could_not_be_measured_is_missing_and_counted() -> None:
+    """(1 + 3) / 2 = 2 of three clients; where nobody could measure, the mean is not a number."""
+    rows = [ClientRow(at, "test", "acc", value) for at, value in enumerate((1.0, math.nan, 3.0))]
+    assert spread("x", rows) == {
+        "x/acc_missing": 1.0,
+        "x/acc_mean": 2.0,
+        "x/acc_std": 1.0,
+        "x/acc_p10": 1.2,
+        "x/acc_min": 1.0,
+    }
+    assert math.isnan(spread("x", rows[1:2])["x/acc_mean"])
+
+
 # ---------------------------------------------------------------------- the ledger
 
 
@@ -256,3 +269,15 @@ def test_every_process_learns_of_every_failure() -> None:
 
     expected = [(7, 3, "ZeroDivisionError: x", "the traceback", "client 7 failed in round 3: ZeroDivisionError: x")]
     assert in_two_processes(work) == [expected, expected]
+
+
+@pytest.mark.parametrize(("most", "said"), [(100.0, False), (101.0, True), (1e17, True)])
+def test_an_update_far_beyond_the_cohort_is_named(most: float, said: bool) -> None:
+    """Norms 1, 1 and another: over a hundred times the median it is said, whichever process trained it."""
+    ledger = RoundLedger()
+    for client_id, move in enumerate((1.0, most, 1.0)):
+        ledger.trained(ClientUpdate(client_id, {"w": torch.tensor([move])}, 1, {}), {"w": torch.zeros(1)})
+    ledger.merge(ALONE)
+    line = ledger.outlier()
+    assert (line is not None) == said
+    assert line is None or line.startswith(f"the update of client 1 has norm {most:.3g}, and the cohort's median is 1")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 import lit_fed
@@ -60,3 +61,9 @@ def test_nobody_else_packs_or_counts() -> None:
     packs = {name for name, text in texts.items() if "codec.encode(" in text or "codec.decode(" in text}
     heatmaps = {"tasks/keypoint_estimator.py", "tasks/pose_outputs.py"}  # have codecs of their own
     assert packs - heatmaps == {"engine/wire/channel.py"}
+
+
+@pytest.mark.parametrize("word", ["Tensor", "load", "quint8", ""])
+def test_a_peers_word_is_looked_up_among_dtypes_alone(word: str) -> None:
+    with pytest.raises(KeyError):
+        CastCodec("float16").decode({f"w|{word}": torch.zeros(1)})
