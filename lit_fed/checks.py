@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from lit_fed.errors import ConfigError
+
+_URL = re.compile("[a-z][a-z0-9+.-]+:/", re.IGNORECASE)  # not a drive of Windows
 
 
 def check_range(
@@ -68,3 +72,12 @@ def check_choice(key: str, value: object, choices: Sequence[object]) -> None:
 def _figure(bound: float) -> str:
     """A bound without a needless exponent: ``4294967296``, not ``4.29497e+09``."""
     return str(int(bound)) if bound == int(bound) else str(bound)
+
+
+def check_local(key: str, path: str | Path) -> None:
+    """Refuse a URL such as ``s3://bucket/runs`` or ``file:///runs`` where files are locked, renamed and rewritten."""
+    if _URL.match(str(path)):
+        raise ConfigError(
+            f"{key} is {str(path)!r}; files are locked and renamed in place there, which remote storage cannot do; name "
+            "a local folder, and copy it when it is written"
+        )

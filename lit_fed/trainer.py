@@ -407,7 +407,8 @@ class FederatedTrainer:
         federation = assemble(self.fabric, parts, self.local, self.settings, self.channel, store, stage)
         for loop in federation.loops.values():
             loop.trainer.loggers = [DummyLogger()] if self.settings.logger else []  # until the run opens its loggers
-        self._run = Run(federation, self.settings, self.callbacks)
+        own = None if self._run is None else self._run.folder
+        self._run = Run(federation, self.settings, self.callbacks, folder=own)
         for task in tasks.values():
             self._run.names.declare(task)
         self._parts = (model, data, algorithm)

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_fed import Client, Phase
+from lit_fed import Client, FederatedTrainer, Phase
 from lit_fed.callbacks import Callback
 from lit_fed.codecs import CastCodec
 from lit_fed.engine.loop.run import Run
-from lit_fed.errors import ClientFailure, ConfigError
+from lit_fed.errors import CheckpointError, ClientFailure, ConfigError
 from lit_fed.methods import FedAvg
 from lit_fed.participation import FullParticipation, Participation, Stragglers, UniformParticipation
 from lit_fed.protocols import GlobalTest
@@ -339,3 +339,50 @@ def test_no_listener_reaches_into_the_trainer() -> None:
         path.name for path in files if re.search(r"(from|import) lit_fed[.]trainer|FederatedTrainer", path.read_text())
     ]
     assert imports == []
+
+
+def test_last_and_best_are_of_the_trainers_own_run_and_a_foreign_checkpoint_gets_a_new_folder(tmp_path: Path) -> None:
+    """Two trainers in one folder: the older one's ``best`` is its own; a fit after a foreign test keeps both runs."""
+    first, second = trainer(tmp_path, max_rounds=2), trainer(tmp_path, max_rounds=1)
+    mine, theirs = (LeastSquares(), Points(), FedAvg()), (LeastSquares(lr=0.25), Points(), FedAvg())
+    first.fit(*mine)
+    second.fit(*theirs)
+    kept = {made: (made.log_dir, (made.log_dir / "metrics.csv").read_bytes()) for made in (first, second)}
+    assert first.log_dir != second.log_dir
+    for name in ("best", "last"):
+        assert first.test(*mine, ckpt_path=name) == first.test(
+            *mine, ckpt_path=str(kept[first][0] / "checkpoints" / f"{name}.ckpt")
+        )
+    first.test(*mine, ckpt_path="last")
+    first.fit(*mine)  # its own last checkpoint: nothing is left to do, in its own folder
+    assert first.log_dir == kept[first][0]
+    first.test(*mine, ckpt_path=str(kept[second][0] / "checkpoints" / "last.ckpt"))
+    first.max_rounds = 3
+    first.fit(*mine)
+    assert first.log_dir not in (kept[first][0], kept[second][0])
+    assert [row["round"] for row in rows(first.log_dir / "metrics.csv")] == ["0", "1", "2"]
+    for made, (folder, before) in kept.items():
+        assert (folder / "metrics.csv").read_bytes() == before, made
+    bare = trainer(tmp_path, max_rounds=1, evaluate_every=0)
+    bare.fit(*theirs)
+    with pytest.raises(CheckpointError, match=r"lacks a best\.ckpt; name a checkpoint file"):
+        bare.test(*theirs, ckpt_path="best")
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/runs", "file:///tmp/runs", "gs:/bucket"])
+def test_a_url_is_no_folder_of_runs(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"trainer\.default_root_dir is '.*name a local folder"):
+        FederatedTrainer(default_root_dir=url)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_task_that_skips_every_batch_is_told_so(tmp_path: Path) -> None:
+    class Skips(LeastSquares):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return None
+
+    with pytest.warns(UserWarning, match="`training_step` returned `None`") as caught:
+        made = fit(tmp_path, Skips(), max_rounds=2)
+    assert sum("returned `None`" in str(one.message) for one in caught) == 1
+    assert weights(made)["network.weight"].tolist() == [[0.0, 0.0]]

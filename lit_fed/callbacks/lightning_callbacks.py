@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 
 from lightning import Callback as LightningCallback
 
 from lit_fed.engine.loop.run import Callback
-from lit_fed.errors import ConfigError
+from lit_fed.errors import ConfigError, reason
 
 _WATCHED = {
     *(f"on_{stage}_{edge}" for stage in ("train", "validation", "test", "predict") for edge in ("start", "end")),
@@ -42,10 +43,11 @@ def lightning_watchers(
 ) -> tuple[list[Callback], list[LightningCallback]]:
     """Split callbacks into listeners of the run and Lightning callbacks, which watch each client's local work.
 
-    Lightning's own are refused: each steers one training or reads its loops and loggers.
+    Lightning's own are refused: each steers one training or reads its loops and loggers. Each client's work has its
+    own copies of the others.
 
     Raises:
-        ConfigError: For one of Lightning's own, or a hook that local work lacks.
+        ConfigError: For one of Lightning's own, a hook that local work lacks, or a callback that cannot be copied.
     """
     own: list[Callback] = []
     watchers: list[LightningCallback] = []
@@ -75,3 +77,10 @@ def _check(callback: LightningCallback) -> None:
         raise ConfigError(
             f"trainer.callbacks: {name} uses the hook {unknown[0]}, which local work does not have; remove the hook"
         )
+    try:
+        deepcopy(callback)
+    except Exception as error:  # whatever an attribute of a user's class raises
+        raise ConfigError(
+            f"trainer.callbacks: {name} cannot be copied for each client ({reason(error)}); keep files, locks and "
+            "connections out of its attributes, and open them in on_train_start"
+        ) from error

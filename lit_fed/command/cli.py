@@ -16,6 +16,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from typing_extensions import override
 
+from lit_fed.checks import check_local
 from lit_fed.command.endings import ending_told, witness
 from lit_fed.command.reading.config_files import ConfigFiles
 from lit_fed.command.reading.own import add_overwrite
@@ -190,6 +191,8 @@ class FederatedCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         if self._room:
             call = Call(self.config[subcommand], self._parser(subcommand), self._words)
+            for key in ("output", "state_dir"):
+                check_local(f"--{key}", call.settings.get(key) or "")
             self.status = COMMANDS[subcommand].load(self._words).run(call)
             return
         with ExitStack() as stack:

@@ -15,9 +15,9 @@ Metrics of clients and means over them, counts, and who took part were not writt
 updates before the sum was not private against the server itself.
 """
 _STATES = """\
-The states that clients keep between rounds, the table of them and the data's fingerprints (`checkpoints/clients/`) are not
-private. The metrics `global/…` are
-computed on the shared test set, which is protected only if it comes from none of the clients.
+The states that clients keep between rounds, the table of them and the data's fingerprints (`checkpoints/clients/`) are
+not private. The metrics `global/…` are computed on the shared test set, which is protected only if it comes from none
+of the clients.
 """
 _RAISE = """\
 `trainer.on_client_failure` is `raise`: a client that fails ends the run, which tells that it took part.

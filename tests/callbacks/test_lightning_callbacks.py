@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,61 +14,107 @@ from lightning.pytorch.callbacks import DeviceStatsMonitor, LearningRateMonitor,
 
 from lit_fed.callbacks import Recorder
 from lit_fed.errors import ClientFailure, ConfigError
-from tests.support import fit, trainer
+from lit_fed.methods import FedAvg, LocalOnly
+from tests.support import assert_same, fit, trainer, weights
+
+COUNT: Counter[str] = Counter()
 
 
 class Counting(Callback):
-    """A stranger's: counts, and keeps the count in checkpoints."""
+    """A stranger's: counts its hooks in a module's variable, and one client's batches in itself."""
 
     def __init__(self) -> None:
-        self.count: Counter[str] = Counter()
-        self.samples = 0
+        COUNT.clear()
+        self.batches = 0
+        self.rounds = 0
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        self.count["fit"] += 1
+        COUNT["fit"] += 1
+        self.rounds = trainer.max_epochs
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self.count["train"] += 1
+        COUNT["train"] += 1
+        assert self.batches == 0  # nothing of another client or round
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        self.count["epoch"] += 1
+        COUNT["epoch"] += 1
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         assert pl_module.network.weight.grad is not None
-        self.count["step"] += 1
+        COUNT["step"] += 1
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.count["batch"] += 1
-        self.samples += len(batch[1])
+        COUNT["batch"] += 1
+        COUNT["samples"] += len(batch[1])
+        self.batches += 1
+        # The mean of what the client has logged so far; its batches are alike.
+        assert float(trainer.callback_metrics["train/loss"]) > float(outputs["loss"]) - 1e-6
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        assert self.batches == 2
+
+    def on_test_start(self, trainer: Any, pl_module: Any) -> None:
+        assert trainer.callback_metrics == {}
 
     def on_test_batch_end(self, *args: Any) -> None:
-        self.count["test batch"] += 1
+        COUNT["test batch"] += 1
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        self.count["end"] += 1
+        COUNT["end"] += 1
 
     def state_dict(self) -> dict[str, Any]:
-        return {"samples": self.samples}
+        return {"rounds": self.rounds}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.samples = state["samples"]
+        COUNT["loaded"] += state["rounds"]
 
 
 def test_a_strangers_callback_watches_every_clients_work(tmp_path: Path) -> None:
-    counting = Counting()
-    fit(tmp_path, max_rounds=3, local_epochs=2, callbacks=[counting, Recorder()])
+    fit(tmp_path, max_rounds=3, local_epochs=2, callbacks=[Counting(), Recorder()])
     # 3 rounds of 2 clients with 2 epochs of one batch each; a round tests the global model, and both clients.
-    assert counting.count == {
-        "fit": 1, "train": 6, "epoch": 12, "batch": 12, "step": 12, "test batch": 9, "end": 1
+    assert COUNT == {
+        "fit": 1, "train": 6, "epoch": 12, "batch": 12, "step": 12, "test batch": 9, "end": 1,
+        "samples": 3 * 2 * (1 + 3),
     }  # fmt: skip
-    assert counting.samples == 3 * 2 * (1 + 3)
 
 
-def test_what_it_keeps_is_in_the_checkpoint(tmp_path: Path) -> None:
-    fit(tmp_path, max_rounds=2, callbacks=[Counting()])
-    resumed = Counting()
-    fit(tmp_path, max_rounds=3, callbacks=[resumed], ckpt_path="last")
-    assert (resumed.samples, resumed.count["train"]) == (3 * (1 + 3), 2)
+def test_what_it_keeps_of_the_run_is_in_the_checkpoint(tmp_path: Path) -> None:
+    fit(tmp_path, max_rounds=2, local_epochs=2, callbacks=[Counting()])
+    fit(tmp_path, max_rounds=3, local_epochs=2, callbacks=[Counting()], ckpt_path="last")
+    assert (COUNT["loaded"], COUNT["train"]) == (2, 2)
+
+
+class Averaging(Callback):
+    """An ordinary exponential moving average of the weights, swapped in when training ends."""
+
+    def __init__(self, decay: float = 0.5) -> None:
+        self.decay = decay
+        self.shadow: dict[str, Any] = {}
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+        for name, weight in pl_module.state_dict().items():
+            before = self.shadow.get(name, weight)
+            self.shadow[name] = self.decay * before + (1 - self.decay) * weight.clone()
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        pl_module.load_state_dict(self.shadow)
+
+
+@pytest.mark.parametrize("algorithm", [FedAvg, LocalOnly])
+def test_an_average_of_one_clients_weights_holds_nothing_of_another(tmp_path: Path, algorithm: Any) -> None:
+    """Client 0 steps from 0 to 1, client 1 from 0 to 2: an average begun with client 0 would hold half of both."""
+    both = fit(tmp_path / "both", algorithm=algorithm(), max_rounds=1, callbacks=[Averaging()])
+    alone = fit(tmp_path / "alone", algorithm=algorithm(), max_rounds=1)
+    assert_same(weights(both), weights(alone))  # of one step, the average is the step
+
+
+def test_a_callback_that_cannot_be_copied_is_refused() -> None:
+    class Open(Callback):
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+
+    with pytest.raises(ConfigError, match=r"trainer\.callbacks: Open cannot be copied for each client \(.*lock"):
+        trainer(Path(), callbacks=[Open()])
 
 
 @pytest.mark.parametrize(
@@ -80,7 +127,7 @@ def test_what_it_keeps_is_in_the_checkpoint(tmp_path: Path) -> None:
         (lightning_callbacks.ModelCheckpoint(), "use lit_fed.callbacks.Checkpoint"),
         (lightning_callbacks.EarlyStopping("loss"), "use lit_fed.callbacks.EarlyStopping"),
         (lightning_callbacks.TQDMProgressBar(), "use lit_fed.callbacks.Progress"),
-        (lightning_callbacks.RichModelSummary(), "use the command explain"),
+        (lightning_callbacks.RichModelSummary(), "use lit-fed cost"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Callback) else "",
 )

@@ -12,6 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, contextmanager
+from copy import deepcopy
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any, Literal
 from typing import Protocol as Interface
@@ -20,6 +21,7 @@ import torch
 from lightning import Callback, Fabric, LightningModule
 from lightning.fabric.plugins.precision import MixedPrecision, Precision
 from lightning.fabric.strategies.strategy import Strategy
+from lightning.fabric.utilities.rank_zero import WarningCache
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 from torchmetrics import Metric
@@ -72,7 +74,8 @@ class LocalLoop:
         algorithm: The method.
         workers: Tells whether a client's batches are divided among processes (``ddp``).
         gradients: Clipping, accumulation, and the span of schedules by steps.
-        callbacks: Lightning's callbacks for the local work.
+        callbacks: Lightning's callbacks for the local work. Each client's work, test and prediction has copies of them,
+            so that nothing of one client reaches the next.
         max_rounds: Rounds in all, the task's ``self.trainer.max_epochs``.
         datamodule: The task's ``self.trainer.datamodule``.
         channels_last: Whether batches of images are laid out so.
@@ -98,12 +101,14 @@ class LocalLoop:
         # DDP must see the call; without DDP, the objective's own method saves the wrapper's cost on every batch.
         self.training_step: Callable[..., Any] = (wrapped if workers.data_parallel else self.objective).training_step
         self.trainer = TaskTrainer(fabric, max_rounds, datamodule, gradients, workers.data_parallel)
-        self.trainer.callbacks = list(callbacks)
+        self.watchers = list(callbacks)
+        self.trainer.callbacks = self.watchers
         self.trainer.model, self.trainer.call = self.objective, self.call
         self.state.trainer = self.trainer
         self.optimizers = OptimizerFactory(self.objective, self.trainer)
         self.directions: dict[str, Direction] = {}  # by logged torchmetrics objects
         self.metrics = [module for module in model.task.modules() if isinstance(module, Metric)]
+        self.warnings = WarningCache()  # each is said once
         self.is_fresh = True  # the task has just been set up
         self._hooks: dict[str, list[Callable[..., Any]]] = {}
         self._steps: dict[str, Callable[..., Any]] = {}
@@ -173,10 +178,18 @@ class LocalLoop:
             self.call("on_fit_start")
 
     def end(self, stage: TaskStage) -> None:
-        """Call ``on_fit_end`` and ``teardown``."""
+        """Call ``on_fit_end`` and ``teardown``, on the callbacks themselves."""
+        self.trainer.callbacks, self._hooks = self.watchers, {}
         if stage == "fit":
             self.call("on_fit_end")
         self.call("teardown", stage)
+
+    def copy_watchers(self, meter: Meter | None = None) -> None:
+        """Give the work that begins its own copies of Lightning's callbacks, and its logged values to them."""
+        self.trainer.meter = meter
+        if self.watchers:
+            self.trainer.callbacks = deepcopy(self.watchers)
+            self._hooks = {}
 
     def begin_metrics(self, sync: bool) -> None:
         """Reset the task's torchmetrics, and set whether processes share them."""
@@ -217,6 +230,7 @@ class LocalLoop:
         state, trainer, model = self.state, self.trainer, self.model
         meter = state.meter = Meter()
         state.client, state.training, trainer.stage = client, True, "fit"
+        self.copy_watchers(meter)
         trainer.current_epoch, trainer.global_step = client.round_idx, 0
         seed_device(client.derive_seed("training"), self.fabric.device)
         self.reset_scaler()
@@ -344,6 +358,7 @@ class LocalLoop:
             batches = islice(loader, self.workers.rank, None, self.workers.world_size)
         meter = self.state.meter = Meter()
         self.trainer.stage = "test" if subset == "test" else "validate"
+        self.copy_watchers(meter)
         self.begin_metrics(sync=spread)
         with self.mode(stage):
             try:
@@ -397,6 +412,7 @@ class LocalLoop:
         """Every batch with the result of ``predict_step``, in order; without one, of ``forward(x)`` on the inputs."""
         step = self.bound("predict_step") if overrides(self.model.task, "predict_step") else self._forward
         self.trainer.stage = "predict"
+        self.copy_watchers()
         self.begin_metrics(sync=False)
         with self.mode("predict"):
             self.call("on_predict_start")
@@ -571,6 +587,9 @@ class _ByGradient(_Way):
             self._zero_grad(batch_idx)
         self._has_gradients = True
         if loss is None:
+            loop.warnings.warn(
+                "`training_step` returned `None`. If this was on purpose, ignore this warning: the batch is skipped"
+            )
             return None
         if scale != 1.0:
             loss = loss * scale

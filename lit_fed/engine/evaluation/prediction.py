@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lit_fed.checks import check_local
 from lit_fed.data.loaders.tensor_loader import Loader
 from lit_fed.data.population.archive import write_archive
 from lit_fed.data.population.base import FederatedDataModule
@@ -28,7 +29,8 @@ KEYS = Keys("--client_id", "--client_position")
 
 
 def check_output(output: Path, overwrite: bool) -> None:
-    """Refuse, before any prediction, another file type, or an existing file without ``overwrite``."""
+    """Refuse, before any prediction, a URL, another file type, or an existing file without ``overwrite``."""
+    check_local("--output", output)
     if output.suffix not in (".csv", ".npz", ".json"):
         raise ConfigError(f"--output is {output.name!r}; it must be a .csv, .npz or .json file")
     refuse_overwriting([output, *_beside(output)], overwrite)

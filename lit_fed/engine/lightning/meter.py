@@ -79,6 +79,12 @@ class Meter:
         found = means(self._sums.numbers())
         return found | _numbers(self.folded()) | self._compute_metrics() if self._folded or self._metrics else found
 
+    def so_far(self) -> dict[str, float]:
+        """`compute`, which leaves every ``Metric`` as it is."""
+        updated = {name: metric for name, metric in self._metrics.items() if metric.update_called}
+        found = means(self._sums.numbers()) | _numbers(self.folded())
+        return found | {name: float(metric.compute()) for name, metric in updated.items()}
+
     def merged(self, workers: Workers, known: Sequence[Metric] = ()) -> dict[str, float]:
         """`compute` over the values that all processes logged; every process must call this.
 

@@ -11,6 +11,7 @@ from lightning import Fabric
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from lit_fed.engine.lightning.meter import Meter
 from lit_fed.engine.lightning.options import GradientOptions
 
 
@@ -64,7 +65,7 @@ class TaskTrainer:
         self.stage = "fit"
         self.loggers: list[Any] = []
         self.log_dir: Path | None = None
-        self.callback_metrics: dict[str, torch.Tensor] = {}
+        self.meter: Meter | None = None
         self.callbacks: list[Any] = []
 
     def expect(self, steps: int) -> None:
@@ -84,6 +85,12 @@ class TaskTrainer:
     def logger(self) -> Any:
         """The run's first logger; a dummy on other processes than the first."""
         return self.loggers[0] if self.loggers else None
+
+    @property
+    def callback_metrics(self) -> dict[str, torch.Tensor]:
+        """The values that the client has logged so far in this work or test, on this process; read when asked for."""
+        values = {} if self.meter is None else self.meter.so_far()
+        return {name: torch.tensor(value) for name, value in values.items()}
 
     @property
     def training(self) -> bool:

@@ -379,7 +379,7 @@ def _named(run: Run) -> Iterator[tuple[str, Callback | LightningCallback]]:
     States of Lightning's callbacks, which watch each process's clients, are the first process's, as in Lightning.
     """
     count: Counter[str] = Counter()
-    watchers = next(iter(run.federation.loops.values())).trainer.callbacks
+    watchers = next(iter(run.federation.loops.values())).watchers
     for callback in (*run.callbacks, *watchers):
         name = type(callback).__name__
         count[name] += 1
@@ -400,12 +400,16 @@ def _plain(value: Any, where: str) -> Any:
     raise CheckpointError(f"{where} is a {type(value).__name__}; keep tensors and primitives only")
 
 
-def find_checkpoint(ckpt_path: str | Path, logs: Path) -> Path | None:
+def find_checkpoint(ckpt_path: str | Path, logs: Path, own: Path | None = None) -> Path | None:
     """Resolve ``last``, ``best``, a run folder or a file to a file.
 
-    ``last`` and ``best`` mean the newest run in ``logs`` that has one; None if none has.
+    ``last`` and ``best`` mean the folder ``own`` of a run of this process, or without it the newest run in ``logs``
+    that has one; None if none has.
     """
     if str(ckpt_path) in ("last", "best"):
+        if own is not None:
+            file = own / "checkpoints" / f"{ckpt_path}.ckpt"
+            return file if file.is_file() else None
         files = [run / "checkpoints" / f"{ckpt_path}.ckpt" for run in runs_in(logs)]
         return next((file for file in files if file.is_file()), None)
     path = Path(ckpt_path)

@@ -35,10 +35,12 @@ def predict(run: Run, ckpt_path: str | None, client_id: int | None, output: Path
 def _load_trained(run: Run, ckpt_path: str | None) -> int:
     """Load the trained state, and return its last round."""
     if ckpt_path is not None:
-        path = find_checkpoint(ckpt_path, run.settings.logs)
+        path = find_checkpoint(ckpt_path, run.settings.logs, run.folder)
         if path is None:
-            raise CheckpointError(f"no run under {run.settings.logs} has a {ckpt_path}.ckpt; name a checkpoint file")
+            where = f"no run under {run.settings.logs} has" if run.folder is None else f"this run, {run.folder}, lacks"
+            raise CheckpointError(f"{where} a {ckpt_path}.ckpt; name a checkpoint file")
         restore(run, path, trains=False)
+        run.loaded = path
         check_server(run, str(path))
         folder = run_folder(path)
         if folder is not None:

@@ -34,6 +34,8 @@ class Run:
         metrics: Metrics of the last round.
         should_stop: Set it to end the run after this round.
         log_dir: The run's folder.
+        folder: The same, once training has claimed it; None before. ``last`` and ``best`` mean its checkpoints.
+        loaded: The checkpoint whose state a test or a prediction has loaded, from which training would go on.
         resumed_from: Folder of the run that this run continues, if it is a different one.
         origin: Source of the current state, in words.
         loggers: The run's loggers, on the first process.
@@ -49,6 +51,8 @@ class Run:
     metrics: dict[str, float] = field(default_factory=dict)
     should_stop: bool = False
     log_dir: Path = field(default_factory=Path)
+    folder: Path | None = None
+    loaded: Path | None = None
     resumed_from: Path | None = None
     origin: str = ""
     loggers: list[Logger] = field(default_factory=list)

@@ -27,7 +27,8 @@ def open_run(run: Run, ckpt_path: str | None) -> Iterator[None]:
     """Restore a checkpoint, claim and lock the run's folder, open its loggers.
 
     ``last.ckpt`` continues in its own folder; any other checkpoint starts a new one, so that the rounds after it are
-    not lost. So does a run without checkpoints, which would leave the old folder ahead of its ``last.ckpt``.
+    not lost, and so does the ``last.ckpt`` of another trainer's run, which a test has loaded. So does a run without
+    checkpoints, which would leave the old folder ahead of its ``last.ckpt``.
 
     Args:
         run: Assembled.
@@ -38,12 +39,17 @@ def open_run(run: Run, ckpt_path: str | None) -> Iterator[None]:
         ConfigError: If the folder cannot be created, or another process writes into it.
     """
     fabric, store, settings = run.fabric, run.federation.store, run.settings
+    is_foreign = False
+    if ckpt_path is None and run.loaded is not None:  # a test has put another state in the place of the run's
+        ckpt_path, is_foreign = str(run.loaded), run_folder(run.loaded) != run.folder
+    elif ckpt_path in ("last", "best") and run.folder is not None:
+        ckpt_path = str(find_checkpoint(ckpt_path, settings.logs, run.folder) or run.folder)
     checkpoint = checkpoint_to_continue(fabric, ckpt_path, settings.logs) if ckpt_path is not None else None
     run.start_round = run.next_round  # 0, unless this run has trained before
     source = run.log_dir if run.start_round else None
     if checkpoint is not None:
         source = run_folder(checkpoint)
-    continues = checkpoint is None or (checkpoint.name == "last.ckpt" and run.keeps_checkpoints)
+    continues = checkpoint is None or (checkpoint.name == "last.ckpt" and run.keeps_checkpoints and not is_foreign)
     resumed = source if continues else None
     with ExitStack() as held:
         if resumed is not None:  # before reading its checkpoint, which a writer may replace
@@ -53,7 +59,8 @@ def open_run(run: Run, ckpt_path: str | None) -> Iterator[None]:
             run.resumed_from = source
             _check_clients(run, checkpoint)
         check_server(run, "this trainer" if checkpoint is None else str(checkpoint))
-        run.log_dir = claim_run_folder(fabric, settings.logs, settings.logger, resumed)
+        run.log_dir = run.folder = claim_run_folder(fabric, settings.logs, settings.logger, resumed)
+        run.loaded = None
         if resumed is None:
             held.enter_context(sole_writer(fabric, run.log_dir))
         store.open(run.log_dir / "checkpoints" / "clients")

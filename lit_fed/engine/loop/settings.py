@@ -11,7 +11,7 @@ from lightning import Callback as LightningCallback
 from lightning import LightningModule
 from lightning.pytorch.loggers import CSVLogger, Logger
 
-from lit_fed.checks import check_choice, check_range
+from lit_fed.checks import check_choice, check_local, check_range
 from lit_fed.engine.clients.executor import Executor
 from lit_fed.engine.clients.guard import Guard
 from lit_fed.engine.clients.session import Session
@@ -104,6 +104,7 @@ class RunSettings:
     told: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        check_local("trainer.default_root_dir", self.logs.parent)
         check_range("trainer.max_rounds", self.max_rounds, least=1)
         check_range("trainer.evaluate_every", self.evaluate_every, least=0)
         check_choice("trainer.evaluate_on", self.evaluate_on, get_args(EvalSubset))
