@@ -38,7 +38,7 @@ REPLACED = 0
 
 
 def table(folder: Path, other: bool) -> str:
-    """Four clients; with `other` the first one's rows are extreme, and of a class of its own."""
+    """Four clients; with `other` the first one's rows are extreme, and of a new class."""
     lines = ["a,b,kind,site"]
     for client in range(4):
         odd = other and client == REPLACED
