@@ -47,10 +47,10 @@ class _Rows(NamedTuple):
 class Table(TensorDataModule):
     """Rows of a CSV or Parquet file, or of one such file per client: features, a target, and the client of each row.
 
-    The first row of a CSV file names the columns. Features are numbers, standardised by `mean` and `std`, or by those
-    of all clients' training rows, which become part of the checkpoint's preprocessing. A target of texts or whole
-    numbers is a class, named as in the file; classes are in numerical or alphabetical order. Other numbers are the
-    targets of a regression. Under `trainer.privacy` all of this must be set.
+    The first row of a CSV file names the columns. Features are numbers, standardised by `mean` and `std`, or by the
+    statistics of all clients' training rows, which become part of the checkpoint's preprocessing. A target of texts or
+    whole numbers is a class, named as in the file; classes are in numerical or alphabetical order. Other numbers are
+    the targets of a regression. Under `trainer.privacy` all of this must be set.
 
     Args:
         path: A ``.csv``, ``.csv.gz`` or ``.parquet`` file; or a folder of them, one per client, named after the file.
@@ -60,7 +60,7 @@ class Table(TensorDataModule):
         test_path: Rows to test on, a file or a folder like `path`; null holds out `test_fraction`.
         test_fraction: Share of every client's rows (of all rows without clients) to test on, without a `test_path`.
         kind: ``classes`` or ``numbers``, if whole numbers are not classes or other numbers are.
-        class_names: The classes in their order; null for those of the training rows.
+        class_names: The classes in their order; null for the training rows' classes.
         strata: Number of strata by the first target of a regression, for partitions to cut by.
         standardise: Whether to shift and scale features.
         mean: Shift of each feature, in the features' order; null for the mean of the training rows.
@@ -72,7 +72,7 @@ class Table(TensorDataModule):
         ConfigError: A file or a column is missing, or a cell is malformed.
 
     Note:
-        Without `mean` and `std` clients would in practice have to share those of their rows.
+        Without `mean` and `std` clients would in practice have to share these statistics of their rows.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class Table(TensorDataModule):
                 "it to false"
             )
         if self._kind_given != "numbers" and self._names_given is None:
-            return "data.class_names are those of all clients' rows; give them, or set data.kind to numbers"
+            return "data.class_names are read off all clients' rows; give them, or set data.kind to numbers"
         if self._strata is not None:
             return "data.strata cuts by quantiles of all clients' targets; leave it out"
         return None

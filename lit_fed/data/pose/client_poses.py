@@ -110,7 +110,7 @@ class ClientPoses(PhotoPose):
         if self._skeleton is None:
             return "data.skeleton is that of the first client's file; give it"
         if self.antialias and self._box_heights is None:
-            return "data.box_heights are those of all clients' boxes; give them, or set data.antialias to false"
+            return "data.box_heights are measured on all clients' boxes; give them, or set data.antialias to false"
         return None
 
     @cached_property
