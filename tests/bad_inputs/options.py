@@ -113,6 +113,7 @@ _CAPS = ("batch_size", "test_batch_size", "shared_batch_size", "max_train_sample
 _ZEROS = (
     "alpha",
     "alternations",
+    "attackers",  # of a rule: it tolerates none
     "beta",
     "calibration_fraction",
     "crop_padding",
