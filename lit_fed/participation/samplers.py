@@ -270,8 +270,6 @@ class AvailabilityParticipation(SampledParticipation):
         for client_id, value in enumerate(values.tolist()):
             whose = f" of client {client_id}" if len(values) > 1 else ""
             check_range(f"participation.availability{whose}", value, least=0, most=1)
-        if not values.any():
-            raise ConfigError("participation.availability is 0 for every client; give a client a probability above 0")
         return values
 
     def probabilities(self, round_idx: int) -> NDArray[np.float64]:

@@ -114,6 +114,7 @@ _ZEROS = (
     "alpha",
     "alternations",
     "attackers",  # of a rule: it tolerates none
+    "availability",  # every round is without a cohort, see tests/participation/test_samplers.py
     "beta",
     "calibration_fraction",
     "crop_padding",
