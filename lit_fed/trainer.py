@@ -400,8 +400,10 @@ class FederatedTrainer:
         tasks = dict(model) if isinstance(model, Mapping) else {ONLY: model}
         for name, task in tasks.items():
             if not isinstance(task, LightningModule):
-                wrong = f"model {name!r} is a {type(task).__name__}; it must be a LightningModule"
-                raise ConfigError(of_other_lightning(type(task)) or wrong)
+                raise ConfigError(
+                    of_other_lightning(type(task))
+                    or f"model {name!r} is a {type(task).__name__}; it must be a LightningModule"
+                )
         parts = RunParts(tasks, self.kinds_of(tasks), data, algorithm, self.participation)
         store = ClientStore(self.client_store, PackedFiles)
         federation = assemble(self.fabric, parts, self.local, self.settings, self.channel, store, stage)

@@ -113,6 +113,8 @@ _CAPS = ("batch_size", "test_batch_size", "shared_batch_size", "max_train_sample
 _ZEROS = (
     "alpha",
     "alternations",
+    "attackers",  # of a rule: it tolerates none
+    "availability",  # every round is without a cohort, see tests/participation/test_samplers.py
     "beta",
     "calibration_fraction",
     "crop_padding",

@@ -104,8 +104,9 @@ class Devices:
                 f"{starter.name} started {starter.in_all} processes, but trainer.devices {devices} on "
                 f"trainer.num_nodes {self.num_nodes} makes {wanted}; set trainer.devices to {starter.here}, or to auto"
             )
-        if wanted == 1 and rank_zero_only.rank:
-            number, rank_zero_only.rank = rank_zero_only.rank, 0  # it stands alone, and prints the error
+        number = getattr(rank_zero_only, "rank", 0)
+        if wanted == 1 and number:
+            rank_zero_only.rank = 0  # type: ignore[attr-defined]  # it stands alone, and prints the error
             name = next((key for key in _RANKS if os.environ.get(key) == str(number)), "RANK")
             raise ConfigError(
                 f"{name} is {number}, as in one of several processes, but trainer.devices {devices} makes one; unset "
