@@ -78,6 +78,6 @@ def check_local(key: str, path: str | Path) -> None:
     """Refuse a URL such as ``s3://bucket/runs`` or ``file:///runs`` where files are locked, renamed and rewritten."""
     if _URL.match(str(path)):
         raise ConfigError(
-            f"{key} is {str(path)!r}; files are locked and renamed in place there, which remote storage cannot do; name "
-            "a local folder, and copy it when it is written"
+            f"{key} is {str(path)!r}; files are locked and renamed in place there, which remote storage cannot do; "
+            "name a local folder, and copy it when it is written"
         )

@@ -109,11 +109,11 @@ class Checkpoint(Callback):
         if run.fabric.is_global_zero:
             for name in names[1:]:
                 _link(folder / "last.ckpt", folder / name)
-            before = set(self._apart.values())
+            before = {seal for seal in self._apart.values() if seal is not None}
             self._kept |= dict.fromkeys(names, index)
             self._apart |= dict.fromkeys(names, apart)
             self._drop_old_rounds(folder)
-            for seal in before.difference(self._apart.values(), [None]):
+            for seal in before.difference(self._apart.values()):
                 apart_file(folder, seal).unlink(missing_ok=True)
         run.federation.store.collect_garbage(self._kept.values(), delete=run.fabric.is_global_zero and not self._unread)
 

@@ -22,9 +22,10 @@ from lit_fed.algorithm import ClientUpdate
 from lit_fed.callbacks import Callback, Run
 from lit_fed.data import ArrayFile, ClientArrays, ClientFolders, ClientPoses, FederatedDataModule, Natural, Table
 from lit_fed.data.partitions.csr import CSR, IntArray
+from lit_fed.data.pose.skeleton import Skeleton
 from lit_fed.errors import ConfigError
 from lit_fed.tasks import Classifier, KeypointEstimator
-from tests.data.pose.test_client_poses import file
+from tests.data.pose.test_client_poses import NAMES, file
 from tests.privacy.support import private, uniform
 from tests.support import Points, fit
 
@@ -68,7 +69,10 @@ def table(root: Path, samples: Samples) -> FederatedDataModule:
     ]
     names = ",".join(["client", "label", *(f"p{place}" for place in range(16))])
     (root / "table.csv").write_text("\n".join([names, *lines]))
-    return Table(str(root / "table.csv"), "label", client="client", standardise=False, val_fraction=0.2, batch_size=8)
+    return Table(
+        str(root / "table.csv"), "label", client="client", standardise=False, class_names=["k0", "k1"],
+        val_fraction=0.2, batch_size=8,
+    )  # fmt: skip
 
 
 def arrays(root: Path, samples: Samples) -> FederatedDataModule:
@@ -106,14 +110,15 @@ def folders(root: Path, samples: Samples) -> FederatedDataModule:
             place = root / f"c{client_id}" / f"k{label}"
             place.mkdir(parents=True, exist_ok=True)
             Image.fromarray(picture).save(place / f"{row:02}.png")
-    return ClientFolders(root=str(root), image_size=4, val_fraction=0.2, batch_size=8)
+    return ClientFolders(root=str(root), class_names=["k0", "k1"], image_size=4, val_fraction=0.2, batch_size=8)
 
 
 def poses(root: Path, samples: Samples) -> FederatedDataModule:
     for client_id, own in enumerate(samples):
         boxes = [[float(picture[0, 0] % 20), 10.0, 20.0, 30.0 + label] for picture, label in own]
         file(root / f"c{client_id}" / "train.json", [(row, {"bbox": box}) for row, box in enumerate(boxes, 1)])
-    return ClientPoses(str(root), resolutions=[(16, 12)], val_fraction=0.2, batch_size=8)
+    given: dict[str, Any] = {"skeleton": Skeleton(tuple(NAMES), edges=((0, 1),)), "box_heights": (30.0, 30.0)}
+    return ClientPoses(str(root), resolutions=[(16, 12)], val_fraction=0.2, batch_size=8, **given)
 
 
 def stacked(own: list[Sample]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 from lightning import LightningDataModule
-from torch.utils.data import DataLoader, TensorDataset, default_collate
+from torch.utils.data import DataLoader, TensorDataset
 
-from lit_fed.algorithm import Algorithm, ClientUpdate
+from lit_fed.algorithm import ClientUpdate
 from lit_fed.callbacks import Callback, Run
 from lit_fed.data import (
     ArrayFile,
@@ -27,7 +25,6 @@ from lit_fed.data import (
     Wrapped,
 )
 from lit_fed.errors import ConfigError
-from lit_fed.methods import FedBABU, FedDyn, FedNTD, FedPer, FedProx, Moon, Scaffold
 from lit_fed.tasks import Classifier
 from tests.privacy.support import private, uniform
 from tests.support import fit
@@ -136,90 +133,6 @@ def test_poses_whose_pictures_shrink_by_all_boxes_and_joints_of_a_first_file_are
     assert "data.skeleton" in (ClientPoses().pooled() or "")
     assert "data.antialias" in (Mpii(antialias=True).pooled() or "")
     assert Mpii().pooled() is None
-
-
-METHODS: dict[str, Callable[[], Algorithm[Any]]] = {
-    "FedAvg": uniform,
-    "FedProx": lambda: FedProx(mu=0.1, weighting="uniform"),
-    "FedNTD": lambda: FedNTD(weighting="uniform"),
-    "FedBABU": lambda: FedBABU(weighting="uniform"),
-    "FedPer": lambda: FedPer(weighting="uniform"),
-    "Moon": lambda: Moon(weighting="uniform"),
-    "FedDyn": FedDyn,
-    "Scaffold": Scaffold,
-}
-
-
-def neighbours(kind: str, folder: Path, other: str) -> FederatedDataModule:
-    """Four clients with ten rows each; of the first, the rows are others, or there is one more."""
-    rng, x, y, owners = np.random.default_rng(0), [], [], []
-    for client in range(4):
-        own = rng.random((11, 3)).astype(np.float32)
-        odd = client == REPLACED
-        x.append(own[: 11 if odd and other == "more" else 10] * (1e4 if odd and other == "replaced" else 1.0))
-        y.append(np.full(len(x[-1]), 2) if odd and other == "replaced" else np.arange(len(x[-1])) % 2)
-        owners += [client] * len(x[-1])
-    rows = np.concatenate(x).astype(np.float32), np.concatenate(y), np.array(owners)
-    test = np.ones((4, 3), np.float32), np.arange(4) % 2, np.arange(4)
-    folder.mkdir(parents=True)
-    if kind == "Table":
-        for name, part in (("train", rows), ("test", test)):
-            lines = [",".join(map(str, [*own.tolist(), "xyz"[label], owner])) for own, label, owner in zip(*part)]  # noqa: B905
-            (folder / f"{name}.csv").write_text("\n".join(["a,b,c,kind,site", *lines]))
-        return Table(
-            str(folder / "train.csv"), "kind", client="site", test_path=str(folder / "test.csv"),
-            class_names=["x", "y", "z"], mean=[0.5] * 3, std=[0.3] * 3,
-        )  # fmt: skip
-    if kind == "ArrayFile":
-        named = zip(("x", "y", "client"), rows, test, strict=True)
-        np.savez(folder / "data.npz", **{f"{n}_{p}": v for n, *both in named for p, v in zip(("train", "test"), both)})  # noqa: B905
-        return ArrayFile(str(folder / "data.npz"), num_classes=3)
-    if kind == "Wrapped":
-        return Wrapped(Rows(rows, test), client=2, num_classes=3)
-    for client, (own, labels) in enumerate(zip(x, y, strict=True)):
-        (folder / f"client_{client}").mkdir()
-        held = {"x_test": test[0][:1], "y_test": test[1][:1]}
-        np.savez(folder / f"client_{client}" / "data.npz", x_train=own, y_train=labels, **held)
-    return ClientArrays(4, [3], 3, root=str(folder), max_value=1.0)
-
-
-class Rows(LightningDataModule):
-    """Rows with their label and their client."""
-
-    def __init__(self, train: Any, test: Any) -> None:
-        super().__init__()
-        self.parts = [TensorDataset(*map(torch.from_numpy, part)) for part in (train, test)]
-
-    def train_dataloader(self) -> Any:
-        return DataLoader(self.parts[0], batch_size=50, collate_fn=lambda rows: default_collate([r[:2] for r in rows]))
-
-    def test_dataloader(self) -> Any:
-        return DataLoader(self.parts[1], batch_size=50, collate_fn=lambda rows: default_collate([r[:2] for r in rows]))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("executor", ["sequential", "vectorized"])
-@pytest.mark.parametrize("kind", ["Table", "ArrayFile", "Wrapped", "ClientArrays"])
-def test_the_others_send_the_same_whatever_one_client_holds(kind: str, executor: str, tmp_path: Path) -> None:
-    found: dict[tuple[str, str], dict[int, list[float]]] = {}
-    for method, other in product(METHODS, ("", "replaced", "more")):
-        folder, watch = tmp_path / method / other, Watch()
-        data = neighbours(kind, folder / "data", other)
-        torch.manual_seed(0)
-        fit(
-            folder, model(data), data=data, algorithm=METHODS[method](), max_rounds=1, callbacks=[watch],
-            executor=executor, evaluate_every=0, enable_checkpointing=False, **private(0.5, 1.0),
-        )  # fmt: skip
-        found[method, other] = watch.sent
-    for (method, other), sent in found.items():
-        plain = found[method, ""]
-        assert sent.keys() == plain.keys() == {0, 1, 2, 3}
-        assert not other or sent[REPLACED] != plain[REPLACED], method
-        for client in {1, 2, 3}:
-            if executor == "sequential" or other == "replaced":
-                assert sent[client] == plain[client], (method, other)
-            else:  # a group is padded to its largest client, which rounds differently: see the page on privacy
-                assert sent[client] == pytest.approx(plain[client], rel=0, abs=1e-6), (method, other)
 
 
 def test_a_class_that_the_setting_does_not_name_is_refused(tmp_path: Path) -> None:

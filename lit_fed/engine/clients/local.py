@@ -21,7 +21,7 @@ import torch
 from lightning import Callback, Fabric, LightningModule
 from lightning.fabric.plugins.precision import MixedPrecision, Precision
 from lightning.fabric.strategies.strategy import Strategy
-from lightning.fabric.utilities.rank_zero import WarningCache
+from lightning_utilities.core.rank_zero import WarningCache
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 from torchmetrics import Metric
@@ -101,7 +101,7 @@ class LocalLoop:
         # DDP must see the call; without DDP, the objective's own method saves the wrapper's cost on every batch.
         self.training_step: Callable[..., Any] = (wrapped if workers.data_parallel else self.objective).training_step
         self.trainer = TaskTrainer(fabric, max_rounds, datamodule, gradients, workers.data_parallel)
-        self.watchers = list(callbacks)
+        self.watchers: list[Callback] = list(callbacks)
         self.trainer.callbacks = self.watchers
         self.trainer.model, self.trainer.call = self.objective, self.call
         self.state.trainer = self.trainer

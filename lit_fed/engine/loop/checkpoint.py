@@ -380,7 +380,8 @@ def _named(run: Run) -> Iterator[tuple[str, Callback | LightningCallback]]:
     """
     count: Counter[str] = Counter()
     watchers = next(iter(run.federation.loops.values())).watchers
-    for callback in (*run.callbacks, *watchers):
+    callbacks: list[Callback | LightningCallback] = [*run.callbacks, *watchers]
+    for callback in callbacks:
         name = type(callback).__name__
         count[name] += 1
         yield name if count[name] == 1 else f"{name}.{count[name]}", callback
