@@ -55,6 +55,8 @@ class Identity(Callback):
     Whose key may claim a client is the key file's word, today's: a replaced key needs no new run.
     """
 
+    tells_of_clients = True
+
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
         self.known: dict[int, ClientReport] = {}

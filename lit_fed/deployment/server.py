@@ -19,7 +19,7 @@ from lit_fed.deployment.heard import kept
 from lit_fed.deployment.roster import Gathering, Identity, Roster
 from lit_fed.deployment.wire import MOST_BYTES, Message
 from lit_fed.engine.clients.session import Session
-from lit_fed.engine.loop.checkpoint import read_checkpoint
+from lit_fed.engine.loop.checkpoint import callback_states, read_checkpoint
 from lit_fed.engine.loop.run import Run
 from lit_fed.engine.loop.runs import checkpoint_to_continue
 from lit_fed.engine.wire.payload import Payload
@@ -120,7 +120,7 @@ def federate(
 
 def _learn(identity: Identity, checkpoint: Path) -> None:
     """Take the clients' reports from a checkpoint; one of a simulation has none."""
-    saved = read_checkpoint(checkpoint)["callbacks"].get(Identity.__name__)
+    saved = callback_states(read_checkpoint(checkpoint), checkpoint).get(Identity.__name__)
     try:
         if saved is not None:
             identity.load_state_dict(saved)

@@ -18,9 +18,11 @@ from lit_fed.deployment.node import Node
 from lit_fed.deployment.roster import Gathering
 from lit_fed.deployment.server import federate
 from lit_fed.deployment.wire import PROTOCOL, Message, decode, encode
+from lit_fed.engine.loop.checkpoint import callback_states, read_checkpoint
 from lit_fed.errors import ClientFailure, ConfigError, NobodyLeft
-from lit_fed.methods import Scaffold
+from lit_fed.methods import FedAvg, Scaffold
 from lit_fed.participation import UniformParticipation
+from lit_fed.privacy import ClientLevel
 from tests.deployment.support import KeyedGrid, Make, Parts, deploy, nodes_of, simulate, small
 from tests.support import Points, Unlucky, Wanderer, Wandering, assert_same, rows, trainer, weights
 
@@ -417,3 +419,22 @@ def test_one_clients_odd_metric_does_not_decide_a_mean(tmp_path: Path, value: fl
     assert made.metrics["clients/loss_mean"] == mean
     assert ("clients/loss_missing" in made.metrics) == (value != value)
     assert (made.log_dir / "checkpoints" / "best.ckpt").is_file()
+
+
+def test_a_private_federations_checkpoint_holds_no_clients_report(tmp_path: Path) -> None:
+    """The reports lie beside the clients' states, and a server that was started again still holds nodes to them."""
+    pytest.importorskip("dp_accounting")
+
+    def make(rounds: int, data: Any = Points) -> Make:
+        key = {"privacy": ClientLevel(0.5, 1.0, delta=0.01, key_file=str(tmp_path / "run.key"))}
+        settings = {**key, "max_rounds": rounds, "on_client_failure": "skip"}
+        return small(data=data, algorithm=lambda: FedAvg(weighting="uniform"), **settings)
+
+    made = deploy(make(2), tmp_path, [[0], [1]])
+    path = made.log_dir / "checkpoints" / "last.ckpt"
+    content = read_checkpoint(path)
+    assert "Identity" not in content["callbacks"]
+    assert callback_states(content, path)["Identity"]["known"]["1"]["samples"] == 3
+    assert deploy(make(3), tmp_path, [[0], [1]], ckpt_path="last").run.next_round == 3
+    with pytest.raises(ConfigError, match="client 0 has different data than before"):
+        deploy(make(4, Other), tmp_path, [[0], [1]], ckpt_path="last", gathering=Gathering(0.3))

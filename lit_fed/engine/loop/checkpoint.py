@@ -121,6 +121,12 @@ def apart_of(content: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
     return apart
 
 
+def callback_states(content: Mapping[str, Any], path: Path) -> dict[str, dict[str, Any]]:
+    """The callbacks' states of a checkpoint, also those that a private run keeps apart; raises as `apart_of`."""
+    states: dict[str, dict[str, Any]] = content["callbacks"] | apart_of(content, path).get("callbacks", {})
+    return states
+
+
 def apart_file(folder: Path, seal: str) -> Path:
     """The file of a private run's entries that are kept apart from its checkpoint in a folder."""
     return folder / "clients" / f"{seal}.apart"
@@ -229,9 +235,13 @@ def save_checkpoint(run: Run, path: Path) -> str | None:
 def _save(run: Run, path: Path) -> str | None:
     content = snapshot(run)
     apart = {key: content[key] for key in _APART}
+    telling = {name for name, callback in _named(run) if getattr(callback, "tells_of_clients", False)}
     told = (path.name, content["round_idx"], apart["partition"], apart["data"], apart["clients"].numpy().tobytes())
     seal = run.federation.wrappers.seal(repr(one).encode() for one in told)
     if seal is not None:
+        states = content["callbacks"]
+        apart["callbacks"] = {name: states[name] for name in telling}
+        content["callbacks"] = {name: state for name, state in states.items() if name not in telling}
         write_atomically(apart, apart_file(path.parent, seal))  # first: a checkpoint never lacks it
         content = {key: entry for key, entry in content.items() if key not in _APART} | {"apart": seal}
     write_atomically(content, path)
@@ -271,6 +281,7 @@ def restore(run: Run, path: Path, trains: bool = True) -> None:
         before = _made_of(content["method"], content["tasks"])
         raise CheckpointError(f"{path} was saved by {before} and does not fit {now}: {odd}")
     index: dict[str, Version] = {}
+    states = content["callbacks"]
     if trains or "apart" not in content or apart_file(path.parent, content["apart"]).is_file():
         apart = apart_of(content, path)
         if apart["partition"] != federation.data.partition_sha256():
@@ -282,7 +293,7 @@ def restore(run: Run, path: Path, trains: bool = True) -> None:
                 f"{path} comes from a run on other data, whose labels or inputs have changed; use it with the data "
                 "that it was trained on"
             )
-        index = read_table(apart["clients"])
+        index, states = read_table(apart["clients"]), callback_states(content, path)
     server = _placed(content["server"], federation.server, run.fabric.device)
     federation.server.clear()
     federation.server.update(server)
@@ -290,7 +301,7 @@ def restore(run: Run, path: Path, trains: bool = True) -> None:
         for name in saved[kind].keys() & model.initial.keys():  # no client begins with the other tensors
             model.initial[name].copy_(saved[kind][name])
     federation.store.load_state_dict(index, content["round_idx"])
-    _load_callbacks(run, content["callbacks"], path)
+    _load_callbacks(run, states, path)
     run.start_round = run.next_round = content["round_idx"]
     run.metrics = content["metrics"]
     federation.executor.load_state_dict(content.get("executor", {}))

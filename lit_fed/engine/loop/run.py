@@ -157,6 +157,9 @@ class Callback:
     keeps_checkpoints = False
     """Whether the callback writes checkpoints, and so decides which client states are still needed."""
 
+    tells_of_clients = False
+    """Whether its state tells of clients' data, which a private run keeps beside the clients' states."""
+
     def listens(self, hook: str) -> bool:
         """Whether the callback overrides a hook."""
         return getattr(type(self), hook) is not getattr(Callback, hook)
