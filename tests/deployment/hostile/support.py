@@ -8,7 +8,7 @@ import secrets
 import socket
 import ssl
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -60,21 +60,29 @@ def connected(keys: Path, address: str, name: str = "node_0", key: str | None = 
     return context.wrap_socket(socket.create_connection((host, int(port)), timeout=10), server_hostname=host)
 
 
-def sent_until_closed(line: socket.socket, frame: bytes, most: int) -> int:
-    """How many bytes of repeated frames a peer takes before it closes the connection."""
-    sent, block = 0, frame * max(2**14 // len(frame), 1)
-    line.settimeout(2.0)
+def sent_until_closed(line: ssl.SSLSocket, frame: Callable[[int], bytes], most: int) -> int:
+    """How many bytes of frames, made by their place, a peer takes before it closes the connection."""
+    sent, place = 0, 0
     with suppress(OSError):
         while sent < most:
+            block = b""
+            while len(block) < 2**14:
+                block += frame(place)
+                place += 1
+            line.settimeout(2.0)
             line.sendall(block)
             sent += len(block)
             line.setblocking(False)
-            with suppress(ssl.SSLWantReadError, BlockingIOError):
+            with suppress(ssl.SSLWantReadError):
                 while True:
                     if not line.recv(2**16):
                         return sent
-            line.settimeout(2.0)
     return sent
+
+
+def resident() -> int:
+    """Bytes of memory that this process uses."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 class Keyed:
