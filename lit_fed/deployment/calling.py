@@ -183,7 +183,8 @@ class Line:
         if code not in _REFUSED:
             if not self._met:  # it may be the wrong server, for which retrying is futile
                 self.security.greet(self.address, self.proxy)
-            self._waiting.note(_reason(details) if code is grpc.StatusCode.UNAVAILABLE else details)
+            why = _reason(details) if code is grpc.StatusCode.UNAVAILABLE else details
+            self._waiting.note(why if self.proxy is None else f"{why} (by way of --proxy)")
             return
         if code is grpc.StatusCode.UNIMPLEMENTED:
             details = "the program at this address is not a federation server; correct --server"
@@ -270,5 +271,5 @@ def _reason(details: str) -> str:
     if "timeout" in text or "timed out" in text or "deadline" in text:
         return "it does not answer; check the network and firewalls"
     if "proxy" in text or "connect response" in text:
-        return f"the proxy does not connect; check --proxy ({details})"
+        return f"the proxy does not connect ({details})"
     return "the connection was closed; the server stopped or rejects this node's certificate, or the network failed"

@@ -36,6 +36,7 @@ class NodeKeys(Mapping[str, frozenset[int]]):
         self.path, self.revoked, self.say = Path(path), None if revoked is None else Path(revoked), say
         self._files = [self.path, *([] if self.revoked is None else [self.revoked])]
         self._looked = time.monotonic()
+        self._seen: list[tuple[int, int, int] | None] = []
         self._clients = self._read()
 
     def refresh(self) -> None:
@@ -54,7 +55,7 @@ class NodeKeys(Mapping[str, frozenset[int]]):
             self.say(f"read {self.path} again: {len(self._clients)} keys are accepted")
 
     def _stamps(self) -> list[tuple[int, int, int] | None]:
-        found = []
+        found: list[tuple[int, int, int] | None] = []
         for path in self._files:
             try:
                 stat = path.stat()

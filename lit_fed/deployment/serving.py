@@ -143,7 +143,7 @@ class RpcGrid:
         """End a node's open stream."""
         if (end := peer.end) is not None:
             peer.end = None
-            self.loop.call_soon_threadsafe(lambda: end.done() or end.set_result(why))
+            self.loop.call_soon_threadsafe(_resolve, end, why)
 
     def _fail(self, message_id: int, why: str) -> None:
         self._replies[str(message_id)] = Reply(str(message_id), b"", why)
@@ -166,19 +166,21 @@ class RpcGrid:
             await context.abort(error.code, error.why)
             raise
         await context.send_initial_metadata((("session", str(peer.number)),))
-        both = [asyncio.ensure_future(one) for one in (self._send(peer, outbox, context), self._receive(peer, context))]
+        sending = asyncio.ensure_future(self._send(peer, outbox, context))
+        receiving = asyncio.ensure_future(self._receive(peer, context))
         try:
-            await asyncio.wait([*both, end], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((sending, receiving, end), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for one in both:
+            for one in (sending, receiving):
+                one.add_done_callback(lambda task: task.cancelled() or task.exception())  # asyncio prints an unseen one
                 one.cancel()
             with self._lock:
                 if peer.end is end:
                     peer.end, peer.left = None, time.monotonic()
         if end.done():
             await context.abort(grpc.StatusCode.ABORTED, end.result())
-        if both[1].done() and isinstance(error := both[1].exception(), WireError):
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        if receiving.done() and isinstance(odd := receiving.exception(), WireError):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(odd))
 
     def _admit(self, context: Any) -> tuple[Peer, asyncio.Future[str], deque[tuple[int, bytes]]]:
         """Authenticate a node; return it, the future that ends its stream, and the stream's outbox; raise `Refused`."""
@@ -241,6 +243,11 @@ class RpcGrid:
 
 
 _GOODBYE = next(frames(GOODBYE, b""))
+
+
+def _resolve(end: asyncio.Future[str], why: str) -> None:
+    if not end.done():
+        end.set_result(why)
 
 
 @contextmanager

@@ -45,7 +45,7 @@ def _text(word: bytes) -> bytes:
 
 def request(boot: str = "", path: str = f"/{SERVICE}/{METHOD}") -> bytes:
     """The headers that open a stream."""
-    found = {":method": "POST", ":scheme": "https", ":path": path, ":authority": "x", "te": "trailers"}
+    found = {":method": "POST", ":scheme": "https", ":path": path, ":authority": "x"}
     found |= {"content-type": "application/grpc", "boot": boot or secrets.token_hex(16)}
     return b"".join(header(name, value) for name, value in found.items())
 
